@@ -1,0 +1,53 @@
+# Two commands need nothing set up but Python >= 3.11 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+READY := $(VENV)/.ready-$(VERSION)
+# A cluster that make starts is private to this machine and ends with the command.
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: help env demo test lint format bench lock clean
+
+help:
+	@echo "make demo    set up and show the whole way: array -> MPI ranks -> result"
+	@echo "make test    set up and run all tests      (PYTHON=python3.12 to choose another)"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   measure against the limits and peers, write benchmarks/README.md's tables"
+	@echo "make env     only set up $(VENV)"
+
+env: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --build-constraint constraints.txt --editable '.[all]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/alchemist demo
+
+test: $(READY)
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+lock: $(READY)
+	printf '%s\n' uv hatchling | cat - > $(VENV)/extra.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --all-extras --upgrade pyproject.toml $(VENV)/extra.in --output-file constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

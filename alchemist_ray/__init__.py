@@ -1,0 +1,9 @@
+"""Alchemist on Ray: MPI libraries behind Python, with data that is already in Ray."""
+
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.handles import Handle
+from alchemist_ray.session import AlchemistSession, WorkerInfo
+
+__version__ = "0.1.0"
+
+__all__ = ["AlchemistError", "AlchemistSession", "Handle", "WorkerInfo", "__version__"]

@@ -1,0 +1,158 @@
+"""The agent: one standing actor per node, doing on its node what others must not do from afar.
+
+It keeps the zygote from which ranks are forked, and it sends the blocks that
+lie in its node's object store. Gangs outlive it: their life line is the
+GroupManager, not the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+import ray
+
+from alchemist_ray import blocks
+from alchemist_ray.errors import LaunchError
+from mpi_workers.specs import ProxySpec
+
+ZYGOTE_TIMEOUT_S = 60.0
+# What a job manager or an outer MPI left in the environment would confuse the ranks' MPI.
+FOREIGN = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "RAY_", "MPI_LOCAL")
+
+
+def rank_environment() -> dict[str, str]:
+    """The environment for the MPI side: ours, less other launchers' and Ray's variables."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"  # a threaded BLAS must not fork
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+class Zygote:
+    """The agent's end of the zygote process."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mpi_workers", "zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=rank_environment(),
+                start_new_session=True,
+            )
+        self._changed = threading.Condition()
+        self._warm = False
+        self._dead = False
+        self._gangs: dict[str, int] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._dead and self.process.poll() is None
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError), self._ours.makefile() as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._changed:
+                    match message["event"]:
+                        case "warm":
+                            self._warm = True
+                        case "forked":
+                            self._gangs[message["gang"]] = message["pid"]
+                        case "gone":
+                            self._gangs.pop(message["gang"], None)
+                    self._changed.notify_all()
+        with self._changed:
+            self._dead = True
+            self._changed.notify_all()
+        self.process.wait()
+
+    def wait_warm(self) -> None:
+        """Wait until it can fork. Raises `LaunchError`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._warm or self._dead, ZYGOTE_TIMEOUT_S):
+                self.process.kill()
+                raise LaunchError(
+                    f"the warm process on {os.uname().nodename} was not ready in "
+                    f"{ZYGOTE_TIMEOUT_S:.0f} s: importing NumPy and mpi4py hangs there"
+                )
+            if not self._warm:
+                raise LaunchError(
+                    f"the warm process on {os.uname().nodename} ended at once (exit code "
+                    f"{self.process.poll()}): are numpy, scipy, mpi4py and mpich installed there? "
+                    "Its output is in the Ray worker's log"
+                )
+
+    def fork(self, spec: ProxySpec) -> int:
+        """Fork a gang's proxy on this node; its pid. Raises `LaunchError`."""
+        self.wait_warm()
+        with contextlib.suppress(OSError):
+            self._ours.sendall((json.dumps(asdict(spec)) + "\n").encode())
+        with self._changed:
+            self._changed.wait_for(lambda: spec.gang in self._gangs or self._dead, 10.0)
+            if spec.gang not in self._gangs:
+                raise LaunchError(f"the warm process on {os.uname().nodename} did not fork")
+            return self._gangs[spec.gang]
+
+    def wait_gone(self, gang: str, timeout_s: float) -> bool:
+        """Wait until a gang's proxy has ended here; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: gang not in self._gangs, timeout_s)
+
+
+class Agent:
+    """Actor: see the module. Threaded, so that sending does not hold up launching."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._zygote = Zygote()
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until ranks can be forked at once; facts about the node."""
+        self._live_zygote().wait_warm()
+        return {
+            "ip": ray.util.get_node_ip_address(),
+            "hostname": os.uname().nodename,
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        }
+
+    def _live_zygote(self) -> Zygote:
+        with self._lock:
+            if not self._zygote.alive:
+                self._zygote = Zygote()
+            return self._zygote
+
+    def launch(self, spec: ProxySpec) -> int:
+        """Start a gang's part on this node; the proxy's pid."""
+        return self._live_zygote().fork(spec)
+
+    def wait_gone(self, gang: str, timeout_s: float) -> bool:
+        """Wait until nothing of a gang runs on this node; whether that is so."""
+        blocks.forget(gang)
+        return self._zygote.wait_gone(gang, timeout_s)
+
+    def run(self, job: blocks.LookJob | blocks.SendJob, refs: list[Any]) -> Any:
+        """Look at, or send, this node's blocks of a matrix."""
+        return job.run(refs)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the agent and its zygote, for whoever looks after the node."""
+        return {"agent": os.getpid(), "zygote": self._zygote.process.pid}
+
+    def stop(self) -> None:
+        """End the zygote, once its gangs have ended."""
+        with contextlib.suppress(OSError):
+            self._zygote._ours.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._zygote.process.wait(5)

@@ -1,0 +1,65 @@
+"""What an agent does with the blocks that lie on its node: look at them, send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from mpi_workers.client import Doors, Ranks, RankTimes, Target, Writer
+
+Origin = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LookJob:
+    """Tells the shape and dtype of each block; runs in the agent of the node that holds them."""
+
+    def run(self, blocks: Sequence[ray.ObjectRef]) -> list[tuple[tuple[int, ...], str]]:
+        found = []
+        for ref in blocks:
+            block = np.asarray(ray.get(ref))
+            found.append((block.shape, block.dtype.str if block.dtype.kind != "O" else "object"))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SendJob:
+    """Sends blocks to the ranks; runs in the agent of the node that holds them."""
+
+    gang: str
+    doors: Doors
+    target: Target
+    origins: tuple[Origin, ...]
+
+    def run(self, blocks: Sequence[ray.ObjectRef]) -> dict[int, RankTimes]:
+        ranks = _ranks_of(self.gang, self.doors)
+        with Writer(ranks, self.target) as writer:
+            for ref, origin in zip(blocks, self.origins, strict=True):
+                writer.write_block(_as_matrix(np.asarray(ray.get(ref))), origin)
+        return writer.times
+
+
+# The agent's warm connections and mappings, for the gangs that have ranks on its node.
+_warm: dict[str, Ranks] = {}
+
+
+def _ranks_of(gang: str, doors: Doors) -> Ranks:
+    found = _warm.get(gang)
+    if found is None or found.doors != doors:
+        found = _warm[gang] = Ranks(doors)
+    return found
+
+
+def forget(gang: str) -> None:
+    """Close what this process keeps warm for a gang that has ended."""
+    ranks = _warm.pop(gang, None)
+    if ranks is not None:
+        ranks.close()
+
+
+def _as_matrix(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return block[:, np.newaxis] if block.ndim == 1 else block

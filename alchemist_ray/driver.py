@@ -1,0 +1,127 @@
+"""The Driver: one actor per cluster, who knows every node's agent and every gang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from alchemist_ray.agent import Agent
+from alchemist_ray.errors import LaunchError
+
+NAMESPACE = "alchemist"
+DRIVER_NAME = "alchemist-driver"
+AGENT_TIMEOUT_S = 60.0
+PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
+
+
+def group_name(gang: str) -> str:
+    """The Ray name of a gang's GroupManager."""
+    return f"alchemist-group-{gang}"
+
+
+class Driver:
+    """Actor: see the module."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, ActorHandle] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._groups: dict[str, dict[str, Any]] = {}
+
+    async def agents(self, node_ids: list[str]) -> list[tuple[ActorHandle, dict[str, Any]]]:
+        """The standing agents of these nodes, warm, each with facts about its node.
+
+        Raises
+        ------
+        LaunchError
+            If an agent does not come up in time.
+        """
+        return list(await asyncio.gather(*(self._agent(node_id) for node_id in node_ids)))
+
+    async def _agent(self, node_id: str) -> tuple[ActorHandle, dict[str, Any]]:
+        for attempt in (1, 2):
+            agent = self._agents.get(node_id) or self._start_agent(node_id)
+            try:
+                facts = await asyncio.wait_for(_value(agent.ready.remote()), AGENT_TIMEOUT_S)
+                return agent, facts
+            except (RayActorError, TimeoutError, asyncio.TimeoutError) as error:
+                self._agents.pop(node_id, None)
+                if attempt == 2:
+                    raise LaunchError(
+                        f"the agent of node {node_id[:12]} did not come up in "
+                        f"{AGENT_TIMEOUT_S:.0f} s: {type(error).__name__}. Is the node alive, and "
+                        "is alchemist-on-ray installed on it?"
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def _start_agent(self, node_id: str) -> ActorHandle:
+        options: dict[str, Any] = {
+            "name": f"alchemist-agent-{node_id}",
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_concurrency": 64,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        }
+        agent: ActorHandle = ray.remote(Agent).options(**options).remote()
+        self._agents[node_id] = agent
+        return agent
+
+    async def prewarm(self) -> int:
+        """Start the agents of all nodes of a small cluster; how many are warm."""
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        if len(nodes) > PREWARM_NODES:
+            return 0
+        with contextlib.suppress(LaunchError):
+            return len(await self.agents(nodes))
+        return 0
+
+    def register(self, gang: str, about: dict[str, Any]) -> None:
+        """Note a gang that is ready."""
+        self._groups[gang] = about
+
+    def unregister(self, gang: str) -> None:
+        """Forget a gang that has ended."""
+        self._groups.pop(gang, None)
+
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Every gang of the cluster: size, nodes, session."""
+        for gang in list(self._groups):
+            try:
+                ray.get_actor(group_name(gang), namespace=NAMESPACE)
+            except ValueError:  # its session's program died and Ray ended the manager
+                del self._groups[gang]
+        return dict(self._groups)
+
+    async def stop_agents(self) -> None:
+        """End every node's agent."""
+        agents, self._agents = list(self._agents.values()), {}
+        for agent in agents:
+            with contextlib.suppress(RayActorError, TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(_value(agent.stop.remote()), 10)
+            ray.kill(agent)
+
+
+async def _value(ref: Any) -> Any:
+    return await ref
+
+
+def find_driver() -> ActorHandle:
+    """The cluster's Driver, started if it is not there."""
+    options: dict[str, Any] = {
+        "name": DRIVER_NAME,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+    }
+    driver: ActorHandle = ray.remote(Driver).options(**options).remote()
+    return driver

@@ -1,0 +1,74 @@
+"""What a user sees while waiting: progress bars and the table of transfer times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from mpi_workers.client import Progress, RankTimes
+
+QUIET_S = 1.0  # what takes less shows no bar
+
+
+@contextmanager
+def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progress]:
+    """A bar in bytes. `wanted` None: only on a terminal, and only after a second."""
+    with tqdm(
+        total=nbytes,
+        desc=what,
+        unit="B",
+        unit_scale=True,
+        delay=0.0 if wanted else QUIET_S,
+        disable=None if wanted is None else not wanted,
+        leave=bool(wanted),
+    ) as bar:
+        yield lambda n: None if bar.update(n) is None else None
+
+
+@contextmanager
+def routine_bar(what: str, wanted: bool | None) -> Iterator[object]:
+    """A bar in percent, driven by a routine's own `ctx.progress`."""
+    with tqdm(
+        total=100,
+        desc=what,
+        unit="%",
+        delay=0.0 if wanted else QUIET_S,
+        disable=None if wanted is None else not wanted,
+        leave=bool(wanted),
+        bar_format="{l_bar}{bar}| {elapsed} {postfix}",
+    ) as bar:
+
+        def tell(fraction: float, text: str) -> None:
+            bar.set_postfix_str(text, refresh=False)
+            bar.update(100 * min(1.0, max(0.0, fraction)) - bar.n)
+
+        yield tell
+
+
+def times_table(times: dict[int, RankTimes], *, sending: bool) -> str:
+    """The paper's "Data transfer times breakdown", a line per worker and their totals.
+
+    Seconds. Through shared memory there is one copy, shown as send (or receive);
+    the streams between nodes show all four.
+    """
+    title = f"Data transfer times breakdown ({'send' if sending else 'fetch'}, seconds)"
+    head = (
+        f"{'worker':>7} {'route':<14} {'MB':>9} {'serialize':>10} {'send':>10} {'receive':>10} "
+        f"{'deserialize':>12}"
+    )
+    lines = [title, head, "-" * len(head)]
+    total = RankTimes(-1, "")
+    for rank in sorted(times):
+        total.add(times[rank])
+        lines.append(_line(str(rank), times[rank]))
+    lines += ["-" * len(head), _line("all", total)]
+    return "\n".join(lines)
+
+
+def _line(name: str, t: RankTimes) -> str:
+    return (
+        f"{name:>7} {t.route:<14} {t.nbytes / 1e6:>9.2f} {t.serialize_s:>10.4f} {t.send_s:>10.4f} "
+        f"{t.receive_s:>10.4f} {t.deserialize_s:>12.4f}"
+    )

@@ -1,0 +1,247 @@
+"""The GroupManager: one actor per gang. It reserves, launches, watches, and ends.
+
+The session that asked for the gang owns this actor, so Ray ends it when the
+user's program dies; the gang's proxies notice at once and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from alchemist_ray.dispatch import Dispatcher
+from alchemist_ray.driver import find_driver
+from alchemist_ray.errors import (
+    AlchemistError,
+    GroupFailedError,
+    LaunchError,
+    SessionError,
+    from_failure,
+)
+from alchemist_ray.launch import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.placement import Reservation, reserve
+from mpi_workers.failures import Failure
+from mpi_workers.housekeeping import PrivateFolder
+from mpi_workers.wire import Body
+
+T = TypeVar("T")
+END_TIMEOUT_S = 5.0
+KEEP_SHARE = 4  # a quarter of a node's memory may be kept warm for reuse
+
+
+@dataclass(frozen=True, slots=True)
+class GangRequest:
+    """What a session asks for."""
+
+    workers: int
+    threads: int
+    cpus: float
+    launcher: str
+    start_timeout_s: float
+    inherited: Reservation | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach a gang that is ready."""
+
+    gang: str
+    session: str
+    epoch: int
+    token: str
+    addresses: tuple[str, ...]
+    workers: tuple[dict[str, Any], ...]
+
+
+class GroupManager:
+    """Actor: see the module. All its state is on one event loop."""
+
+    def __init__(self, gang: str, session: str) -> None:
+        self._gang = gang
+        self._session = session
+        self._dispatcher: Dispatcher | None = None
+        self._endpoint: Endpoint | None = None
+        self._reservation: Reservation | None = None
+        self._agents: list[ActorHandle] = []
+        self._folder: PrivateFolder | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._run_name = gang
+        self._stage = ""
+
+    async def launch(self, request: GangRequest) -> Endpoint:
+        """Start the ranks and wait until all have checked in.
+
+        Raises
+        ------
+        ResourceError, LaunchError
+            In time; nothing of the gang is left then.
+        """
+        if self._ending is not None:
+            await self._ending
+            self._ending = None
+        if self._dispatcher is not None:
+            self._dispatcher.close(SessionError("the session has started another gang"))
+        deadline = time.monotonic() + request.start_timeout_s
+        try:
+            return await self._launch(request, deadline)
+        except AlchemistError:
+            await self._release()
+            raise
+        except (TimeoutError, asyncio.TimeoutError):
+            stage = self._stage
+            await self._release()
+            raise LaunchError(
+                f"{request.workers} workers did not start in {request.start_timeout_s:.0f} s: "
+                f"still {stage}. What had started was ended. A longer start_timeout_s gives "
+                "slow nodes more time"
+            ) from None
+        except (RayError, OSError) as error:
+            await self._release()
+            raise LaunchError(f"the gang did not start: {error}") from error
+
+    async def _launch(self, request: GangRequest, deadline: float) -> Endpoint:
+        def left() -> float:
+            return max(0.1, deadline - time.monotonic())
+
+        self._stage = "waiting for CPUs"
+        self._reservation = request.inherited or await _in_thread(
+            reserve, request.workers, request.cpus, request.start_timeout_s
+        )
+        self._stage = "waiting for the nodes' agents"
+        nodes = self._reservation.nodes
+        found = await asyncio.wait_for(
+            _value(find_driver().agents.remote([node for node, _ in nodes])), left()
+        )
+        self._agents = [agent for agent, _ in found]
+        facts = [about for _, about in found]
+        token = secrets.token_hex(32)
+        self._run_name = f"{self._gang}.{request.epoch}"
+        dispatcher = Dispatcher(
+            len(nodes), request.workers, token, self._on_failure, self._on_orphaned
+        )
+        self._dispatcher = dispatcher
+        self._folder = PrivateFolder(f"{self._run_name}-manager")
+        await dispatcher.listen(ray.util.get_node_ip_address(), self._folder.socket("manager"))
+        plan = GangPlan(
+            gang=self._run_name,
+            nodes=tuple(
+                NodePlan(node, about["ip"], ranks)
+                for (node, ranks), about in zip(nodes, facts, strict=True)
+            ),
+            threads=request.threads,
+            token=token,
+            manager=tuple(dispatcher.addresses),
+            keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
+        )
+        self._stage = "starting processes"
+        specs = LAUNCHERS[request.launcher]().specs(plan)
+        starting = [
+            _value(agent.launch.remote(spec))
+            for agent, spec in zip(self._agents, specs, strict=True)
+        ]
+        await asyncio.wait_for(asyncio.gather(*starting), left())
+        self._stage = "initialising MPI (ranks have not all checked in)"
+        await asyncio.wait_for(dispatcher.ready, left())
+        node_ids = [node for node, _ in nodes]
+        self._endpoint = Endpoint(
+            gang=self._gang,
+            session=self._session,
+            epoch=request.epoch,
+            token=token,
+            addresses=tuple(dispatcher.addresses),
+            workers=tuple(
+                {**about, "node_id": node_ids[about["node"]], "ip": plan.nodes[about["node"]].ip}
+                for _, about in sorted(dispatcher.ranks.items())
+            ),
+        )
+        find_driver().register.remote(
+            self._gang,
+            {"session": self._session, "workers": request.workers, "nodes": node_ids},
+        )
+        return self._endpoint
+
+    async def endpoint(self) -> Endpoint:
+        """How to reach the gang. Raises what ended it, or SessionError if there is none."""
+        if self._dispatcher is not None and self._dispatcher.failure is not None:
+            raise self._dispatcher.failure
+        if self._endpoint is None:
+            raise SessionError("the session has no workers: request_workers(n) starts a gang")
+        return self._endpoint
+
+    async def command(self, epoch: int, body: Body) -> Body:
+        """The Ray door to the dispatcher; the socket is the other. Raises the tree's errors."""
+        endpoint = await self.endpoint()
+        if epoch != endpoint.epoch or self._dispatcher is None:
+            raise GroupFailedError("that gang is gone; its session has started another one")
+        try:
+            return await self._dispatcher.submit(body)
+        except Failure as failure:
+            raise from_failure(failure) from None
+
+    async def call(self, epoch: int, body: Body) -> Any:
+        """A routine call whose result is what the user gets: values and handles."""
+        from alchemist_ray.libraries import results_of  # noqa: PLC0415
+
+        endpoint = await self.endpoint()
+        reply = await self.command(epoch, body)
+        return results_of(reply, endpoint)
+
+    async def end(self) -> None:
+        """End the ranks in good order and give the CPUs back."""
+        if self._dispatcher is not None and self._dispatcher.failure is None:
+            await self._dispatcher.shutdown(END_TIMEOUT_S)
+        await self._release()
+
+    # --- the ways a gang is lost ---
+
+    def _on_failure(self, error: AlchemistError) -> None:
+        if self._endpoint is not None:  # else launch() is still there to clean up
+            self._ending = asyncio.get_running_loop().create_task(self._release(keep_failure=True))
+
+    def _on_orphaned(self) -> None:
+        """The owner's program is gone, and soon this actor will be: end what it owned."""
+        if self._dispatcher is not None:
+            self._dispatcher.fail(GroupFailedError("the program that owned the gang is gone"))
+
+    async def _release(self, *, keep_failure: bool = False) -> None:
+        """Close every door, see that every node is clean, give the CPUs back."""
+        dispatcher, reservation = self._dispatcher, self._reservation
+        agents, self._agents = self._agents, []
+        self._endpoint = self._reservation = None
+        if dispatcher is not None and not keep_failure:
+            dispatcher.close(SessionError("the session has given its workers back"))
+            self._dispatcher = None
+        gone = [
+            _value(agent.wait_gone.remote(self._run_name, END_TIMEOUT_S)) for agent in agents
+        ]
+        with contextlib.suppress(RayError, TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(
+                asyncio.gather(*gone, return_exceptions=True), END_TIMEOUT_S + 1
+            )
+        if reservation is not None:
+            with contextlib.suppress(RayError):
+                await _in_thread(reservation.release)
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+        find_driver().unregister.remote(self._gang)
+
+
+async def _value(ref: Any) -> Any:
+    return await ref
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, functools.partial(function, *args))

@@ -1,0 +1,162 @@
+"""A loaded library on the client: real methods, built from what the library says of itself."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.errors import LibraryError, NoSuchRoutineError, from_failure
+from alchemist_ray.events import routine_bar
+from alchemist_ray.gang import GangClient
+from alchemist_ray.group import Endpoint
+from alchemist_ray.handles import Handle
+from mpi_workers.failures import Failure
+from mpi_workers.signature import MATRIX, REQUIRED, Signature
+from mpi_workers.wire import Body
+
+_PYTHON = {
+    MATRIX: Handle, "int": int, "float": float, "complex": complex, "bool": bool, "string": str,
+}  # fmt: skip
+
+
+def _annotation(kind: str) -> Any:
+    return list[_PYTHON[kind[5:-1]]] if kind.startswith("list[") else _PYTHON[kind]  # type: ignore[misc]
+
+
+def results_of(reply: Body, endpoint: Endpoint) -> Any:
+    """A routine's results as the user gets them: one value, a tuple, or None."""
+    values = tuple(
+        _handle(value["matrix"], endpoint) if isinstance(value, dict) else value
+        for value in reply["values"]
+    )
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else values
+
+
+def _handle(about: list[Any], endpoint: Endpoint) -> Handle:
+    ident, m, n, dtype, layout = about
+    return Handle(
+        id=ident,
+        name=f"matrix{ident}",
+        shape=(m, n),
+        dtype=np.dtype(dtype),
+        layout=layout,
+        session=endpoint.session,
+        gang=endpoint.gang,
+        epoch=endpoint.epoch,
+    )
+
+
+class Routine:
+    """One routine of a library. Calling it runs it on every rank and waits.
+
+    `remote` takes the same arguments, returns a Ray ObjectRef at once, and the
+    results come with `ray.get`.
+    """
+
+    def __init__(self, client: GangClient, library: str, signature: Signature) -> None:
+        self._client = client
+        self._library = library
+        self._routine = signature
+        self.__name__ = signature.name
+        self.__qualname__ = f"{library}.{signature.name}"
+        self.__doc__ = f"{signature}\n\n{signature.doc}"
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(
+                    p.name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=inspect.Parameter.empty if p.default is REQUIRED else p.default,
+                    annotation=_annotation(p.type),
+                )
+                for p in signature.parameters
+            ],
+            return_annotation=tuple(_annotation(r.type) for r in signature.results) or None,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        body = self._bound(args, kwargs)
+        with routine_bar(self.__qualname__, self._client.progress) as tell:
+            reply = self._client.request(body, tell)
+        return results_of(reply, self._client.endpoint)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Start the routine and return a Ray ObjectRef of what calling it would return."""
+        body = self._bound(args, kwargs)
+        return self._client.manager.call.remote(self._client.endpoint.epoch, body)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
+        def matrix(value: Any) -> dict[str, int]:
+            if isinstance(value, Handle):
+                return {"matrix": self._client.check(value).id}
+            hint = ": send it first, with send_matrix" if isinstance(value, np.ndarray) else ""
+            raise TypeError(f"{type(value).__name__}{hint}")
+
+        try:
+            arguments = self._routine.bind(args, kwargs, matrix)
+        except Failure as failure:
+            raise from_failure(failure) from None
+        return {
+            "op": "call",
+            "library": self._library,
+            "routine": self._routine.name,
+            "arguments": arguments,
+            "matrices": sum(r.type == MATRIX for r in self._routine.results),
+        }
+
+    def __repr__(self) -> str:
+        return f"<routine {self._library}.{self._routine}>"
+
+
+class Library:
+    """A library that is loaded on a gang; its routines are attributes.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, client: GangClient, described: Body) -> None:
+        self.name: str = described["name"]
+        self.__doc__ = described["doc"]
+        self._routines = {
+            fields["name"]: Routine(client, self.name, Signature.from_map(fields))
+            for fields in described["routines"]
+        }
+
+    def routine(self, name: str) -> Routine:
+        """The routine of that name. Raises `NoSuchRoutineError`, which names what there is."""
+        try:
+            return self._routines[name]
+        except KeyError:
+            raise NoSuchRoutineError(
+                f"library {self.name!r} has no routine {name!r}; it has "
+                + ", ".join(sorted(self._routines))
+            ) from None
+
+    def __getattr__(self, name: str) -> Routine:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.routine(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._routines]
+
+    def __repr__(self) -> str:
+        return f"<library {self.name}: {', '.join(sorted(self._routines))}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li><code>{r._routine}</code></li>" for r in self._routines.values())
+        return f"<b>library {self.name}</b><ul>{rows}</ul>"
+
+
+def named(library: Any) -> str:
+    """The name of a library given as itself or by name."""
+    if isinstance(library, Library):
+        return library.name
+    if isinstance(library, str):
+        return library
+    raise LibraryError(f"{library!r} is not a library: give what load_library returned")

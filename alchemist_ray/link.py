@@ -1,0 +1,128 @@
+"""A client's line to a gang's dispatcher: the socket where it can be reached, else Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
+from alchemist_ray.group import Endpoint
+from mpi_workers import wire
+from mpi_workers.failures import Failure
+from mpi_workers.wire import Body, Kind
+
+OnProgress = Callable[[float, str], None]
+
+
+class Link(Protocol):
+    """Sends commands to a gang and waits for what comes of them."""
+
+    def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
+        """Run a command. Raises the tree's errors."""
+
+    def close(self) -> None:
+        """Say goodbye."""
+
+
+class SocketLink:
+    """The quick door: a round trip costs no Ray call. Thread-safe; one command at a time."""
+
+    def __init__(self, connection: wire.Connection, address: str) -> None:
+        self._connection = connection
+        self._address = address
+        self._lock = threading.Lock()
+        self._ident = 0
+
+    def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
+        with self._lock:
+            self._ident += 1
+            try:
+                self._connection.send(Kind.COMMAND, {**body, "id": self._ident})
+                while True:
+                    frame = self._connection.recv()
+                    answer = frame.body
+                    if frame.kind == Kind.REFUSED:
+                        raise from_failure(Failure.from_map(answer))
+                    if answer.get("id") != self._ident:
+                        continue  # of a command whose wait was broken off
+                    if frame.kind == Kind.EVENT:
+                        if on_progress is not None:
+                            on_progress(answer["fraction"], answer["text"])
+                        continue
+                    if "error" in answer:
+                        raise from_failure(Failure.from_map(answer["error"]))
+                    result: Body = answer["result"]
+                    return result
+            except (wire.WireError, OSError) as error:
+                raise GroupFailedError(
+                    f"the gang's GroupManager at {self._address} is gone, and the gang with it: "
+                    f"{error}. request_workers() starts a new one",
+                    cause="GroupManager gone",
+                ) from error
+
+    def close(self) -> None:
+        try:
+            self._connection.send(Kind.COMMAND, {"op": "goodbye"})
+        except (wire.WireError, OSError):
+            pass  # it went first
+        finally:
+            self._connection.close()
+
+
+class RayLink:
+    """The other door, for a client that the sockets do not reach."""
+
+    def __init__(self, manager: ActorHandle, epoch: int) -> None:
+        self._manager = manager
+        self._epoch = epoch
+
+    def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
+        result: Body = ask(self._manager.command.remote(self._epoch, body))
+        return result
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def ask(ref: Any, timeout_s: float | None = None) -> Any:
+    """`ray.get` that raises the tree's errors instead of Ray's wrappings of them."""
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except RayTaskError as error:
+        if isinstance(error.cause, AlchemistError):
+            raise error.cause from None
+        if isinstance(error.cause, Failure):
+            raise from_failure(error.cause) from None
+        raise
+    except RayActorError as error:
+        raise GroupFailedError(
+            "the gang's GroupManager is gone, and the gang with it. request_workers() starts a "
+            "new one",
+            cause="GroupManager gone",
+        ) from error
+
+
+def open_link(endpoint: Endpoint, manager: ActorHandle, *, owner: bool) -> Link:
+    """A line to the gang. `owner`: the gang ends when this process is gone."""
+    near = [a for a in endpoint.addresses if wire.reachable_here(a)]
+    far = [a for a in endpoint.addresses if a.startswith("tcp:")]
+    for address in (*near, *far):
+        try:
+            connection, _ = wire.connect(
+                address, endpoint.token, {"role": "client", "owner": owner}, timeout_s=3.0
+            )
+            return SocketLink(connection, address)
+        except (OSError, wire.WireError):
+            continue
+        except Failure as failure:
+            raise from_failure(failure) from None
+    return RayLink(manager, endpoint.epoch)
+
+
+def no_workers() -> SessionError:
+    return SessionError("the session has no workers: request_workers(n) starts a gang")

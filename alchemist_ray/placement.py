@@ -1,0 +1,99 @@
+"""Where the ranks of a gang go: a placement group of their own, or the caller's bundle."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from alchemist_ray.errors import ResourceError
+
+PLACEMENTS = ("own", "inherit")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Nodes and how many ranks each takes, in rank order; and what holds the CPUs."""
+
+    nodes: tuple[tuple[str, int], ...]
+    group: PlacementGroup | None = None
+
+    def release(self) -> None:
+        """Give the CPUs back."""
+        if self.group is not None:
+            remove_placement_group(self.group)
+
+
+def check_capacity(workers: int, cpus: float) -> None:
+    """Whether the cluster, empty, could hold so many workers. Raises `ResourceError`."""
+    alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    room = sum(int(total / cpus + 1e-9) for total in alive)
+    if workers > room:
+        raise ResourceError(
+            f"{workers} workers with {cpus:g} CPUs each do not fit: the cluster has "
+            f"{sum(alive):g} CPUs on {len(alive)} node(s), room for {room}. Ask for fewer, add "
+            "nodes, or start Ray with more CPUs (ray.init(num_cpus=...)) if ranks may share cores"
+        )
+
+
+def reserve(workers: int, cpus: float, timeout_s: float) -> Reservation:
+    """A placement group with a bundle per worker, packed on few nodes.
+
+    Raises
+    ------
+    ResourceError
+        If the CPUs do not become free in time; nothing stays reserved.
+    """
+    check_capacity(workers, cpus)
+    group = placement_group([{"CPU": cpus}] * workers, strategy="PACK")
+    try:
+        if not group.wait(timeout_s):
+            free = ray.available_resources().get("CPU", 0.0)
+            raise ResourceError(
+                f"no room for {workers} workers with {cpus:g} CPUs each within {timeout_s:.0f} s: "
+                f"{free:g} CPUs are free, the others are in use. Stop other work or wait for it"
+            )
+        table: dict[str, Any] = ray.util.placement_group_table(group)
+        bundles = table["bundles_to_node_id"]
+        counts = Counter(bundles[index] for index in sorted(bundles))
+        return Reservation(tuple(counts.items()), group)
+    except BaseException:
+        remove_placement_group(group)
+        raise
+
+
+def inherited(workers: int, cpus: float) -> Reservation:
+    """The caller's own bundle: all workers on its node, within the CPUs it was given.
+
+    Raises
+    ------
+    ResourceError
+        Outside a Ray task or actor, or where it has not enough CPUs.
+    """
+    context = ray.get_runtime_context()
+    if context.get_task_id() is None and context.get_actor_id() is None:
+        raise ResourceError(
+            "placement='inherit' puts the workers into the caller's Ray task or actor, and this "
+            "is neither: use placement='own'"
+        )
+    given = context.get_assigned_resources().get("CPU", 0.0)
+    if given + 1e-9 < workers * cpus:
+        raise ResourceError(
+            f"placement='inherit': this task or actor has {given:g} CPUs and {workers} workers "
+            f"need {workers * cpus:g}: give it num_cpus={workers * cpus:g} or more"
+        )
+    return Reservation(((context.get_node_id(), workers),))
+
+
+def wait_released(group: PlacementGroup, timeout_s: float) -> bool:
+    """Wait until a removed group's CPUs are free again; whether they are."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if ray.util.placement_group_table(group).get("state") in (None, "REMOVED"):
+            return True
+        time.sleep(0.01)
+    return False

@@ -1,0 +1,6 @@
+"""The Alchemist-Library Interface: what the author of a library imports."""
+
+from ali.interface import Context, routine
+from mpi_workers.matrix import DistMatrix
+
+__all__ = ["Context", "DistMatrix", "routine"]

@@ -1,0 +1,93 @@
+"""What the routines of `linalg` share: the true shape of a local block, panels, the norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ali.interface import Context
+from mpi_workers.failures import Failure
+from mpi_workers.layout import deals
+from mpi_workers.matrix import DistMatrix
+
+Array = NDArray[Any]
+
+PANEL = 32 << 20  # 32 MiB: large enough for BLAS's full speed, small beside the matrices
+CHUNK = 1 << 20  # 1 MiB: stays in a core's cache between two passes
+
+
+def require(condition: bool, kind: str, message: str) -> None:
+    """Refuse a call, on all ranks alike: nothing that is local to a rank may go in here."""
+    if not condition:
+        raise Failure(kind, message)
+
+
+def block(matrix: DistMatrix) -> Array:
+    """`matrix.local`, with its true shape where it is empty: ``(0, n)`` rather than ``(0, 0)``."""
+    both = deals(matrix.layout, matrix.grid, matrix.rank)
+    if both is None:
+        return matrix.local
+    (row0, row_step), (col0, col_step) = both
+    m, n = matrix.shape
+    rows, cols = range(row0, m, row_step), range(col0, n, col_step)
+    return matrix.local.reshape(len(rows), len(cols), order="F")
+
+
+def dealt(length: int, rank: int, size: int) -> int:
+    """How many of `length` indices `rank` gets of a deal to `size` ranks."""
+    return len(range(rank, length, size))
+
+
+def panel_width(length: int, itemsize: int) -> int:
+    """How many vectors of `length` elements make a panel."""
+    return max(1, PANEL // max(1, length * itemsize))
+
+
+def panels(stop: int, width: int) -> Iterator[slice]:
+    """Cut ``range(stop)`` into half-open slices of `width`."""
+    for start in range(0, stop, width):
+        yield slice(start, min(start + width, stop))
+
+
+def floating(array: Array) -> Array:
+    """The array, integers promoted to float64."""
+    return array.astype(np.float64) if array.dtype.kind == "i" else array
+
+
+def frobenius(ctx: Context, matrix: DistMatrix) -> float:
+    """The Frobenius norm, the same number on every rank. Collective.
+
+    Sums of squares are kept as ``scale**2 * total`` with every term at most 1, as in
+    LAPACK's lassq, so that neither 1e200 overflows nor 1e-200 vanishes.
+    """
+    first = next((g for g in matrix.spread.owners() if ctx.rank in g), (-1,))[0] == ctx.rank
+    scale, total = 0.0, 0.0
+    if first:
+        local = matrix.local.reshape(-1, order="F")
+        if local.dtype.kind == "c":
+            local = local.view(local.real.dtype)
+        for part in panels(local.size, CHUNK // 8):
+            values = np.abs(local[part].astype(np.float64))
+            scale, total = _add_squares(scale, total, values)
+    mine = np.array([scale, total])
+    pairs = np.empty((ctx.size, 2))
+    ctx.comm.Allgather(mine, pairs)
+    top = float(pairs[:, 0].max())
+    if top == 0.0 or not math.isfinite(top):
+        return top
+    return top * math.sqrt(math.fsum(t * (s / top) ** 2 for s, t in pairs.tolist()))
+
+
+def _add_squares(scale: float, total: float, values: Array) -> tuple[float, float]:
+    top = float(values.max())
+    if not (top > 0.0 and math.isfinite(top) and math.isfinite(scale)):
+        return (scale if top <= scale or math.isnan(scale) else top), total
+    if top > scale:
+        total *= (scale / top) ** 2
+        scale = top
+    values /= scale
+    return scale, total + float(values @ values)

@@ -1,0 +1,219 @@
+"""Products of distributed matrices: four ways, and which one moves the least.
+
+The ways differ in what stays where it is:
+
+======== ============ =========== ============ ===================================
+way      A            B           C            words that a rank receives
+======== ============ =========== ============ ===================================
+rows     VC_STAR      gathered    VC_STAR      ``k n``
+cols     gathered     STAR_VC     STAR_VC      ``m k``
+inner    STAR_VC      VC_STAR     VC_STAR      ``m n`` (partial products are summed)
+grid     MC_MR        MC_MR       MC_MR        ``m k / height + k n / width``
+======== ============ =========== ============ ===================================
+
+Whatever is gathered comes in panels of `blocks.PANEL` bytes, never whole.
+
+Sources: Schatz, van de Geijn, Poulson, "Parallel Matrix Multiplication: A
+Systematic Journey", SIAM J. Sci. Comput. 38(6), 2016 (stationary A, B and C);
+van de Geijn, Watts, "SUMMA", Concurrency 9(4), 1997 (`grid`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from ali.blocks import CHUNK, PANEL, Array, block, dealt, panel_width, panels
+from ali.interface import Context
+from mpi_workers.comm import GangComm
+from mpi_workers.layout import Spread
+from mpi_workers.matrix import DistMatrix
+
+TAG = 11
+
+
+def plan(left: Spread, right: Spread) -> str:
+    """The way that makes a rank receive the fewest words, redistribution included.
+
+    Returns
+    -------
+    str
+        ``"rows"``, ``"cols"``, ``"inner"`` or ``"grid"``; the first of them at a tie.
+    """
+    (m, k), n = left.shape, right.shape[1]
+    height, width = left.grid
+    size = height * width
+    others = (size - 1) / size
+
+    def moved(spread: Spread, layout: str) -> float:
+        if spread.layout in (layout, "STAR_STAR"):
+            return 0.0
+        return spread.shape[0] * spread.shape[1] / size
+
+    def gathered(spread: Spread, layout: str) -> float:
+        if spread.layout == "STAR_STAR":
+            return 0.0
+        return moved(spread, layout) + spread.shape[0] * spread.shape[1] * others
+
+    words = {
+        "rows": moved(left, "VC_STAR") + gathered(right, "VC_STAR"),
+        "cols": gathered(left, "STAR_VC") + moved(right, "STAR_VC"),
+        "inner": moved(left, "STAR_VC") + moved(right, "VC_STAR") + m * n * others,
+        "grid": (
+            moved(left, "MC_MR")
+            + moved(right, "MC_MR")
+            + m * k / height * (width - 1) / width
+            + k * n / width * (height - 1) / height
+        ),
+    }
+    return min(words, key=lambda way: words[way])
+
+
+def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMatrix:
+    """``A @ B`` in the layout that its way leaves it in. Collective."""
+    dtype = np.result_type(A.dtype, B.dtype)
+    match way or plan(A.spread, B.spread):
+        case "rows":
+            return _rows(ctx, A, B, dtype)
+        case "cols":
+            return _cols(ctx, A, B, dtype)
+        case "inner":
+            A, B = ctx.to_layout(A, "STAR_VC"), ctx.to_layout(B, "VC_STAR")
+            return inner(ctx, _cast(block(A), dtype), _cast(block(B), dtype))
+        case _:
+            return _grid(ctx, A, B, dtype)
+
+
+def _rows(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
+    whole = B.local if ctx.size == 1 or B.layout == "STAR_STAR" else None
+    if whole is None:
+        B = ctx.to_layout(B, "VC_STAR")
+    A = ctx.to_layout(A, "VC_STAR")
+    C = ctx.empty((A.shape[0], B.shape[1]), dtype)
+    if whole is not None:
+        np.matmul(_cast(block(A), dtype), _cast(whole, dtype), out=block(C))
+    else:
+        _stationary(ctx, _cast(block(A), dtype), _cast(block(B), dtype), block(C))
+    return C
+
+
+def _cols(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
+    """``C^T = B^T A^T`` by `_rows`' way: the transposes are views."""
+    whole = A.local if ctx.size == 1 or A.layout == "STAR_STAR" else None
+    if whole is None:
+        A = ctx.to_layout(A, "STAR_VC")
+    B = ctx.to_layout(B, "STAR_VC")
+    C = ctx.empty((A.shape[0], B.shape[1]), dtype, "STAR_VC")
+    if whole is not None:
+        np.matmul(_cast(whole, dtype), _cast(block(B), dtype), out=block(C))
+    else:
+        _stationary(ctx, _cast(block(B), dtype).T, _cast(block(A), dtype).T, block(C).T)
+    return C
+
+
+def _stationary(ctx: Context, mine: Array, dealt_rows: Array, out: Array) -> None:
+    """``out = mine @ X``, where each rank holds its VC-dealt rows of ``X``; by column panels."""
+    k, n = mine.shape[1], dealt_rows.shape[1]
+    width = min(n, panel_width(k, mine.itemsize))
+    scratch = ctx.empty((k, width), mine.dtype, "STAR_STAR").local
+    ranks = range(ctx.size)
+    for cols in panels(n, width):
+        count = cols.stop - cols.start
+        panel = scratch[:, :count]
+        shapes = [(dealt(k, q, ctx.size), count) for q in ranks]
+        for q, part in _gathered(ctx.comm, ranks, dealt_rows[:, cols], shapes):
+            panel[q :: ctx.size] = part
+        np.matmul(mine, panel, out=out[:, cols])
+
+
+def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
+    """Sum over the ranks of ``left @ right``, with rows dealt to their owners (VC_STAR).
+
+    Parameters
+    ----------
+    left, right : ndarray, shapes (m, k_local) and (k_local, n)
+        This rank's part of the contraction; of the same dtype.
+
+    Notes
+    -----
+    An element is summed in the order of the ranks wherever it is owned: where every
+    partial product is Hermitian to the last bit, so is the sum.
+    """
+    m, n, size = left.shape[0], right.shape[1], ctx.size
+    C = ctx.empty((m, n), left.dtype)
+    out = block(C)
+    if size == 1:
+        np.matmul(left, right, out=out)
+        return C
+    mine = out.shape[0]
+    for cols in panels(n, min(n, panel_width(m, left.itemsize))):
+        count = cols.stop - cols.start
+        # Not right[:, cols] where that is all of it: NumPy halves the work of X.T @ X.
+        partial = left @ (right if count == n else right[:, cols])
+        outgoing = np.concatenate([partial[q::size].reshape(-1, order="F") for q in range(size)])
+        incoming = np.empty((size, count, mine), partial.dtype)
+        ctx.comm.Alltoallv(
+            [outgoing, [dealt(m, q, size) * count for q in range(size)]],
+            [incoming, [mine * count] * size],
+        )
+        out[:, cols] = incoming.sum(axis=0, dtype=out.dtype).T
+    return C
+
+
+def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
+    """SUMMA: panels of A along the rows of the grid, panels of B along its columns."""
+    A, B = ctx.to_layout(A, "MC_MR"), ctx.to_layout(B, "MC_MR")
+    (m, k), n = A.shape, B.shape[1]
+    C = ctx.zeros((m, n), dtype, "MC_MR")
+    a, b, c = _cast(block(A), dtype), _cast(block(B), dtype), block(C)
+    height, width = ctx.grid
+    row, col = ctx.rank % height, ctx.rank // height
+    across = [row + height * j for j in range(width)]
+    down = [col * height + i for i in range(height)]
+    step = lcm(height, width)  # a panel starts at the first rank of both deals
+    span = max(step, panel_width(a.shape[0] + b.shape[1], a.itemsize) // step * step)
+    left = np.empty((a.shape[0], min(span, k)), dtype, order="F")
+    right = np.empty((min(span, k), b.shape[1]), dtype, order="F")
+    for ks in panels(k, span):
+        count = ks.stop - ks.start
+        cols = slice(ks.start // width, ks.start // width + dealt(count, col, width))
+        rows = slice(ks.start // height, ks.start // height + dealt(count, row, height))
+        shapes = [(a.shape[0], dealt(count, q, width)) for q in range(width)]
+        for q, part in _gathered(ctx.comm, across, a[:, cols], shapes):
+            left[:, q:count:width] = part
+        shapes = [(dealt(count, q, height), b.shape[1]) for q in range(height)]
+        for q, part in _gathered(ctx.comm, down, b[rows], shapes):
+            right[q:count:height] = part
+        for some in panels(n_local := c.shape[1], max(1, 4 * CHUNK // max(1, c[:, :1].nbytes))):
+            c[:, some] += left[:, :count] @ right[:count, some]
+            del n_local
+    return C
+
+
+def _gathered(
+    comm: GangComm, group: Sequence[int], mine: Array, shapes: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, Array]]:
+    """The blocks of all members of a group of ranks, one after another; the own one first.
+
+    Ranks exchange in pairs at a growing distance. An array that is yielded is
+    overwritten when the next is asked for.
+    """
+    me = group.index(comm.rank)
+    yield me, mine
+    if len(group) == 1:
+        return
+    outgoing = np.asfortranarray(mine).reshape(-1, order="F")
+    buffer = np.empty(max(m * n for m, n in shapes), mine.dtype)
+    for distance in range(1, len(group)):
+        to, source = (me + distance) % len(group), (me - distance) % len(group)
+        m, n = shapes[source]
+        incoming = buffer[: m * n]
+        comm.Sendrecv(outgoing, group[to], TAG, incoming, group[source], TAG)
+        yield source, incoming.reshape((m, n), order="F")
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    return array.astype(dtype, copy=False)

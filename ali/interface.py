@@ -1,0 +1,282 @@
+"""The Alchemist-Library Interface: how a Python library declares its routines.
+
+    from ali import Context, DistMatrix, routine
+
+    @routine("B")
+    def scale(ctx: Context, A: DistMatrix, factor: float = 2.0) -> DistMatrix:
+        \"\"\"B = factor * A.\"\"\"
+        B = ctx.empty_like(A)
+        B.local[...] = factor * A.local
+        return B
+
+A library is a module with such functions. Each runs on every rank of the gang
+at once, with that rank's part of each matrix. The client builds a method of the
+same name, signature and docstring from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mpi_workers.failures import Failure
+from mpi_workers.layout import Grid
+from mpi_workers.matrix import DistMatrix
+from mpi_workers.signature import MATRIX, REQUIRED, Parameter, Result, Signature, coerce
+
+if typing.TYPE_CHECKING:
+    from mpi_workers.comm import GangComm
+    from mpi_workers.worker import Gang
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SCALARS: dict[Any, str] = {
+    DistMatrix: MATRIX,
+    int: "int",
+    float: "float",
+    complex: "complex",
+    bool: "bool",
+    str: "string",
+}
+
+
+class Context:
+    """What a routine may use besides its parameters.
+
+    Attributes
+    ----------
+    comm : GangComm
+        The gang's communicator (an `mpi4py.MPI.Intracomm`); the routine's own,
+        nothing else speaks on it.
+    rank, size : int
+        This rank, and how many there are.
+    grid : (int, int)
+        Height and width of the grid of ranks.
+    state : dict
+        The library's own, kept on this rank from call to call until the library is
+        loaded again or the gang ends.
+    """
+
+    def __init__(self, gang: Gang, state: dict[str, Any]) -> None:
+        self._gang = gang
+        self.state = state
+        self.rank = gang.rank
+        self.size = gang.size
+        self.grid: Grid = gang.grid
+
+    @property
+    def comm(self) -> GangComm:
+        return self._gang.comm
+
+    def zeros(self, shape: tuple[int, int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
+        """A matrix of zeros spread over the gang; every rank must ask for the same.
+
+        Raises
+        ------
+        Failure
+            ResourceError, if a rank's node has not the memory.
+        ValueError
+            For an unknown layout or dtype.
+        """
+        return self._gang.new(shape, dtype, layout)
+
+    def empty(self, shape: tuple[int, int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
+        """Like `zeros`, with elements that are not set."""
+        return self._gang.new(shape, dtype, layout, zero=False)
+
+    def empty_like(self, matrix: DistMatrix) -> DistMatrix:
+        """A matrix of the same shape, dtype and layout, with elements that are not set."""
+        return self.empty(matrix.shape, matrix.dtype, matrix.layout)
+
+    def to_layout(self, matrix: DistMatrix, layout: str) -> DistMatrix:
+        """The matrix in another layout (itself if it has it). Collective.
+
+        Each element crosses the network at most once per copy the layout keeps.
+        """
+        return self._gang.to_layout(matrix, layout)
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Tell the user that a `fraction` (0 to 1) of the routine is done."""
+        self._gang.progress(fraction, text)
+
+    def new_from_rows(self, local: np.ndarray[Any, Any], m: int) -> DistMatrix:
+        """A VC_STAR matrix with `m` rows from each rank's own rows, in VC_STAR's order."""
+        local = np.atleast_2d(local)
+        matrix = self.empty((m, local.shape[1]), local.dtype, "VC_STAR")
+        matrix.local[...] = local
+        return matrix
+
+    def new_replicated(self, values: np.ndarray[Any, Any], layout: str = "STAR_STAR") -> DistMatrix:
+        """A matrix from a small array that every rank holds whole, in any layout."""
+        values = values.reshape(-1, 1) if values.ndim == 1 else values
+        matrix = self.empty((values.shape[0], values.shape[1]), values.dtype, layout)
+        matrix.local[...] = values[
+            matrix.rows.start : matrix.rows.stop : matrix.rows.step,
+            matrix.cols.start : matrix.cols.stop : matrix.cols.step,
+        ]
+        return matrix
+
+
+def _type_name(annotation: Any) -> str:
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    if typing.get_origin(annotation) is list:
+        (item,) = typing.get_args(annotation)
+        if item in _SCALARS and item is not DistMatrix:
+            return f"list[{_SCALARS[item]}]"
+    raise TypeError(
+        f"{annotation!r} is not a type of a routine: take DistMatrix, int, float, complex, bool, "
+        "str or a list of one of the scalars"
+    )
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(options) != 1 or default is not None:
+            raise TypeError(f"parameter {name!r}: only `T | None = None` is a possible union")
+        return Parameter(name, _type_name(options[0]), None)
+    return Parameter(
+        name, _type_name(annotation), REQUIRED if default is inspect.Parameter.empty else default
+    )
+
+
+def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
+    """The signature of a typed function ``f(ctx, ...)`` with results of these names.
+
+    Raises
+    ------
+    TypeError
+        If an annotation is missing or of a type that cannot travel.
+    """
+    hints = typing.get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise TypeError(f"{function.__name__}: its first parameter must be the Context")
+    taken = []
+    for parameter in parameters[1:]:
+        if parameter.name not in hints:
+            raise TypeError(f"{function.__name__}: parameter {parameter.name!r} has no type")
+        taken.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
+    given = hints.get("return", type(None))
+    if given is type(None):
+        kinds: tuple[Any, ...] = ()
+    elif typing.get_origin(given) is tuple:
+        kinds = typing.get_args(given)
+    else:
+        kinds = (given,)
+    if len(kinds) != len(results):
+        raise TypeError(
+            f"{function.__name__} returns {len(kinds)} values and names {len(results)} results"
+        )
+    return Signature(
+        function.__name__,
+        tuple(taken),
+        tuple(Result(name, _type_name(kind)) for name, kind in zip(results, kinds, strict=True)),
+        inspect.getdoc(function) or "",
+    )
+
+
+def routine(*results: str) -> Callable[[F], F]:
+    """Declare a function as a routine of the library that its module is.
+
+    Parameters
+    ----------
+    *results : str
+        Names of the results, in the order in which the function returns them.
+
+    Notes
+    -----
+    The function's first parameter is the `Context`; all others and the return
+    value are typed. An exception on any rank fails the call for all.
+    """
+
+    def declare(function: F) -> F:
+        function.__alchemist__ = describe(function, results)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+class PythonLibrary:
+    """A module's routines, as the rank's loop calls them."""
+
+    def __init__(self, name: str, module: types.ModuleType) -> None:
+        self._name = name
+        self._module = module
+        self._state: dict[str, Any] = {}
+        self._routines: dict[str, tuple[Callable[..., Any], Signature]] = {
+            function.__alchemist__.name: (function, function.__alchemist__)
+            for function in vars(module).values()
+            if isinstance(getattr(function, "__alchemist__", None), Signature)
+        }
+        if not self._routines:
+            raise Failure(
+                "LibraryLoadError",
+                f"library {name!r} ({module.__name__}) declares no routine: decorate at least one "
+                "function with @ali.routine",
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Name, documentation and signatures, as a map."""
+        return {
+            "name": self._name,
+            "doc": inspect.getdoc(self._module) or "",
+            "routines": [signature.to_map() for _, signature in self._routines.values()],
+        }
+
+    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
+        """Run a routine on this rank; one value per declared result.
+
+        Raises
+        ------
+        Failure
+            NoSuchRoutineError; RoutineError if it returns other than it declares.
+        """
+        if routine not in self._routines:
+            raise Failure(
+                "NoSuchRoutineError",
+                f"library {self._name!r} has no routine {routine!r}; it has "
+                + ", ".join(sorted(self._routines)),
+            )
+        function, signature = self._routines[routine]
+        returned = function(Context(gang, self._state), **arguments)
+        declared = signature.results
+        if not declared:
+            values: tuple[Any, ...] = ()
+        elif len(declared) == 1:
+            values = (returned,)
+        else:
+            values = tuple(returned)
+        if len(values) != len(declared):
+            raise Failure(
+                "RoutineError",
+                f"{routine} returned {len(values)} values and declares {len(declared)}: {signature}",
+            )
+        return [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
+
+    def _checked(self, signature: Signature, result: Result, value: Any) -> Any:
+        try:
+            if result.type == MATRIX:
+                if not isinstance(value, DistMatrix):
+                    raise TypeError(type(value).__name__)
+                return value
+            return coerce(value, result.type)
+        except TypeError as error:
+            raise Failure(
+                "RoutineError",
+                f"{signature.name} declares its result {result.name!r} as {result.type} and "
+                f"returned {error}",
+            ) from None
+
+    def close(self) -> None:
+        """Call the module's ``close(state)``, if it has one, and forget the state."""
+        close = getattr(self._module, "close", None)
+        if callable(close):
+            close(self._state)
+        self._state.clear()

@@ -1,0 +1,89 @@
+"""From the name of a library to the library: shipped, given by path, installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from ali.interface import PythonLibrary
+from mpi_workers.failures import Failure
+
+SHIPPED = {"linalg": "ali.linalg", "echo": "ali.echo"}
+ENTRY_POINTS = "alchemist.libraries"
+
+
+def load(name: str, path: str | None = None) -> PythonLibrary:
+    """Load a library on this rank.
+
+    Parameters
+    ----------
+    name : str
+        A shipped library, an entry point in the group ``alchemist.libraries``, or an
+        importable module. With `path`, any name.
+    path : str, optional
+        A ``.py`` file that this node can read. It is run anew at every load.
+
+    Raises
+    ------
+    Failure
+        LibraryNotFoundError, or LibraryLoadError with the traceback.
+    """
+    try:
+        return PythonLibrary(name, _by_path(name, Path(path)) if path else _by_name(name))
+    except Failure:
+        raise
+    except Exception as error:
+        raise Failure(
+            "LibraryLoadError",
+            f"library {name!r} did not load: {type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+        ) from error
+
+
+def _by_path(name: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Failure(
+            "LibraryNotFoundError",
+            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it "
+            "where every node of the gang can read it",
+        )
+    if path.suffix != ".py":
+        raise Failure(
+            "LibraryLoadError", f"library {name!r}: {path} is not a Python file (.py)"
+        )
+    module_name = f"alchemist_library_{name}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise Failure("LibraryLoadError", f"library {name!r}: cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _by_name(name: str) -> ModuleType:
+    if name in SHIPPED:
+        return importlib.import_module(SHIPPED[name])
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        module = entry.load()
+        if isinstance(module, ModuleType):
+            return module
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        found = False
+    if found:
+        return importlib.import_module(name)
+    installed = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+    raise Failure(
+        "LibraryNotFoundError",
+        f"there is no library {name!r}. Shipped: {', '.join(SHIPPED)}. Installed: "
+        f"{', '.join(installed) or 'none'}. A file of your own: load_library({name!r}, "
+        '"path/to/it.py")',
+    )

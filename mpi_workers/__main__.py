@@ -1,0 +1,45 @@
+"""Where a rank is put together: ``python -m mpi_workers zygote FD`` or ``rank CONFIG``.
+
+The one place on the MPI side that knows of `ali`: the rank's loop is handed the
+loader of libraries.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+
+import mpi4py
+
+mpi4py.rc.initialize = False  # MPI_Init belongs to the rank, after the fork
+
+from ali.registry import load  # noqa: E402
+from mpi_workers import proxy, worker, zygote  # noqa: E402
+from mpi_workers.specs import RankConfig  # noqa: E402
+
+WARM = ("scipy.sparse.linalg",)  # what most gangs load first
+
+
+def run_rank(config: RankConfig) -> None:
+    worker.main(config, load)
+
+
+def main(argv: list[str]) -> None:
+    match argv:
+        case ["zygote", fd]:
+            for name in WARM:
+                importlib.import_module(name)
+            zygote.main(
+                socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank)
+            )
+        case ["rank", path]:
+            run_rank(RankConfig.load(path))
+        case _:
+            sys.exit(f"usage: python -m mpi_workers zygote FD | rank CONFIG, not {argv}")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

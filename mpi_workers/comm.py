@@ -1,0 +1,251 @@
+"""GangComm: a communicator whose waits end when the call fails on another rank.
+
+A blocking MPI call cannot be left, so one rank that raises before a collective
+would hang the others in it for ever. Here the blocking calls are built from the
+non-blocking ones and a wait that also looks at the node's interrupt word: when
+a rank of the gang fails, the others leave their wait with `Interrupted`, the
+communicator is given up, and the gang goes on with a fresh duplicate.
+
+Collectives and point-to-point calls are covered, with buffers (``Allreduce``)
+and with pickled objects (``allreduce``). Files, windows and communicator
+constructors (``Split``, ``Dup``) are mpi4py's own; what ``Split`` and ``Dup``
+return has interruptible waits again. MPI called from native code is not
+covered.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_workers.failures import Interrupted
+from mpi_workers.interrupt import InterruptWord
+
+
+
+class _Rank:
+    """What the waits of this process look at. One rank, one gang, one call at a time."""
+
+    word: InterruptWord | None = None
+    call = 0
+    crowded = False
+    # MPI may still write into the buffers of a call that was given up: keep them.
+    abandoned: list[MPI.Request] = []  # noqa: RUF012
+
+
+def watch(word: InterruptWord, *, crowded: bool) -> None:
+    """Let this process's waits look at `word`; `crowded`: more ranks than cores here."""
+    _Rank.word = word
+    _Rank.crowded = crowded
+
+
+def begin(call: int) -> None:
+    """Waits from now on belong to this call."""
+    _Rank.call = call
+
+
+def interrupted() -> bool:
+    """Whether the current call has failed elsewhere or was cancelled."""
+    return _Rank.word is not None and _Rank.word.ends(_Rank.call)
+
+
+def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
+    """Wait for a request. Raises `Interrupted` if the call ends first."""
+    turns = 0
+    while not request.Test(status):
+        turns += 1
+        if _Rank.crowded or turns % 64 == 0:
+            if interrupted():
+                _Rank.abandoned.append(request)
+                raise Interrupted
+            os.sched_yield()
+
+
+def _blocking(name: str) -> Callable[..., None]:
+    start = getattr(MPI.Intracomm, "I" + name.lower())
+
+    @functools.wraps(getattr(MPI.Intracomm, name))
+    def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> None:
+        wait(start(self, *args, **kwargs))
+
+    return method
+
+
+class GangComm(MPI.Intracomm):
+    """An `mpi4py.MPI.Intracomm` with waits that can be interrupted."""
+
+    Barrier = _blocking("Barrier")
+    Bcast = _blocking("Bcast")
+    Gather = _blocking("Gather")
+    Gatherv = _blocking("Gatherv")
+    Scatter = _blocking("Scatter")
+    Scatterv = _blocking("Scatterv")
+    Allgather = _blocking("Allgather")
+    Allgatherv = _blocking("Allgatherv")
+    Alltoall = _blocking("Alltoall")
+    Alltoallv = _blocking("Alltoallv")
+    Alltoallw = _blocking("Alltoallw")
+    Reduce = _blocking("Reduce")
+    Allreduce = _blocking("Allreduce")
+    Reduce_scatter = _blocking("Reduce_scatter")
+    Reduce_scatter_block = _blocking("Reduce_scatter_block")
+    Scan = _blocking("Scan")
+    Exscan = _blocking("Exscan")
+    Send = _blocking("Send")
+    Ssend = _blocking("Ssend")
+
+    def Recv(
+        self,
+        buf: Any,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> None:
+        wait(self.Irecv(buf, source, tag), status)
+
+    def Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> None:
+        receiving = self.Irecv(recvbuf, source, recvtag)
+        sending = self.Isend(sendbuf, dest, sendtag)
+        try:
+            wait(receiving, status)
+        except Interrupted:
+            _Rank.abandoned.append(sending)
+            raise
+        wait(sending)
+
+    # --- pickled objects ---
+
+    def barrier(self) -> None:
+        self.Barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        data = np.frombuffer(pickle.dumps(obj), np.uint8) if self.rank == root else None
+        size = np.array([0 if data is None else data.size], np.int64)
+        self.Bcast(size, root)
+        buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
+        self.Bcast(buffer, root)
+        return obj if self.rank == root else pickle.loads(buffer.tobytes())
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        data = np.frombuffer(pickle.dumps(sendobj), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        self.Gather(np.array([data.size], np.int64), sizes, root)
+        if self.rank != root:
+            self.Gatherv(data, None, root)
+            return None
+        buffer = np.empty(int(sizes.sum()), np.uint8)
+        self.Gatherv(data, [buffer, sizes.tolist()], root)
+        return _unpickled(buffer, sizes)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        data = np.frombuffer(pickle.dumps(sendobj), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        self.Allgather(np.array([data.size], np.int64), sizes)
+        buffer = np.empty(int(sizes.sum()), np.uint8)
+        self.Allgatherv(data, [buffer, sizes.tolist()])
+        return _unpickled(buffer, sizes)
+
+    def scatter(self, sendobj: Any, root: int = 0) -> Any:
+        size = np.empty(1, np.int64)
+        if self.rank == root:
+            objects = list(sendobj)
+            if len(objects) != self.size:
+                raise ValueError(f"scatter of {len(objects)} objects to {self.size} ranks")
+            parts = [pickle.dumps(item) for item in objects]
+            sizes = np.array([len(part) for part in parts], np.int64)
+            self.Scatter(sizes, size, root)
+            mine = np.empty(int(size[0]), np.uint8)
+            everything = np.frombuffer(b"".join(parts), np.uint8)
+            self.Scatterv([everything, sizes.tolist()], mine, root)
+        else:
+            self.Scatter(None, size, root)
+            mine = np.empty(int(size[0]), np.uint8)
+            self.Scatterv(None, mine, root)
+        return pickle.loads(mine.tobytes())
+
+    def alltoall(self, sendobj: Any) -> list[Any]:
+        parts = [pickle.dumps(item) for item in sendobj]
+        if len(parts) != self.size:
+            raise ValueError(f"alltoall of {len(parts)} objects to {self.size} ranks")
+        counts = np.array([len(part) for part in parts], np.int64)
+        sizes = np.empty(self.size, np.int64)
+        self.Alltoall(counts, sizes)
+        buffer = np.empty(int(sizes.sum()), np.uint8)
+        data = np.frombuffer(b"".join(parts), np.uint8)
+        self.Alltoallv([data, counts.tolist()], [buffer, sizes.tolist()])
+        return _unpickled(buffer, sizes)
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        objects = self.gather(sendobj, root)
+        return None if objects is None else functools.reduce(op, objects)
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        return self.bcast(self.reduce(sendobj, op))
+
+    def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        return functools.reduce(op, self.allgather(sendobj)[: self.rank + 1])
+
+    def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        before = self.allgather(sendobj)[: self.rank]
+        return functools.reduce(op, before) if before else None
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        wait(self.isend(obj, dest, tag))
+
+    def recv(
+        self,
+        buf: Any = None,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Any:
+        turns = 0
+        while (message := self.improbe(source, tag, status)) is None:
+            turns += 1
+            if _Rank.crowded or turns % 64 == 0:
+                if interrupted():
+                    raise Interrupted
+                os.sched_yield()
+        return message.recv()
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Any:
+        sending = self.isend(sendobj, dest, sendtag)
+        try:
+            received = self.recv(None, source, recvtag, status)
+        except Interrupted:
+            _Rank.abandoned.append(sending)
+            raise
+        wait(sending)
+        return received
+
+
+def _unpickled(buffer: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> list[Any]:
+    ends = np.cumsum(sizes)
+    return [
+        pickle.loads(buffer[end - size : end].tobytes())
+        for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
+    ]

@@ -1,0 +1,118 @@
+"""What a gang owns on a node besides memory: a private folder and names in /dev/shm.
+
+A gang's folders are locked by their owners (its proxies, its GroupManager) for
+as long as they live. A folder that nobody locks belongs to a gang that was killed together with everything that
+could have cleaned up after it: `sweep` removes it and its segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from mpi_workers.failures import Failure
+from mpi_workers.interrupt import InterruptWord
+from mpi_workers.layout import Spread
+from mpi_workers.matrix import local_nbytes
+from mpi_workers.memory import available_bytes, readable
+from mpi_workers.pmi import segment_names
+
+PREFIX = "alchemist-"
+SHM = Path("/dev/shm")
+SEGMENTS = "segments.json"
+
+
+class PrivateFolder:
+    """A folder of mode 700, locked by this process for as long as it lives."""
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
+        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def socket(self, name: str) -> str:
+        """Path for a Unix socket."""
+        return str(self.path / f"{name}.sock")
+
+    def remove(self) -> None:
+        """Remove the folder and all in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+
+class GangFolder(PrivateFolder):
+    """A gang's folder on a node: sockets, interrupt word, and the names of its segments."""
+
+    def __init__(self, gang: str, kvs_name: str, node: int) -> None:
+        super().__init__(gang)
+        self._segments = segment_names(kvs_name, node)
+        (self.path / SEGMENTS).write_text(json.dumps(self._segments))
+
+    @cached_property
+    def word(self) -> InterruptWord:
+        return InterruptWord(self.path / "interrupt")
+
+    def unlink_segments(self) -> None:
+        """Remove MPICH's names from /dev/shm; what is mapped stays mapped."""
+        _unlink(self._segments)
+
+    def remove(self) -> None:
+        """Remove every trace of the gang on this node."""
+        self.unlink_segments()
+        super().remove()
+
+
+def _unlink(segments: Iterable[str]) -> None:
+    for name in segments:
+        with contextlib.suppress(OSError):
+            (SHM / Path(name).name).unlink()
+
+
+def sweep() -> int:
+    """Remove what gangs of this user that are dead have left on this node; how many there were."""
+    swept = 0
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError, ValueError):
+                _unlink(map(str, json.loads((path / SEGMENTS).read_text())))
+            shutil.rmtree(path, ignore_errors=True)
+            swept += 1
+        except OSError:
+            continue  # its proxy is alive
+        finally:
+            os.close(lock)
+    return swept
+
+
+def memory_shortage(
+    spread: Spread, dtype: str, ranks: Iterable[int], idle_bytes: int
+) -> Failure | None:
+    """Whether this node lacks the memory for its ranks' parts of a matrix: the error, or None."""
+    needed = sum(local_nbytes(spread, rank, np.dtype(dtype)) for rank in ranks)
+    spare = available_bytes() + idle_bytes
+    if needed <= spare:
+        return None
+    m, n = spread.shape
+    return Failure(
+        "ResourceError",
+        f"a {m} x {n} {dtype} matrix in {spread.layout} needs {readable(needed)} on node "
+        f"{os.uname().nodename}, which has {readable(spare)} left: free handles, ask for "
+        "workers on more nodes, or take a layout without copies",
+    )

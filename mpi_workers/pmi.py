@@ -1,0 +1,112 @@
+"""PMI-1, the protocol by which MPICH's ranks find each other: the node's half of the server.
+
+Sans I/O: lines in, lines out. A node answers its own ranks; only a barrier, with
+the keys that were put before it, goes up to the GroupManager, and comes down
+when all nodes have reached it: the manager sees messages per node, not per rank.
+
+Source: "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale
+Systems", Balaji et al., EuroMPI 2010; wire protocol 1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def process_mapping(counts: list[int]) -> str:
+    """MPICH's description of which ranks share a node; `counts` are ranks per node, in order."""
+    return "(vector," + ",".join(f"({node},1,{count})" for node, count in enumerate(counts)) + ")"
+
+
+def segment_names(kvs_name: str, node: int) -> tuple[str, ...]:
+    """Files that MPICH makes in /dev/shm for a job of this name (and leaks when killed)."""
+    world = 0
+    for byte in kvs_name.encode():
+        world = (world * 16777619 & 0xFFFFFFFF) ^ byte
+    return f"mpich_shm_{world:x}_{node}", f"mpich_vci_{world:x}_{node}"
+
+
+class PmiNode:
+    """Answers the PMI lines of one node's ranks.
+
+    Parameters
+    ----------
+    kvs_name : str
+        Unique name of the job: MPICH derives shared memory names from it.
+    size, local_ranks : int, list of int
+        Ranks in all, and the ranks on this node.
+    mapping : str
+        See `process_mapping`.
+    send : callable(rank, line)
+        Sends a line to a rank.
+    barrier : callable(puts)
+        All local ranks have reached a barrier; `puts` are the keys put since the last.
+    abort : callable(rank, code)
+        A rank called MPI_Abort.
+    """
+
+    def __init__(
+        self,
+        kvs_name: str,
+        size: int,
+        local_ranks: list[int],
+        mapping: str,
+        *,
+        send: Callable[[int, str], None],
+        barrier: Callable[[dict[str, str]], None],
+        abort: Callable[[int, int], None],
+    ) -> None:
+        self._name = kvs_name
+        self._size = size
+        self._local = local_ranks
+        self._keys = {"PMI_process_mapping": mapping}
+        self._fresh: dict[str, str] = {}
+        self._waiting = 0
+        self._send = send
+        self._barrier = barrier
+        self._abort = abort
+
+    def release(self, puts: dict[str, str]) -> None:
+        """Every node is at the barrier: learn what all have put, let the ranks go on."""
+        self._keys.update(puts)
+        self._waiting = 0
+        for rank in self._local:
+            self._send(rank, "cmd=barrier_out rc=0")
+
+    def line(self, rank: int, line: str) -> None:
+        """Answer one line of a rank."""
+        fields = dict(token.partition("=")[::2] for token in line.split())
+        match fields.get("cmd"):
+            case "init":
+                self._send(rank, "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0")
+            case "get_maxes":
+                self._send(rank, "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024 rc=0")
+            case "get_appnum":
+                self._send(rank, "cmd=appnum appnum=0 rc=0")
+            case "get_my_kvsname":
+                self._send(rank, f"cmd=my_kvsname kvsname={self._name} rc=0")
+            case "get_universe_size":
+                self._send(rank, f"cmd=universe_size size={self._size} rc=0")
+            case "put":
+                self._fresh[fields["key"]] = line.partition("value=")[2].rstrip("\n")
+                self._send(rank, "cmd=put_result rc=0")
+            case "get":
+                key = fields["key"]
+                value = self._fresh.get(key, self._keys.get(key))
+                self._send(
+                    rank,
+                    f"cmd=get_result rc=0 value={value}"
+                    if value is not None
+                    else f"cmd=get_result rc=-1 msg=key_{key}_not_found value=unknown",
+                )
+            case "barrier_in":
+                self._waiting += 1
+                if self._waiting == len(self._local):
+                    puts, self._fresh = self._fresh, {}
+                    self._barrier(puts)
+            case "finalize":
+                self._send(rank, "cmd=finalize_ack rc=0")
+            case "abort":
+                self._abort(rank, int(fields.get("exitcode", "1")))
+            case command:
+                self._send(rank, f"cmd={command} rc=-1 msg=not_supported")

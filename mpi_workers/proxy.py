@@ -1,0 +1,498 @@
+"""The proxy: one process per gang and node, between the GroupManager and the ranks.
+
+It starts the node's ranks (forked from a warm interpreter, or through a site's
+mpiexec), speaks PMI with them, passes commands down and one combined reply up,
+and notices when a rank ends. Its connection to the GroupManager is the gang's
+life line: when it breaks, the ranks are killed and nothing is left behind.
+
+Single-threaded, so that the kernel ties the ranks' lives to it (PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from mpi_workers import wire
+from mpi_workers.failures import Failure
+from mpi_workers.housekeeping import GangFolder, memory_shortage
+from mpi_workers.layout import Spread, default_grid
+from mpi_workers.pmi import PmiNode, process_mapping
+from mpi_workers.wire import Body, Frame, FrameProtocol, Kind
+from mpi_workers.specs import ProxySpec, RankConfig
+
+PR_SET_PDEATHSIG = 1
+TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
+EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
+ERRORS_TOLD = 4  # failing ranks whose tracebacks travel
+
+
+class RankProcess:
+    """A rank as its proxy sees it."""
+
+    def __init__(self, rank: int, pid: int | None = None) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.status: int | None = None  # as waitpid gives it
+        self.tail: deque[bytes] = deque()
+        self.tail_nbytes = 0
+        self.control: FrameProtocol | None = None
+        self.hello: Body = {}
+
+    def said(self, data: bytes) -> None:
+        self.tail.append(data)
+        self.tail_nbytes += len(data)
+        while self.tail_nbytes - len(self.tail[0]) > TAIL_LIMIT:
+            self.tail_nbytes -= len(self.tail.popleft())
+
+    def last_words(self) -> str:
+        return b"".join(self.tail)[-TAIL_LIMIT:].decode(errors="replace").strip()
+
+
+class Pending:
+    """A command under way on this node: replies so far."""
+
+    def __init__(self, body: Body, ranks: int) -> None:
+        self.body = body
+        self.left = ranks
+        self.errors: list[Body] = []
+        self.interrupted = 0
+        self.value: Any = None
+        self.matrices: list[Any] | None = None
+        self.idle = 0
+
+
+class Proxy:
+    """One node's part of a gang."""
+
+    def __init__(self, spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
+        self._spec = spec
+        self._run_rank = run_rank
+        self._folder = GangFolder(spec.gang, spec.kvs_name, spec.node)
+        self._ranks = {rank: RankProcess(rank) for rank in spec.local_ranks}
+        self._pending: dict[int, Pending] = {}
+        self._manager: FrameProtocol | None = None
+        self._pmi: PmiNode | None = None
+        self._pmi_sockets: dict[int, socket.socket] = {}
+        self._pipes: dict[int, int] = {}
+        self._mpiexec: subprocess.Popen[bytes] | None = None
+        self._leaving = False
+        self._over: asyncio.Event | None = None
+        crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
+        self._listener, control = wire.listen_unix(self._folder.socket("control"))
+        self._config = RankConfig(
+            token=spec.token,
+            directory=str(self._folder.path),
+            control=control,
+            size=spec.size,
+            host=spec.host,
+            threads=spec.threads,
+            crowded=crowded,
+            keep_bytes=spec.keep_bytes // max(1, len(self._ranks)),
+        )
+        # Spinning ranks that share cores starve each other; a yield costs little.
+        os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1" if crowded else "0"
+        for name in ("OMP", "OPENBLAS", "MKL"):
+            os.environ[f"{name}_NUM_THREADS"] = str(spec.threads)
+
+    # --- start ---
+
+    def start(self) -> None:
+        """Start the ranks. Called before the event loop exists: a fork must not inherit it."""
+        if self._spec.mpiexec is not None:
+            self._start_mpiexec(self._spec.mpiexec)
+            return
+        for rank in self._ranks:
+            self._fork(rank)
+
+    def _fork(self, rank: int) -> None:
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            os.close(write_end)
+            self._pmi_sockets[rank] = ours
+            self._pipes[rank] = read_end
+            self._ranks[rank].pid = pid
+            return
+        try:
+            die_with_parent(parent)
+            os.dup2(write_end, 1)
+            os.dup2(write_end, 2)
+            close_all_but(0, 1, 2, theirs.fileno())
+            os.environ.update(
+                PMI_FD=str(theirs.fileno()), PMI_RANK=str(rank), PMI_SIZE=str(self._spec.size)
+            )
+            self._run_rank(self._config)
+        finally:
+            os._exit(1)
+
+    def _start_mpiexec(self, argv: list[str]) -> None:
+        config = self._folder.path / "rank.json"
+        with open(os.open(config, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            json.dump(asdict(self._config), file)
+        read_end, write_end = os.pipe()
+        parent = os.getpid()
+        command = [*argv, "-n", str(self._spec.size), sys.executable, "-m", "mpi_workers", "rank"]
+        try:
+            self._mpiexec = subprocess.Popen(
+                [*command, str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent),
+            )
+        finally:
+            os.close(write_end)
+        self._pipes[next(iter(self._ranks))] = read_end
+
+    # --- the loop ---
+
+    async def serve(self) -> None:
+        """Be the gang's proxy until the gang ends."""
+        loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        for pipe_rank, pipe in self._pipes.items():
+            os.set_blocking(pipe, False)
+            loop.add_reader(pipe, self._drain, pipe_rank)
+        await loop.create_unix_server(
+            lambda: FrameProtocol(
+                self._from_rank, self._rank_lost, self._spec.token, self._rank_hello
+            ),
+            sock=self._listener,
+        )
+        if not await self._reach_manager():
+            return
+        if self._pmi_sockets:
+            self._pmi = PmiNode(
+                self._spec.kvs_name,
+                self._spec.size,
+                self._spec.local_ranks,
+                process_mapping(self._spec.counts),
+                send=self._to_pmi,
+                barrier=lambda puts: self._event("pmi_barrier", puts=puts),
+                abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
+            )
+            for rank, sock in self._pmi_sockets.items():
+                sock.setblocking(False)
+                loop.add_reader(sock, self._from_pmi, rank, bytearray())
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._reap()
+        await self._over.wait()
+
+    async def _reach_manager(self) -> bool:
+        loop = asyncio.get_running_loop()
+        welcome = loop.create_future()
+
+        def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
+            if frame.kind == Kind.WELCOME and not welcome.done():
+                welcome.set_result(True)
+            elif frame.kind == Kind.COMMAND:
+                self._command(frame.body)
+            elif frame.kind == Kind.REFUSED:
+                self._stop()
+
+        def on_lost(protocol: FrameProtocol) -> None:
+            if not welcome.done():
+                welcome.set_result(False)
+            self._stop()
+
+        near = [a for a in self._spec.manager if wire.reachable_here(a)]
+        try:
+            sock = wire.dial((near or self._spec.manager)[0])
+        except OSError as error:
+            print(f"cannot reach the GroupManager at {self._spec.manager}: {error}")
+            return False
+        sock.setblocking(False)
+        _, self._manager = await loop.create_connection(
+            lambda: FrameProtocol(on_frame, on_lost), sock=sock
+        )
+        self._manager.send(
+            Kind.HELLO,
+            {"token": self._spec.token, "role": "proxy", "node": self._spec.node},
+        )
+        return bool(await welcome)
+
+    def _event(self, op: str, **fields: Any) -> None:
+        if self._manager is not None:
+            self._manager.send(Kind.EVENT, {"op": op, "node": self._spec.node, **fields})
+
+    # --- PMI ---
+
+    def _to_pmi(self, rank: int, line: str) -> None:
+        with contextlib.suppress(OSError):  # the rank is gone: its end is reported elsewhere
+            self._pmi_sockets[rank].send((line + "\n").encode())
+
+    def _from_pmi(self, rank: int, buffer: bytearray) -> None:
+        try:
+            data = self._pmi_sockets[rank].recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._pmi_sockets[rank])
+            return
+        buffer += data
+        while (end := buffer.find(b"\n")) >= 0:
+            line = buffer[:end].decode(errors="replace")
+            del buffer[: end + 1]
+            if self._pmi is not None:
+                self._pmi.line(rank, line)
+
+    # --- ranks ---
+
+    def _rank_hello(self, protocol: FrameProtocol, body: Body) -> Body:
+        process = self._ranks.get(body.get("rank", -1))
+        if process is None or process.control is not None:
+            protocol.close()
+            return {}
+        process.control = protocol
+        process.hello = body
+        process.pid = body["pid"]
+        protocol.peer = process
+        if all(other.control is not None for other in self._ranks.values()):
+            self._folder.unlink_segments()  # all have attached: the names are not needed
+            self._event("ready", ranks=[self._about(p) for p in self._ranks.values()])
+        return {}
+
+    def _about(self, process: RankProcess) -> Body:
+        keep = ("rank", "size", "pid", "hostname", "addresses", "mpi")
+        return {key: process.hello[key] for key in keep}
+
+    def _rank_lost(self, protocol: FrameProtocol) -> None:
+        if self._spec.mpiexec is not None and protocol.peer is not None:
+            self._rank_ended(protocol.peer.rank, "ended")
+
+    def _drain(self, rank: int) -> bytes:
+        pipe = self._pipes[rank]
+        everything = b""
+        while True:
+            try:
+                data = os.read(pipe, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                with contextlib.suppress(RuntimeError):
+                    asyncio.get_running_loop().remove_reader(pipe)
+                break
+            self._ranks[rank].said(data)
+            everything += data
+        if everything:
+            for line in everything.decode(errors="replace").splitlines():
+                print(f"[rank {rank}] {line}" if self._mpiexec is None else line, flush=True)
+        return everything
+
+    def _reap(self) -> None:
+        for process in self._ranks.values():
+            if self._spec.mpiexec is None and process.status is None and process.pid is not None:
+                pid, status = os.waitpid(process.pid, os.WNOHANG)
+                if pid:
+                    process.status = status
+                    self._rank_ended(process.rank, describe_status(status))
+        if self._mpiexec is not None and self._mpiexec.poll() is not None:
+            first = next(iter(self._ranks))
+            self._rank_ended(first, f"and all of mpiexec ended with {self._mpiexec.returncode}")
+
+    def _rank_ended(self, rank: int, cause: str) -> None:
+        if self._leaving:
+            return
+        process = self._ranks[rank]
+        said = rank if rank in self._pipes else next(iter(self._pipes))
+        with contextlib.suppress(OSError):
+            self._drain(said)
+        self._event(
+            "rank_ended",
+            rank=rank,
+            cause=cause,
+            hostname=os.uname().nodename,
+            pid=process.pid or 0,
+            tail=self._ranks[said].last_words(),
+        )
+        self._stop()
+
+    # --- commands ---
+
+    def _command(self, body: Body) -> None:
+        match body["op"]:
+            case "pmi_release":
+                if self._pmi is not None:
+                    self._pmi.release(body["puts"])
+            case "interrupt":
+                self._folder.word.raise_to(body["seq"])
+            case "shutdown":
+                asyncio.ensure_future(self._shutdown())
+            case _:
+                self._pending[body["seq"]] = Pending(body, len(self._ranks))
+                data = wire.encode(Kind.COMMAND, body)
+                for process in self._ranks.values():
+                    if process.control is not None and process.control.transport is not None:
+                        process.control.transport.write(data)
+
+    def _from_rank(self, protocol: FrameProtocol, frame: Frame) -> None:
+        body = frame.body
+        if frame.kind == Kind.EVENT:
+            self._event("progress", **body)
+            return
+        pending = self._pending.get(body.get("seq", -1))
+        if frame.kind != Kind.REPLY or pending is None:
+            return
+        pending.left -= 1
+        if "error" in body:
+            pending.errors.append(body["error"])
+            if len(pending.errors) == 1 and pending.left:
+                # The others may be waiting for this rank inside MPI: let them go.
+                self._folder.word.raise_to(body["seq"])
+            if len(pending.errors) == 1:
+                self._event("rank_failed", seq=body["seq"], error=body["error"])
+        elif body.get("interrupted"):
+            pending.interrupted += 1
+        else:
+            if "value" in body:
+                pending.value = body["value"]
+            pending.idle += body.get("idle", 0)
+            self._agree(pending, protocol.peer.rank, body.get("matrices"))
+        if pending.left == 0:
+            del self._pending[body["seq"]]
+            self._reply(body["seq"], pending)
+
+    def _agree(self, pending: Pending, rank: int, matrices: list[Any] | None) -> None:
+        if pending.matrices is None:
+            pending.matrices = matrices or []
+        elif pending.matrices != (matrices or []):
+            pending.errors.append(
+                Failure(
+                    "RoutineError",
+                    f"rank {rank} returned matrices of other shapes or layouts than its "
+                    "neighbours: every rank must return the same matrices",
+                    rank=rank,
+                ).to_map()
+            )
+
+    def _reply(self, seq: int, pending: Pending) -> None:
+        if pending.body["op"] == "reserve" and not pending.errors:
+            body = pending.body
+            shortage = memory_shortage(
+                Spread(body["layout"], tuple(body["shape"]), default_grid(self._spec.size)),
+                body["dtype"],
+                self._spec.local_ranks,
+                pending.idle,
+            )
+            if shortage is not None:
+                pending.errors.append(shortage.to_map())
+        reply: Body = {"seq": seq, "node": self._spec.node}
+        if pending.errors:
+            reply["errors"] = pending.errors[:ERRORS_TOLD]
+            reply["failed"] = len(pending.errors)
+        if pending.interrupted:
+            reply["interrupted"] = pending.interrupted
+        if pending.value is not None:
+            reply["value"] = pending.value
+        if pending.matrices:
+            reply["matrices"] = pending.matrices
+        if self._manager is not None:
+            self._manager.send(Kind.REPLY, reply)
+
+    # --- the end ---
+
+    async def _shutdown(self) -> None:
+        self._leaving = True
+        for process in self._ranks.values():
+            if process.control is not None:
+                process.control.send(Kind.COMMAND, {"op": "exit"})
+        deadline = time.monotonic() + EXIT_GRACE_S
+        while time.monotonic() < deadline and any(map(self._alive, self._ranks.values())):
+            await asyncio.sleep(0.01)
+        self._stop()
+
+    def _alive(self, process: RankProcess) -> bool:
+        if process.pid is None or process.status is not None:
+            return False
+        if self._spec.mpiexec is None:
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            if pid:
+                process.status = status
+            return not pid
+        return os.path.exists(f"/proc/{process.pid}")
+
+    def _stop(self) -> None:
+        self._leaving = True
+        if self._over is not None:
+            self._over.set()
+
+    def clean(self) -> None:
+        """Kill what still runs and remove every trace."""
+        for process in self._ranks.values():
+            if process.pid is not None and process.status is None:
+                with contextlib.suppress(OSError):
+                    os.kill(process.pid, signal.SIGKILL)
+        if self._mpiexec is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._mpiexec.pid, signal.SIGKILL)
+            self._mpiexec.wait()
+        for process in self._ranks.values():
+            if self._spec.mpiexec is None and process.pid is not None and process.status is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+        self._folder.remove()
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "an unknown signal"
+        return f"was killed by signal {number} ({name})"
+    return f"exited with code {os.WEXITSTATUS(status)}"
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def close_all_but(*keep: int) -> None:
+    """Close every inherited file descriptor but these."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
+    """Be a proxy until the gang ends. Does not return."""
+    status = 1
+    proxy = None
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        proxy = Proxy(spec, run_rank)
+        proxy.start()
+        asyncio.run(proxy.serve())
+        status = 0
+    except SystemExit:
+        status = 0
+    finally:
+        if proxy is not None:
+            proxy.clean()
+        sys.stdout.flush()
+        os._exit(status)
+
+

@@ -1,0 +1,175 @@
+"""A routine's signature as it travels: named, typed parameters and results.
+
+The rank side declares it (ali), the client builds a method from it; both check
+values with the same code, so a wrong argument is refused before anything moves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpi_workers.failures import Failure
+
+MATRIX = "matrix"
+SCALARS = ("int", "float", "complex", "bool", "string")
+TYPES = (MATRIX, *SCALARS, *(f"list[{scalar}]" for scalar in SCALARS))
+_INT_RANGE = range(-(1 << 63), 1 << 63)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED = _Missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a routine; `type` is one of `TYPES`."""
+
+    name: str
+    type: str
+    default: Any = REQUIRED
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.type}"
+        return text if self.default is REQUIRED else f"{text} = {self.default!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result of a routine."""
+
+    name: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def coerce(value: Any, kind: str) -> Any:
+    """`value` as the plain Python value that a parameter of type `kind` takes.
+
+    NumPy scalars and anything with an exact meaning are taken; what would lose
+    something (a float for an int) is not. Raises `TypeError`.
+    """
+    if kind.startswith("list["):
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+            raise TypeError(f"not a list: {type(value).__name__}")
+        return [coerce(item, kind[5:-1]) for item in value]
+    match kind:
+        case "bool" if isinstance(value, bool | np.bool_):
+            return bool(value)
+        case "int" if not isinstance(value, bool | np.bool_):
+            number = operator.index(value)
+            if number not in _INT_RANGE:
+                raise TypeError("an integer over 64 bits")
+            return number
+        case "float" if isinstance(value, int | float | np.integer | np.floating) and not (
+            isinstance(value, bool)
+        ):
+            return float(value)
+        case "complex" if isinstance(value, int | float | complex | np.number) and not (
+            isinstance(value, bool)
+        ):
+            return complex(value)
+        case "string" if isinstance(value, str):
+            return str(value)
+    raise TypeError(type(value).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A routine: its name, what it takes, what it gives, what it does."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    results: tuple[Result, ...]
+    doc: str = ""
+
+    def __str__(self) -> str:
+        taken = ", ".join(map(str, self.parameters))
+        given = ", ".join(map(str, self.results)) or "nothing"
+        return f"{self.name}({taken}) -> {given}"
+
+    def bind(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        matrix: Callable[[Any], Any],
+    ) -> dict[str, Any]:
+        """Arguments by name, checked, with defaults filled in.
+
+        Parameters
+        ----------
+        args, kwargs
+            As the caller gave them.
+        matrix : callable
+            Turns an argument for a matrix parameter into what is wanted; raises
+            `TypeError` if it is not a matrix.
+
+        Raises
+        ------
+        Failure
+            BadArgumentError, whose message ends with the right signature.
+        """
+        names = [parameter.name for parameter in self.parameters]
+        if len(args) > len(names):
+            raise self._bad(f"takes {len(names)} arguments, not {len(args)}")
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                raise self._bad(f"has no parameter {name!r}")
+            if name in given:
+                raise self._bad(f"got {name!r} twice")
+            given[name] = value
+        bound = {}
+        for parameter in self.parameters:
+            if parameter.name not in given:
+                if parameter.default is REQUIRED:
+                    raise self._bad(f"needs {parameter.name!r}")
+                bound[parameter.name] = parameter.default
+                continue
+            value = given[parameter.name]
+            if value is None and parameter.default is None:
+                bound[parameter.name] = None
+                continue
+            try:
+                if parameter.type == MATRIX:
+                    bound[parameter.name] = matrix(value)
+                else:
+                    bound[parameter.name] = coerce(value, parameter.type)
+            except TypeError as error:
+                raise self._bad(
+                    f"wants {parameter.name!r} to be of type {parameter.type}, not {error}"
+                ) from None
+        return bound
+
+    def _bad(self, what: str) -> Failure:
+        return Failure("BadArgumentError", f"{self.name} {what}. Its signature: {self}")
+
+    def to_map(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "doc": self.doc,
+            "parameters": [
+                [p.name, p.type, *([] if p.default is REQUIRED else [p.default])]
+                for p in self.parameters
+            ],
+            "results": [[r.name, r.type] for r in self.results],
+        }
+
+    @classmethod
+    def from_map(cls, fields: dict[str, Any]) -> Signature:
+        return cls(
+            fields["name"],
+            tuple(Parameter(*entry) for entry in fields["parameters"]),
+            tuple(Result(*entry) for entry in fields["results"]),
+            fields["doc"],
+        )

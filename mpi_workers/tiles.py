@@ -1,0 +1,159 @@
+"""Copies between C-ordered arrays and Fortran-ordered blocks, in cache-sized tiles.
+
+A copy that changes the order reads along one axis and writes along the other:
+done whole it misses the cache at every element, done in tiles it does not.
+And where ranks take every k-th column, one pass over the array per rank would
+read each cache line k times; one pass that serves all ranks reads it once.
+Sizes were chosen with benchmarks/transfer.py on a machine with 2 MiB of L2.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.layout import Piece, as_slice, clip, positions
+
+TILE_BYTES = 1 << 20  # of the C-ordered side: half an L2
+NARROW = 1 << 10  # bytes of a row in a tile, where one rank's rows are cut alone
+
+Array = NDArray[Any]
+
+
+class Part(NamedTuple):
+    """One rank's side of a copy: what it holds, and its block."""
+
+    rank: int
+    piece: Piece
+    local: Array  # Fortran-ordered, shape piece.shape
+
+
+def copy(dst: Array, src: Array) -> None:
+    """``dst[...] = src`` for matrices of any strides, in tiles where their orders differ."""
+    m, n = dst.shape
+    same_order = (abs(dst.strides[0]) < abs(dst.strides[1])) == (
+        abs(src.strides[0]) < abs(src.strides[1])
+    )
+    if same_order or dst.nbytes <= TILE_BYTES:
+        dst[...] = src
+        return
+    across = max(16, NARROW // dst.itemsize)
+    down = max(16, TILE_BYTES // (across * dst.itemsize))
+    for j in range(0, n, across):
+        for i in range(0, m, down):
+            dst[i : i + down, j : j + across] = src[i : i + down, j : j + across]
+
+
+def _tiles(m: int, n: int, itemsize: int, stride: int, narrow: bool) -> Iterator[tuple[range, range]]:
+    """Half-open tiles of an ``m x n`` region whose rows are dealt out with `stride`."""
+    if narrow:
+        across = max(16, NARROW // itemsize)
+        down = max(16, TILE_BYTES // (across * itemsize)) * stride
+    else:
+        across = max(16, (NARROW << 2) // itemsize)
+        down = max(16, TILE_BYTES // (across * itemsize))
+    for j in range(0, n, across):
+        for i in range(0, m, down):
+            yield range(i, min(i + down, m)), range(j, min(j + across, n))
+
+
+def exchange(
+    array: Array,
+    origin: tuple[int, int],
+    parts: Sequence[Part],
+    *,
+    into_parts: bool,
+    executor: Executor | None = None,
+    threads: int = 1,
+) -> dict[int, float]:
+    """Copy between an array, whose first element is global `origin`, and ranks' blocks.
+
+    Parameters
+    ----------
+    array : ndarray, shape (m, n)
+        Any strides; a region of the matrix.
+    origin : (int, int)
+        Global row and column of ``array[0, 0]``.
+    parts : sequence of Part
+        The blocks to serve. Each element of `array` that a part holds is copied.
+    into_parts : bool
+        True: array into blocks (send). False: blocks into array (fetch).
+    executor, threads
+        Where and in how many pieces to run it.
+
+    Returns
+    -------
+    dict of int to float
+        Seconds spent copying, by rank.
+
+    Notes
+    -----
+    One copy of every element, no temporary.
+    """
+    spent = dict.fromkeys((part.rank for part in parts), 0.0)
+    if not parts or not array.size:
+        return spent
+    m, n = array.shape
+    # Rows dealt out whole are cut rank by rank; dealt columns share cache lines between ranks.
+    alone = all(part.piece.cols.step == 1 for part in parts)
+    jobs: list[tuple[Sequence[Part], range, range]] = []
+    if alone:
+        for part in parts:
+            stride = max(1, part.piece.rows.step)
+            jobs += [((part,), r, c) for r, c in _tiles(m, n, array.itemsize, stride, True)]
+    else:
+        jobs = [(parts, r, c) for r, c in _tiles(m, n, array.itemsize, 1, False)]
+
+    def run(share: Sequence[tuple[Sequence[Part], range, range]]) -> dict[int, float]:
+        mine = dict.fromkeys(spent, 0.0)
+        clock = time.perf_counter()
+        for served, tile_rows, tile_cols in share:
+            for part in served:
+                _copy_tile(array, origin, part, tile_rows, tile_cols, into_parts)
+                now = time.perf_counter()
+                mine[part.rank] += now - clock
+                clock = now
+        return mine
+
+    threads = max(1, min(threads, len(jobs)))
+    if threads == 1 or executor is None:
+        return run(jobs)
+    bounds = [len(jobs) * k // threads for k in range(threads + 1)]
+    shares = [jobs[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    for result in executor.map(run, shares):
+        for rank, seconds in result.items():
+            spent[rank] += seconds
+    return spent
+
+
+def _copy_tile(
+    array: Array,
+    origin: tuple[int, int],
+    part: Part,
+    tile_rows: range,
+    tile_cols: range,
+    into_parts: bool,
+) -> None:
+    row0, col0 = origin
+    rows = clip(part.piece.rows, tile_rows.start + row0, tile_rows.stop + row0)
+    cols = clip(part.piece.cols, tile_cols.start + col0, tile_cols.stop + col0)
+    if not rows or not cols:
+        return
+    here = array[as_slice(rows, row0), as_slice(cols, col0)]
+    there = part.local[positions(part.piece.rows, rows), positions(part.piece.cols, cols)]
+    if into_parts:
+        there[...] = here
+    else:
+        here[...] = there
+
+
+def default_threads() -> int:
+    """Threads for copies: the cores this process may use, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)))
+

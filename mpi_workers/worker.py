@@ -1,0 +1,282 @@
+"""The rank: waits for commands on a socket, enters MPI only to compute.
+
+A rank that waits inside MPI burns a core, so between commands it blocks in a
+socket read. Its proxy sends every command to all ranks of the node; a routine's
+failure on this rank is a reply like any other, and the loop goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from mpi4py import MPI
+from threadpoolctl import threadpool_limits
+
+from mpi_workers import comm as gang_comm
+from mpi_workers import wire
+from mpi_workers.comm import GangComm, InterruptWord
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.layout import Grid, Spread, default_grid
+from mpi_workers.matrix import DistMatrix, check_dtype
+from mpi_workers.memory import Pool
+from mpi_workers.redistribute import redistribute
+from mpi_workers.server import DataServer
+from mpi_workers.specs import RankConfig
+from mpi_workers.storage import Storage
+from mpi_workers.wire import Body, Connection, Kind
+
+ORPHANED = 98  # exit code of a rank whose proxy is gone
+TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback travel
+
+
+class Library(Protocol):
+    """What the loop needs of a loaded library (`ali` provides it)."""
+
+    def describe(self) -> Body:
+        """Name, documentation and signatures, as a map."""
+
+    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> Sequence[Any]:
+        """Run a routine; one value per declared result."""
+
+    def close(self) -> None:
+        """Give up what the library holds."""
+
+
+Loader = Callable[[str, str | None], Library]
+
+
+class Gang:
+    """What a routine sees of its gang: communicator, memory, progress."""
+
+    def __init__(
+        self, world: MPI.Intracomm, storage: Storage, tell: Callable[[float, str], None]
+    ) -> None:
+        self._world = world
+        self._storage = storage
+        self._tell = tell
+        self._told = 0.0
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self.grid: Grid = default_grid(world.size)
+        self.comm = GangComm(world.Dup())
+
+    def renew(self) -> None:
+        """A fresh communicator; the old one may have messages under way for ever."""
+        self.comm = GangComm(self._world.Dup())
+
+    def new(
+        self, shape: tuple[int, int], dtype: Any, layout: str, *, zero: bool = True
+    ) -> DistMatrix:
+        """Memory for a matrix spread over the gang (no communication)."""
+        spread = Spread(layout, (int(shape[0]), int(shape[1])), self.grid)
+        matrix = self._storage.new(spread, check_dtype(dtype))
+        if zero:
+            matrix.local[...] = 0
+        return matrix
+
+    def to_layout(self, matrix: DistMatrix, layout: str) -> DistMatrix:
+        """The matrix in another layout; itself if it has it. Collective."""
+        if matrix.layout == layout:
+            return matrix
+        result = self.new(matrix.shape, matrix.dtype, layout, zero=False)
+        redistribute(matrix, result, self.comm)
+        return result
+
+    def progress(self, fraction: float, text: str) -> None:
+        """Tell the user how far the routine is (rank 0, at most ten times a second)."""
+        now = time.monotonic()
+        if self.rank == 0 and now - self._told > 0.1:
+            self._told = now
+            self._tell(fraction, text)
+
+
+class Rank:
+    """The loop of one rank."""
+
+    def __init__(self, config: RankConfig, loader: Loader) -> None:
+        self._loader = loader
+        self._libraries: dict[str, Library] = {}
+        self._call = 0
+        world = MPI.COMM_WORLD
+        if world.size != config.size:
+            raise RuntimeError(
+                f"MPI started {world.size} ranks in this world instead of {config.size}: "
+                "the launcher and the MPI library do not speak the same PMI"
+            )
+        self.storage = Storage(world.rank, Pool(config.keep_bytes, shared=True))
+        path = f"{config.directory}/rank{world.rank}.sock"
+        self._server = DataServer(self.storage, config.token, path, config.host)
+        gang_comm.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)
+        self.gang = Gang(world, self.storage, self._tell)
+        self._control, _ = wire.connect(
+            config.control,
+            config.token,
+            {
+                "role": "rank",
+                "rank": world.rank,
+                "size": world.size,
+                "pid": os.getpid(),
+                "hostname": os.uname().nodename,
+                "addresses": self._server.addresses,
+                "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+            },
+        )
+        threading.Thread(target=_die_with, args=(self._control,), daemon=True).start()
+
+    def run(self) -> None:
+        """Answer commands until told to exit."""
+        while True:
+            frame = self._control.recv()
+            if frame.kind != Kind.COMMAND:
+                continue
+            body = frame.body
+            if body["op"] == "exit":
+                for library in self._libraries.values():
+                    with contextlib.suppress(Exception):
+                        library.close()
+                return
+            self._control.send(Kind.REPLY, self._answer(body))
+
+    def _answer(self, body: Body) -> Body:
+        reply: Body = {"seq": body["seq"]}
+        try:
+            reply.update(getattr(self, f"_on_{body['op']}")(body) or {})
+        except Interrupted:
+            reply["interrupted"] = True
+        except Failure as failure:
+            failure.facts.setdefault("rank", self.gang.rank)
+            reply["error"] = failure.to_map()
+        except MemoryError as error:
+            reply["error"] = Failure(
+                "ResourceError",
+                f"rank {self.gang.rank} ran out of memory: {error}",
+                rank=self.gang.rank,
+            ).to_map()
+        except BaseException as error:  # a routine may even call sys.exit: the gang goes on
+            reply["error"] = self._routine_failure(error, body).to_map()
+        return reply
+
+    def _routine_failure(self, error: BaseException, body: Body) -> Failure:
+        what = f"{body.get('library', '')}.{body.get('routine', body['op'])}".lstrip(".")
+        return Failure(
+            "RoutineError",
+            f"{what} failed on rank {self.gang.rank}: {type(error).__name__}: {error}",
+            rank=self.gang.rank,
+            traceback="".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:],
+        )
+
+    def _tell(self, fraction: float, text: str) -> None:
+        self._control.send(
+            Kind.EVENT, {"seq": self._call, "fraction": float(fraction), "text": text}
+        )
+
+    # --- commands, by op ---
+
+    def _on_reserve(self, body: Body) -> Body:
+        return {"idle": self.storage.pool.idle_bytes()}
+
+    def _on_create(self, body: Body) -> None:
+        spread = Spread(body["layout"], tuple(body["shape"]), self.gang.grid)
+        matrix = self.storage.new(spread, np.dtype(body["dtype"]))
+        self.storage.put(body["matrix"], matrix, sealed=False)
+
+    def _on_seal(self, body: Body) -> None:
+        self.storage.seal(body["matrix"])
+
+    def _on_free(self, body: Body) -> None:
+        for matrix_id in body["matrices"]:
+            self.storage.free(matrix_id)
+
+    def _on_redistribute(self, body: Body) -> None:
+        self._enter(body)
+        source = self.storage.sealed(body["source"])
+        result = self.gang.to_layout(source, body["layout"])
+        self.storage.put(body["matrix"], result, sealed=True)
+
+    def _on_load(self, body: Body) -> Body:
+        self._enter(body)
+        name = body["library"]
+        library = self._loader(name, body.get("path"))
+        old = self._libraries.pop(name, None)
+        if old is not None:
+            old.close()
+        self._libraries[name] = library
+        return {"value": library.describe()} if self.gang.rank == 0 else {}
+
+    def _on_call(self, body: Body) -> Body:
+        self._enter(body)
+        library = self._libraries.get(body["library"])
+        if library is None:
+            raise Failure("LibraryNotFoundError", f"library {body['library']!r} is not loaded")
+        arguments = {
+            name: self.storage.sealed(value["matrix"]) if isinstance(value, dict) else value
+            for name, value in body["arguments"].items()
+        }
+        try:
+            results = library.call(self.gang, body["routine"], arguments)
+        finally:
+            sys.stdout.flush()
+        ids = iter(body["results"])
+        matrices, values = [], []
+        for result in results:
+            if isinstance(result, DistMatrix):
+                matrix_id = next(ids)
+                self.storage.put(matrix_id, result, sealed=True)
+                about = [matrix_id, *result.shape, result.dtype.name, result.layout]
+                matrices.append(about)
+                values.append({"matrix": about})
+            else:
+                values.append(result)
+        reply: Body = {"matrices": matrices} if matrices else {}
+        if self.gang.rank == 0:
+            reply["value"] = values
+        return reply
+
+    def _enter(self, body: Body) -> None:
+        """Before anything collective: waits belong to this call, on a sound communicator."""
+        self._call = body["seq"]
+        gang_comm.begin(self._call)
+        if body.get("renew"):
+            self.gang.renew()
+
+
+def _die_with(control: Connection) -> None:
+    """End this rank when its proxy is gone, even while it computes."""
+    poller = select.poll()
+    poller.register(control.sock.fileno(), 0)  # only hang-up and error are reported
+    while True:
+        poller.poll()
+        os._exit(ORPHANED)
+
+
+def main(config: RankConfig, loader: Loader) -> None:
+    """Be a rank until told to exit. Does not return."""
+    status = 1
+    try:
+        faulthandler.enable()
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        threadpool_limits(config.threads)
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        Rank(config, loader).run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not MPI_Finalize: it is collective, and would wait for a rank that is gone.
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(status)
