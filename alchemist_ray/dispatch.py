@@ -10,9 +10,9 @@ their provenance, libraries, ranks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,15 +28,46 @@ QUEUE_LIMIT = 100_000
 
 
 @dataclass(slots=True)
-class Round:
-    """One message to all nodes, and what came back so far."""
+class Job:
+    """A command and who waits for its answer: a socket client, or a future of the Ray door."""
 
-    done: asyncio.Future[None]
+    body: Body
+    client: FrameProtocol | None = None
+    ident: Any = None
+    future: asyncio.Future[Body] | None = None
+
+    def answer(self, result: Body | Failure) -> None:
+        if self.client is not None:
+            key = "error" if isinstance(result, Failure) else "result"
+            told = result.to_map() if isinstance(result, Failure) else result
+            self.client.send(Kind.REPLY, {"id": self.ident, key: told})
+        elif self.future is not None and not self.future.done():
+            if isinstance(result, Failure):
+                self.future.set_exception(result)
+            else:
+                self.future.set_result(result)
+
+
+@dataclass(slots=True)
+class Round:
+    """One message to all nodes, and what came back so far.
+
+    `then` is called once: with None when all nodes have answered (or one has
+    failed and the others take their time), or with what ended the gang.
+    """
+
+    then: Callable[[Round, AlchemistError | None], None]
     left: int
+    told: bool = False
     errors: list[Body] = field(default_factory=list)
     failed: int = 0
     value: Any = None
     matrices: list[Any] | None = None
+
+    def finish(self, error: AlchemistError | None = None) -> None:
+        if not self.told:
+            self.told = True
+            self.then(self, error)
 
 
 @dataclass(slots=True)
@@ -101,11 +132,9 @@ class Dispatcher:
         self._renew = False
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
-        self._queue: asyncio.Queue[tuple[Body, asyncio.Future[Body] | None, Any]] = asyncio.Queue(
-            QUEUE_LIMIT
-        )
-        self._runner: asyncio.Task[None] | None = None
-        self._asked: tuple[FrameProtocol, Any] | None = None  # whose command is under way
+        self._queue: deque[Job] = deque()
+        self._active: Job | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self.ranks: dict[int, Body] = {}
         self.failure: AlchemistError | None = None
         self.closed = False
@@ -120,7 +149,6 @@ class Dispatcher:
         for sock, address in (wire.listen_unix(unix_path), wire.listen_tcp(host)):
             self.addresses.append(address)
             self._servers.append(await self._serve(loop, sock))
-        self._runner = loop.create_task(self._run())
 
     async def _serve(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket
@@ -179,12 +207,9 @@ class Dispatcher:
     def _event(self, node: int, body: Body) -> None:
         match body["op"]:
             case "progress":
-                if self._asked is not None:
-                    client, ident = self._asked
-                    client.send(
-                        Kind.EVENT,
-                        {"id": ident, "fraction": body["fraction"], "text": body["text"]},
-                    )
+                if self._active is not None and self._active.client is not None:
+                    told = {"fraction": body["fraction"], "text": body["text"]}
+                    self._active.client.send(Kind.EVENT, {"id": self._active.ident, **told})
             case "rank_failed":
                 self._rank_failed(node, body)
             case "rank_ended":
@@ -223,15 +248,15 @@ class Dispatcher:
         for other, proxy in self._proxies.items():
             if other != node:
                 proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
-        if under_way is not None and not under_way.done.done():
+        if under_way is not None and not under_way.told:
             asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._tell_early, seq, body)
 
     def _tell_early(self, seq: int, body: Body) -> None:
         under_way = self._rounds.get(seq)
-        if under_way is not None and not under_way.done.done():
+        if under_way is not None and not under_way.told:
             under_way.errors.append(body["error"])
             under_way.failed = max(1, under_way.failed)
-            under_way.done.set_result(None)
+            under_way.finish()
 
     def _from_node(self, body: Body) -> None:
         under_way = self._rounds.get(body["seq"])
@@ -246,8 +271,7 @@ class Dispatcher:
             under_way.matrices = body["matrices"]
         if under_way.left == 0:
             del self._rounds[body["seq"]]
-            if not under_way.done.done():
-                under_way.done.set_result(None)
+            under_way.finish()
 
     def _tell_all(self, body: Body) -> None:
         for proxy in self._proxies.values():
@@ -261,75 +285,113 @@ class Dispatcher:
             protocol.peer = ("client", False)
             protocol.close()
             return
-        self._accept(body, None, (protocol, ident))
+        self._accept(Job(body, protocol, ident))
 
     async def submit(self, body: Body) -> Body:
         """Run a command that came through Ray. Raises the tree's errors."""
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        self._accept(body, future, None)
+        self._accept(Job(body, future=future))
         return await future
 
-    def _accept(
-        self,
-        body: Body,
-        future: asyncio.Future[Body] | None,
-        client: tuple[FrameProtocol, Any] | None,
-    ) -> None:
+    def _accept(self, job: Job) -> None:
+        op = job.body.get("op", "")
         if self.failure is not None:
-            _answer(to_failure(self.failure), future, client)
-            return
-        if (quick := _QUICK.get(body.get("op", ""))) is not None:
-            _answer(quick(self, body), future, client)
-            return
-        try:
-            self._queue.put_nowait((body, future, client))
-        except asyncio.QueueFull:
-            _answer(
-                Failure("GroupError", f"{QUEUE_LIMIT} commands are waiting: wait for some"),
-                future,
-                client,
-            )
+            job.answer(to_failure(self.failure))
+        elif (quick := _QUICK.get(op)) is not None:
+            job.answer(quick(self, job.body))
+        elif len(self._queue) >= QUEUE_LIMIT:
+            words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
+            job.answer(Failure("GroupError", words))
+        else:
+            self._queue.append(job)
+            self._next()
 
-    async def _run(self) -> None:
-        """Take commands from the queue, one at a time."""
-        while True:
-            body, future, client = await self._queue.get()
-            self._asked = client
-            try:
-                handler = _QUEUED.get(body.get("op", ""))
-                if handler is None:
-                    raise Failure("GroupError", f"unknown command {body.get('op')!r}")
-                result: Body | Failure = await handler(self, body)
-            except Failure as failure:
-                result = failure
-            except AlchemistError as error:
-                result = to_failure(error)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                result = Failure(
-                    "GroupError", f"malformed command {body.get('op')!r}: {error!r}"
-                )
-            self._asked = None
-            _answer(result, future, client)
+    def _next(self) -> None:
+        """Begin the next command, if none is under way."""
+        while self._active is None and self._queue:
+            job = self._active = self._queue.popleft()
+            if job.body.get("op") == "call" and not self._rounds:
+                self._guarded(job, self._begin_call)  # the quick way: no task is made
+            else:
+                task = asyncio.get_running_loop().create_task(self._run(job))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _finish(self, job: Job, result: Body | Failure) -> None:
+        if self._active is job:
+            self._active = None
+        job.answer(result)
+        self._next()
+
+    def _guarded(self, job: Job, begin: Callable[[Job], None]) -> None:
+        try:
+            begin(job)
+        except Failure as failure:
+            self._finish(job, failure)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._finish(job, _malformed(job, error))
+
+    async def _run(self, job: Job) -> None:
+        """A command that takes several rounds, or has to wait for stragglers."""
+        try:
+            if job.body.get("op") == "call":
+                await self._drained()
+                if self.failure is not None:
+                    raise self.failure
+                self._guarded(job, self._begin_call)
+                return
+            handler = _QUEUED.get(job.body.get("op", ""))
+            if handler is None:
+                raise Failure("GroupError", f"unknown command {job.body.get('op')!r}")
+            result: Body | Failure = await handler(self, job.body)
+        except Failure as failure:
+            result = failure
+        except AlchemistError as error:
+            result = to_failure(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            result = _malformed(job, error)
+        self._finish(job, result)
 
     # --- a round over all nodes ---
 
+    def _begin(
+        self,
+        then: Callable[[Round, AlchemistError | None], None],
+        op: str,
+        *,
+        collective: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Send one command to every rank; `then` is called when all have answered."""
+        self._seq += 1
+        body: Body = {"op": op, "seq": self._seq, **fields}
+        if collective and self._renew:
+            body["renew"] = True
+            self._renew = False
+        self._rounds[self._seq] = Round(then, len(self._proxies))
+        self._tell_all(body)
+
     async def _round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
-        """Send one command to every rank and wait for all replies.
+        """The same, to be awaited.
 
         Raises `Failure` if any rank failed, `GroupFailedError` if the gang is lost.
         """
         await self._drained()
         if self.failure is not None:
             raise self.failure
-        self._seq += 1
-        body: Body = {"op": op, "seq": self._seq, **fields}
-        if collective and self._renew:
-            body["renew"] = True
-            self._renew = False
-        under_way = Round(asyncio.get_running_loop().create_future(), len(self._proxies))
-        self._rounds[self._seq] = under_way
-        self._tell_all(body)
-        await under_way.done
+        future: asyncio.Future[Round] = asyncio.get_running_loop().create_future()
+
+        def then(under_way: Round, error: AlchemistError | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+                future.exception()  # seen: whoever waited may have been cancelled
+            else:
+                future.set_result(under_way)
+
+        self._begin(then, op, collective=collective, **fields)
+        under_way = await future
         if under_way.errors:
             self._renew = self._renew or collective
             raise _worst(under_way)
@@ -406,32 +468,54 @@ class Dispatcher:
         self.libraries[body["library"]] = described
         return described
 
-    async def _call(self, body: Body) -> Body:
-        used = [v["matrix"] for v in body["arguments"].values() if isinstance(v, dict)]
-        for ident in used:
-            self._known(ident)
+    def _begin_call(self, job: Job) -> None:
+        body = job.body
+        arguments = body["arguments"]
+        for value in arguments.values():
+            if isinstance(value, dict):
+                self._known(value["matrix"])
         ids = [self._new_id() for _ in range(body["matrices"])]
-        done = await self._results(
-            ids,
-            self._round(
-                "call",
-                collective=True,
-                library=body["library"],
-                routine=body["routine"],
-                arguments=body["arguments"],
-                results=ids,
-            ),
+
+        def then(under_way: Round, error: AlchemistError | None) -> None:
+            if error is not None:
+                self._finish(job, to_failure(error))
+            elif under_way.errors:
+                self._renew = True
+                failure = _worst(under_way)
+                if ids:
+                    self._queue.appendleft(Job({"op": "discard", "matrices": ids}))
+                self._finish(job, failure)
+            else:
+                self._keep_results(body, under_way)
+                self._finish(job, {"values": under_way.value or []})
+
+        self._begin(
+            then,
+            "call",
+            collective=True,
+            library=body["library"],
+            routine=body["routine"],
+            arguments=arguments,
+            results=ids,
         )
+
+    def _keep_results(self, body: Body, done: Round) -> None:
+        if not done.matrices:
+            return
         origin = {
             "kind": "routine",
             "library": body["library"],
             "routine": body["routine"],
             "arguments": body["arguments"],
         }
-        for ident, m, n, dtype, layout in done.matrices or []:
+        for ident, m, n, dtype, layout in done.matrices:
             fields = {"shape": [m, n], "dtype": dtype, "layout": layout}
             self._record(ident, None, fields, origin, True)
-        return {"values": done.value or []}
+
+    async def _discard(self, body: Body) -> Body:
+        """Free what some ranks made in a call that failed on others."""
+        await self._round("free", matrices=body["matrices"])
+        return {}
 
     async def _results(self, ids: list[int], work: Awaitable[Round]) -> Round:
         """Wait for a round that makes matrices; if it fails, none of them stays."""
@@ -480,14 +564,12 @@ class Dispatcher:
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # seen: the launcher may have given up waiting
-        for under_way in self._rounds.values():
-            if not under_way.done.done():
-                under_way.done.set_exception(error)
-                under_way.done.exception()
-        self._rounds.clear()
-        while not self._queue.empty():
-            _, future, client = self._queue.get_nowait()
-            _answer(to_failure(error), future, client)
+        rounds, self._rounds = list(self._rounds.values()), {}
+        for under_way in rounds:
+            under_way.finish(error)
+        queued, self._queue = list(self._queue), deque()
+        for job in queued:
+            job.answer(to_failure(error))
         for proxy in list(self._proxies.values()):
             proxy.close()  # its ranks end with it
 
@@ -509,8 +591,8 @@ class Dispatcher:
             client.close()
         for server in self._servers:
             server.close()
-        if self._runner is not None:
-            self._runner.cancel()
+        for task in list(self._tasks):
+            task.cancel()
 
     # --- answered at once, whatever the ranks are doing ---
 
@@ -536,27 +618,12 @@ _QUEUED: dict[str, Callable[[Dispatcher, Body], Awaitable[Body]]] = {
     "free": Dispatcher._free,
     "redistribute": Dispatcher._redistribute,
     "load": Dispatcher._load,
-    "call": Dispatcher._call,
+    "discard": Dispatcher._discard,
 }
 
 
-def _answer(
-    result: Body | Failure,
-    future: asyncio.Future[Body] | None,
-    client: tuple[FrameProtocol, Any] | None,
-) -> None:
-    if client is not None:
-        protocol, ident = client
-        if isinstance(result, Failure):
-            protocol.send(Kind.REPLY, {"id": ident, "error": result.to_map()})
-        else:
-            protocol.send(Kind.REPLY, {"id": ident, "result": result})
-    elif future is not None and not future.done():
-        with contextlib.suppress(asyncio.InvalidStateError):
-            if isinstance(result, Failure):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+def _malformed(job: Job, error: Exception) -> Failure:
+    return Failure("GroupError", f"malformed command {job.body.get('op')!r}: {error!r}")
 
 
 def _worst(under_way: Round) -> Failure:

@@ -27,24 +27,31 @@ def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progre
         yield lambda n: None if bar.update(n) is None else None
 
 
-@contextmanager
-def routine_bar(what: str, wanted: bool | None) -> Iterator[object]:
-    """A bar in percent, driven by a routine's own `ctx.progress`."""
-    with tqdm(
-        total=100,
-        desc=what,
-        unit="%",
-        delay=0.0 if wanted else QUIET_S,
-        disable=None if wanted is None else not wanted,
-        leave=bool(wanted),
-        bar_format="{l_bar}{bar}| {elapsed} {postfix}",
-    ) as bar:
+class RoutineBar:
+    """A bar in percent, driven by a routine's own `ctx.progress`; made only when one speaks."""
 
-        def tell(fraction: float, text: str) -> None:
-            bar.set_postfix_str(text, refresh=False)
-            bar.update(100 * min(1.0, max(0.0, fraction)) - bar.n)
+    def __init__(self, what: str, wanted: bool | None) -> None:
+        self._what = what
+        self._wanted = wanted
+        self._bar: tqdm | None = None
 
-        yield tell
+    def __call__(self, fraction: float, text: str) -> None:
+        if self._bar is None:
+            self._bar = tqdm(
+                total=100,
+                desc=self._what,
+                unit="%",
+                delay=0.0 if self._wanted else QUIET_S,
+                disable=None if self._wanted is None else not self._wanted,
+                leave=bool(self._wanted),
+                bar_format="{l_bar}{bar}| {elapsed} {postfix}",
+            )
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(100 * min(1.0, max(0.0, fraction)) - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def times_table(times: dict[int, RankTimes], *, sending: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.errors import LibraryError, NoSuchRoutineError, from_failure
-from alchemist_ray.events import routine_bar
+from alchemist_ray.events import RoutineBar
 from alchemist_ray.gang import GangClient
 from alchemist_ray.group import Endpoint
 from alchemist_ray.handles import Handle
@@ -79,8 +79,11 @@ class Routine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         body = self._bound(args, kwargs)
-        with routine_bar(self.__qualname__, self._client.progress) as tell:
-            reply = self._client.request(body, tell)
+        bar = RoutineBar(self.__qualname__, self._client.progress)
+        try:
+            reply = self._client.request(body, bar)
+        finally:
+            bar.close()
         return results_of(reply, self._client.endpoint)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:

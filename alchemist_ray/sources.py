@@ -13,7 +13,8 @@ import ray
 from numpy.typing import NDArray
 
 from alchemist_ray import transfer
-from alchemist_ray.errors import DtypeError, ShapeError
+from alchemist_ray.errors import DtypeError, MatrixError, ShapeError
+from alchemist_ray.handles import Handle
 from mpi_workers.client import Progress, RankTimes, Target
 from mpi_workers.layout import Shape
 from mpi_workers.matrix import DTYPES, check_dtype
@@ -45,6 +46,11 @@ def plan(source: Any, dtype: Any, client: GangClient) -> Plan:
     DtypeError, ShapeError, IncompleteMatrixError
         If no matrix can be made of it.
     """
+    if isinstance(source, Handle):
+        raise MatrixError(
+            f"{source.name} is on ranks already: use handle.to_layout(), or send handle.fetch() "
+            "to another session"
+        )
     if isinstance(source, list) and source and _is_block(source[0]):
         return transfer.BlocksPlan.look(source, dtype)
     return ArrayPlan.look(source, dtype)

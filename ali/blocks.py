@@ -64,9 +64,8 @@ def frobenius(ctx: Context, matrix: DistMatrix) -> float:
     Sums of squares are kept as ``scale**2 * total`` with every term at most 1, as in
     LAPACK's lassq, so that neither 1e200 overflows nor 1e-200 vanishes.
     """
-    first = next((g for g in matrix.spread.owners() if ctx.rank in g), (-1,))[0] == ctx.rank
     scale, total = 0.0, 0.0
-    if first:
+    if any(group[0] == ctx.rank for group in matrix.spread.owners()):  # each copy counts once
         local = matrix.local.reshape(-1, order="F")
         if local.dtype.kind == "c":
             local = local.view(local.real.dtype)

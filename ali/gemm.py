@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, PANEL, Array, block, dealt, panel_width, panels
+from ali.blocks import CHUNK, Array, block, dealt, panel_width, panels
 from ali.interface import Context
 from mpi_workers.comm import GangComm
 from mpi_workers.layout import Spread
@@ -75,6 +75,10 @@ def plan(left: Spread, right: Spread) -> str:
 def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMatrix:
     """``A @ B`` in the layout that its way leaves it in. Collective."""
     dtype = np.result_type(A.dtype, B.dtype)
+    if ctx.size == 1:
+        C = ctx.empty((A.shape[0], B.shape[1]), dtype)
+        np.matmul(_cast(A.local, dtype), _cast(B.local, dtype), out=C.local)
+        return C
     match way or plan(A.spread, B.spread):
         case "rows":
             return _rows(ctx, A, B, dtype)
@@ -88,29 +92,26 @@ def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMa
 
 
 def _rows(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
-    whole = B.local if ctx.size == 1 or B.layout == "STAR_STAR" else None
-    if whole is None:
-        B = ctx.to_layout(B, "VC_STAR")
     A = ctx.to_layout(A, "VC_STAR")
     C = ctx.empty((A.shape[0], B.shape[1]), dtype)
-    if whole is not None:
-        np.matmul(_cast(block(A), dtype), _cast(whole, dtype), out=block(C))
+    mine = _cast(block(A), dtype)
+    if B.layout == "STAR_STAR":
+        np.matmul(mine, _cast(B.local, dtype), out=block(C))
     else:
-        _stationary(ctx, _cast(block(A), dtype), _cast(block(B), dtype), block(C))
+        _stationary(ctx, mine, _cast(block(ctx.to_layout(B, "VC_STAR")), dtype), block(C))
     return C
 
 
 def _cols(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
-    """``C^T = B^T A^T`` by `_rows`' way: the transposes are views."""
-    whole = A.local if ctx.size == 1 or A.layout == "STAR_STAR" else None
-    if whole is None:
-        A = ctx.to_layout(A, "STAR_VC")
+    """``C^T = B^T A^T`` as in `_rows`: the transposes are views."""
     B = ctx.to_layout(B, "STAR_VC")
     C = ctx.empty((A.shape[0], B.shape[1]), dtype, "STAR_VC")
-    if whole is not None:
-        np.matmul(_cast(whole, dtype), _cast(block(B), dtype), out=block(C))
+    mine = _cast(block(B), dtype)
+    if A.layout == "STAR_STAR":
+        np.matmul(_cast(A.local, dtype), mine, out=block(C))
     else:
-        _stationary(ctx, _cast(block(B), dtype).T, _cast(block(A), dtype).T, block(C).T)
+        A = ctx.to_layout(A, "STAR_VC")
+        _stationary(ctx, mine.T, _cast(block(A), dtype).T, block(C).T)
     return C
 
 
@@ -177,6 +178,7 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     span = max(step, panel_width(a.shape[0] + b.shape[1], a.itemsize) // step * step)
     left = np.empty((a.shape[0], min(span, k)), dtype, order="F")
     right = np.empty((min(span, k), b.shape[1]), dtype, order="F")
+    strip = max(1, 4 * CHUNK // max(1, c.shape[0] * c.itemsize))  # sums stay in cache
     for ks in panels(k, span):
         count = ks.stop - ks.start
         cols = slice(ks.start // width, ks.start // width + dealt(count, col, width))
@@ -187,9 +189,8 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
         shapes = [(dealt(count, q, height), b.shape[1]) for q in range(height)]
         for q, part in _gathered(ctx.comm, down, b[rows], shapes):
             right[q:count:height] = part
-        for some in panels(n_local := c.shape[1], max(1, 4 * CHUNK // max(1, c[:, :1].nbytes))):
+        for some in panels(c.shape[1], strip):
             c[:, some] += left[:, :count] @ right[:count, some]
-            del n_local
     return C
 
 

@@ -105,10 +105,21 @@ class Context:
         self._gang.progress(fraction, text)
 
     def new_from_rows(self, local: np.ndarray[Any, Any], m: int) -> DistMatrix:
-        """A VC_STAR matrix with `m` rows from each rank's own rows, in VC_STAR's order."""
-        local = np.atleast_2d(local)
+        """A VC_STAR matrix with `m` rows from each rank's own rows, in VC_STAR's order.
+
+        A rank without rows gives an array of shape ``(0, n)``.
+
+        Raises
+        ------
+        ValueError
+            If a rank does not give as many rows as it owns.
+        """
+        owned = len(range(self.rank, m, self.size))
+        if local.ndim != 2 or local.shape[0] != owned:
+            raise ValueError(f"rank {self.rank} owns {owned} of {m} rows, and gave {local.shape}")
         matrix = self.empty((m, local.shape[1]), local.dtype, "VC_STAR")
-        matrix.local[...] = local
+        if local.size:
+            matrix.local[...] = local
         return matrix
 
     def new_replicated(self, values: np.ndarray[Any, Any], layout: str = "STAR_STAR") -> DistMatrix:
@@ -256,7 +267,8 @@ class PythonLibrary:
         if len(values) != len(declared):
             raise Failure(
                 "RoutineError",
-                f"{routine} returned {len(values)} values and declares {len(declared)}: {signature}",
+                f"{routine} returned {len(values)} values, not the {len(declared)} that it "
+                f"declares: {signature}",
             )
         return [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
 

@@ -54,16 +54,13 @@ def _by_path(name: str, path: Path) -> ModuleType:
             "where every node of the gang can read it",
         )
     if path.suffix != ".py":
-        raise Failure(
-            "LibraryLoadError", f"library {name!r}: {path} is not a Python file (.py)"
-        )
+        raise Failure("LibraryLoadError", f"library {name!r}: {path} is not a Python file (.py)")
     module_name = f"alchemist_library_{name}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise Failure("LibraryLoadError", f"library {name!r}: cannot import {path}")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(module_name)
+    module.__file__ = str(path)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    # Not through an importer: its cache takes a file edited within the second for the old one.
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
     return module
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from mpi_workers import tiles, wire
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Piece, Spread, as_slice
-from mpi_workers.regions import Region, stream
-from mpi_workers.server import send_stream
+from mpi_workers.regions import Region
+from mpi_workers.streams import is_tiled, receive_stream, send_stream
 from mpi_workers.wire import Kind
 
 Array = NDArray[Any]
@@ -33,7 +33,8 @@ STALL_S = 60.0  # a rank that neither takes nor gives a byte for so long is give
 PANEL_BYTES = 64 << 20  # 64 MiB: a progress bar moves this often
 MAPS_KEPT = 8  # mappings of a rank's memory kept for the next transfer
 
-Progress = Callable[[int], None]
+Progress = Callable[[int], None]  # called with bytes moved, from several threads
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -107,6 +108,15 @@ class RankLink:
                 ) from error
         return self._connection
 
+    def hang_up(self) -> None:
+        """End the connection under whatever thread uses it; its owner closes it."""
+        if self._connection is not None:
+            self._connection.hang_up()
+
+    def forget(self) -> None:
+        """Drop the mappings kept for the next transfer: only then is freed memory given back."""
+        self._maps.clear()
+
     def close(self) -> None:
         """Drop the connection; what it had mapped for writing is thrown away by the rank."""
         if self._connection is not None:
@@ -124,13 +134,16 @@ class RankLink:
             self._maps.pop(dead, None)
         segment = frame.body["segment"]
         mapped = self._maps.pop(segment, None)
-        if mapped is None:
-            (fd,) = frame.fds
-            try:
+        try:
+            if mapped is None:
+                if len(frame.fds) != 1:
+                    raise wire.WireError(f"{len(frame.fds)} file descriptors came with a map")
                 # Pages present at once: one fault per page is what a first copy costs most.
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-                mapped = np.frombuffer(mmap.mmap(fd, frame.body["nbytes"], flags=flags), np.uint8)
-            finally:
+                memory = mmap.mmap(frame.fds[0], frame.body["nbytes"], flags=flags)
+                mapped = np.frombuffer(memory, np.uint8)
+        finally:
+            for fd in frame.fds:
                 os.close(fd)
         while len(self._maps) >= MAPS_KEPT:
             self._maps.pop(next(iter(self._maps)))
@@ -148,14 +161,22 @@ class RankLink:
         """Stream this rank's share of a region."""
         connection = self.open()
         connection.sock.settimeout(STALL_S)
-        body = {"matrix": target.matrix, "region": list(region)}
+        tiled = is_tiled(share)
+        body = {"matrix": target.matrix, "region": list(region), "tiled": tiled}
         try:
-            packing, sending = send_stream(connection, Kind.PUT, body, share)
-        except wire.ConnectionLost:
-            # The rank refused and hung up: its reason is waiting to be read.
-            connection.expect(Kind.SYNC, 1.0)
+            packing, sending = send_stream(
+                connection, Kind.PUT, body, share, target.dtype, tiled=tiled
+            )
+        except wire.ConnectionLost as lost:
+            # Where the rank refused and hung up, its reason is waiting to be read.
+            try:
+                connection.expect(Kind.REFUSED, 1.0)
+            except (wire.WireError, OSError):
+                raise lost from None
             raise
-        return RankTimes(self.rank, self.route, share.nbytes, packing, sending)
+        return RankTimes(
+            self.rank, self.route, share.size * target.dtype.itemsize, packing, sending
+        )
 
     def sync(self) -> tuple[float, float]:
         """Wait until the rank has placed all that was put; its receive and place seconds."""
@@ -167,27 +188,22 @@ class RankLink:
     def get(self, target: Target, region: Region, share: Array) -> RankTimes:
         """Fetch this rank's share of a region into `share` (any strides)."""
         connection = self.open()
-        connection.send(Kind.GET, {"matrix": target.matrix, "region": list(region)})
+        tiled = is_tiled(share)
+        body = {"matrix": target.matrix, "region": list(region), "tiled": tiled}
+        connection.send(Kind.GET, body)
         frame = connection.expect(Kind.DATA, STALL_S)
-        if frame.payload_nbytes != share.nbytes:
-            raise wire.WireError(f"rank {self.rank} sent {frame.payload_nbytes} bytes")
+        nbytes = share.size * target.dtype.itemsize
+        if frame.payload_nbytes != nbytes:
+            raise wire.WireError(f"it sent {frame.payload_nbytes} bytes instead of {nbytes}")
         connection.sock.settimeout(STALL_S)
-        times = RankTimes(self.rank, self.route, share.nbytes)
-        staging = np.empty(0, share.dtype)
-        clock = time.perf_counter()
-        for rows, cols in stream(share.shape, share.itemsize):
-            part = share[rows, cols]
-            if staging.size < part.size:
-                staging = np.empty(part.size, share.dtype)
-            packed = staging[: part.size]
-            connection.read_into(memoryview(packed).cast("B"))
-            arrived = time.perf_counter()
-            tiles.copy(part, packed.reshape(part.shape, order="F"))
-            now = time.perf_counter()
-            times.receive_s += arrived - clock
-            times.deserialize_s += now - arrived
-            clock = now
-        return times
+        receiving, placing = receive_stream(connection, share, target.dtype, tiled=tiled)
+        return RankTimes(
+            self.rank,
+            self.route,
+            nbytes,
+            receive_s=receiving,
+            deserialize_s=placing,
+        )
 
 
 class Ranks:
@@ -217,18 +233,40 @@ class Ranks:
                 found = self._links[rank] = RankLink(rank, self.doors)
             return found
 
+    def trim(self) -> None:
+        """Let go of the ranks' memory that is mapped here and in no transfer under way.
+
+        A mapping kept warm holds its pages even after the rank has given them
+        back: to be called when matrices have been freed and memory is short.
+        """
+        for link in self._all():
+            if link.lock.acquire(blocking=False):
+                link.forget()
+                link.lock.release()
+
     def close(self) -> None:
-        """Close every connection and end the threads."""
+        """Close every connection and end the threads; transfers under way fail."""
+        links = self._all()
         with self._lock:
-            links, self._links = list(self._links.values()), {}
+            self._links.clear()
         for link in links:
-            link.close()
+            link.hang_up()
+            if link.lock.acquire(blocking=False):  # else the transfer that fails now closes it
+                link.close()
+                link.lock.release()
         self.copiers.shutdown(wait=False, cancel_futures=True)
         self.streams.shutdown(wait=False, cancel_futures=True)
 
+    def _all(self) -> list[RankLink]:
+        with self._lock:
+            return list(self._links.values())
+
 
 class _Transfer:
-    """What sending and fetching share: the links of one matrix, locked and mapped."""
+    """What sending and fetching share: the links of one matrix, locked and mapped.
+
+    After an error the transfer is over: leave the context.
+    """
 
     write: bool
 
@@ -238,14 +276,15 @@ class _Transfer:
         self._progress = progress
         self._near: list[tiles.Part] = []
         self._far: list[tuple[RankLink, Piece]] = []
-        self._written: dict[int, int] = {}
         self._held: list[RankLink] = []
+        self._running: list[Future[Any]] = []
+        self._written: dict[int, int] = {}  # elements, by near rank
         self.times: dict[int, RankTimes] = {}
 
     def _chosen(self) -> Iterator[RankLink]:
         raise NotImplementedError
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         spread = self._target.spread
         try:
             for link in sorted(self._chosen(), key=lambda k: k.rank):  # one order: no deadlock
@@ -256,7 +295,7 @@ class _Transfer:
                 if not piece.size:
                     continue
                 if link.near:
-                    local = self._guarded(link, lambda k=link: k.map(self._target, write=self.write))
+                    local = _named(link, partial(link.map, self._target, write=self.write))
                     self._near.append(tiles.Part(link.rank, piece, local))
                 else:
                     self._far.append((link, piece))
@@ -275,11 +314,12 @@ class _Transfer:
             self._abandon()
             return
         try:
-            for part in self._near:
-                link = self._ranks.link(part.rank)
-                self._guarded(
-                    link, lambda k=link, r=part.rank: k.unmap(self._target, self._written.get(r, 0))
-                )
+            mapped = {part.rank for part in self._near}
+            self._near.clear()
+            for link in self._held:
+                if link.rank in mapped:
+                    written = self._written.get(link.rank, 0)
+                    _named(link, partial(link.unmap, self._target, written))
             self._finish_streams()
         except BaseException:
             self._abandon()
@@ -293,6 +333,11 @@ class _Transfer:
         """Close the links, so that the ranks know that nothing more comes from here."""
         self._near.clear()
         for link in self._held:
+            link.hang_up()
+        for future in self._running:
+            future.cancel()
+        wait(self._running)  # no thread may use a connection that is being closed
+        for link in self._held:
             link.close()
         self._release()
 
@@ -301,15 +346,12 @@ class _Transfer:
         for link in held:
             link.lock.release()
 
-    def _guarded(self, link: RankLink, action: Callable[[], Any]) -> Any:
-        """Run an action on a link; name the rank in whatever goes wrong."""
-        try:
-            return action()
-        except (wire.WireError, OSError) as error:
-            why = "it gave no sign of life" if isinstance(error, TimeoutError) else str(error)
-            raise Failure(
-                "TransferError", f"the transfer with rank {link.rank} broke: {why}", rank=link.rank
-            ) from error
+    def _join(self) -> None:
+        """Wait for the streams under way; raise the first error as soon as there is one."""
+        done, _ = wait(self._running, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        self._running.clear()
 
     def _panels(self, array: Array) -> Iterator[tuple[int, Array]]:
         """Row panels, so that progress can be told while a large array moves."""
@@ -320,23 +362,25 @@ class _Transfer:
         for i in range(0, len(array), rows):
             yield i, array[i : i + rows]
 
-    def _copy_near(self, array: Array, origin: tuple[int, int]) -> None:
+    def _copy_near(self, array: Array, region: Region) -> None:
         for row, panel in self._panels(array):
+            origin = (region.row0 + row, region.col0)
             spent = tiles.exchange(
                 panel,
-                (origin[0] + row, origin[1]),
+                origin,
                 self._near,
                 into_parts=self.write,
                 executor=self._ranks.copiers,
                 threads=self._ranks.threads if panel.nbytes > 1 << 20 else 1,
             )
             moved = 0
-            region = _region(panel, (origin[0] + row, origin[1]))
+            here = self._region(panel, origin)
             for part in self._near:
-                elements = region.of(part.piece).size
-                moved += elements * array.itemsize
+                elements = here.of(part.piece).size
+                nbytes = elements * self._target.dtype.itemsize
+                moved += nbytes
                 times = self.times[part.rank]
-                times.nbytes += elements * array.itemsize
+                times.nbytes += nbytes
                 if self.write:
                     self._written[part.rank] = self._written.get(part.rank, 0) + elements
                     times.send_s += spent[part.rank]
@@ -348,22 +392,27 @@ class _Transfer:
     def _stream_far(
         self,
         array: Array,
-        origin: tuple[int, int],
-        action: Callable[[RankLink, Region, Array], RankTimes],
-    ) -> list[Any]:
-        region = _region(array, origin)
+        region: Region,
+        action: Callable[[RankLink, Array], RankTimes],
+    ) -> None:
+        """Start a stream with every far rank that holds something of a region."""
 
-        def one(link: RankLink, piece: Piece) -> None:
-            share = region.of(piece)
-            if not share.size:
-                return
-            cut = array[as_slice(share.rows, origin[0]), as_slice(share.cols, origin[1])]
-            times = self._guarded(link, lambda: action(link, region, cut))
+        def one(link: RankLink, cut: Array) -> None:
+            times = _named(link, partial(action, link, cut))
             self.times[link.rank].add(times)
             if self._progress is not None:
-                self._progress(cut.nbytes)
+                self._progress(times.nbytes)
 
-        return [self._ranks.streams.submit(one, link, piece) for link, piece in self._far]
+        for link, piece in self._far:
+            share = region.of(piece)
+            if share.size:
+                cut = array[as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)]
+                self._running.append(self._ranks.streams.submit(one, link, cut))
+
+    def _region(self, array: Array, origin: tuple[int, int]) -> Region:
+        (row0, col0), (m, n) = origin, array.shape
+        bounds = [row0, row0 + m, col0, col0 + n]
+        return Region.checked(list(map(int, bounds)), self._target.spread.shape)
 
 
 class Writer(_Transfer):
@@ -381,10 +430,6 @@ class Writer(_Transfer):
                 )
             yield self._ranks.link(group[0])
 
-    def __enter__(self) -> Writer:
-        super().__enter__()
-        return self
-
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
         """Send a block whose first element is global `origin`.
 
@@ -398,25 +443,22 @@ class Writer(_Transfer):
         Raises
         ------
         Failure
-            TransferError naming the rank.
+            TransferError naming the rank; ShapeError if the block is not all in the matrix.
         """
-        far = block if block.dtype == self._target.dtype else block.astype(self._target.dtype)
-        waiting = self._stream_far(
-            far, origin, lambda link, region, cut: link.put(self._target, region, cut)
-        ) if self._far else []  # fmt: skip
-        try:
-            if self._near:
-                self._copy_near(block, origin)
-        finally:
-            _gather(waiting)
+        region = self._region(block, origin)
+        self._stream_far(block, region, lambda link, cut: link.put(self._target, region, cut))
+        if self._near:
+            self._copy_near(block, region)
+        self._join()
 
     def _finish_streams(self) -> None:
         def one(link: RankLink) -> None:
-            received, placed = self._guarded(link, link.sync)
+            received, placed = _named(link, link.sync)
             self.times[link.rank].receive_s += received
             self.times[link.rank].deserialize_s += placed
 
-        _gather([self._ranks.streams.submit(one, link) for link, _ in self._far])
+        self._running += [self._ranks.streams.submit(one, link) for link, _ in self._far]
+        self._join()
 
 
 class Reader(_Transfer):
@@ -429,41 +471,27 @@ class Reader(_Transfer):
             links = [self._ranks.link(rank) for rank in group[:64]]
             yield next((link for link in links if link.near), links[0])
 
-    def __enter__(self) -> Reader:
-        super().__enter__()
-        return self
-
     def read_block(self, out: Array, origin: tuple[int, int]) -> None:
         """Fill `out` with the region of the matrix that begins at `origin`.
 
         Raises
         ------
         Failure
-            TransferError naming the rank.
+            TransferError naming the rank; ShapeError if the region is not all in the matrix.
         """
-        waiting = self._stream_far(
-            out, origin, lambda link, region, cut: link.get(self._target, region, cut)
-        ) if self._far else []  # fmt: skip
-        try:
-            if self._near:
-                self._copy_near(out, origin)
-        finally:
-            _gather(waiting)
+        region = self._region(out, origin)
+        self._stream_far(out, region, lambda link, cut: link.get(self._target, region, cut))
+        if self._near:
+            self._copy_near(out, region)
+        self._join()
 
 
-def _region(array: Array, origin: tuple[int, int]) -> Region:
-    m, n = array.shape
-    return Region(origin[0], origin[0] + m, origin[1], origin[1] + n)
-
-
-def _gather(futures: Sequence[Any]) -> None:
-    """Wait for all futures; raise the first error once none is running any more."""
-    first: BaseException | None = None
-    for future in futures:
-        try:
-            future.result()
-        except BaseException as error:
-            first = first or error
-    if first is not None:
-        raise first
-
+def _named(link: RankLink, action: Callable[[], T]) -> T:
+    """Run an action on a link; name the rank in whatever goes wrong."""
+    try:
+        return action()
+    except (wire.WireError, OSError) as error:
+        why = "it gave no sign of life" if isinstance(error, TimeoutError) else str(error)
+        raise Failure(
+            "TransferError", f"the transfer with rank {link.rank} broke: {why}", rank=link.rank
+        ) from error

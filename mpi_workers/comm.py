@@ -7,10 +7,10 @@ a rank of the gang fails, the others leave their wait with `Interrupted`, the
 communicator is given up, and the gang goes on with a fresh duplicate.
 
 Collectives and point-to-point calls are covered, with buffers (``Allreduce``)
-and with pickled objects (``allreduce``). Files, windows and communicator
-constructors (``Split``, ``Dup``) are mpi4py's own; what ``Split`` and ``Dup``
-return has interruptible waits again. MPI called from native code is not
-covered.
+and with pickled objects (``allreduce``). Not covered are the waits of requests that
+a routine starts itself (``Irecv``: pass them to `wait`), files, windows, communicator
+constructors (though what ``Split``, ``Create`` and ``Dup`` return is a `GangComm` again),
+and MPI called from native code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import functools
 import os
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -27,6 +27,7 @@ from mpi4py import MPI
 from mpi_workers.failures import Interrupted
 from mpi_workers.interrupt import InterruptWord
 
+T = TypeVar("T")
 
 
 class _Rank:
@@ -55,16 +56,25 @@ def interrupted() -> bool:
     return _Rank.word is not None and _Rank.word.ends(_Rank.call)
 
 
-def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
-    """Wait for a request. Raises `Interrupted` if the call ends first."""
+def _until(ready: Callable[[], T]) -> T:
+    """Ask until there is an answer. Raises `Interrupted` if the call ends first."""
     turns = 0
-    while not request.Test(status):
+    while not (answer := ready()):
         turns += 1
         if _Rank.crowded or turns % 64 == 0:
             if interrupted():
-                _Rank.abandoned.append(request)
                 raise Interrupted
             os.sched_yield()
+    return answer
+
+
+def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
+    """Wait for a request. Raises `Interrupted` if the call ends first."""
+    try:
+        _until(lambda: request.Test(status))
+    except Interrupted:
+        _Rank.abandoned.append(request)
+        raise
 
 
 def _blocking(name: str) -> Callable[..., None]:
@@ -99,6 +109,37 @@ class GangComm(MPI.Intracomm):
     Exscan = _blocking("Exscan")
     Send = _blocking("Send")
     Ssend = _blocking("Ssend")
+    Rsend = _blocking("Rsend")
+
+    def Split(self, color: int = 0, key: int = 0) -> GangComm:
+        return GangComm(super().Split(color, key))
+
+    def Split_type(
+        self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL
+    ) -> GangComm:
+        return GangComm(super().Split_type(split_type, key, info))
+
+    def Create(self, group: MPI.Group) -> GangComm:
+        return GangComm(super().Create(group))
+
+    def Probe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Literal[True]:
+        _until(lambda: self.Iprobe(source, tag, status))
+        return True
+
+    def Mprobe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> MPI.Message:
+        message = _until(lambda: self.Improbe(source, tag, status))
+        assert message is not None
+        return message
 
     def Recv(
         self,
@@ -207,6 +248,27 @@ class GangComm(MPI.Intracomm):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         wait(self.isend(obj, dest, tag))
 
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        wait(self.issend(obj, dest, tag))
+
+    def probe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Literal[True]:
+        return self.Probe(source, tag, status)
+
+    def mprobe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> MPI.Message:
+        message = _until(lambda: self.improbe(source, tag, status))
+        assert message is not None
+        return message
+
     def recv(
         self,
         buf: Any = None,
@@ -214,14 +276,7 @@ class GangComm(MPI.Intracomm):
         tag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> Any:
-        turns = 0
-        while (message := self.improbe(source, tag, status)) is None:
-            turns += 1
-            if _Rank.crowded or turns % 64 == 0:
-                if interrupted():
-                    raise Interrupted
-                os.sched_yield()
-        return message.recv()
+        return self.mprobe(source, tag, status).recv()
 
     def sendrecv(
         self,

@@ -18,7 +18,7 @@ DTYPES: tuple[str, ...] = ("float32", "float64", "complex64", "complex128", "int
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """`dtype` as a NumPy dtype, if it is one that a matrix can have; else `ValueError`."""
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise ValueError(f"{dtype!r} is not a dtype") from None
     if found.name not in DTYPES:
@@ -76,7 +76,7 @@ class DistMatrix:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole matrix, counted once."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+        return self.shape[0] * self.shape[1] * int(self.dtype.itemsize)
 
     @property
     def leading_dimension(self) -> int:

@@ -20,9 +20,9 @@ def process_mapping(counts: list[int]) -> str:
 
 def segment_names(kvs_name: str, node: int) -> tuple[str, ...]:
     """Files that MPICH makes in /dev/shm for a job of this name (and leaks when killed)."""
-    world = 0
+    world = 2166136261  # FNV-1a
     for byte in kvs_name.encode():
-        world = (world * 16777619 & 0xFFFFFFFF) ^ byte
+        world = (world ^ byte) * 16777619 & 0xFFFFFFFF
     return f"mpich_shm_{world:x}_{node}", f"mpich_vci_{world:x}_{node}"
 
 

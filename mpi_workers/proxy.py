@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import uvloop
+
 from mpi_workers import wire
 from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import GangFolder, memory_shortage
@@ -36,6 +38,7 @@ from mpi_workers.specs import ProxySpec, RankConfig
 PR_SET_PDEATHSIG = 1
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
 EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
+REAP_S = 0.02  # between looks at processes that are about to end
 ERRORS_TOLD = 4  # failing ranks whose tracebacks travel
 
 
@@ -88,6 +91,8 @@ class Proxy:
         self._pmi_sockets: dict[int, socket.socket] = {}
         self._pipes: dict[int, int] = {}
         self._mpiexec: subprocess.Popen[bytes] | None = None
+        self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody holds
+        self._silent: set[int] = set()  # PMI sockets that their ranks have closed
         self._leaving = False
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
@@ -170,7 +175,7 @@ class Proxy:
         for pipe_rank, pipe in self._pipes.items():
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, self._drain, pipe_rank)
-        await loop.create_unix_server(
+        self._server = await loop.create_unix_server(
             lambda: FrameProtocol(
                 self._from_rank, self._rank_lost, self._spec.token, self._rank_hello
             ),
@@ -191,7 +196,6 @@ class Proxy:
             for rank, sock in self._pmi_sockets.items():
                 sock.setblocking(False)
                 loop.add_reader(sock, self._from_pmi, rank, bytearray())
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._reap()
         await self._over.wait()
 
@@ -244,7 +248,10 @@ class Proxy:
         except OSError:
             data = b""
         if not data:
+            # Only the rank itself holds the other end: it has ended.
             asyncio.get_running_loop().remove_reader(self._pmi_sockets[rank])
+            self._silent.add(self._pmi_sockets[rank].fileno())
+            self._reap()
             return
         buffer += data
         while (end := buffer.find(b"\n")) >= 0:
@@ -306,6 +313,16 @@ class Proxy:
         if self._mpiexec is not None and self._mpiexec.poll() is not None:
             first = next(iter(self._ranks))
             self._rank_ended(first, f"and all of mpiexec ended with {self._mpiexec.returncode}")
+        # A rank's sockets close a moment before it can be waited for; mpiexec has none here.
+        if not self._leaving and (self._mpiexec is not None or self._closed_sockets()):
+            asyncio.get_running_loop().call_later(REAP_S, self._reap)
+
+    def _closed_sockets(self) -> bool:
+        """Whether a rank has closed its PMI socket and is not yet known to have ended."""
+        return any(
+            self._ranks[rank].status is None and sock.fileno() in self._silent
+            for rank, sock in self._pmi_sockets.items()
+        )
 
     def _rank_ended(self, rank: int, cause: str) -> None:
         if self._leaving:
@@ -485,7 +502,7 @@ def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         proxy = Proxy(spec, run_rank)
         proxy.start()
-        asyncio.run(proxy.serve())
+        uvloop.run(proxy.serve())
         status = 0
     except SystemExit:
         status = 0

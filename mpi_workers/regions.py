@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Piece, Shape, clip
 
-CHUNK = 1 << 20  # 1 MiB: packed while it is in cache, sent in one go
+CHUNK = 512 << 10  # 512 KiB: packed while it is in cache, sent in one go
+WIDE = 2 << 10  # 2 KiB of each row: a piece of a C-ordered array uses whole cache lines and pages
 
 
 class Region(NamedTuple):
@@ -29,38 +31,47 @@ class Region(NamedTuple):
         return Piece(rows, cols) if rows and cols else Piece(range(0), range(0))
 
     @classmethod
-    def checked(cls, value: Any, shape: Shape) -> Region:
+    def checked(cls, value: object, shape: Shape) -> Region:
         """A region from a frame's map. Raises `Failure` (ShapeError) if it is not in the matrix."""
         if (
             isinstance(value, list)
             and len(value) == 4
-            and all(isinstance(bound, int) and not isinstance(bound, bool) for bound in value)
+            and all(type(bound) is int for bound in value)  # a bool is not a bound
         ):
             region = cls(*value)
             if 0 <= region.row0 <= region.row1 <= shape[0] and (
                 0 <= region.col0 <= region.col1 <= shape[1]
             ):
                 return region
-        raise Failure("ShapeError", f"{value!r} is not a region of a {shape[0]} x {shape[1]} matrix")
+        raise Failure(
+            "ShapeError",
+            f"{reprlib.repr(value)} is not a region of a {shape[0]} x {shape[1]} matrix",
+        )
 
 
 def stream(
-    shape: Shape, itemsize: int, chunk: int = CHUNK
+    shape: Shape, itemsize: int, chunk: int = CHUNK, *, tiled: bool = False
 ) -> Iterator[tuple[slice, slice]]:
-    """Cut an ``m x n`` block into pieces that follow each other in Fortran order.
+    """Cut an ``m x n`` block into pieces of at most `chunk` bytes, column by column.
 
-    A piece is a few whole columns, or a part of one where a column is over `chunk` bytes.
+    Both ends of a stream cut alike; within a piece elements travel in Fortran order.
+
+    Parameters
+    ----------
+    shape, itemsize : (int, int), int
+        Of the block.
+    chunk : int
+        Most bytes of a piece.
+    tiled : bool
+        False: as many whole columns as fit, or a part of one column: the pieces
+        follow each other in Fortran order. True: at least `WIDE` bytes of a row,
+        for an end whose array is C-ordered.
     """
     m, n = shape
     if not m or not n:
         return
-    column = m * itemsize
-    if column <= chunk:
-        step = chunk // column
-        for j in range(0, n, step):
-            yield slice(0, m), slice(j, min(j + step, n))
-        return
-    step = chunk // itemsize
-    for j in range(n):
-        for i in range(0, m, step):
-            yield slice(i, min(i + step, m)), slice(j, j + 1)
+    across = min(n, max(WIDE // itemsize if tiled else 1, chunk // (m * itemsize)))
+    down = min(m, max(1, chunk // (across * itemsize)))
+    for j in range(0, n, across):
+        for i in range(0, m, down):
+            yield slice(i, min(i + down, m)), slice(j, min(j + across, n))

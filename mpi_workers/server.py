@@ -13,22 +13,25 @@ memory is never used again.
 from __future__ import annotations
 
 import contextlib
+import reprlib
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
-import numpy as np
+from numpy.typing import NDArray
 
-from mpi_workers import tiles, wire
+from mpi_workers import wire
 from mpi_workers.failures import Failure
 from mpi_workers.layout import positions
 from mpi_workers.memory import Block
-from mpi_workers.regions import CHUNK, Region, stream
+from mpi_workers.regions import Region
 from mpi_workers.storage import Entry, Storage
+from mpi_workers.streams import receive_stream, send_stream
 from mpi_workers.wire import Body, Connection, Frame, Kind
 
 MAX_PEERS = 4096
+MAX_KNOWN = 1024  # segments that a peer may say it has mapped
 STALL_S = 60.0  # a peer that stops in the middle of a payload for so long is given up
 
 
@@ -69,12 +72,16 @@ class DataServer:
             if not self._peers.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            except RuntimeError:  # no more threads: this peer is turned away, the door stays open
+                sock.close()
+                self._peers.release()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            wire.tune(sock)
             with Connection(sock) as connection:
+                wire.tune(sock)
                 wire.greet(connection, self._token, {"rank": self._storage.rank})
                 Peer(connection, self._storage).serve()
         except (wire.WireError, OSError):
@@ -83,17 +90,25 @@ class DataServer:
             self._peers.release()
 
 
+class Lease(NamedTuple):
+    """A block that a peer has mapped: held here, it is not recycled."""
+
+    block: Block
+    entry: Entry
+    write: bool
+
+
 class Peer:
     """One connection after its handshake."""
 
     def __init__(self, connection: Connection, storage: Storage) -> None:
         self._connection = connection
         self._storage = storage
-        self._leases: dict[int, tuple[Block, Entry, bool]] = {}
+        self._leases: dict[int, Lease] = {}
         self._times = {"receive_s": 0.0, "place_s": 0.0}
 
     def serve(self) -> None:
-        """Answer until the peer leaves."""
+        """Answer until the peer leaves. Raises `ConnectionLost`, or what it did wrong."""
         try:
             while True:
                 frame = self._connection.recv()
@@ -102,25 +117,18 @@ class Peer:
                 except Failure as failure:
                     self._connection.send(Kind.REFUSED, failure.to_map())
                     if frame.payload_nbytes:
-                        raise wire.WireError("refused a payload") from None
-                except wire.ConnectionLost:
-                    raise
-                except (wire.WireError, TimeoutError) as error:
-                    refusal = Failure("TransferError", f"refused: {error or 'the peer stalled'}")
-                    self._connection.send(Kind.REFUSED, refusal.to_map())
-                    raise wire.WireError(str(error)) from None
+                        return  # what was refused is on its way: no later frame can be found
         except wire.ConnectionLost:
             raise
-        except wire.WireError as error:
-            with contextlib.suppress(wire.WireError, OSError):
-                self._connection.send(
-                    Kind.REFUSED, Failure("TransferError", f"refused: {error}").to_map()
-                )
+        except (wire.WireError, TimeoutError) as error:
+            refusal = Failure("TransferError", f"refused: {error}")
+            with contextlib.suppress(wire.WireError):
+                self._connection.send(Kind.REFUSED, refusal.to_map())
             raise
         finally:
-            for block, _, write in self._leases.values():
-                if write:
-                    block.taint()
+            for lease in self._leases.values():
+                if lease.write:
+                    lease.block.taint()
             self._leases.clear()
 
     def _answer(self, frame: Frame) -> None:
@@ -144,44 +152,51 @@ class Peer:
     def _entry(self, body: Body, *, write: bool) -> Entry:
         entry = self._storage.entry(body.get("matrix"))
         if write and entry.sealed:
-            raise Failure("TransferError", f"matrix {body['matrix']} is whole and takes no more data")
+            raise Failure(
+                "TransferError", f"matrix {body['matrix']} is whole and takes no more data"
+            )
         if not write:
-            self._storage.sealed(body.get("matrix"))
+            self._storage.sealed(body["matrix"])
         return entry
 
     def _map(self, body: Body) -> None:
+        if not self._connection.unix:
+            raise Failure("TransferError", "memory is mapped through the Unix socket only")
         write = body.get("write") is True
         entry = self._entry(body, write=write)
         matrix_id = body["matrix"]
         if matrix_id in self._leases:
             raise Failure("TransferError", f"matrix {matrix_id} is mapped already")
+        known = body.get("known", [])
+        if not isinstance(known, list) or len(known) > MAX_KNOWN or not all(map(_is_int, known)):
+            raise Failure("TransferError", f"'known' is not a list of up to {MAX_KNOWN} segments")
         block = entry.matrix.block
         segment = block.segment
-        known = body.get("known")
-        known = known if isinstance(known, list) else []
         reply = {
             "segment": segment.id,
             "nbytes": segment.nbytes,
-            "dead": [k for k in known if isinstance(k, int) and not self._storage.pool.is_live(k)],
+            "dead": [k for k in known if not self._storage.pool.is_live(k)],
         }
-        self._leases[matrix_id] = (block, entry, write)
+        self._leases[matrix_id] = Lease(block, entry, write)
         self._connection.send(Kind.MAP, reply, fds=() if segment.id in known else (segment.fd,))
 
     def _unmap(self, body: Body) -> None:
-        lease = self._leases.pop(body.get("matrix"), None)  # type: ignore[arg-type]
-        if lease is None:
-            raise Failure("TransferError", f"matrix {body.get('matrix')!r} is not mapped")
-        _, entry, write = lease
-        written = body.get("written", 0)
-        if write and isinstance(written, int) and 0 <= written <= entry.matrix.local.size:
-            self._storage.count(entry, written)
+        matrix_id, written = body.get("matrix"), body.get("written", 0)
+        if not _is_int(matrix_id) or matrix_id not in self._leases:
+            raise Failure("TransferError", f"matrix {reprlib.repr(matrix_id)} is not mapped")
+        lease = self._leases[matrix_id]
+        most = lease.entry.matrix.local.size if lease.write else 0
+        if not _is_int(written) or not 0 <= written <= most:
+            raise Failure("TransferError", f"{reprlib.repr(written)} is no number of elements here")
+        del self._leases[matrix_id]
+        self._storage.count(lease.entry, written)
         self._connection.send(Kind.SYNC)
 
-    def _share(self, body: Body, entry: Entry) -> np.ndarray[Any, Any]:
+    def _share(self, body: Body, entry: Entry) -> NDArray[Any]:
         """The part of this rank's block that lies in the frame's region."""
         matrix = entry.matrix
         part = Region.checked(body.get("region"), matrix.shape).of(matrix.spread.piece(matrix.rank))
-        share: np.ndarray[Any, Any] = matrix.local[
+        share: NDArray[Any] = matrix.local[
             positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)
         ]
         return share
@@ -191,68 +206,20 @@ class Peer:
         share = self._share(body, entry)
         if share.nbytes != nbytes:
             raise wire.WireError(f"{nbytes} bytes sent for a region of {share.nbytes}")
-        staging = np.empty(0, np.uint8)
         self._connection.sock.settimeout(STALL_S)
-        clock = time.perf_counter()
-        for rows, cols in stream(share.shape, share.itemsize):
-            target = share[rows, cols]
-            if target.flags.f_contiguous:
-                self._connection.read_into(memoryview(target.reshape(-1, order="F")).cast("B"))
-                placed = clock
-                now = time.perf_counter()
-                self._times["receive_s"] += now - placed
-                clock = now
-                continue
-            if staging.nbytes < target.nbytes:
-                staging = np.empty(max(CHUNK, target.nbytes), np.uint8)
-            raw = staging[: target.nbytes]
-            self._connection.read_into(memoryview(raw))
-            arrived = time.perf_counter()
-            target[...] = raw.view(target.dtype).reshape(target.shape, order="F")
-            now = time.perf_counter()
-            self._times["receive_s"] += arrived - clock
-            self._times["place_s"] += now - arrived
-            clock = now
-        self._connection.sock.settimeout(None)
+        received, placed = receive_stream(
+            self._connection, share, share.dtype, tiled=body.get("tiled") is True
+        )
+        self._times["receive_s"] += received
+        self._times["place_s"] += placed
         self._storage.count(entry, share.size)
 
     def _get(self, body: Body) -> None:
         share = self._share(body, self._entry(body, write=False))
         self._connection.sock.settimeout(STALL_S)
-        send_stream(self._connection, Kind.DATA, {}, share)
-        self._connection.sock.settimeout(None)
+        tiled = body.get("tiled") is True
+        send_stream(self._connection, Kind.DATA, {}, share, share.dtype, tiled=tiled)
 
 
-def send_stream(
-    connection: Connection, kind: Kind, body: Body, array: np.ndarray[Any, Any]
-) -> tuple[float, float]:
-    """Send an array of any strides as one frame whose payload is in Fortran order.
-
-    Returns the seconds spent packing and sending.
-    """
-    packing = sending = 0.0
-    clock = time.perf_counter()
-    connection.sock.sendall(wire.encode(kind, body, array.nbytes))
-    staging = np.empty(0, array.dtype)
-    for rows, cols in stream(array.shape, array.itemsize):
-        source = array[rows, cols]
-        if source.flags.f_contiguous:
-            packed = source.reshape(-1, order="F")
-        else:
-            if staging.size < source.size:
-                staging = np.empty(source.size, array.dtype)
-            packed = staging[: source.size]
-            tiles.copy(packed.reshape(source.shape, order="F"), source)
-        now = time.perf_counter()
-        packing += now - clock
-        clock = now
-        try:
-            connection.sock.sendall(memoryview(packed).cast("B"))
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise wire.ConnectionLost(f"the connection broke while sending: {error}") from error
-        now = time.perf_counter()
-        sending += now - clock
-        clock = now
-    return packing, sending
+def _is_int(value: object) -> TypeGuard[int]:
+    return type(value) is int  # a bool is not a number here

@@ -61,14 +61,19 @@ def coerce(value: Any, kind: str) -> Any:
     """
     if kind.startswith("list["):
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-            raise TypeError(f"not a list: {type(value).__name__}")
+            raise TypeError(type(value).__name__)
         return [coerce(item, kind[5:-1]) for item in value]
+    if isinstance(value, int) and value not in _INT_RANGE and kind != "string":
+        raise TypeError("an integer over 64 bits")
     match kind:
         case "bool" if isinstance(value, bool | np.bool_):
             return bool(value)
         case "int" if not isinstance(value, bool | np.bool_):
-            number = operator.index(value)
-            if number not in _INT_RANGE:
+            try:
+                number = operator.index(value)
+            except TypeError:
+                raise TypeError(type(value).__name__) from None
+            if number not in _INT_RANGE:  # of a NumPy uint64
                 raise TypeError("an integer over 64 bits")
             return number
         case "float" if isinstance(value, int | float | np.integer | np.floating) and not (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from typing import Any
 
@@ -70,10 +71,10 @@ class Storage:
     def entry(self, matrix_id: object) -> Entry:
         """The entry of that id. Raises `Failure` (MatrixNotFoundError)."""
         with self._lock:
-            found = self._entries.get(matrix_id) if isinstance(matrix_id, int) else None
+            found = self._entries.get(matrix_id) if type(matrix_id) is int else None
         if found is None:
             raise Failure(
-                "MatrixNotFoundError", f"rank {self.rank} holds no matrix {matrix_id!r}"
+                "MatrixNotFoundError", f"rank {self.rank} holds no matrix {reprlib.repr(matrix_id)}"
             )
         return found
 
@@ -96,13 +97,14 @@ class Storage:
         """Declare a matrix whole. Raises `Failure` if elements are missing or came twice."""
         entry = self.entry(matrix_id)
         wanted = entry.matrix.local.size
-        if not entry.sealed and entry.received != wanted:
-            raise Failure(
-                "IncompleteMatrixError",
-                f"rank {self.rank} got {entry.received} of the {wanted} elements of "
-                f"matrix {matrix_id}",
-            )
-        entry.sealed = True
+        with self._lock:
+            if not entry.sealed and entry.received != wanted:
+                raise Failure(
+                    "IncompleteMatrixError",
+                    f"rank {self.rank} got {entry.received} of the {wanted} elements of "
+                    f"matrix {matrix_id}",
+                )
+            entry.sealed = True
 
     def free(self, matrix_id: int) -> None:
         """Forget a matrix; its memory is recycled once no reader looks at it any more."""

@@ -46,8 +46,7 @@ def main(agent: socket.socket, run_proxy: Callable[[ProxySpec], None]) -> None:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     gang = proxies.pop(pid)
-                    if status:
-                        housekeeping.sweep()  # it had no time to clean up
+                    housekeeping.sweep()  # it, or its manager, may have been killed
                     tell(agent, {"event": "gone", "gang": gang, "status": status})
         if agent in ready:
             data = agent.recv(1 << 20)

@@ -1,0 +1,137 @@
+"""The leading singular vectors of a tall matrix by ARPACK, with the products on the gang.
+
+Source: Gittens et al., "Alchemist: An Apache Spark <=> MPI Interface",
+Concurrency Computat. Pract. Exper. 31, 2019 (truncated SVD by ARPACK on the Gram
+matrix, which is never formed); Lehoucq, Sorensen, Yang, "ARPACK Users' Guide",
+SIAM, 1998.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
+
+from ali.blocks import CHUNK, Array, panels
+from ali.interface import Context
+from mpi_workers.failures import Failure
+
+SEED = 2018
+
+
+def basis_size(rank: int, n: int) -> int:
+    """Vectors that ARPACK keeps to find `rank` of `n`: its default."""
+    return min(n, max(2 * rank + 1, 20))
+
+
+def right_vectors(
+    ctx: Context, local: Array, rank: int, scale: float, tol: float, max_iterations: int
+) -> Array:
+    """Orthonormal basis of the leading right singular vectors of X, on every rank. Collective.
+
+    ARPACK runs on rank 0, the others only multiply: ranks whose processors round
+    differently cannot come to different conclusions and wait for each other.
+
+    Parameters
+    ----------
+    local : ndarray, shape (local_m, n)
+        This rank's rows of X; float or complex.
+    rank : int
+        How many vectors; ``basis_size(rank, n) < n``.
+    scale : float
+        A norm of X: the operator is ``X^H X / scale^2``, which neither over- nor underflows.
+    tol, max_iterations
+        ARPACK's; 0 means machine precision, and ``10 n`` restarts.
+
+    Returns
+    -------
+    ndarray, shape (n, rank)
+
+    Raises
+    ------
+    Failure
+        RoutineError on every rank, if ARPACK does not converge.
+
+    Notes
+    -----
+    A product costs ``4 local_m n`` flops and two messages of ``n`` words. Memory:
+    ``n basis_size`` on rank 0, ``n rank`` elsewhere.
+    """
+    n, dtype = local.shape[1], local.dtype
+    message = np.empty(n + 1, dtype)  # a vector, and whether to go on
+    found = np.empty((n, rank), dtype)
+    trouble = ""
+    if ctx.rank == 0:
+        try:
+            found[...] = _arpack(ctx, local, message, rank, scale, tol, max_iterations)
+        except ArpackNoConvergence as error:
+            trouble = (
+                f"ARPACK found {len(error.eigenvalues)} of {rank} singular values before "
+                "max_iterations: allow more, give a larger tol, or ask for fewer"
+            )
+        except ArpackError as error:
+            trouble = f"ARPACK gave up: {error}"
+        message[n] = 0
+        ctx.comm.Bcast(message)
+    else:
+        while True:
+            ctx.comm.Bcast(message)
+            if message[n] == 0:
+                break
+            ctx.comm.Reduce(_gram_times(local, message[:n], scale), None)
+    trouble = ctx.comm.bcast(trouble)
+    if trouble:
+        raise Failure("RoutineError", f"truncated_svd: {trouble}")
+    ctx.comm.Bcast(found)
+    return found
+
+
+def _arpack(
+    ctx: Context,
+    local: Array,
+    message: Array,
+    rank: int,
+    scale: float,
+    tol: float,
+    max_iterations: int,
+) -> Array:
+    n, dtype = local.shape[1], local.dtype
+    kept = basis_size(rank, n)
+    product = np.empty(n, dtype)
+    count = 0
+
+    def multiply(x: Array) -> Array:
+        nonlocal count
+        count += 1
+        message[:n] = x.reshape(n)
+        message[n] = 1
+        ctx.comm.Bcast(message)
+        ctx.comm.Reduce(_gram_times(local, message[:n], scale), product)
+        # How many are needed is not known beforehand: half way after one basis, and so on.
+        ctx.progress(1 - 0.5 ** (count / kept), f"ARPACK: {count} products")
+        return product.copy()
+
+    random = np.random.default_rng(SEED)
+    start = np.asarray(random.standard_normal(n), dtype=dtype)
+    operator = LinearOperator((n, n), matvec=multiply, dtype=dtype)
+    _, vectors = eigsh(
+        operator,
+        rank,
+        which="LM",
+        v0=start,
+        ncv=kept,
+        tol=tol,
+        maxiter=max_iterations or None,
+        rng=random,
+    )
+    return np.asarray(vectors)
+
+
+def _gram_times(local: Array, x: Array, scale: float) -> Array:
+    """This rank's part of ``X^H X x / scale^2``, in one pass over its rows."""
+    result = np.zeros_like(x)
+    rows = max(64, CHUNK // max(1, local.shape[1] * local.itemsize))
+    for some in panels(local.shape[0], rows):
+        part = local[some]
+        y = (part @ x) / scale
+        result += (y.conj() @ part).conj()  # not part.conj().T: that copies
+    return result / scale

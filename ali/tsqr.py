@@ -1,0 +1,118 @@
+"""Tall-skinny QR: one pass over the rows, one R up a tree of ranks, one block down again.
+
+Source: Demmel, Grigori, Hoemmen, Langou, "Communication-optimal parallel and
+sequential QR and LU factorizations", SIAM J. Sci. Comput. 34(1), 2012.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ali.blocks import Array
+from mpi_workers.comm import GangComm
+
+TAG = 12
+
+
+class _Join(NamedTuple):
+    """Where this rank's R met that of `partner`: its own `rows` came first in the stack."""
+
+    partner: int
+    rows: int
+    q: Array | None  # None: the stack was not taller than wide, and went on as it was
+
+
+class TallQR:
+    """``X = Q R`` of a matrix whose rows are spread over the ranks. Collective.
+
+    Parameters
+    ----------
+    comm : GangComm
+        The gang's communicator.
+    local : ndarray, shape (local_m, n)
+        This rank's rows of X, any number of them. Floating point.
+
+    Attributes
+    ----------
+    r : ndarray, shape (min(m, n), n), or None
+        Upper triangular, on rank 0; None elsewhere.
+
+    Notes
+    -----
+    Q keeps its columns orthonormal whatever the rank of X (Householder throughout).
+    Cost per rank: ``4 local_m n^2 + O(n^3 log ranks)`` flops, ``n^2`` words up and
+    ``n k`` down in ``log2(ranks)`` messages; memory ``local_m n + n^2 log ranks``.
+    A rank with no more rows than columns passes them on unchanged, so a square
+    matrix is gathered on rank 0.
+    """
+
+    def __init__(self, comm: GangComm, local: Array) -> None:
+        self._comm = comm
+        self._n = local.shape[1]
+        self._joins: list[_Join] = []
+        self._parent: int | None = None
+        self._q, rows = self._shrink(local)
+        rank, size, step = comm.rank, comm.size, 1
+        while step < size and self._parent is None:
+            if rank % (2 * step):
+                self._parent = rank - step
+                self._send(rows, self._parent)
+            elif rank + step < size:
+                other = self._receive(rank + step, rows.dtype)
+                q, joined = self._shrink(np.concatenate([rows, other]))
+                self._joins.append(_Join(rank + step, rows.shape[0], q))
+                rows = joined
+            step *= 2
+        self._rows = rows.shape[0]
+        self._top: Array | None = None
+        self.r: Array | None = None
+        if self._parent is None:
+            self._top, self.r = np.linalg.qr(rows)
+
+    def times(self, factor: Array | None, columns: int, dtype: np.dtype[np.generic]) -> Array:
+        """This rank's rows of ``Q @ factor``. Collective.
+
+        Parameters
+        ----------
+        factor : ndarray, shape (min(m, n), columns), or None
+            Looked at on rank 0 alone.
+        columns, dtype
+            Of `factor`, known on every rank.
+
+        Returns
+        -------
+        ndarray, shape (local_m, columns)
+        """
+        if self._top is not None and factor is not None:
+            part = self._top @ factor
+        else:
+            assert self._parent is not None
+            part = np.empty((self._rows, columns), dtype)
+            self._comm.Recv(part, self._parent, TAG)
+        for partner, rows, q in reversed(self._joins):
+            if q is not None:
+                part = q @ part
+            self._comm.Send(np.ascontiguousarray(part[rows:]), partner, TAG)
+            part = part[:rows]
+        return part if self._q is None else self._q @ part
+
+    @staticmethod
+    def _shrink(rows: Array) -> tuple[Array | None, Array]:
+        """(Q, R) where that makes the rows fewer, else (None, rows)."""
+        if rows.shape[0] <= rows.shape[1]:
+            return None, rows
+        q, r = np.linalg.qr(rows)
+        return q, r
+
+    def _send(self, rows: Array, to: int) -> None:
+        self._comm.Send(np.array([rows.shape[0]]), to, TAG)
+        self._comm.Send(np.ascontiguousarray(rows), to, TAG)
+
+    def _receive(self, source: int, dtype: np.dtype[np.generic]) -> Array:
+        count = np.empty(1, np.int64)
+        self._comm.Recv(count, source, TAG)
+        rows = np.empty((int(count[0]), self._n), dtype)
+        self._comm.Recv(rows, source, TAG)
+        return rows

@@ -1,0 +1,158 @@
+"""Runs a function on real MPI ranks, each with a real `Gang`, and brings back what rank 0 says.
+
+In a test::
+
+    found = mpi.run("tests.ali.ranks_linalg:accuracy", 3, "float64")
+
+The function gets the gang and the arguments, and returns what JSON can hold. An
+exception on any rank fails the test with the output of all of them. Every run has
+a time limit, shows the stacks of ranks that hang, and leaves nothing behind.
+
+The same file is the program of a rank::
+
+    mpiexec -n 3 python -m tests.support.mpi module:function '["float64"]' folder seconds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TAIL = 6000  # characters of the ranks' output in a failure
+PR_SET_PDEATHSIG = 1
+
+
+def run(function: str, ranks: int, *arguments: Any, timeout: float = 60.0) -> Any:
+    """Run ``module:function`` on `ranks` MPI ranks.
+
+    Parameters
+    ----------
+    function : str
+        ``"module:name"`` of ``f(gang, *arguments)``.
+    ranks : int
+        How many.
+    *arguments
+        What JSON can hold.
+    timeout : float
+        Seconds; then all ranks are killed.
+
+    Returns
+    -------
+    object
+        What the function returned on rank 0.
+
+    Raises
+    ------
+    AssertionError
+        If a rank failed or time ran out; its message ends with the ranks' output.
+    """
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        command = [mpiexec, "-n", ranks, sys.executable, "-m", "tests.support.mpi"]
+        command += [function, json.dumps(arguments), folder, timeout]
+        process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=ROOT,
+            env=_environment(ranks),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout + 1)
+            what = f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            _kill(process.pid, folder)
+            output, _ = process.communicate()
+            what = f"over {timeout} s"
+        finally:
+            _kill(process.pid, folder)
+        result = Path(folder, "result.json")
+        if process.returncode or not result.exists():
+            raise AssertionError(f"{function} on {ranks} ranks: {what}\n{output[-TAIL:]}")
+        return json.loads(result.read_text())
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "MPI"))}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"
+    if _crowded(ranks):
+        env["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"
+    return env
+
+
+def _crowded(ranks: int) -> bool:
+    return ranks > len(os.sched_getaffinity(0))
+
+
+def _kill(mpiexec: int, folder: str) -> None:
+    """Kill whatever of a run is still there: hydra gives every rank a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(mpiexec, signal.SIGKILL)
+    for path in Path(folder).glob("rank*.json"):
+        about = json.loads(path.read_text())
+        with contextlib.suppress(OSError):
+            if folder.encode() in Path(f"/proc/{about['pid']}/cmdline").read_bytes():
+                os.kill(about["pid"], signal.SIGKILL)
+        for segment in about["segments"]:
+            Path(segment).unlink(missing_ok=True)
+
+
+def _rank(function: str, arguments: str, folder: str, timeout: str) -> None:
+    """The program of one rank."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(float(timeout))
+
+    from mpi4py import MPI  # noqa: PLC0415 - only ranks may initialise MPI
+
+    from mpi_workers import comm  # noqa: PLC0415
+    from mpi_workers.interrupt import InterruptWord  # noqa: PLC0415
+    from mpi_workers.memory import Pool  # noqa: PLC0415
+    from mpi_workers.storage import Storage  # noqa: PLC0415
+    from mpi_workers.worker import Gang  # noqa: PLC0415
+
+    world = MPI.COMM_WORLD
+    segments = set(re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()))
+    about = {"pid": os.getpid(), "segments": sorted(segments)}
+    Path(folder, f"rank{world.rank}.json").write_text(json.dumps(about))
+    comm.watch(InterruptWord(Path(folder, "interrupt")), crowded=_crowded(world.size))
+    comm.begin(1)
+    gang = Gang(world, Storage(world.rank, Pool(256 << 20, shared=True)), lambda *_: None)
+    module, name = function.split(":")
+    result = getattr(importlib.import_module(module), name)(gang, *json.loads(arguments))
+    if world.rank == 0:
+        Path(folder, "result.json").write_text(json.dumps(result))
+    world.Barrier()
+
+
+if __name__ == "__main__":
+    try:
+        _rank(*sys.argv[1:])
+        status = 0
+    except BaseException:
+        print(f"rank {os.environ.get('PMI_RANK', '?')}:\n{traceback.format_exc()}", flush=True)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # not MPI_Finalize: calls that a test gave up would keep it
