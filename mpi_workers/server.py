@@ -188,8 +188,8 @@ class Peer:
         most = lease.entry.matrix.local.size if lease.write else 0
         if not _is_int(written) or not 0 <= written <= most:
             raise Failure("TransferError", f"{reprlib.repr(written)} is no number of elements here")
-        del self._leases[matrix_id]
         self._storage.count(lease.entry, written)
+        del self._leases[matrix_id], lease  # before the peer knows: what it frees is free at once
         self._connection.send(Kind.SYNC)
 
     def _share(self, body: Body, entry: Entry) -> NDArray[Any]:

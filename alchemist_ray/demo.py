@@ -1,0 +1,139 @@
+"""``alchemist demo``: a picture goes through a gang of MPI ranks and comes back as its modes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.session import AlchemistSession
+
+RANK = 100
+SHOWN = (5, 25, 100)
+TOLERANCE = 1e-9  # of the largest singular value
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    print(f"\n* {what}", flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"  {time.perf_counter() - start:.2f} s", flush=True)
+
+
+def run(workers: int = 4, out: str | Path = "out") -> Path:
+    """Run the demo; returns the picture's path.
+
+    Parameters
+    ----------
+    workers : int
+        MPI ranks.
+    out : path_like
+        Folder for ``demo.png``; made if it is not there.
+
+    Raises
+    ------
+    AlchemistError
+        If the gang's factors differ from NumPy's.
+    ModuleNotFoundError
+        If the extra ``demo`` is not installed.
+    """
+    try:
+        from skimage import data  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise AlchemistError(
+            f"the demo needs {error.name}: pip install 'alchemist-on-ray[demo]'"
+        ) from None
+    start = time.perf_counter()
+    image = data.hubble_deep_field()  # (872, 1000, 3), ships inside scikit-image
+    m, n, channels = image.shape
+    # Colours side by side: one matrix whose rows are the rows of the picture.
+    A = (image / 255.0).transpose(0, 2, 1).reshape(m, channels * n)
+    print(f"The Hubble deep field as a matrix: {m} x {channels * n}, {A.size:,} numbers")
+
+    with _step(f"start Ray and a gang of {workers} MPI ranks"):
+        als = AlchemistSession(workers, progress=True)
+    with als:
+        for worker in als.list_workers():
+            print(f"  rank {worker.rank}: pid {worker.pid} on {worker.hostname}")
+        with _step("send the matrix: every rank gets its rows (layout VC_STAR)"):
+            handle = als.send_matrix(A, name="hubble", print_times=True)
+            print(f"  {handle!r}")
+        with _step(f"truncated SVD of rank {RANK} on the gang (ARPACK over MPI)"):
+            linalg = als.load_library("linalg")
+            S, U, V = linalg.truncated_svd(handle, rank=RANK)
+        with _step("fetch the factors"):
+            s, u, v = S.fetch()[:, 0], U.fetch(), V.fetch(print_times=True)
+    with _step("check them against NumPy"):
+        _check(A, s, u, v)
+    with _step("draw"):
+        path = _draw(image, s, u, v, Path(out))
+    print(f"\n{time.perf_counter() - start:.1f} s in all. The picture: {path}")
+    return path
+
+
+def _check(
+    A: NDArray[Any], s: NDArray[Any], u: NDArray[Any], v: NDArray[Any]
+) -> None:
+    exact = np.linalg.svd(A, compute_uv=False)
+    off = np.abs(s - exact[: len(s)]).max() / exact[0]
+    residual = np.linalg.norm(A - (u * s) @ v.T)
+    best = np.sqrt(np.sum(exact[len(s) :] ** 2))
+    print(f"  singular values differ by {off:.1e} of the largest")
+    print(f"  ||A - U S V'|| = {residual:.6f}; the best possible is {best:.6f}")
+    if off > TOLERANCE or abs(residual - best) > TOLERANCE * exact[0]:
+        raise AlchemistError("the gang's factors are not those of the matrix")
+
+
+def _draw(
+    image: NDArray[Any], s: NDArray[Any], u: NDArray[Any], v: NDArray[Any], out: Path
+) -> Path:
+    import matplotlib as mpl  # noqa: PLC0415  (only the demo draws)
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    m, n, channels = image.shape
+    figure = plt.figure(figsize=(15, 7.6), facecolor="#0b0d12", layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1.3, 1], facecolor="#0b0d12")
+    panels = top.subplots(1, len(SHOWN) + 1)
+    whole = m * channels * n
+    for axes, k in zip(panels, (*SHOWN, None), strict=True):
+        if k is None:
+            picture, title = image, "the original"
+        else:
+            low = ((u[:, :k] * s[:k]) @ v[:, :k].T).reshape(m, channels, n).transpose(0, 2, 1)
+            picture = (low.clip(0, 1) * 255).astype(np.uint8)
+            kept = k * (m + channels * n + 1) / whole
+            title = f"{k} singular vectors, {kept:.0%} of the numbers"
+        axes.imshow(picture)
+        axes.set_title(title, color="white", fontsize=11)
+        axes.axis("off")
+    left, right = bottom.subplots(1, 2)
+    for axes, title in ((left, "singular values"), (right, "the first three right vectors (green)")):
+        axes.set_facecolor("#12151d")
+        axes.set_title(title, color="white", fontsize=11)
+        axes.tick_params(colors="#9aa4b8")
+        for spine in axes.spines.values():
+            spine.set_color("#2b3242")
+    left.semilogy(np.arange(1, len(s) + 1), s, ".-", color="#7cc4ff", lw=1)
+    left.grid(color="#232936")
+    for j, colour in enumerate(("#7cc4ff", "#ffb86b", "#9be38b")):
+        right.plot(v[n : 2 * n, j] + 0.12 * (1 - j), color=colour, lw=0.8)
+    right.set_yticks([])
+    figure.suptitle(
+        "Hubble deep field, truncated SVD on a gang of MPI ranks (Alchemist on Ray)",
+        color="white",
+        fontsize=14,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "demo.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path

@@ -1,0 +1,23 @@
+"""``make bench``: all benchmarks in one run; tables into README.md, JSON and PNG into results/."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+import ray
+
+from benchmarks import launch, matmul, transfer
+
+
+def main() -> None:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
+    for benchmark in (launch, transfer, matmul):
+        print(f"\n## {benchmark.__name__}", flush=True)
+        benchmark.run().save()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

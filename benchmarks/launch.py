@@ -1,0 +1,82 @@
+"""Starting a gang, calling it, letting it idle."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import ray
+
+import alchemist_ray
+from alchemist_ray import AlchemistSession
+from benchmarks.harness import Report, best, timed
+
+
+def run() -> Report:
+    report = Report("launch")
+    sessions: list[AlchemistSession] = []
+    cold = timed(lambda: sessions.append(AlchemistSession(4, progress=False)))
+    report.add("gang of 4 ready, cold cluster", cold, 5.0, "s", at_most=True, detail=
+               "Ray runs; no agent, no warm process yet")  # fmt: skip
+    als = sessions[0]
+    als.close()
+
+    def warm() -> None:
+        with AlchemistSession(4, progress=False):
+            pass
+
+    report.add(
+        "gang of 4 ready and ended again, warm", best(warm, 5), 1.0, "s", at_most=True,
+        detail="a new session, with its GroupManager actor",
+    )  # fmt: skip
+    with AlchemistSession(2, progress=False) as als:
+        echo = als.load_library("echo")
+        times = sorted(timed(echo.nothing) for _ in range(4000))
+        report.add(
+            "empty routine, round trip p50, 2 ranks", times[2000] * 1e3, 0.3, "ms", at_most=True,
+            detail=f"p99 {times[3960] * 1e3:.2f} ms; a Ray actor call {_actor_call() * 1e3:.2f} ms",
+        )  # fmt: skip
+        pids = [worker.pid for worker in als.list_workers()]
+        report.add(
+            "an idle gang's CPU", 100 * idle_share(pids), 1.0, "% of a core", at_most=True,
+            detail="ranks and their proxy, over 5 s",
+        )  # fmt: skip
+    return report
+
+
+def _actor_call() -> float:
+    """p50 of an empty Ray actor call, in seconds."""
+
+    class Nothing:
+        def call(self) -> None:
+            pass
+
+    actor = ray.remote(Nothing).options(num_cpus=0).remote()
+    ray.get(actor.call.remote())
+    times = sorted(timed(lambda: ray.get(actor.call.remote())) for _ in range(500))
+    ray.kill(actor)
+    return times[250]
+
+
+def idle_share(pids: list[int], seconds: float = 5.0) -> float:
+    """Share of a core that these ranks and their proxies use."""
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    watched = [*pids, *parents]
+    before = sum(map(_cpu_s, watched))
+    time.sleep(seconds)
+    return (sum(map(_cpu_s, watched)) - before) / seconds
+
+
+def _cpu_s(pid: int) -> float:
+    return sum(
+        int((task / "schedstat").read_text().split()[0]) / 1e9
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    print(alchemist_ray.__version__)
+    run().save()

@@ -1,0 +1,205 @@
+"""Sending and fetching: against one thread's np.copyto, and against a plain socket stream."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from alchemist_ray import AlchemistSession, Handle
+from benchmarks.harness import Report, in_turns
+
+N = 4000
+LAYOUTS = {"VC_STAR": 0.5, "MC_MR": 0.25, "STAR_VC": 0.25}
+
+
+def run() -> Report:
+    report = Report("transfer")
+    A = np.random.default_rng(0).random((N, N))
+    other = np.zeros_like(A)
+    with AlchemistSession(4, progress=False) as als:
+        quarter = N // 4
+        blocks = [(ray.put(A[i : i + quarter]), i, 0) for i in range(0, N, quarter)]
+        rates: dict[str, dict[str, float]] = {"send": {}, "fetch": {}}
+        for layout, target in LAYOUTS.items():
+            times = _turns(als, A, other, blocks, layout)
+            copy = times["copy"]
+            for what in ("send", "blocks", "fetch"):
+                name = {"blocks": "object store →"}.get(what, "NumPy →")
+                label = f"fetch, {layout}" if what == "fetch" else f"{name} gang, {layout}"
+                report.add(
+                    label,
+                    copy / times[what],
+                    target,
+                    "x np.copyto",
+                    detail=f"{A.nbytes / times[what] / 1e9:.1f} GB/s; copyto "
+                    f"{A.nbytes / copy / 1e9:.1f}",
+                )
+                if what in rates:
+                    rates[what][layout] = times[what]
+        for what, by_layout in rates.items():
+            report.add(
+                f"slowest / fastest layout, {what}",
+                max(by_layout.values()) / min(by_layout.values()),
+                2,
+                "x",
+                at_most=True,
+            )
+    for what, ratio, detail in between_nodes():
+        report.add(f"between nodes, {what}, per stream", ratio, 0.9, "x plain stream", detail=detail)
+    return report
+
+
+def _turns(
+    als: AlchemistSession, A: Any, other: Any, blocks: list[Any], layout: str
+) -> dict[str, float]:
+    held: list[Handle] = [als.send_matrix(A, layout=layout)]
+    result: list[Any] = [None]
+
+    def send(source: Any) -> None:
+        handle = als.send_matrix(source, layout=layout)
+        held.append(handle)
+
+    def fetch() -> None:
+        result[0] = None  # the last result's memory is used again
+        result[0] = held[0].fetch()
+
+    works = {
+        "copy": lambda: np.copyto(other, A),
+        "send": lambda: send(A),
+        "blocks": lambda: send(blocks),
+        "fetch": fetch,
+    }
+    shortest = dict.fromkeys(works, float("inf"))
+    for _ in range(8):
+        for name, seconds in in_turns(works, rounds=1).items():
+            shortest[name] = min(shortest[name], seconds)
+        for handle in held[1:]:
+            handle.free()
+        del held[1:]
+    if not np.array_equal(held[0].fetch(), A):
+        raise SystemExit("what came back is not what was sent")
+    held[0].free()
+    return shortest
+
+
+# --- the path between nodes, on loopback: one rank's data door and one stream to it ------
+
+_RANK = """
+import sys, tempfile, numpy as np
+from mpi_workers.layout import Spread
+from mpi_workers.memory import Pool
+from mpi_workers.server import DataServer
+from mpi_workers.storage import Storage
+
+storage = Storage(0, Pool(1 << 31, shared=True))
+spread = Spread("VC_STAR", (int(sys.argv[1]), int(sys.argv[1])), (1, 1))
+for ident in (1, 2):
+    storage.put(ident, storage.new(spread, np.dtype("float64")), sealed=ident == 2)
+with tempfile.TemporaryDirectory() as folder:
+    server = DataServer(storage, "token", folder + "/rank.sock", "127.0.0.1")
+    print(server.addresses[1], flush=True)
+    sys.stdin.read()
+"""
+
+_PLAIN = """
+import socket, sys, numpy as np
+buffer = np.zeros(int(sys.argv[1]) ** 2)
+view = memoryview(buffer).cast("B")
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    peer, _ = server.accept()
+    while (order := peer.recv(1)):
+        if order == b"r":
+            got = 0
+            while got < len(view):
+                got += peer.recv_into(view[got:])
+            peer.sendall(b"k")
+        else:
+            peer.sendall(view)
+"""
+
+
+def between_nodes() -> list[tuple[str, float, str]]:
+    """Ratios of our stream to a bare one of the same bytes, in and out."""
+    from mpi_workers.client import Doors, Ranks, Reader, Target, Writer
+    from mpi_workers.layout import Spread
+
+    n = 2500
+    A = np.random.default_rng(1).random((n, n))
+    out = np.zeros_like(A)
+    found = []
+    with _child(_RANK, n) as rank, _child(_PLAIN, n) as plain:
+        address = rank.stdout.readline().strip()  # type: ignore[union-attr]
+        port = int(plain.stdout.readline())  # type: ignore[union-attr]
+        ranks = Ranks(Doors("token", ((address,),)))
+        spread = Spread("VC_STAR", (n, n), (1, 1))
+        peer = socket.create_connection(("127.0.0.1", port))
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw = memoryview(A).cast("B")
+        into = memoryview(out).cast("B")
+
+        def plain_out() -> None:
+            peer.sendall(b"r")
+            peer.sendall(raw)
+            peer.recv(1)
+
+        def plain_in() -> None:
+            peer.sendall(b"s")
+            got = 0
+            while got < len(into):
+                got += peer.recv_into(into[got:])
+
+        def ours_out() -> None:
+            with Writer(ranks, Target(1, spread, A.dtype)) as writer:
+                writer.write_block(A, (0, 0))
+
+        def ours_in() -> None:
+            with Reader(ranks, Target(2, spread, A.dtype)) as reader:
+                reader.read_block(out, (0, 0))
+
+        times = in_turns(
+            {"a": plain_out, "send": ours_out, "b": plain_in, "fetch": ours_in}, rounds=9
+        )
+        found = [
+            ("send", times["a"] / times["send"], f"plain {A.nbytes / times['a'] / 1e9:.2f} GB/s"),
+            ("fetch", times["b"] / times["fetch"], f"plain {A.nbytes / times['b'] / 1e9:.2f} GB/s"),
+        ]
+        peer.close()
+        ranks.close()
+    return found
+
+
+def _child(program: str, n: int) -> Any:
+    return _Child(
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program), str(n)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+    )
+
+
+class _Child:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        return self._process
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    run().save()

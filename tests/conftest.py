@@ -1,0 +1,80 @@
+"""What all tests share: a small Ray cluster, sessions on it, and a look at what is left.
+
+- ``cluster``: a Ray cluster of 8 CPUs, started by the first test that asks for it.
+- ``session``: an open session with 2 workers on it; with
+  ``@pytest.mark.parametrize("session", [4], indirect=True)`` it has 4.
+- `nothing_left` fails the run if it leaves a process, a folder or shared memory behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import traces
+
+if TYPE_CHECKING:
+    from alchemist_ray import AlchemistSession
+
+GONE_S = 10.0  # how long what was ended may take to be gone
+
+# Before anything imports Ray. The folder's name is short: Unix sockets lie below it.
+tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
+os.environ.update(
+    {traces.RUN: uuid.uuid4().hex},
+    TMPDIR=tempfile.tempdir,
+    RAY_AUTH_MODE="disabled",
+    RAY_USAGE_STATS_ENABLED="0",
+)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left() -> Iterator[None]:
+    """When the last test is over, nothing that this run started may be there."""
+    before = traces.everything()
+    yield
+    left: dict[str, str] = {}
+
+    def clean() -> bool:
+        left.clear()
+        left.update((what, line) for what, line in traces.everything().items() if what not in before)
+        return not left
+
+    if traces.wait_until(clean, GONE_S, 0.1) is None:
+        lines = "\n".join(f"  {what} {line}" for what, line in left.items())
+        pytest.fail(f"the tests have left behind:\n{lines}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """A Ray cluster with 8 CPUs on this machine, joined by this process; its address."""
+    import ray  # noqa: PLC0415 - most tests need no Ray
+
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=500 << 20,
+        _temp_dir=f"{tempfile.gettempdir()}/ray",
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture
+def session(cluster: str, request: pytest.FixtureRequest) -> Iterator[AlchemistSession]:
+    """An open session with 2 workers (or as many as an indirect parameter says)."""
+    from alchemist_ray import AlchemistSession  # noqa: PLC0415
+
+    with AlchemistSession(getattr(request, "param", 2)) as opened:
+        yield opened

@@ -1,0 +1,93 @@
+"""An MPI library that breaks in every way that a library can."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from ali import Context, DistMatrix, routine
+
+
+@routine("total")
+def total(ctx: Context) -> int:
+    """Sum of all rank numbers, over MPI."""
+    ranks: int = ctx.comm.allreduce(ctx.rank)
+    return ranks
+
+
+@routine("B")
+def twice(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """B = 2 A."""
+    B = ctx.empty_like(A)
+    np.multiply(A.local, 2, out=B.local)
+    return B
+
+
+@routine()
+def collective(ctx: Context, missing: int, native: bool = False) -> None:
+    """All ranks but one wait for it in a collective; it sleeps instead of coming."""
+    if ctx.rank == missing:
+        time.sleep(60)
+    _meet(ctx, native)
+
+
+@routine()
+def churn(ctx: Context, seconds: float) -> None:
+    """Allreduce a megabyte over and over, in native MPI."""
+    ours, theirs = np.ones(1 << 17), np.empty(1 << 17)
+    end = time.monotonic() + seconds
+    while MPI.COMM_WORLD.allreduce(time.monotonic() < end, MPI.LAND):
+        MPI.COMM_WORLD.Allreduce(ours, theirs)
+
+
+@routine()
+def segfault(ctx: Context, rank: int) -> None:
+    """One rank reads address 0; the others wait for it."""
+    if ctx.rank == rank:
+        ctypes.string_at(0)
+    _meet(ctx, True)
+
+
+@routine()
+def abort(ctx: Context, rank: int, code: int) -> None:
+    """One rank calls MPI_Abort; the others wait for it."""
+    if ctx.rank == rank:
+        MPI.COMM_WORLD.Abort(code)
+    _meet(ctx, True)
+
+
+@routine()
+def leave(ctx: Context, rank: int, code: int) -> None:
+    """One rank ends with os._exit and some last words; the others wait for it."""
+    if ctx.rank == rank:
+        print("I cannot go on", file=sys.stderr, flush=True)
+        os._exit(code)
+    _meet(ctx, True)
+
+
+@routine()
+def stuck(ctx: Context, rank: int) -> None:
+    """One rank raises; the others wait for it in native MPI, where nothing reaches them."""
+    if ctx.rank == rank:
+        raise ValueError("before the barrier")
+    _meet(ctx, True)
+
+
+@routine()
+def late(ctx: Context, rank: int, seconds: float) -> None:
+    """One rank raises; the others are busy elsewhere and then come back."""
+    if ctx.rank == rank:
+        raise ValueError("before the others")
+    time.sleep(seconds)
+
+
+def _meet(ctx: Context, native: bool) -> None:
+    if native:
+        MPI.COMM_WORLD.Barrier()
+    else:
+        ctx.comm.Barrier()

@@ -1,0 +1,587 @@
+"""What is sent to ranks and fetched from them equals the array, by every way there is."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpi_workers import client, layout, wire
+from mpi_workers.client import Doors, Ranks, Reader, Target, Writer
+from mpi_workers.failures import Failure
+from mpi_workers.layout import Spread, copies, default_grid, owned_indices
+from mpi_workers.matrix import DTYPES
+from mpi_workers.wire import Connection, Kind
+from tests.support import ranks as support
+
+RANKS = 6
+SINGLE = [name for name in layout.LAYOUTS if copies(name, (2, 3)) == 1]
+COPIED = [name for name in layout.LAYOUTS if copies(name, (2, 3)) > 1]
+WAIT_S = 10.0
+
+Array = np.ndarray[Any, Any]
+ids = itertools.count(1)
+routes = pytest.mark.parametrize("route", ["near", "far"])
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[support.Host]:
+    with support.Host(RANKS) as host:
+        yield host
+        assert host.unhandled() == []
+
+
+@pytest.fixture(scope="module")
+def gangs(host: support.Host) -> Iterator[dict[str, Ranks]]:
+    """Connections to the ranks through shared memory and, all the way, over TCP."""
+    found = {route: Ranks(host.doors(route), threads=2) for route in ("near", "far")}
+    yield found
+    for ranks in found.values():
+        ranks.close()
+
+
+def spread_of(name: str, shape: tuple[int, int], size: int = RANKS) -> Spread:
+    return Spread(name, shape, default_grid(size))
+
+
+def numbers(shape: tuple[int, int], dtype: str = "float64", seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-1000, 1000, shape).astype(dtype)
+    return values * (1 + 2j) if values.dtype.kind == "c" else values
+
+
+def new(host: support.Host, spread: Spread, dtype: Any = "float64") -> Target:
+    target = Target(next(ids), spread, np.dtype(dtype))
+    host.new(target.matrix, spread, dtype)
+    return target
+
+
+def send(ranks: Ranks, target: Target, *blocks: tuple[Array, tuple[int, int]]) -> Writer:
+    with Writer(ranks, target) as writer:
+        for block, origin in blocks:
+            writer.write_block(block, origin)
+    return writer
+
+
+def fetch(ranks: Ranks, target: Target, out: Array | None = None) -> Array:
+    if out is None:
+        out = np.empty(target.spread.shape, target.dtype)
+    with Reader(ranks, target) as reader:
+        reader.read_block(out, (0, 0))
+    return out
+
+
+# --- there and back ---
+
+
+@routes
+@pytest.mark.parametrize("size", [1, 4, RANKS])
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_layout_puts_elements_where_they_belong_and_gives_them_back(
+    host: support.Host, gangs: dict[str, Ranks], name: str, size: int, route: str
+) -> None:
+    array = numbers((37, 23))
+    target = new(host, spread_of(name, array.shape, size))
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    for rank in range(size):
+        rows, cols = owned_indices(name, array.shape, target.spread.grid, rank)
+        assert np.array_equal(host.local(target.matrix, rank), array[np.ix_(rows, cols)])
+    for back in gangs.values():
+        assert np.array_equal(fetch(back, target), array)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("name", COPIED)
+def test_layouts_with_copies_are_read_and_not_written(
+    host: support.Host, gangs: dict[str, Ranks], name: str, route: str
+) -> None:
+    target = new(host, spread_of(name, (20, 31)))
+    with pytest.raises(Failure, match=f"{name} keeps copies") as caught, Writer(
+        gangs[route], target
+    ):
+        pass
+    assert caught.value.kind == "LayoutError"
+    host.fill(target.matrix)
+    wanted = 1000.0 * np.arange(20)[:, np.newaxis] + np.arange(31)
+    assert np.array_equal(fetch(gangs[route], target), wanted)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_keeps_every_bit(
+    host: support.Host, gangs: dict[str, Ranks], dtype: str, route: str
+) -> None:
+    array = numbers((33, 18), dtype)
+    if array.dtype.kind in "fc":
+        array[:3, 0] = np.nan, np.inf, -0.0
+    target = new(host, spread_of("MC_MR", array.shape), dtype)
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    back = fetch(gangs[route], target)
+    assert back.dtype == array.dtype
+    assert back.tobytes() == array.tobytes()
+    host.free(target.matrix)
+
+
+def read_only(array: Array) -> Array:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+# Ways in which 60 x 50 elements may lie in memory.
+MEMORY: dict[str, Callable[[Array], Array]] = {
+    "C": lambda a: np.ascontiguousarray(a),
+    "Fortran": lambda a: np.asfortranarray(a),
+    "every second row and third column": lambda a: np.repeat(np.repeat(a, 2, 0), 3, 1)[::2, ::3],
+    "rows backwards": lambda a: a[::-1].copy()[::-1],
+    "columns backwards": lambda a: a[:, ::-1].copy()[:, ::-1],
+    "Fortran, both backwards": lambda a: np.asfortranarray(a[::-1, ::-1])[::-1, ::-1],
+    "a corner of a larger one": lambda a: np.pad(a, 7)[7:-7, 7:-7],
+    "read-only": read_only,
+    "not aligned": lambda a: np.frombuffer(b"x" + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
+    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "of a smaller dtype": lambda a: a.astype("int16"),
+}
+
+
+@routes
+@pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
+@pytest.mark.parametrize("way", MEMORY)
+def test_a_source_may_lie_in_memory_in_any_way(
+    host: support.Host, gangs: dict[str, Ranks], way: str, name: str, route: str
+) -> None:
+    array = numbers((60, 50))
+    source = MEMORY[way](array)
+    assert np.array_equal(source, array)
+    target = new(host, spread_of(name, array.shape))
+    send(gangs[route], target, (source, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
+def test_a_destination_may_lie_in_memory_in_any_way(
+    host: support.Host, gangs: dict[str, Ranks], name: str, route: str
+) -> None:
+    array = numbers((60, 50))
+    target = new(host, spread_of(name, array.shape))
+    send(gangs["near"], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    around = np.full((80, 120), 7.0)
+    for out in (
+        np.empty((60, 50), order="F"),
+        np.empty((60, 50))[::-1, ::-1],
+        np.empty((120, 150))[::2, ::3],
+        around[10:70, 5:105:2],
+        np.empty((60, 50), "complex128"),
+        np.empty((60, 50), ">f8"),
+    ):
+        assert np.array_equal(fetch(gangs[route], target, out), array)
+    around[10:70, 5:105:2] = 7
+    assert (around == 7).all()  # nothing beside it was touched
+    host.free(target.matrix)
+
+
+@st.composite
+def cut_matrices(draw: st.DrawFn) -> tuple[tuple[int, int], list[tuple[int, int, int, int]]]:
+    """A shape, and half-open blocks that tile it."""
+    m, n = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    rows = sorted({0, m, *draw(st.lists(st.integers(0, m), max_size=3))})
+    blocks = []
+    for r0, r1 in itertools.pairwise(rows):
+        cols = sorted({0, n, *draw(st.lists(st.integers(0, n), max_size=3))})
+        blocks += [(r0, r1, c0, c1) for c0, c1 in itertools.pairwise(cols)]
+    return (m, n), draw(st.permutations(blocks))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    cut=cut_matrices(),
+    name=st.sampled_from(SINGLE),
+    size=st.integers(1, RANKS),
+    ways=st.tuples(st.sampled_from(["near", "far"]), st.sampled_from(["near", "far"])),
+    order=st.sampled_from("CF"),
+    dtype=st.sampled_from(DTYPES),
+    data=st.data(),
+)
+def test_blocks_anywhere_make_a_matrix_of_which_any_region_can_be_read(
+    host: support.Host,
+    gangs: dict[str, Ranks],
+    cut: Any,
+    name: str,
+    size: int,
+    ways: tuple[str, str],
+    order: Any,
+    dtype: str,
+    data: st.DataObject,
+) -> None:
+    shape, blocks = cut
+    array = np.asarray(numbers(shape, dtype), order=order)
+    target = new(host, spread_of(name, shape, size), dtype)
+    if len(blocks) > 1:
+        send(gangs[ways[0]], target, (array[slice(*blocks[0][:2]), slice(*blocks[0][2:])],
+                                      (blocks[0][0], blocks[0][2])))  # fmt: skip
+        with pytest.raises(Failure, match="elements of matrix"):
+            host.seal(target.matrix)
+        blocks = blocks[1:]
+    send(gangs[ways[0]], target, *((array[r0:r1, c0:c1], (r0, c0)) for r0, r1, c0, c1 in blocks))
+    host.seal(target.matrix)
+    with Reader(gangs[ways[1]], target) as reader:
+        for _ in range(3):
+            r0, r1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, shape[0])])))
+            c0, c1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, shape[1])])))
+            out = np.zeros((r1 - r0, c1 - c0), dtype, order=order)
+            reader.read_block(out, (r0, c0))
+            assert np.array_equal(out, array[r0:r1, c0:c1])
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("shape", [(300, 2000), (70000, 3), (400000, 1), (1, 200000), (900, 513)])
+@pytest.mark.parametrize("name", ["VC_STAR", "STAR_VR", "CIRC_CIRC"])
+def test_what_is_larger_than_a_piece_of_a_stream_arrives_in_order(
+    host: support.Host,
+    gangs: dict[str, Ranks],
+    name: str,
+    shape: tuple[int, int],
+    order: Any,
+    route: str,
+) -> None:
+    array = np.asarray(np.arange(shape[0] * shape[1], dtype="float64").reshape(shape), order=order)
+    target = new(host, spread_of(name, shape, 2))
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target, np.empty_like(array)), array)
+    other = np.empty(shape, order="F" if order == "C" else "C")
+    assert np.array_equal(fetch(gangs[route], target, other), array)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 40), (0, 5), (5, 0)])
+@pytest.mark.parametrize("name", SINGLE)
+def test_ranks_that_hold_nothing_are_left_alone(
+    host: support.Host, gangs: dict[str, Ranks], name: str, shape: tuple[int, int], route: str
+) -> None:
+    array = numbers(shape)
+    target = new(host, spread_of(name, shape))
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+# --- what is told of a transfer ---
+
+
+@routes
+def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
+    host: support.Host, gangs: dict[str, Ranks], route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PANEL_BYTES", 10_000)
+    array = numbers((100, 100))
+    target = new(host, spread_of("VC_STAR", array.shape))
+    told: list[int] = []
+    with Writer(gangs[route], target, told.append) as writer:
+        writer.write_block(array[:77], (0, 0))
+        writer.write_block(array[77:], (77, 0))
+    assert sum(told) == array.nbytes
+    assert len(told) > 8
+    assert sum(times.nbytes for times in writer.times.values()) == array.nbytes
+    assert set(writer.times) == set(range(RANKS))
+    wanted = "shared memory" if route == "near" else "TCP"
+    assert {times.route for times in writer.times.values()} == {wanted}
+    assert all(times.send_s > 0 for times in writer.times.values())
+    if route == "far":
+        assert all(t.serialize_s > 0 and t.receive_s > 0 for t in writer.times.values())
+    host.seal(target.matrix)
+    told.clear()
+    with Reader(gangs[route], target, told.append) as reader:
+        reader.read_block(np.empty_like(array), (0, 0))
+    assert sum(told) == array.nbytes
+    assert sum(times.nbytes for times in reader.times.values()) == array.nbytes
+    assert all(times.receive_s > 0 for times in reader.times.values())
+    host.free(target.matrix)
+
+
+# --- what goes wrong ---
+
+
+@routes
+@pytest.mark.parametrize("origin", [(-1, 0), (0, -1), (1, 0), (0, 1), (100, 100)])
+def test_a_block_that_is_not_all_in_the_matrix_is_refused(
+    host: support.Host, gangs: dict[str, Ranks], origin: tuple[int, int], route: str
+) -> None:
+    array = numbers((10, 10))
+    target = new(host, spread_of("VC_STAR", (10, 10)))
+    with pytest.raises(Failure, match="not a region of a 10 x 10 matrix") as caught:
+        send(gangs[route], target, (array, origin))
+    assert caught.value.kind == "ShapeError"
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    with pytest.raises(Failure, match="not a region"), Reader(gangs[route], target) as reader:
+        reader.read_block(array.copy(), origin)
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+@routes
+def test_a_matrix_that_is_not_there_is_named(gangs: dict[str, Ranks], route: str) -> None:
+    target = Target(1 << 40, spread_of("VC_STAR", (900, 900)), np.dtype("float64"))
+    for action in (
+        lambda: send(gangs[route], target, (numbers((900, 900)), (0, 0))),
+        lambda: fetch(gangs[route], target),
+    ):
+        with pytest.raises(Failure, match=f"holds no matrix {1 << 40}") as caught:
+            action()
+        assert caught.value.kind == "MatrixNotFoundError"
+
+
+@routes
+def test_what_is_incomplete_is_not_read_and_what_is_whole_is_not_written(
+    host: support.Host, gangs: dict[str, Ranks], route: str
+) -> None:
+    array = numbers((1000, 1000))
+    target = new(host, spread_of("STAR_VC", array.shape))
+    send(gangs[route], target, (array[:500], (0, 0)))
+    with pytest.raises(Failure, match="still being sent") as caught:
+        fetch(gangs[route], target)
+    assert caught.value.kind == "IncompleteMatrixError"
+    send(gangs[route], target, (array[500:], (500, 0)))
+    host.seal(target.matrix)
+    with pytest.raises(Failure, match="takes no more data") as caught:
+        send(gangs[route], target, (array, (0, 0)))
+    assert caught.value.kind == "TransferError"
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+@routes
+def test_an_error_in_the_middle_leaves_nothing_counted_and_the_gang_usable(
+    host: support.Host, gangs: dict[str, Ranks], route: str
+) -> None:
+    array = numbers((50, 50))
+    target = new(host, spread_of("MC_MR", array.shape))
+    with pytest.raises(ZeroDivisionError), Writer(gangs[route], target) as writer:
+        if route == "near":
+            writer.write_block(array, (0, 0))
+        raise ZeroDivisionError
+    with pytest.raises(Failure, match="got 0 of"):
+        host.seal(target.matrix)
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+@routes
+def test_a_gang_that_is_gone_is_a_transfer_error_that_names_the_rank(route: str) -> None:
+    spread = spread_of("VC_STAR", (2000, 100), 2)
+    with support.Host(2) as host:
+        ranks = Ranks(host.doors(route))
+        target = new(host, spread)
+        with pytest.raises(Failure, match=r"rank [01]") as caught, Writer(ranks, target) as writer:
+            writer.write_block(numbers((1000, 100)), (0, 0))
+            start = time.monotonic()
+            host.kill()
+            writer.write_block(numbers((1000, 100)), (1000, 0))
+        assert caught.value.kind == "TransferError"
+        with pytest.raises(Failure, match=r"rank 0 at .* is not there") as caught:
+            send(ranks, target)
+        assert caught.value.kind == "TransferError"
+        assert time.monotonic() - start < 2
+        ranks.close()
+
+
+class Deaf:
+    """A rank that says WELCOME and then neither reads nor answers."""
+
+    def __init__(self) -> None:
+        self._listener, self.address = wire.listen_tcp("127.0.0.1")
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            self._open.append(sock)
+            connection = Connection(sock)
+            if connection.recv(WAIT_S).body.get("role") == "end":
+                return
+            connection.send(Kind.WELCOME, {})
+
+    def __enter__(self) -> Deaf:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with Connection(wire.dial(self.address)) as connection:
+            connection.send(Kind.HELLO, {"role": "end"})
+        self._thread.join(WAIT_S)
+        for sock in (self._listener, *self._open):
+            sock.close()
+
+
+@pytest.mark.parametrize("what", ["send", "fetch"])
+def test_closing_ends_a_transfer_that_hangs(what: str) -> None:
+    with Deaf() as deaf:
+        ranks = Ranks(Doors("token", ((deaf.address,),)))
+        target = Target(1, spread_of("VC_STAR", (4000, 1000), 1), np.dtype("float64"))
+        array = np.zeros((4000, 1000))
+        timer = threading.Timer(0.3, ranks.close)
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(Failure, match="the transfer with rank 0 broke"):
+            send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+        assert 0.2 < time.monotonic() - start < 2
+        timer.join()
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "STALL_S", 0.3)
+    with Deaf() as deaf:
+        ranks = Ranks(Doors("token", ((deaf.address,),)))
+        target = Target(1, spread_of("VC_STAR", (4000, 1000), 1), np.dtype("float64"))
+        with pytest.raises(Failure, match="rank 0 broke: .*timed out"):
+            send(ranks, target, (np.zeros((4000, 1000)), (0, 0)))
+        with pytest.raises(Failure, match="rank 0 broke: it gave no sign of life"):
+            fetch(ranks, target)
+        ranks.close()
+
+
+def test_a_rank_without_a_way_to_it_is_named() -> None:
+    ranks = Ranks(Doors("token", (("unix:/nowhere/at/all",),)))
+    target = Target(1, spread_of("VC_STAR", (4, 4), 1), np.dtype("float64"))
+    with pytest.raises(Failure, match="rank 0 has no address for other nodes"):
+        send(ranks, target, (np.zeros((4, 4)), (0, 0)))
+    ranks.close()
+
+
+# --- what is kept warm, and let go ---
+
+
+def mappings() -> int:
+    """Memory of ranks that this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:alchemist")
+
+
+def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Host) -> None:
+    spread = spread_of("VC_STAR", (500, 40), 2)
+    ranks = Ranks(host.doors("near"))
+    before = mappings()
+    array = numbers(spread.shape)
+    for _ in range(3):  # the ranks use one segment again and again, and so does the client
+        target = new(host, spread)
+        send(ranks, target, (array, (0, 0)))
+        assert mappings() == before + 2
+        host.free(target.matrix)
+    host.trim()
+    target = new(host, spread)
+    send(ranks, target, (array, (0, 0)))
+    assert mappings() == before + 2  # the old ones are dead: told with the first map, and dropped
+    host.seal(target.matrix)
+    ranks.trim()
+    assert mappings() == before
+    assert np.array_equal(fetch(ranks, target), array)
+    host.free(target.matrix)
+    ranks.close()
+    assert mappings() == before
+
+
+def test_no_more_mappings_are_kept_than_agreed(host: support.Host) -> None:
+    spread = spread_of("CIRC_CIRC", (100, 100), 1)
+    ranks = Ranks(host.doors("near"))
+    before = mappings()
+    targets = [new(host, spread) for _ in range(2 * client.MAPS_KEPT)]
+    for target in targets:
+        send(ranks, target, (numbers(spread.shape), (0, 0)))
+    assert mappings() == before + client.MAPS_KEPT
+    ranks.close()
+    assert mappings() == before
+    for target in targets:
+        host.free(target.matrix)
+
+
+def test_a_mapping_in_use_survives_a_trim(host: support.Host) -> None:
+    array = numbers((300, 20))
+    target = new(host, spread_of("VC_STAR", array.shape, 3))
+    ranks = Ranks(host.doors("near"))
+    with Writer(ranks, target) as writer:
+        writer.write_block(array[:100], (0, 0))
+        ranks.trim()
+        writer.write_block(array[100:], (100, 0))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(ranks, target), array)
+    ranks.close()
+    host.free(target.matrix)
+
+
+@routes
+def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: str) -> None:
+    def ours() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("alchemist-")]
+
+    known, fds = len(ours()), host.fds()
+    ranks = Ranks(host.doors(route), threads=3)
+    array = numbers((2000, 200))
+    target = new(host, spread_of("MC_MR", array.shape))
+    send(ranks, target, (array, (0, 0)))
+    assert len(ours()) > known
+    host.free(target.matrix)
+    ranks.close()
+    deadline = time.monotonic() + WAIT_S
+    most = fds + 2 * RANKS  # the matrix's segments are warm (two each), not the connections
+    while (len(ours()) > known or host.fds() > most) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(ours()) == known
+    assert host.fds() <= most
+
+
+@routes
+def test_transfers_on_many_threads_do_not_mix(
+    host: support.Host, gangs: dict[str, Ranks], route: str
+) -> None:
+    errors: list[BaseException] = []
+    targets = [new(host, spread_of(name, (211, 97))) for name in SINGLE[:4]]
+
+    def there_and_back(k: int) -> None:
+        try:
+            array = numbers((211, 97), seed=k)
+            send(gangs[route], targets[k], (array, (0, 0)))
+            turn.wait(WAIT_S)
+            turn.wait(WAIT_S)
+            assert np.array_equal(fetch(gangs[route], targets[k]), array)
+        except BaseException as error:
+            errors.append(error)
+
+    turn = threading.Barrier(5)
+    threads = [threading.Thread(target=there_and_back, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    turn.wait(WAIT_S)
+    for target in targets:
+        host.seal(target.matrix)
+    turn.wait(WAIT_S)
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert errors == []
+    for target in targets:
+        host.free(target.matrix)

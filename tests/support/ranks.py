@@ -1,0 +1,235 @@
+"""Ranks without MPI: a process that holds real `Storage`s behind real `DataServer`s.
+
+In a test::
+
+    with ranks.Host(4) as host:
+        spread = Spread("VC_STAR", (100, 7), (2, 2))
+        host.new(1, spread, "float64")
+        with Writer(Ranks(host.doors("far")), Target(1, spread, np.dtype("float64"))) as writer:
+            ...
+
+The same file is the program of that process: orders come as JSON lines on its
+standard input, and it ends with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mpi_workers.client import Doors
+from mpi_workers.failures import Failure
+from mpi_workers.layout import Spread
+from mpi_workers.memory import Pool
+from mpi_workers.server import DataServer
+from mpi_workers.storage import Storage
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "the gang's secret"
+
+
+class Host:
+    """A process with `size` ranks, each with its Unix socket and its TCP port.
+
+    Parameters
+    ----------
+    size : int
+        How many ranks.
+    keep_bytes : int
+        What each rank's pool keeps warm.
+    """
+
+    def __init__(self, size: int, keep_bytes: int = 1 << 30) -> None:
+        self.folder = tempfile.mkdtemp(prefix="ranks-")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ranks", self.folder, str(size), str(keep_bytes)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self.addresses: list[list[str]] = self._answer()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        said = self.stop()
+        assert kind is not None or not said, f"the ranks' process said:\n{said}"
+
+    def stop(self) -> str:
+        """End the process; what it wrote to its standard error."""
+        try:
+            _, said = self._process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return said
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def doors(self, route: str = "near") -> Doors:
+        """How to reach the ranks: ``"near"`` (Unix sockets too), ``"far"`` (TCP alone)."""
+        chosen = self.addresses if route == "near" else [a[1:] for a in self.addresses]
+        return Doors(TOKEN, tuple(map(tuple, chosen)))
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the ranks' process is gone:\n{self.stop()}")
+        answer = json.loads(line)
+        if "failure" in answer:
+            raise Failure.from_map(answer["failure"])
+        return answer["value"]
+
+    def _order(self, name: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def new(self, matrix: int, spread: Spread, dtype: Any) -> list[int]:
+        """Allocate a matrix on every rank of its grid; the ids of the segments taken."""
+        about = [spread.layout, spread.shape, spread.grid]
+        segments: list[int] = self._order("new", matrix, *about, np.dtype(dtype).name)
+        return segments
+
+    def fill(self, matrix: int) -> None:
+        """Set element (i, j) to ``1000 i + j`` on every rank, and seal."""
+        self._order("fill", matrix)
+
+    def seal(self, matrix: int) -> None:
+        self._order("seal", matrix)
+
+    def free(self, matrix: int) -> None:
+        self._order("free", matrix)
+
+    def trim(self) -> None:
+        """Have every rank give its warm memory back."""
+        self._order("trim")
+
+    def local(self, matrix: int, rank: int) -> np.ndarray[Any, Any]:
+        """A copy of a rank's block."""
+        shape, dtype, data = self._order("local", matrix, rank)
+        return np.frombuffer(base64.b64decode(data), dtype).reshape(shape, order="F")
+
+    def unhandled(self) -> list[str]:
+        """Exceptions that ended a thread of the process."""
+        found: list[str] = self._order("unhandled")
+        return found
+
+    def rss_kb(self) -> int:
+        """Resident memory."""
+        return self._status("VmRSS")
+
+    def threads(self) -> int:
+        return self._status("Threads")
+
+    def fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def _status(self, key: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1])
+        raise KeyError(key)
+
+
+class _Ranks:
+    """The orders, in the process itself."""
+
+    def __init__(self, folder: str, size: int, keep_bytes: int) -> None:
+        self._unhandled: list[str] = []
+        threading.excepthook = lambda args: self._unhandled.append(repr(args.exc_value))
+        self._storages = [Storage(rank, Pool(keep_bytes, shared=True)) for rank in range(size)]
+        self.addresses = [
+            DataServer(storage, TOKEN, f"{folder}/{storage.rank}.sock", "127.0.0.1").addresses
+            for storage in self._storages
+        ]
+
+    def _holding(self, matrix: int) -> list[Storage]:
+        held = []
+        for storage in self._storages:
+            with contextlib.suppress(Failure):
+                storage.entry(matrix)
+                held.append(storage)
+        return held
+
+    def new(
+        self, matrix: int, layout: str, shape: list[int], grid: list[int], dtype: str
+    ) -> list[int]:
+        spread = Spread(layout, (shape[0], shape[1]), (grid[0], grid[1]))
+        segments = []
+        for storage in self._storages[: spread.size]:
+            part = storage.new(spread, np.dtype(dtype))
+            segments.append(part.block.segment.id)
+            storage.put(matrix, part, sealed=False)
+        return segments
+
+    def fill(self, matrix: int) -> None:
+        for storage in self._holding(matrix):
+            part = storage.entry(matrix).matrix
+            part.local[...] = 1000 * np.array(part.rows)[:, np.newaxis] + np.array(part.cols)
+            storage.put(matrix, part, sealed=True)
+
+    def seal(self, matrix: int) -> None:
+        for storage in self._holding(matrix):
+            storage.seal(matrix)
+
+    def free(self, matrix: int) -> None:
+        for storage in self._storages:
+            storage.free(matrix)
+
+    def trim(self) -> None:
+        for storage in self._storages:
+            storage.pool.trim()
+
+    def local(self, matrix: int, rank: int) -> list[Any]:
+        part = self._storages[rank].entry(matrix).matrix.local
+        return [part.shape, part.dtype.name, base64.b64encode(part.tobytes("F")).decode()]
+
+    def unhandled(self) -> list[str]:
+        return self._unhandled
+
+
+def _main(folder: str, size: str, keep_bytes: str) -> None:
+    ranks = _Ranks(folder, int(size), int(keep_bytes))
+    print(json.dumps({"value": ranks.addresses}), flush=True)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = {"value": getattr(ranks, name)(*arguments)}
+        except Failure as failure:
+            answer = {"failure": failure.to_map()}
+        print(json.dumps(answer), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # the servers' threads wait for peers
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

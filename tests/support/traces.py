@@ -1,0 +1,103 @@
+"""What a test run leaves on this machine: processes, folders, shared memory.
+
+A run is known by the mark `RUN` in the environment of all it starts, and what it writes
+lies in its own ``TMPDIR``: runs side by side do not blame each other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RUN = "ALCHEMIST_TEST_RUN"
+SHM = Path("/dev/shm")
+SHM_NAMES = ("mpich_*", "ucx_*", "plasma*", "*alchemist*")
+PART = "mpi_workers"  # in the command line of every zygote, proxy and rank
+
+
+def processes() -> dict[int, str]:
+    """Every process that this run started, however far down: pid and command line.
+
+    They inherit the mark in their environment. One that was forked by this process and
+    runs no program of its own does not show it, but is a child of it.
+    """
+    mark = f"{RUN}={os.environ[RUN]}".encode()
+    parents, ours = {}, {os.getpid()}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state in "ZX":  # over, if not yet waited for
+                continue
+            parents[int(folder.name)] = int(parent)
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                ours.add(int(folder.name))
+        except OSError:  # it has ended, or is another user's
+            continue
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return {pid: command_line(pid) for pid in ours - {os.getpid()}}
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process, or its name if it has none."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        return words or Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "(ended)"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is over and not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def folders() -> set[Path]:
+    """The private folders of gangs."""
+    return set(Path(tempfile.gettempdir()).glob("alchemist-*"))
+
+
+def shared_memory() -> set[Path]:
+    """Files of MPICH, UCX, Ray and ours in /dev/shm, less those that others have mapped."""
+    files = {path for pattern in SHM_NAMES for path in SHM.glob(pattern)}
+    if not files:
+        return files
+    ours = processes()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) not in ours:
+            try:
+                mapped = (folder / "maps").read_text()
+            except OSError:
+                continue
+            files = {path for path in files if str(path) not in mapped}
+    return files
+
+
+def everything() -> dict[str, str]:
+    """All of it: what it is, and for processes the command line."""
+    found = {f"process {pid}": line[:160] for pid, line in sorted(processes().items())}
+    found |= {f"folder {path}": "" for path in sorted(folders())}
+    found |= {f"shared memory {path}": "" for path in sorted(shared_memory())}
+    return found
+
+
+def wait_until(settled: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> float | None:
+    """Wait for something to be so: seconds until it was, or None if it was not in time."""
+    start = time.monotonic()
+    while not settled():
+        if time.monotonic() - start > limit_s:
+            return None
+        time.sleep(every_s)
+    return time.monotonic() - start
