@@ -256,7 +256,22 @@ class Dispatcher:
         if under_way is not None and not under_way.told:
             under_way.errors.append(body["error"])
             under_way.failed = max(1, under_way.failed)
+            asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, body["error"])
             under_way.finish()
+
+    def _give_up(self, seq: int, error: Body) -> None:
+        """End the gang if a call that failed on one rank still holds others."""
+        if seq in self._rounds:
+            rank = error.get("facts", {}).get("rank")
+            self.fail(
+                GroupFailedError(
+                    f"a call failed on rank {rank} and others did not come back from it in "
+                    f"{DRAIN_S:.0f} s: they wait for it in MPI calls made by native code. The "
+                    "gang was ended; request_workers() starts a new one",
+                    rank=rank,
+                    cause="ranks stuck in MPI",
+                )
+            )
 
     def _from_node(self, body: Body) -> None:
         under_way = self._rounds.get(body["seq"])
@@ -398,19 +413,8 @@ class Dispatcher:
         return under_way
 
     async def _drained(self) -> None:
-        """Wait until every rank is back from a call that failed on another."""
-        deadline = time.monotonic() + DRAIN_S
+        """Wait until every rank is back from a call that failed on another (see `_give_up`)."""
         while self._rounds and self.failure is None:
-            if time.monotonic() > deadline:
-                self.fail(
-                    GroupFailedError(
-                        "a call failed on one rank and others did not come back from it in "
-                        f"{DRAIN_S:.0f} s: they wait for it in MPI calls made by native code. The "
-                        "gang was ended; request_workers() starts a new one",
-                        cause="ranks stuck in MPI",
-                    )
-                )
-                return
             await asyncio.sleep(0.005)
 
     # --- commands: each takes the client's map and returns the reply's ---

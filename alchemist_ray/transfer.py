@@ -161,10 +161,10 @@ def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
 def _holders(refs: Sequence[ray.ObjectRef]) -> list[str]:
     """The node that holds each block; small ones that no store holds count as this node's."""
     here = ray.get_runtime_context().get_node_id()
-    ready, waiting = ray.wait(list(refs), num_returns=len(refs), fetch_local=False)
-    assert not waiting
+    unique = list(dict.fromkeys(refs))
+    ray.wait(unique, num_returns=len(unique), fetch_local=False)
     try:
-        places = get_object_locations(list(refs), timeout_ms=int(FIND_TIMEOUT_S * 1000))
+        places = get_object_locations(unique, timeout_ms=int(FIND_TIMEOUT_S * 1000))
     except RayError as error:
         raise TransferError(f"cannot find out where the blocks are: {error}") from error
     nodes = []

@@ -114,9 +114,7 @@ class GangComm(MPI.Intracomm):
     def Split(self, color: int = 0, key: int = 0) -> GangComm:
         return GangComm(super().Split(color, key))
 
-    def Split_type(
-        self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL
-    ) -> GangComm:
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> GangComm:
         return GangComm(super().Split_type(split_type, key, info))
 
     def Create(self, group: MPI.Group) -> GangComm:

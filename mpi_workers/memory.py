@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from mpi_workers.failures import Failure
 
 PAGE = mmap.PAGESIZE
+SAFE = 1 << 20  # 1 MiB: below this a new segment is not worth a look at what is free
 SMALL = 1 << 16  # 64 KiB: below this a recycled segment may be any number of times too big
 
 _ids = itertools.count(1)
@@ -71,6 +72,9 @@ class Segment:
         self.tainted = False
         self.fd = -1
         try:
+            # The kernel would fill the node and kill somebody before it says no.
+            if self.nbytes > SAFE and self.nbytes > available_bytes():
+                raise OSError(errno.ENOMEM, "not available")
             if not shared:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
                 self.map = mmap.mmap(-1, self.nbytes, flags=flags)

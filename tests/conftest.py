@@ -47,7 +47,9 @@ def nothing_left() -> Iterator[None]:
 
     def clean() -> bool:
         left.clear()
-        left.update((what, line) for what, line in traces.everything().items() if what not in before)
+        left.update(
+            (what, line) for what, line in traces.everything().items() if what not in before
+        )
         return not left
 
     if traces.wait_until(clean, GONE_S, 0.1) is None:
@@ -77,4 +79,5 @@ def session(cluster: str, request: pytest.FixtureRequest) -> Iterator[AlchemistS
     from alchemist_ray import AlchemistSession  # noqa: PLC0415
 
     with AlchemistSession(getattr(request, "param", 2)) as opened:
+        traces.note_segments()
         yield opened

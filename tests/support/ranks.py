@@ -14,11 +14,13 @@ standard input, and it ends with it.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,13 +30,16 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import uvloop
 
+from mpi_workers import wire
 from mpi_workers.client import Doors
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread
 from mpi_workers.memory import Pool
 from mpi_workers.server import DataServer
 from mpi_workers.storage import Storage
+from mpi_workers.wire import FrameProtocol, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the gang's secret"
@@ -49,12 +54,24 @@ class Host:
         How many ranks.
     keep_bytes : int
         What each rank's pool keeps warm.
+    hello_timeout_s : float
+        How long a stranger may take for its HELLO.
+
+    Attributes
+    ----------
+    addresses : list of list of str
+        By rank: ``unix:...``, ``tcp:...``.
+    control : str
+        Address of a `FrameProtocol` that sends every frame back as a REPLY.
     """
 
-    def __init__(self, size: int, keep_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, size: int, keep_bytes: int = 1 << 30, hello_timeout_s: float = wire.HELLO_TIMEOUT_S
+    ) -> None:
         self.folder = tempfile.mkdtemp(prefix="ranks-")
+        about = [self.folder, size, keep_bytes, hello_timeout_s]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ranks", self.folder, str(size), str(keep_bytes)],
+            [sys.executable, "-m", "tests.support.ranks", *map(str, about)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
@@ -63,7 +80,9 @@ class Host:
             text=True,
         )
         self.pid = self._process.pid
-        self.addresses: list[list[str]] = self._answer()
+        self.addresses: list[list[str]]
+        self.control: str
+        self.addresses, self.control = self._answer()
 
     def __enter__(self) -> Host:
         return self
@@ -139,7 +158,7 @@ class Host:
         return np.frombuffer(base64.b64decode(data), dtype).reshape(shape, order="F")
 
     def unhandled(self) -> list[str]:
-        """Exceptions that ended a thread of the process."""
+        """Exceptions that ended a thread of the process, or that its event loop had to catch."""
         found: list[str] = self._order("unhandled")
         return found
 
@@ -171,6 +190,22 @@ class _Ranks:
             DataServer(storage, TOKEN, f"{folder}/{storage.rank}.sock", "127.0.0.1").addresses
             for storage in self._storages
         ]
+        listener, self.control = wire.listen_unix(f"{folder}/control.sock")
+        threading.Thread(target=uvloop.run, args=(self._echo(listener),), daemon=True).start()
+
+    async def _echo(self, listener: socket.socket) -> None:
+        def protocol() -> FrameProtocol:
+            return FrameProtocol(
+                lambda protocol, frame: protocol.send(Kind.REPLY, frame.body),
+                lambda protocol: None,
+                TOKEN,
+                lambda protocol, body: {"rank": 0},
+            )
+
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self._unhandled.append(repr(context)))
+        server = await loop.create_unix_server(protocol, sock=listener)
+        await server.serve_forever()
 
     def _holding(self, matrix: int) -> list[Storage]:
         held = []
@@ -217,9 +252,10 @@ class _Ranks:
         return self._unhandled
 
 
-def _main(folder: str, size: str, keep_bytes: str) -> None:
+def _main(folder: str, size: str, keep_bytes: str, hello_timeout_s: str) -> None:
+    wire.HELLO_TIMEOUT_S = float(hello_timeout_s)
     ranks = _Ranks(folder, int(size), int(keep_bytes))
-    print(json.dumps({"value": ranks.addresses}), flush=True)
+    print(json.dumps({"value": [ranks.addresses, ranks.control]}), flush=True)
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:

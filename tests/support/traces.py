@@ -6,16 +6,21 @@ lies in its own ``TMPDIR``: runs side by side do not blame each other.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mpi_workers.housekeeping import SEGMENTS
+
 RUN = "ALCHEMIST_TEST_RUN"
 SHM = Path("/dev/shm")
-SHM_NAMES = ("mpich_*", "ucx_*", "plasma*", "*alchemist*")
 PART = "mpi_workers"  # in the command line of every zygote, proxy and rank
+
+_segments: set[str] = set()
 
 
 def processes() -> dict[int, str]:
@@ -69,20 +74,27 @@ def folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("alchemist-*"))
 
 
+def note_segments() -> None:
+    """Remember which names in /dev/shm belong to the gangs that live now."""
+    for folder in folders():
+        with contextlib.suppress(OSError, ValueError):
+            _segments.update(json.loads((folder / SEGMENTS).read_text()))
+
+
 def shared_memory() -> set[Path]:
-    """Files of MPICH, UCX, Ray and ours in /dev/shm, less those that others have mapped."""
-    files = {path for pattern in SHM_NAMES for path in SHM.glob(pattern)}
-    if not files:
-        return files
-    ours = processes()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) not in ours:
-            try:
-                mapped = (folder / "maps").read_text()
-            except OSError:
-                continue
-            files = {path for path in files if str(path) not in mapped}
-    return files
+    """Names in /dev/shm of this run: noted before, or mapped by its processes.
+
+    A name alone does not say whose it is, and other runs come and go beside this one.
+    """
+    there = set(SHM.iterdir())
+    if not there:
+        return there
+    found = {path for path in there if path.name in _segments}
+    for pid in (os.getpid(), *processes()):
+        with contextlib.suppress(OSError):
+            mapped = Path(f"/proc/{pid}/maps").read_text()
+            found |= {path for path in there if f"{path}\n" in mapped}
+    return found
 
 
 def everything() -> dict[str, str]:

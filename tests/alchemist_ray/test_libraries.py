@@ -1,0 +1,210 @@
+"""Libraries on the client: methods with signature and docstring, checked before anything moves."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import (
+    BadArgumentError,
+    LibraryLoadError,
+    LibraryNotFoundError,
+    NoSuchRoutineError,
+    RoutineError,
+)
+
+
+@pytest.fixture(scope="module")
+def gang(cluster: str) -> Iterator[AlchemistSession]:
+    """One session for all tests of this file: none of them harms its gang."""
+    with AlchemistSession(2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    yield gang
+    for handle in gang.list_matrices():
+        handle.free()
+
+
+def test_a_routine_has_its_signature_and_docstring(session: AlchemistSession) -> None:
+    svd = session.load_library("linalg").truncated_svd
+    parameters = inspect.signature(svd).parameters
+    assert list(parameters)[:2] == ["A", "rank"]
+    assert parameters["A"].annotation is Handle
+    assert parameters["rank"].annotation is int
+    assert "truncated_svd(A: matrix, rank: int" in svd.__doc__
+    assert "singular" in svd.__doc__
+    assert "truncated_svd" in dir(session.load_library("linalg"))
+
+
+def test_every_type_goes_there_and_back(session: AlchemistSession) -> None:
+    echo = session.load_library("echo").echo
+    A = session.send_matrix(np.eye(3))
+    given = dict(
+        i=-(2**63), x=float("inf"), z=1 - 2j, flag=False, text="Grüße, 世界", ints=[],
+        floats=[1.5, -0.0], flags=[True], texts=["", "x"],
+    )  # fmt: skip
+    twin, *rest = echo(A, **given)
+    np.testing.assert_array_equal(twin.fetch(), np.eye(3))
+    assert rest == list(given.values())
+    assert [type(v) for v in rest[:5]] == [int, float, complex, bool, str]
+
+
+def test_numpy_scalars_are_taken(session: AlchemistSession) -> None:
+    echo = session.load_library("echo").echo
+    A = session.send_matrix(np.eye(1))
+    _, i, x, z, flag, *_ = echo(
+        A, np.int32(5), np.float32(0.5), np.complex64(1j), np.bool_(True), ints=np.arange(3)
+    )
+    assert (i, x, z, flag) == (5, 0.5, 1j, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "needs 'A'"),
+        (("A", 1.5), {}, "'i' to be of type int, not .*float"),
+        (("A",), {"i": True}, "type int"),
+        (("A",), {"i": 2**63}, "64 bits"),
+        (("A",), {"text": 3}, "type string"),
+        (("A",), {"flag": 1}, "type bool"),
+        (("A",), {"ints": [1, "2"]}, r"list\[int\]"),
+        (("A",), {"texts": "abc"}, r"list\[string\], not str"),
+        (("A",), {"nosuch": 1}, "no parameter 'nosuch'"),
+        (("A",), {"A": "A"}, "got 'A' twice"),
+        ((np.eye(2),), {}, "send it first"),
+        ((None,), {}, "type matrix"),
+        (("A",) * 20, {}, "takes 10 arguments, not 20"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_the_right_signature(
+    session: AlchemistSession, args: tuple, kwargs: dict, words: str
+) -> None:
+    A = session.send_matrix(np.eye(2))
+    args = tuple(A if isinstance(a, str) and a == "A" else a for a in args)
+    kwargs = {k: A if isinstance(v, str) and v == "A" else v for k, v in kwargs.items()}
+    echo = session.load_library("echo")
+    with pytest.raises(BadArgumentError, match=words) as caught:
+        echo.echo(*args, **kwargs)
+    assert "Its signature: echo(A: matrix" in str(caught.value)
+    assert echo.who() == [0, 1]
+
+
+def test_unknown_libraries_and_routines_say_what_there_is(session: AlchemistSession) -> None:
+    with pytest.raises(LibraryNotFoundError, match="Shipped: linalg"):
+        session.load_library("no_such_library")
+    with pytest.raises(LibraryNotFoundError, match="no file"):
+        session.load_library("mine", "/nowhere/mine.py")
+    with pytest.raises(NoSuchRoutineError, match="it has .*who"):
+        session.load_library("echo").whom  # noqa: B018
+    assert not hasattr(session.load_library("echo"), "whom")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.py"
+    path.write_text("from ali import Context, DistMatrix, routine\n" + textwrap.dedent(text))
+    return path
+
+
+def test_a_library_of_ones_own(session: AlchemistSession, tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '''
+        @routine("B", "calls")
+        def twice(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, int]:
+            """B = 2 A."""
+            ctx.state["calls"] = ctx.state.get("calls", 0) + 1
+            B = ctx.empty_like(A)
+            B.local[...] = 2 * A.local
+            return B, ctx.state["calls"]
+        ''',
+    )
+    mine = session.load_library("mine", path)
+    A = session.send_matrix(np.arange(12.0).reshape(4, 3))
+    assert mine.twice(A)[1] == 1
+    B, calls = mine.twice(A)
+    assert calls == 2
+    np.testing.assert_array_equal(B.fetch(), 2 * A.fetch())
+    path.write_text(path.read_text().replace("2 * A.local", "3 * A.local"))
+    B, calls = session.load_library("mine", path).twice(A)
+    assert calls == 1  # loaded anew, with a new state
+    np.testing.assert_array_equal(B.fetch(), 3 * A.fetch())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1", "declares no routine"),
+        ("1/0", "ZeroDivisionError"),
+        ("def f(:", "SyntaxError"),
+        ("@routine('x')\ndef f(ctx: Context) -> dict:\n    return {}", "not a type of a routine"),
+        ("@routine()\ndef f(ctx: Context, a) -> None: ...", "has no type"),
+        ("@routine('a', 'b')\ndef f(ctx: Context) -> int: ...", "names 2 results"),
+    ],
+)
+def test_a_library_that_does_not_load_says_why(
+    session: AlchemistSession, tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(LibraryLoadError, match=words):
+        session.load_library("mine", write(tmp_path, text))
+    assert session.load_library("echo").who() == [0, 1]
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 1])
+def test_a_failing_rank_fails_the_call_and_not_the_gang(
+    session: AlchemistSession, rank: int
+) -> None:
+    echo = session.load_library("echo")
+    A = session.send_matrix(np.eye(3))
+    for _ in range(3):
+        with pytest.raises(RoutineError, match="ValueError: no luck") as caught:
+            echo.fail(rank, "no luck")
+        assert caught.value.rank == max(rank, 0)
+        assert "raise ValueError(message)" in caught.value.traceback
+        assert echo.who() == [0, 1]
+    np.testing.assert_array_equal(A.fetch(), np.eye(3))
+
+
+def test_a_result_of_the_wrong_type_fails_the_call(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path,
+        """
+        @routine("x")
+        def wrong(ctx: Context) -> int:
+            return "three"
+
+        @routine("A", "B")
+        def uneven(ctx: Context) -> tuple[DistMatrix, DistMatrix]:
+            return ctx.zeros((2, 2), "float64"), ctx.zeros((2 + ctx.rank, 2), "float64")
+        """,
+    )
+    mine = session.load_library("mine", path)
+    with pytest.raises(RoutineError, match="declares its result 'x' as int"):
+        mine.wrong()
+    with pytest.raises(RoutineError, match="other shapes or layouts"):
+        mine.uneven()
+    assert session.list_matrices() == []
+
+
+def test_remote_returns_at_once_and_raises_the_same_errors(session: AlchemistSession) -> None:
+    echo = session.load_library("echo")
+    A = session.send_matrix(np.eye(3))
+    twin, *_ = ray.get(echo.echo.remote(A))
+    np.testing.assert_array_equal(twin.fetch(), np.eye(3))
+    with pytest.raises(RoutineError, match="no luck"):
+        ray.get(echo.fail.remote(1, "no luck"))
+    with pytest.raises(BadArgumentError):
+        echo.fail.remote("x")
+    calls = [echo.who.remote() for _ in range(20)]
+    assert ray.get(calls) == [[0, 1]] * 20

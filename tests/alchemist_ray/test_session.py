@@ -1,0 +1,233 @@
+"""What a user does with a session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    GroupError,
+    LibraryNotFoundError,
+    MatrixNotFoundError,
+    ResourceError,
+    SessionError,
+    StaleHandleError,
+)
+
+
+def free_cpus() -> float:
+    return ray.available_resources().get("CPU", 0.0)
+
+
+def wait_for_cpus(wanted: float, timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if free_cpus() == wanted:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_ten_lines_of_the_design(cluster: str) -> None:
+    als = AlchemistSession()
+    als.request_workers(4)
+    matrix = np.random.default_rng(0).random((300, 200))
+    A = als.send_matrix(matrix, layout="VC_STAR", print_times=True)
+    lib = als.load_library("linalg")
+    S, U, V = lib.truncated_svd(A, rank=10)
+    exact = np.linalg.svd(matrix, compute_uv=False)[:10]
+    assert S.shape == (10, 1)
+    np.testing.assert_allclose(als.fetch_matrix(S)[:, 0], exact, rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(S)[:, 0], exact, rtol=1e-10)
+    assert U.fetch(rows=slice(0, 20)).shape == (20, 10)
+    assert V.shape == (200, 10)
+    als.stop()
+
+
+def test_workers_are_where_they_say(session: AlchemistSession) -> None:
+    workers = session.list_workers()
+    assert [w.rank for w in workers] == [0, 1]
+    assert all(os.path.exists(f"/proc/{w.pid}") for w in workers)
+    assert {w.hostname for w in workers} == {os.uname().nodename}
+    assert {w.node_id for w in workers} == {ray.get_runtime_context().get_node_id()}
+    assert all(w.address.startswith("tcp:") for w in workers)
+    assert {w.status for w in workers} == {"idle"}
+
+
+def test_a_busy_gang_says_so(session: AlchemistSession) -> None:
+    later = session.load_library("echo").sleep.remote(0.5)
+    time.sleep(0.2)
+    assert {w.status for w in session.list_workers()} == {"busy"}
+    ray.get(later)
+
+
+def test_two_sessions_have_gangs_of_their_own(session: AlchemistSession) -> None:
+    with AlchemistSession(3) as other:
+        mine, theirs = session.list_workers(), other.list_workers()
+        assert not {w.pid for w in mine} & {w.pid for w in theirs}
+        x = session.send_matrix(np.eye(4))
+        y = other.send_matrix(2 * np.eye(4))
+        np.testing.assert_array_equal(x.fetch() @ y.fetch(), 2 * np.eye(4))
+        with pytest.raises(MatrixNotFoundError, match="lives in the gang of session"):
+            other.fetch_matrix(x)
+    np.testing.assert_array_equal(x.fetch(), np.eye(4))
+
+
+def test_yielding_gives_the_cpus_back_and_the_session_goes_on(cluster: str) -> None:
+    assert wait_for_cpus(8)
+    with AlchemistSession(3) as als:
+        assert free_cpus() == 5
+        pids = [w.pid for w in als.list_workers()]
+        old = als.send_matrix(np.eye(3))
+        als.yield_workers()
+        assert wait_for_cpus(8)
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+        assert als.list_workers() == []
+        with pytest.raises(SessionError, match="no workers"):
+            als.send_matrix(np.eye(3))
+        als.request_workers(2)
+        with pytest.raises(StaleHandleError, match="earlier gang"):
+            old.fetch()
+        assert als.send_matrix(np.eye(3)).epoch == old.epoch + 1
+
+
+def test_workers_are_asked_for_once(session: AlchemistSession) -> None:
+    with pytest.raises(GroupError, match="has 2 workers already"):
+        session.request_workers(2)
+    assert len(session.list_workers()) == 2
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, "3", True, None])
+def test_a_senseless_number_of_workers_is_refused(cluster: str, number: object) -> None:
+    with AlchemistSession() as als, pytest.raises(ResourceError, match="num_workers"):
+        als.request_workers(number)  # type: ignore[arg-type]
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="placement"):
+        AlchemistSession(placement="elsewhere")
+    with pytest.raises(ValueError, match="launcher"):
+        AlchemistSession(launcher="rsh")
+    with pytest.raises(ValueError, match="threads_per_worker"):
+        AlchemistSession(threads_per_worker=0)
+
+
+def test_a_closed_session_says_that_it_is_closed(cluster: str) -> None:
+    als = AlchemistSession(1)
+    handle = als.send_matrix(np.eye(2))
+    als.close()
+    als.close()
+    for use in (als.list_workers, als.list_matrices, lambda: als.send_matrix(np.eye(2))):
+        with pytest.raises(SessionError, match="closed"):
+            use()
+    with pytest.raises(StaleHandleError, match="has ended"):
+        handle.fetch()
+    assert "closed" in repr(als)
+
+
+def test_libraries_are_listed_and_run_by_name(session: AlchemistSession) -> None:
+    echo = session.load_library("echo")
+    assert session.list_libraries() == ["echo"]
+    assert session.run_task(echo, "who") == [0, 1]
+    assert session.run_task("echo", "who") == [0, 1]
+    with pytest.raises(LibraryNotFoundError, match="not loaded"):
+        session.run_task("linalg", "norm")
+
+
+def test_matrices_are_listed(session: AlchemistSession) -> None:
+    a = session.send_matrix(np.eye(3), name="identity")
+    b = session.send_matrix(np.ones((2, 5)), layout="MC_MR", dtype="float32")
+    assert session.list_matrices() == [a, b]
+    a.free()
+    a.free()
+    assert session.list_matrices() == [b]
+
+
+def test_threads_per_worker_sets_the_blas_threads(cluster: str, tmp_path) -> None:
+    library = tmp_path / "threads.py"
+    library.write_text(
+        textwrap.dedent(
+            """
+            from threadpoolctl import threadpool_info
+            from ali import Context, routine
+
+            @routine("threads")
+            def blas(ctx: Context) -> list[int]:
+                return sorted({p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"})
+            """
+        )
+    )
+    for threads in (1, 2):
+        with AlchemistSession(2, threads_per_worker=threads) as als:
+            assert als.load_library("threads", library).blas() == [threads]
+            assert free_cpus() == 8 - 2 * threads
+
+
+def test_inherit_runs_inside_the_callers_bundle(cluster: str) -> None:
+    @ray.remote(num_cpus=3)
+    def inside() -> tuple[list[int], float]:
+        with AlchemistSession(3, placement="inherit") as als:
+            return als.load_library("echo").who(), ray.available_resources().get("CPU", 0.0)
+
+    assert wait_for_cpus(8)
+    ranks, free = ray.get(inside.remote(), timeout=60)
+    assert ranks == [0, 1, 2]
+    assert free == 5  # the task's own three, and no more
+
+    @ray.remote(num_cpus=1)
+    def too_many() -> str:
+        with AlchemistSession(placement="inherit") as als:
+            try:
+                als.request_workers(3)
+            except ResourceError as error:
+                return str(error)
+        return "no error"
+
+    assert "has 1 CPUs" in ray.get(too_many.remote(), timeout=60)
+
+
+def test_inherit_outside_of_ray_is_refused(cluster: str) -> None:
+    with AlchemistSession(placement="inherit") as als, pytest.raises(ResourceError, match="own"):
+        als.request_workers(1)
+
+
+def test_mpiexec_is_the_second_launcher(cluster: str) -> None:
+    with AlchemistSession(2, launcher="mpiexec") as als:
+        assert als.load_library("echo").who() == [0, 1]
+        matrix = np.random.default_rng(1).random((30, 7))
+        handle = als.send_matrix(matrix, layout="MC_MR")
+        np.testing.assert_array_equal(handle.to_layout("VR_STAR").fetch(), matrix)
+        pids = [w.pid for w in als.list_workers()]
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_connecting_by_the_papers_spelling(cluster: str) -> None:
+    host, _, port = cluster.rpartition(":")
+    program = f"""
+        import ray
+        from alchemist_ray import AlchemistSession
+        ray.init(address={cluster!r}, log_to_driver=False)
+        als = AlchemistSession()
+        als.connect_to_alchemist({host!r}, {port})
+        als.request_workers(2)
+        print(als.load_library("echo").who())
+        als.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["[0, 1]"], done.stderr
+
+
+def test_another_cluster_cannot_be_joined_from_within_one(cluster: str) -> None:
+    with AlchemistSession() as als, pytest.raises(SessionError, match="ray.init"):
+        als.connect_to_alchemist("192.0.2.1", 6379)

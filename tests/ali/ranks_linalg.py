@@ -1,0 +1,369 @@
+"""What test_linalg.py runs on the ranks: every routine against NumPy on the whole matrix."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ali import DistMatrix, blocks, gemm, linalg
+from ali.interface import Context
+from mpi_workers.failures import Failure
+from mpi_workers.layout import LAYOUTS, Shape
+from mpi_workers.matrix import DTYPES
+from mpi_workers.memory import Pool
+from mpi_workers.storage import Storage
+from mpi_workers.worker import Gang
+
+Array = np.ndarray[Any, Any]
+FLOATS = ("float32", "float64", "complex64", "complex128")
+
+
+class Checks:
+    """Collects what is wrong by more than rounding; all ranks agree on it."""
+
+    def __init__(self, gang: Gang) -> None:
+        self.ctx = Context(gang, {})
+        self.done = 0
+        self.wrong: list[Any] = []
+
+    def whole(self, matrix: DistMatrix) -> Array:
+        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+
+    def spread(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
+        return self.ctx.new_replicated(values, layout)
+
+    def close(self, found: Array, expected: Array, dtype: Any, what: Any, scale: float = 0) -> None:
+        """Equal within 60 roundings of the largest number; integers exactly."""
+        self.done += 1
+        kind = np.dtype(dtype)
+        size = scale or float(np.abs(expected).max(initial=0))
+        limit = 0.0 if kind.kind == "i" else 60 * float(np.finfo(kind).eps) * size
+        error = np.inf
+        if found.shape == expected.shape and found.dtype == kind:
+            error = float(np.abs(found - expected).max(initial=0))
+        if not self.ctx.comm.allreduce(error, MPI.MAX) <= limit:
+            self.wrong.append([what, str(found.dtype), found.shape, error, limit])
+
+    def true(self, value: bool, what: Any) -> None:
+        self.done += 1
+        if not self.ctx.comm.allreduce(bool(value), MPI.LAND):
+            self.wrong.append(what)
+
+    def result(self) -> list[Any]:
+        return [self.done, self.wrong]
+
+
+def values(shape: Shape, dtype: str, seed: int = 0) -> Array:
+    rng = np.random.default_rng([seed, *shape])
+    if dtype.startswith("int"):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    found = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        return (found + 1j * rng.standard_normal(shape)).astype(dtype)
+    return found.astype(dtype)
+
+
+@contextmanager
+def small_panels() -> Iterator[None]:
+    """Panels of a few columns, so that there are many and the last is short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "PANEL", 600)
+        patch.setattr(blocks, "CHUNK", 256)
+        patch.setattr(gemm, "CHUNK", 64)
+        yield
+
+
+def products(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    pairs = [("VC_STAR", "VC_STAR"), ("MC_MR", "STAR_VC"), ("STAR_STAR", "VC_STAR")]
+    pairs += [("VC_STAR", "STAR_STAR"), ("CIRC_CIRC", "MD_STAR"), ("STAR_STAR", "STAR_STAR")]
+    shapes = [(17, 23, 13), (1, 40, 5), (40, 3, 40), (5, 64, 4), (2, 3, 2)]
+    turns = itertools.product(shapes, ("", "rows", "cols", "inner", "grid"))
+    for (m, k, n), way in turns:
+        for dtype, (left, right) in zip(itertools.cycle(DTYPES), pairs, strict=False):
+            a, b = values((m, k), dtype), values((k, n), dtype, 1)
+            A, B = check.spread(a, left), check.spread(b, right)
+            what = [(m, k, n), way, left, right]
+            with small_panels():
+                check.close(check.whole(gemm.product(check.ctx, A, B, way)), a @ b, dtype, what)
+    for one, other in itertools.product(DTYPES, DTYPES):
+        a, b = values((7, 5), one), values((5, 9), other, 1)
+        C = linalg.matmul(check.ctx, check.spread(a), check.spread(b, "MC_MR"))
+        # NumPy's product of float32 is computed in float32 with either operand order.
+        check.close(check.whole(C), a @ b, np.result_type(a, b), [one, other], 100)
+    a = values((9, 9), "float64")
+    A = check.spread(a)
+    check.close(check.whole(linalg.matmul(check.ctx, A, A)), a @ a, "float64", "A A")
+    check.close(check.whole(A), a, "float64", "A is as it was", 1e-300)
+    for layout, left, right in (
+        ("VC_STAR", (30, 30), (30, 4)),
+        ("VC_STAR", (4, 900), (900, 4)),
+        ("STAR_VC", (4, 30), (30, 30)),
+    ):
+        A = check.spread(values(left, "float64"), layout)
+        B = check.spread(values(right, "float64"), layout)
+        C = linalg.matmul(check.ctx, A, B)
+        check.true(C.layout == layout or gang.size == 1, [left, right, C.layout])
+    return check.result()
+
+
+def grams(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for shape, layout, dtype in itertools.product(
+        [(40, 5), (3, 7), (1, 1), (9, 9)], ("VC_STAR", "VR_STAR", "STAR_VC"), DTYPES
+    ):
+        a = values(shape, dtype)
+        G = check.whole(linalg.gram(check.ctx, check.spread(a, layout)))
+        check.close(G, a.conj().T @ a, dtype, [shape, layout])
+        if dtype in ("float32", "float64"):
+            check.true(np.array_equal(G, G.T), ["symmetric", shape, layout, dtype])
+        with small_panels():
+            again = check.whole(linalg.gram(check.ctx, check.spread(a, layout)))
+        check.close(again, a.conj().T @ a, dtype, ["panels", shape, layout])
+    return check.result()
+
+
+def orthonormal(check: Checks, q: Array, what: Any) -> None:
+    check.close(q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype), q.dtype, [what, "orthonormal"])
+
+
+def qrs(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    shapes = [(50, 4), (9, 8), (7, 7), (4, 9), (1, 1), (1, 5), (5, 1), (2, 3)]
+    cases = [(shape, dtype, None) for shape in shapes for dtype in (*FLOATS, "int32")]
+    cases += [((30, 6), dtype, kind) for dtype in FLOATS for kind in ("zero", "twice", "half")]
+    for shape, dtype, kind in cases:
+        a = values(shape, dtype)
+        if kind == "zero":
+            a[...] = 0
+        elif kind == "twice":
+            a[:, 3:] = a[:, :3]
+        elif kind == "half":
+            a[:, 2] = 0
+            a[::2] = 0
+        what = [shape, dtype, kind]
+        used = np.dtype("float64" if dtype == "int32" else dtype)
+        Q, R = linalg.qr(check.ctx, check.spread(a, "VC_STAR" if kind else "MC_MR"))
+        q, r = check.whole(Q), check.whole(R)
+        k = min(shape)
+        check.true(q.shape == (shape[0], k) and r.shape == (k, shape[1]), [what, "shapes"])
+        check.true((Q.layout, R.layout) == ("VC_STAR", "VC_STAR"), [what, "layouts"])
+        size = 10 * float(np.abs(a).max()) or 1e-300
+        check.close(q @ r, a.astype(used), used, [what, "Q R"], size)
+        orthonormal(check, q, what)
+        diagonal = np.diagonal(r)
+        check.true(not np.tril(r, -1).any(), [what, "upper triangular"])
+        check.true((diagonal.real >= 0).all() and not diagonal.imag.any(), [what, "diagonal"])
+        if kind is None and shape[0] >= shape[1]:  # of full rank: unique
+            q0, r0 = np.linalg.qr(a.astype(used))
+            signs = np.sign(np.diagonal(r0).real).astype(used)
+            check.close(r, signs[:, None] * r0, used, [what, "R"], 30)
+    return check.result()
+
+
+def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
+    """Check a truncated SVD of `a` against NumPy's."""
+    used = np.dtype("float64") if a.dtype.kind == "i" else a.dtype
+    real = used.type(0).real.dtype
+    S, U, V = linalg.truncated_svd(check.ctx, check.spread(a, layout), rank)
+    check.true((S.layout, U.layout, V.layout) == ("STAR_STAR", "VC_STAR", "VC_STAR"), what)
+    s, u, v = (check.whole(x) for x in (S, U, V))
+    wide = a.astype("complex128" if used.kind == "c" else "float64")
+    exact = np.linalg.svd(wide, compute_uv=False)[:rank]
+    top = 10 * float(exact[0]) or 1e-300
+    check.close(s, exact[:, None].astype(real), real, [what, "S"], top)
+    check.true((np.diff(s[:, 0]) <= 0).all() and (s >= 0).all(), [what, "descending"])
+    orthonormal(check, u, [what, "U"])
+    orthonormal(check, v, [what, "V"])
+    size = top * float(np.finfo(used).eps / np.finfo(wide.dtype).eps)
+    product = (u * s[:, 0]).astype(wide.dtype)
+    check.close(wide @ v, product, wide.dtype, [what, "A V = U S"], size)
+
+
+def svds(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for dtype, shape in itertools.product((*FLOATS, "int64"), [(60, 30), (30, 60), (40, 40)]):
+        for rank, layout in ((1, "VC_STAR"), (5, "STAR_VC"), (29, "MC_MR"), (30, "VC_STAR")):
+            _svd(check, values(shape, dtype), rank, layout, [dtype, shape, rank, layout])
+    for shape in [(1, 1), (1, 7), (7, 1), (3, 2), (2, 3)]:
+        for dtype in FLOATS:
+            _svd(check, values(shape, dtype), min(shape), "VC_STAR", [dtype, shape, "tiny"])
+    for dtype in FLOATS:
+        low = values((60, 2), dtype) @ values((2, 40), dtype, 1)
+        for rank in (2, 5, 40):
+            _svd(check, low, rank, "VC_STAR", [dtype, "of rank 2", rank])
+            _svd(check, low.T.copy(), rank, "VC_STAR", [dtype, "of rank 2, wide", rank])
+        for rank in (3, 30):
+            _svd(check, np.zeros((50, 30), dtype), rank, "VC_STAR", [dtype, "zero", rank])
+        a = np.zeros((50, 30), dtype)
+        a[4, 7] = 2
+        _svd(check, a, 4, "VC_STAR", [dtype, "one element"])
+        _svd(check, np.eye(50, 30, dtype=dtype), 4, "VC_STAR", [dtype, "all values equal"])
+    for size in (1e200, 1e-200):
+        _svd(check, size * values((60, 30), "float64"), 4, "VC_STAR", ["size", size])
+        _svd(check, size * values((30, 60), "complex128"), 4, "VC_STAR", ["size", size])
+    a = values((200, 50), "float64") * 0.5 ** np.arange(50)
+    _svd(check, a, 12, "VC_STAR", "decaying")
+    with small_panels():
+        _svd(check, a, 12, "VC_STAR", "decaying, in panels")
+    S, U, V = linalg.truncated_svd(check.ctx, check.spread(a), 50)
+    s, u, v = (check.whole(x) for x in (S, U, V))
+    check.close((u * s[:, 0]) @ v.conj().T, a, "float64", "all of it: A = U S V^H", 30)
+    return check.result()
+
+
+def norms(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+
+    def norm(a: Array, layout: str) -> Array:
+        return np.array([linalg.norm(check.ctx, check.spread(a, layout))])
+
+    for layout, dtype in itertools.product(LAYOUTS, DTYPES):
+        a = values((13, 7), dtype)
+        expected = np.array([np.linalg.norm(a.astype("complex128"))])
+        check.close(norm(a, layout), expected, "float64", [layout, dtype])
+    for size in (1e300, 1e-300, 1e160, 1e-160):
+        a = values((13, 7), "float64")
+        expected = np.array([np.linalg.norm(a) * size])
+        check.close(norm(a * size, "MC_MR"), expected, "float64", size)
+    uneven = np.zeros((6, 6))
+    uneven[:, 0] = 10.0 ** -np.arange(0, 300, 50)
+    check.close(norm(uneven, "VC_STAR"), np.array([1.0]), "float64", "uneven")
+    big = np.full((5, 5), 3e38, "float32")
+    check.close(norm(big, "VC_STAR"), np.array([5 * float(big[0, 0])]), "float64", "float32")
+    least = np.full((2, 2), np.iinfo(np.int64).min)
+    check.close(norm(least, "VC_STAR"), np.array([2.0**64]), "float64", "int64")
+    check.true(norm(np.zeros((3, 3)), "VC_STAR") == 0, "zero")
+    with small_panels():
+        a = values((90, 40), "complex128")
+        expected = np.array([np.linalg.norm(a)])
+        check.close(norm(a, "VC_STAR"), expected, "float64", "in pieces")
+    for first, second, what in ((np.inf, 1, "inf"), (np.nan, np.inf, "nan"), (1, -np.inf, "inf")):
+        a = np.ones((7, 3))
+        a[0, 0], a[6, 2] = first, second
+        check.true(str(float(norm(a, "VC_STAR")[0])) == what, ["nonfinite", what])
+    return check.result()
+
+
+def transposes(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for layout, dtype in itertools.product(LAYOUTS, DTYPES):
+        a = values((13, 6), dtype)
+        B = linalg.transpose(check.ctx, check.spread(a, layout))
+        rows, cols = layout.split("_")
+        check.true(B.layout == f"{cols}_{rows}" and B.shape == (6, 13), ["layout", layout])
+        # On each rank alone: nothing may have been communicated.
+        check.close(B.local, a.T[np.ix_(B.rows, B.cols)], dtype, [layout, dtype], 1e-300)
+    return check.result()
+
+
+def random_numbers(gang: Gang) -> dict[str, Any]:
+    check = Checks(gang)
+    ctx = check.ctx
+    large = check.whole(linalg.random_normal(ctx, 300, 200, 3))
+    small = check.whole(linalg.random_normal(ctx, 7, 5, 3))
+    return {
+        "values": small.tolist(),
+        "another seed": check.whole(linalg.random_normal(ctx, 7, 5, -4)).tolist(),
+        "of more rows": check.whole(linalg.random_normal(ctx, 9, 5, 3))[:7].tolist(),
+        "moments": [float((large**k).mean()) for k in (1, 2, 3, 4)],
+        "different": len(np.unique(large)),
+        "across": float(np.abs(np.corrcoef(large) - np.eye(300)).max()),
+    }
+
+
+def _kinds(ctx: Context, call: Callable[[], Any]) -> list[str]:
+    """The failure of every rank, as kind and message."""
+    said = "nothing"
+    try:
+        call()
+    except Failure as failure:
+        said = f"{failure.kind}: {failure.message}"
+    return list(ctx.comm.allgather(said))
+
+
+def refusals(gang: Gang) -> dict[str, Any]:
+    """What is refused before any message: rank 0 calls alone, and may not wait for the others."""
+    ctx = Context(gang, {})
+    A = ctx.zeros((4, 3), "float64")
+    calls: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: linalg.matmul(ctx, A, A),
+        "rank 0": lambda: linalg.truncated_svd(ctx, A, 0),
+        "rank 4": lambda: linalg.truncated_svd(ctx, A, 4),
+        "tol": lambda: linalg.truncated_svd(ctx, A, 1, -1.0),
+        "tol nan": lambda: linalg.truncated_svd(ctx, A, 1, float("nan")),
+        "iterations": lambda: linalg.truncated_svd(ctx, A, 1, 0.0, -1),
+        "no rows": lambda: linalg.random_normal(ctx, 0, 3, 1),
+        "no columns": lambda: linalg.random_normal(ctx, 3, -1, 1),
+    }
+    said: dict[str, str] = {}
+    if gang.rank == 0:
+        for name, call in calls.items():
+            try:
+                call()
+            except Failure as failure:
+                said[name] = f"{failure.kind}: {failure.message}"
+    return said
+
+
+def troubles(gang: Gang) -> dict[str, list[str]]:
+    """Failures that show only on the way: every rank must leave with the same one."""
+    check = Checks(gang)
+    ctx = check.ctx
+    found = {}
+    for name, bad in (("nan", np.nan), ("inf", np.inf)):
+        for shape in ((60, 30), (30, 60), (5, 4)):
+            a = values(shape, "float64")
+            a[shape[0] - 1, 2] = bad
+            A = check.spread(a)
+            found[f"{name} {shape}"] = _kinds(ctx, lambda A=A: linalg.truncated_svd(ctx, A, 3))  # type: ignore[misc]
+    huge = check.spread(np.full((60, 30), 3e38, "float32"))
+    found["too large"] = _kinds(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
+    flat = check.spread(values((400, 300), "float64"))
+    found["one restart"] = _kinds(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1))
+    found["after all"] = _kinds(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2))
+    return found
+
+
+def nonfinite_passes(gang: Gang) -> list[Any]:
+    """NaN and inf go where the mathematics takes them, and nothing hangs."""
+    check = Checks(gang)
+    a, b = values((9, 6), "float64"), values((6, 5), "float64", 1)
+    a[2, 1], a[5, 3] = np.nan, np.inf
+    C = check.whole(linalg.matmul(check.ctx, check.spread(a), check.spread(b)))
+    check.true(np.array_equal(np.isfinite(C), np.isfinite(a @ b)), "matmul")
+    G = check.whole(linalg.gram(check.ctx, check.spread(a)))
+    check.true(np.array_equal(np.isfinite(G), np.isfinite(a.T @ a)), "gram")
+    _, R = linalg.qr(check.ctx, check.spread(a))
+    check.true(not np.isfinite(check.whole(R)).all(), "qr")
+    B = check.whole(linalg.transpose(check.ctx, check.spread(a)))
+    check.true(np.array_equal(B, a.T, equal_nan=True), "transpose")
+    return check.result()
+
+
+def reproducible(gang: Gang) -> list[Any]:
+    """The same call gives the same bits, and telling progress does not lie."""
+    told: list[Any] = []
+    storage = Storage(gang.rank, Pool(1 << 24, shared=False))
+    mine = Gang(MPI.COMM_WORLD, storage, lambda fraction, text: told.append([fraction, text]))
+    check = Checks(mine)
+    A = check.spread(values((4000, 200), "float64"))
+    runs = [
+        [check.whole(x).tobytes() for x in linalg.truncated_svd(check.ctx, A, 8)] for _ in range(2)
+    ]
+    return [runs[0] == runs[1], told]
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    """All of it in one launch: starting ranks takes longer than most checks."""
+    functions = (
+        products, grams, qrs, svds, norms, transposes, nonfinite_passes,
+        random_numbers, refusals, troubles, reproducible,
+    )  # fmt: skip
+    return {function.__name__: function(gang) for function in functions}

@@ -1,0 +1,168 @@
+"""A name becomes a library, or a failure that says where to look."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ali import registry
+from ali.registry import load
+from mpi_workers.failures import Failure
+
+SOURCE = '''"""A library."""
+from ali import Context, routine
+
+@routine("n")
+def answer(ctx: Context) -> int:
+    return {answer}
+'''
+
+
+def kind_of(error: pytest.ExceptionInfo[Failure]) -> str:
+    return error.value.kind
+
+
+def answer(library: Any) -> int:
+    gang = types.SimpleNamespace(rank=0, size=1, grid=(1, 1))
+    value: int = library.call(gang, "answer", {})[0]
+    return value
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules() -> Iterator[None]:
+    yield
+    for name in ("alchemist_library_mine", "some_installed_module", "plugged_in"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", sorted(registry.SHIPPED))
+def test_what_is_shipped_loads_and_documents_every_routine(name: str) -> None:
+    about = load(name).describe()
+    assert about["name"] == name
+    assert about["doc"]
+    assert [fields["name"] for fields in about["routines"] if not fields["doc"]] == []
+
+
+def test_linalg_has_the_routines_and_results_of_the_contract() -> None:
+    about = load("linalg").describe()
+    found = {f["name"]: [name for name, _ in f["results"]] for f in about["routines"]}
+    assert found == {
+        "matmul": ["C"],
+        "gram": ["G"],
+        "truncated_svd": ["S", "U", "V"],
+        "qr": ["Q", "R"],
+        "norm": ["norm"],
+        "transpose": ["B"],
+        "random_normal": ["A"],
+    }
+
+
+def test_a_file_becomes_a_library(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE.format(answer=42))
+    library = load("mine", str(path))
+    assert answer(library) == 42
+    assert library.describe()["doc"] == "A library."
+
+
+def test_an_edited_file_is_read_anew_even_within_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    found = []
+    for number in range(3):
+        path.write_text(SOURCE.format(answer=number))
+        found.append(answer(load("mine", str(path))))
+    assert found == [0, 1, 2]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py"]
+
+
+def test_a_file_is_compiled_on_its_own_terms(tmp_path: Path) -> None:
+    """Annotations are strings only where the file asks for it."""
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE.format(answer="answer.__annotations__['return'] is int"))
+    with pytest.raises(Failure, match="declares its result 'n' as int and returned bool"):
+        answer(load("mine", str(path)))
+
+
+def test_a_library_may_use_dataclasses(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        + SOURCE.format(answer="Pair(1, 2).b")
+        + "from dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n    b: int\n"
+    )
+    assert answer(load("mine", str(path))) == 2
+
+
+def test_a_missing_file_is_named_with_the_node(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"no file .*gone\.py on node .*every node") as error:
+        load("mine", str(tmp_path / "gone.py"))
+    assert kind_of(error) == "LibraryNotFoundError"
+
+
+def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(Failure, match="not a Python file") as error:
+        load("mine", str(tmp_path / "mine.txt"))
+    assert kind_of(error) == "LibraryLoadError"
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("def f(:", "SyntaxError"),
+        ("import not_there_at_all", "ModuleNotFoundError"),
+        ("x = 1", "declares no routine"),
+        (
+            "from ali import routine, Context\n@routine()\ndef f(c: Context, x: set) -> None: ...",
+            "not a type of a routine",
+        ),
+    ],
+)
+def test_a_file_that_fails_is_reported_with_its_own_error(
+    tmp_path: Path, source: str, what: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    with pytest.raises(Failure, match=what) as error:
+        load("mine", str(path))
+    assert kind_of(error) == "LibraryLoadError"
+    if what != "declares no routine":
+        assert "mine.py" in error.value.facts["traceback"]
+
+
+def test_an_importable_module_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_installed_module.py").write_text(SOURCE.format(answer=7))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert answer(load("some_installed_module")) == 7
+
+
+def test_an_entry_point_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plugged_in.py").write_text(SOURCE.format(answer=8))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = EntryPoint("plug", "plugged_in", registry.ENTRY_POINTS)
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group, name=None: [entry] if name in (None, "plug") else []
+    )
+    assert answer(load("plug")) == 8
+    with pytest.raises(Failure, match="Installed: plug"):
+        load("other")
+
+
+@pytest.mark.parametrize("name", ["nowhere_to_be_found", "nowhere.at.all", "", ".relative"])
+def test_an_unknown_name_is_answered_with_what_there_is(name: str) -> None:
+    with pytest.raises(Failure, match=r"no library .*Shipped: .*path/to/it\.py") as error:
+        load(name)
+    assert kind_of(error) == "LibraryNotFoundError"
+
+
+def test_a_module_that_is_no_library_is_refused() -> None:
+    with pytest.raises(Failure, match="declares no routine") as error:
+        load("json")
+    assert kind_of(error) == "LibraryLoadError"

@@ -1,0 +1,93 @@
+"""Tiled copies are plain copies, whatever the strides, the origin and the cut."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_workers import tiles
+from mpi_workers.layout import LAYOUTS, Spread
+from mpi_workers.tiles import Part
+
+
+def parts_of(spread: Spread, dtype: Any = np.float64) -> list[Part]:
+    """A block for one rank of each group of owners, filled with -1."""
+    parts = []
+    for group in spread.owners():
+        piece = spread.piece(group[0])
+        parts.append(Part(group[0], piece, np.full(piece.shape, -1, dtype, order="F")))
+    return parts
+
+
+@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("shape", [(700, 600), (3, 5), (1, 200_000), (200_000, 1)])
+def test_copy_is_assignment(order: str, shape: tuple[int, int]) -> None:
+    src = np.arange(float(shape[0] * shape[1])).reshape(shape).copy(order=order[0])
+    dst = np.zeros(shape, order=order[1])
+    tiles.copy(dst, src)
+    assert np.array_equal(dst, src)
+
+
+def test_copy_takes_any_strides() -> None:
+    src = np.arange(900.0 * 800).reshape(900, 800)[::-2, ::3]
+    whole = np.zeros((2 * src.shape[1], src.shape[0]))
+    tiles.copy(whole[::2].T, src)
+    assert np.array_equal(whole[::2].T, src)
+    assert not whole[1::2].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(LAYOUTS),
+    st.sampled_from([(1, 1), (1, 3), (2, 2), (2, 3), (3, 2)]),
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.data(),
+)
+def test_exchange_serves_every_part_of_any_region(
+    layout: str, grid: tuple[int, int], shape: tuple[int, int], data: st.DataObject
+) -> None:
+    row0, col0 = data.draw(st.integers(0, shape[0] - 1)), data.draw(st.integers(0, shape[1] - 1))
+    row1, col1 = data.draw(st.integers(row0, shape[0])), data.draw(st.integers(col0, shape[1]))
+    whole = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
+    region = whole[row0:row1, col0:col1]
+    parts = parts_of(Spread(layout, shape, grid))
+    spent = tiles.exchange(region, (row0, col0), parts, into_parts=True)
+    assert set(spent) == {part.rank for part in parts}
+    inside = np.full(shape, -1.0)
+    inside[row0:row1, col0:col1] = region
+    for part in parts:
+        assert np.array_equal(part.local, inside[np.ix_(*part.piece)])
+    back = np.zeros_like(region)
+    tiles.exchange(back, (row0, col0), parts, into_parts=False)
+    assert np.array_equal(back, region)
+
+
+@pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR"])
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "int64"])
+def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:
+    whole = np.arange(1300 * 900).reshape(1300, 900).astype(dtype)
+    parts = parts_of(Spread(layout, (1300, 900), (2, 2)), dtype)
+    with ThreadPoolExecutor(2) as executor:
+        tiles.exchange(whole, (0, 0), parts, into_parts=True, executor=executor, threads=2)
+        for part in parts:
+            assert np.array_equal(part.local, whole[np.ix_(*part.piece)])
+        back = np.zeros_like(whole, order="F")
+        spent = tiles.exchange(back, (0, 0), parts, into_parts=False, executor=executor, threads=2)
+    assert np.array_equal(back, whole)
+    assert all(seconds > 0 for seconds in spent.values())
+
+
+def test_exchange_with_nobody_or_nothing() -> None:
+    assert tiles.exchange(np.zeros((3, 3)), (0, 0), [], into_parts=True) == {}
+    parts = parts_of(Spread("VC_STAR", (3, 3), (1, 2)))
+    assert tiles.exchange(np.zeros((0, 3)), (0, 0), parts, into_parts=True) == {0: 0.0, 1: 0.0}
+    assert (parts[0].local == -1).all()
+
+
+def test_threads_are_cores_up_to_eight() -> None:
+    assert 1 <= tiles.default_threads() <= 8
