@@ -78,9 +78,7 @@ def run(workers: int = 4, out: str | Path = "out") -> Path:
     return path
 
 
-def _check(
-    A: NDArray[Any], s: NDArray[Any], u: NDArray[Any], v: NDArray[Any]
-) -> None:
+def _check(A: NDArray[Any], s: NDArray[Any], u: NDArray[Any], v: NDArray[Any]) -> None:
     exact = np.linalg.svd(A, compute_uv=False)
     off = np.abs(s - exact[: len(s)]).max() / exact[0]
     residual = np.linalg.norm(A - (u * s) @ v.T)
@@ -101,7 +99,8 @@ def _draw(
 
     m, n, channels = image.shape
     figure = plt.figure(figsize=(15, 7.6), facecolor="#0b0d12", layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.3, 1], facecolor="#0b0d12")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.3, 1], facecolor="#0b0d12")
+    top, bottom = halves
     panels = top.subplots(1, len(SHOWN) + 1)
     whole = m * channels * n
     for axes, k in zip(panels, (*SHOWN, None), strict=True):
@@ -116,7 +115,8 @@ def _draw(
         axes.set_title(title, color="white", fontsize=11)
         axes.axis("off")
     left, right = bottom.subplots(1, 2)
-    for axes, title in ((left, "singular values"), (right, "the first three right vectors (green)")):
+    titles = "singular values", "the first three right vectors (green)"
+    for axes, title in zip((left, right), titles, strict=True):
         axes.set_facecolor("#12151d")
         axes.set_title(title, color="white", fontsize=11)
         axes.tick_params(colors="#9aa4b8")

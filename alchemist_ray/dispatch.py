@@ -150,9 +150,7 @@ class Dispatcher:
             self.addresses.append(address)
             self._servers.append(await self._serve(loop, sock))
 
-    async def _serve(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket
-    ) -> asyncio.Server:
+    async def _serve(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> asyncio.Server:
         def protocol() -> FrameProtocol:
             return FrameProtocol(self._on_frame, self._on_lost, self._token, self._on_hello)
 

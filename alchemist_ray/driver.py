@@ -20,6 +20,13 @@ AGENT_TIMEOUT_S = 60.0
 PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
 
 
+def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
+    """An actor of this class, or the one of that name if the options ask for it."""
+    remote: Any = ray.remote(kind)
+    handle: ActorHandle = remote.options(**options).remote(*args)
+    return handle
+
+
 def group_name(gang: str) -> str:
     """The Ray name of a gang's GroupManager."""
     return f"alchemist-group-{gang}"
@@ -49,7 +56,7 @@ class Driver:
             try:
                 facts = await asyncio.wait_for(_value(agent.ready.remote()), AGENT_TIMEOUT_S)
                 return agent, facts
-            except (RayActorError, TimeoutError, asyncio.TimeoutError) as error:
+            except (RayActorError, TimeoutError) as error:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
                     raise LaunchError(
@@ -70,7 +77,7 @@ class Driver:
             "max_concurrency": 64,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
         }
-        agent: ActorHandle = ray.remote(Agent).options(**options).remote()
+        agent: ActorHandle = start_actor(Agent, options)
         self._agents[node_id] = agent
         return agent
 
@@ -123,5 +130,4 @@ def find_driver() -> ActorHandle:
         "num_cpus": 0,
         "max_restarts": -1,
     }
-    driver: ActorHandle = ray.remote(Driver).options(**options).remote()
-    return driver
+    return start_actor(Driver, options)

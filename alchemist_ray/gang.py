@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -78,9 +79,7 @@ class GangClient:
         self.manager = manager
         self.progress = progress
         self.grid: Grid = default_grid(len(endpoint.workers))
-        self.doors = Doors(
-            endpoint.token, tuple(tuple(w["addresses"]) for w in endpoint.workers)
-        )
+        self.doors = Doors(endpoint.token, tuple(tuple(w["addresses"]) for w in endpoint.workers))
         self.ranks = Ranks(self.doors)
         self._owner = owner
         self._link: Link = open_link(endpoint, manager, owner=owner)
@@ -187,10 +186,8 @@ class GangClient:
     def _forget(self, matrix: int, error: BaseException) -> None:
         if isinstance(error, GroupFailedError):
             return
-        try:
+        with contextlib.suppress(AlchemistError):  # else the gang is gone, and it with it
             self.request({"op": "free", "matrices": [matrix]})
-        except AlchemistError:
-            pass  # the gang is gone, and the matrix with it
 
     # --- fetching ---
 

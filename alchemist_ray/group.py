@@ -98,7 +98,7 @@ class GroupManager:
         except AlchemistError:
             await self._release()
             raise
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             stage = self._stage
             await self._release()
             raise LaunchError(
@@ -115,11 +115,14 @@ class GroupManager:
             return max(0.1, deadline - time.monotonic())
 
         self._stage = "waiting for CPUs"
-        self._reservation = request.inherited or await _in_thread(
-            reserve, request.workers, request.cpus, request.start_timeout_s
-        )
+        reservation = request.inherited
+        if reservation is None:
+            reservation = await _in_thread(
+                reserve, request.workers, request.cpus, request.start_timeout_s
+            )
+        self._reservation = reservation
         self._stage = "waiting for the nodes' agents"
-        nodes = self._reservation.nodes
+        nodes = reservation.nodes
         found = await asyncio.wait_for(
             _value(find_driver().agents.remote([node for node, _ in nodes])), left()
         )
@@ -222,13 +225,9 @@ class GroupManager:
         if dispatcher is not None and not keep_failure:
             dispatcher.close(SessionError("the session has given its workers back"))
             self._dispatcher = None
-        gone = [
-            _value(agent.wait_gone.remote(self._run_name, END_TIMEOUT_S)) for agent in agents
-        ]
+        gone = [_value(agent.wait_gone.remote(self._run_name, END_TIMEOUT_S)) for agent in agents]
         with contextlib.suppress(RayError, TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(
-                asyncio.gather(*gone, return_exceptions=True), END_TIMEOUT_S + 1
-            )
+            await asyncio.wait_for(asyncio.gather(*gone, return_exceptions=True), END_TIMEOUT_S + 1)
         if reservation is not None:
             with contextlib.suppress(RayError):
                 await _in_thread(reservation.release)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-
 @dataclass(frozen=True, slots=True)
 class Handle:
     """Names a matrix in a gang; usable in any process of the Ray cluster.
@@ -130,5 +129,3 @@ class Handle:
         }
         cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<table>{cells}</table>"
-
-

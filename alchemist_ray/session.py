@@ -19,7 +19,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray import gang as gangs
-from alchemist_ray.driver import NAMESPACE, find_driver, group_name
+from alchemist_ray.driver import NAMESPACE, find_driver, group_name, start_actor
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
@@ -296,7 +296,8 @@ class AlchemistSession:
     def list_matrices(self) -> list[Handle]:
         """Handles of all matrices that the gang holds."""
         client = self._gang()
-        return [client.handle(about) for about in client.request({"op": "list_matrices"})["matrices"]]
+        told = client.request({"op": "list_matrices"})["matrices"]
+        return [client.handle(about) for about in told]
 
     # --- libraries ---
 
@@ -406,9 +407,8 @@ class AlchemistSession:
             "max_concurrency": 1000,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
         }
-        manager: ActorHandle = ray.remote(GroupManager).options(**options).remote(gang, self.id)
-        self._manager = manager
-        return manager
+        self._manager = start_actor(GroupManager, options, gang, self.id)
+        return self._manager
 
     def _drop_client(self) -> None:
         client, self._client = self._client, None

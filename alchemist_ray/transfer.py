@@ -199,7 +199,8 @@ def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape
     Sweeps over bands of rows in which the same blocks lie: in each, the blocks'
     columns must follow each other without gap or overlap.
     """
-    cuts = sorted({r for r, _ in origins} | {r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)})
+    ends = {r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)}
+    cuts = sorted(ends | {r for r, _ in origins})
     if cuts[0] != 0:
         raise IncompleteMatrixError(f"rows 0 to {cuts[0]} are in no block")
     index = {row: k for k, row in enumerate(cuts)}

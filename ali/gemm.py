@@ -177,7 +177,8 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     across = [row + height * j for j in range(width)]
     down = [col * height + i for i in range(height)]
     step = lcm(height, width)  # a panel starts at the first rank of both deals
-    span = max(step, panel_width(a.shape[0] + b.shape[1], a.itemsize) // step * step)
+    longest = -(-m // height) + -(-n // width)  # not this rank's: all must cut alike
+    span = max(step, panel_width(longest, a.itemsize) // step * step)
     left = np.empty((a.shape[0], min(span, k)), dtype, order="F")
     right = np.empty((min(span, k), b.shape[1]), dtype, order="F")
     strip = max(1, 4 * CHUNK // max(1, c.shape[0] * c.itemsize))  # sums stay in cache

@@ -9,6 +9,7 @@ SIAM, 1998.
 from __future__ import annotations
 
 import numpy as np
+import scipy.linalg
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 
 from ali.blocks import CHUNK, Array, panels
@@ -123,7 +124,10 @@ def _arpack(
         maxiter=max_iterations or None,
         rng=random,
     )
-    return np.asarray(vectors)
+    # Complex problems go through ARPACK's solver for general matrices, whose vectors of a
+    # multiple value (zero, for a matrix of low rank) are not orthogonal.
+    orthonormal, _ = scipy.linalg.qr(vectors, mode="economic", check_finite=False)
+    return np.asarray(orthonormal)
 
 
 def _gram_times(local: Array, x: Array, scale: float) -> Array:

@@ -119,9 +119,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(
-    works: dict[str, Callable[[], object]], rounds: int = 7
-) -> dict[str, float]:
+def in_turns(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
     """The shortest run of each, taken in turns, so that noise meets all of them alike."""
     shortest = dict.fromkeys(works, float("inf"))
     for _ in range(rounds):

@@ -61,7 +61,8 @@ def _actor_call() -> float:
 
 def idle_share(pids: list[int], seconds: float = 5.0) -> float:
     """Share of a core that these ranks and their proxies use."""
-    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
+    parents = {int(stat.rpartition(")")[2].split()[1]) for stat in stats}
     watched = [*pids, *parents]
     before = sum(map(_cpu_s, watched))
     time.sleep(seconds)

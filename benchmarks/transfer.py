@@ -52,7 +52,8 @@ def run() -> Report:
                 at_most=True,
             )
     for what, ratio, detail in between_nodes():
-        report.add(f"between nodes, {what}, per stream", ratio, 0.9, "x plain stream", detail=detail)
+        name = f"between nodes, {what}, per stream"
+        report.add(name, ratio, 0.9, "x plain stream", detail=detail)
     return report
 
 

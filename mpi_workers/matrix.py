@@ -28,7 +28,8 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
 
 def local_nbytes(spread: Spread, rank: int, dtype: np.dtype[Any]) -> int:
     """Bytes that `rank` needs for its part."""
-    return spread.piece(rank).size * dtype.itemsize
+    nbytes: int = spread.piece(rank).size * dtype.itemsize
+    return nbytes
 
 
 class DistMatrix:

@@ -32,8 +32,8 @@ from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import GangFolder, memory_shortage
 from mpi_workers.layout import Spread, default_grid
 from mpi_workers.pmi import PmiNode, process_mapping
-from mpi_workers.wire import Body, Frame, FrameProtocol, Kind
 from mpi_workers.specs import ProxySpec, RankConfig
+from mpi_workers.wire import Body, Frame, FrameProtocol, Kind
 
 PR_SET_PDEATHSIG = 1
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
@@ -94,6 +94,7 @@ class Proxy:
         self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody holds
         self._silent: set[int] = set()  # PMI sockets that their ranks have closed
         self._leaving = False
+        self._farewell: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
         self._listener, control = wire.listen_unix(self._folder.socket("control"))
@@ -351,7 +352,7 @@ class Proxy:
             case "interrupt":
                 self._folder.word.raise_to(body["seq"])
             case "shutdown":
-                asyncio.ensure_future(self._shutdown())
+                self._farewell = asyncio.ensure_future(self._shutdown())
             case _:
                 self._pending[body["seq"]] = Pending(body, len(self._ranks))
                 data = wire.encode(Kind.COMMAND, body)
@@ -511,5 +512,3 @@ def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
             proxy.clean()
         sys.stdout.flush()
         os._exit(status)
-
-

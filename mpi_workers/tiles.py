@@ -13,9 +13,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.layout import Piece, as_slice, clip, positions
@@ -50,7 +50,9 @@ def copy(dst: Array, src: Array) -> None:
             dst[i : i + down, j : j + across] = src[i : i + down, j : j + across]
 
 
-def _tiles(m: int, n: int, itemsize: int, stride: int, narrow: bool) -> Iterator[tuple[range, range]]:
+def _tiles(
+    m: int, n: int, itemsize: int, stride: int, narrow: bool
+) -> Iterator[tuple[range, range]]:
     """Half-open tiles of an ``m x n`` region whose rows are dealt out with `stride`."""
     if narrow:
         across = max(16, NARROW // itemsize)
@@ -125,7 +127,7 @@ def exchange(
     if threads == 1 or executor is None:
         return run(jobs)
     bounds = [len(jobs) * k // threads for k in range(threads + 1)]
-    shares = [jobs[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    shares = [jobs[a:b] for a, b in pairwise(bounds)]
     for result in executor.map(run, shares):
         for rank, seconds in result.items():
             spent[rank] += seconds
@@ -156,4 +158,3 @@ def _copy_tile(
 def default_threads() -> int:
     """Threads for copies: the cores this process may use, at most 8."""
     return min(8, len(os.sched_getaffinity(0)))
-

@@ -25,8 +25,9 @@ from threadpoolctl import threadpool_limits
 
 from mpi_workers import comm as gang_comm
 from mpi_workers import wire
-from mpi_workers.comm import GangComm, InterruptWord
+from mpi_workers.comm import GangComm
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.interrupt import InterruptWord
 from mpi_workers.layout import Grid, Spread, default_grid
 from mpi_workers.matrix import DistMatrix, check_dtype
 from mpi_workers.memory import Pool

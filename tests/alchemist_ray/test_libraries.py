@@ -49,10 +49,17 @@ def test_a_routine_has_its_signature_and_docstring(session: AlchemistSession) ->
 def test_every_type_goes_there_and_back(session: AlchemistSession) -> None:
     echo = session.load_library("echo").echo
     A = session.send_matrix(np.eye(3))
-    given = dict(
-        i=-(2**63), x=float("inf"), z=1 - 2j, flag=False, text="Grüße, 世界", ints=[],
-        floats=[1.5, -0.0], flags=[True], texts=["", "x"],
-    )  # fmt: skip
+    given = {
+        "i": -(2**63),
+        "x": float("inf"),
+        "z": 1 - 2j,
+        "flag": False,
+        "text": "Grüße, 世界",
+        "ints": [],
+        "floats": [1.5, -0.0],
+        "flags": [True],
+        "texts": ["", "x"],
+    }
     twin, *rest = echo(A, **given)
     np.testing.assert_array_equal(twin.fetch(), np.eye(3))
     assert rest == list(given.values())
@@ -104,7 +111,7 @@ def test_unknown_libraries_and_routines_say_what_there_is(session: AlchemistSess
         session.load_library("no_such_library")
     with pytest.raises(LibraryNotFoundError, match="no file"):
         session.load_library("mine", "/nowhere/mine.py")
-    with pytest.raises(NoSuchRoutineError, match="it has .*who"):
+    with pytest.raises(NoSuchRoutineError, match=r"it has .*who"):
         session.load_library("echo").whom  # noqa: B018
     assert not hasattr(session.load_library("echo"), "whom")
 

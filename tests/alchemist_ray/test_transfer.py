@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from alchemist_ray.errors import (
     ShapeError,
 )
 from alchemist_ray.transfer import check_tiling
+from mpi_workers.client import Doors, Ranks
 from mpi_workers.layout import LAYOUTS
 from mpi_workers.matrix import DTYPES
 
@@ -190,8 +192,8 @@ def test_blocks_in_the_object_store(session: AlchemistSession) -> None:
     rows, cols = [0, 50, 51, 120], [0, 7, 90]
     blocks = [
         (ray.put(matrix[r0:r1, c0:c1]), r0, c0)
-        for r0, r1 in zip(rows, rows[1:], strict=False)
-        for c0, c1 in zip(cols, cols[1:], strict=False)
+        for r0, r1 in pairwise(rows)
+        for c0, c1 in pairwise(cols)
     ]
     for layout in ("VC_STAR", "STAR_VC", "STAR_STAR"):
         handle = session.send_matrix(blocks[::-1], layout=layout, print_times=True)
@@ -204,7 +206,8 @@ def test_blocks_that_tasks_make(session: AlchemistSession) -> None:
         return np.full((200, 60), float(i))
 
     handle = session.send_matrix([(block.remote(i), 200 * i, 0) for i in range(3)])
-    np.testing.assert_array_equal(handle.fetch(), np.repeat([0.0, 1.0, 2.0], 200)[:, None] + np.zeros(60))
+    expected = np.repeat([0.0, 1.0, 2.0], 200)[:, None] + np.zeros(60)
+    np.testing.assert_array_equal(handle.fetch(), expected)
 
 
 def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession) -> None:
@@ -242,9 +245,9 @@ def test_tiling_is_accepted_only_where_blocks_cover_exactly_once(data: st.DataOb
     m, n = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
     rows = sorted({0, m, *data.draw(st.lists(st.integers(0, m), max_size=3))})
     blocks = []
-    for r0, r1 in zip(rows, rows[1:], strict=False):
+    for r0, r1 in pairwise(rows):
         cols = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=3))})
-        blocks += [((r0, c0), (r1 - r0, c1 - c0)) for c0, c1 in zip(cols, cols[1:], strict=False)]
+        blocks += [((r0, c0), (r1 - r0, c1 - c0)) for c0, c1 in pairwise(cols)]
     if data.draw(st.booleans()) and len(blocks) > 1:
         k = data.draw(st.integers(0, len(blocks) - 1))
         damage = data.draw(st.sampled_from(["drop", "double", "move"]))
@@ -292,10 +295,7 @@ def test_times_are_told_per_rank(session: AlchemistSession, capsys) -> None:
 
 def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
     """What a process on another node sees: no Unix sockets, a stream per rank."""
-    from alchemist_ray.gang import GangClient
-    from mpi_workers.client import Doors, Ranks
-
-    client: GangClient = session._gang()
+    client = session._gang()
     doors = client.doors
     far = Doors(doors.token, tuple(a[1:] for a in doors.addresses))
     near, client.ranks = client.ranks, Ranks(far)

@@ -161,7 +161,7 @@ def qrs(gang: Gang) -> list[Any]:
         check.true(not np.tril(r, -1).any(), [what, "upper triangular"])
         check.true((diagonal.real >= 0).all() and not diagonal.imag.any(), [what, "diagonal"])
         if kind is None and shape[0] >= shape[1]:  # of full rank: unique
-            q0, r0 = np.linalg.qr(a.astype(used))
+            r0 = np.linalg.qr(a.astype(used), mode="r")
             signs = np.sign(np.diagonal(r0).real).astype(used)
             check.close(r, signs[:, None] * r0, used, [what, "R"], 30)
     return check.result()
