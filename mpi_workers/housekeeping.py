@@ -1,8 +1,9 @@
 """What a gang owns on a node besides memory: a private folder and names in /dev/shm.
 
 A gang's folders are locked by their owners (its proxies, its GroupManager) for
-as long as they live. A folder that nobody locks belongs to a gang that was killed together with everything that
-could have cleaned up after it: `sweep` removes it and its segments.
+as long as they live. A folder that nobody locks belongs to a gang that was
+killed together with everything that could have cleaned up after it: `sweep`
+removes it and its segments.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
 
 def local_nbytes(spread: Spread, rank: int, dtype: np.dtype[Any]) -> int:
     """Bytes that `rank` needs for its part."""
-    nbytes: int = spread.piece(rank).size * dtype.itemsize
-    return nbytes
+    return spread.piece(rank).size * int(dtype.itemsize)
 
 
 class DistMatrix:
