@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -21,9 +22,12 @@ import ray
 
 from alchemist_ray import blocks
 from alchemist_ray.errors import LaunchError
+from mpi_workers import housekeeping
 from mpi_workers.specs import ProxySpec
 
 ZYGOTE_TIMEOUT_S = 60.0
+FORK_TIMEOUT_S = 10.0
+LOOK_S = 0.01  # between looks at a gang that is ending
 # What a job manager or an outer MPI left in the environment would confuse the ranks' MPI.
 FOREIGN = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "RAY_", "MPI_LOCAL")
 
@@ -53,7 +57,8 @@ class Zygote:
         self._changed = threading.Condition()
         self._warm = False
         self._dead = False
-        self._gangs: dict[str, int] = {}
+        self._proxies: dict[str, int] = {}  # by gang
+        self._gone: set[str] = set()
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -69,9 +74,9 @@ class Zygote:
                         case "warm":
                             self._warm = True
                         case "forked":
-                            self._gangs[message["gang"]] = message["pid"]
+                            self._proxies[message["gang"]] = message["pid"]
                         case "gone":
-                            self._gangs.pop(message["gang"], None)
+                            self._gone.add(message["gang"])
                     self._changed.notify_all()
         with self._changed:
             self._dead = True
@@ -100,15 +105,32 @@ class Zygote:
         with contextlib.suppress(OSError):
             self._ours.sendall((json.dumps(asdict(spec)) + "\n").encode())
         with self._changed:
-            self._changed.wait_for(lambda: spec.gang in self._gangs or self._dead, 10.0)
-            if spec.gang not in self._gangs:
-                raise LaunchError(f"the warm process on {os.uname().nodename} did not fork")
-            return self._gangs[spec.gang]
+            self._changed.wait_for(
+                lambda: spec.gang in self._proxies or self._dead, FORK_TIMEOUT_S
+            )
+            if spec.gang not in self._proxies:
+                why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
+                self.process.kill()  # one that hangs would hold up the next gang too
+                raise LaunchError(
+                    f"the warm process on {os.uname().nodename} {why}; the next launch gets a "
+                    "new one: try again"
+                )
+            return self._proxies[spec.gang]
 
-    def wait_gone(self, gang: str, timeout_s: float) -> bool:
-        """Wait until a gang's proxy has ended here; whether it has."""
+    def holds(self, gang: str) -> bool:
+        """Whether a gang's proxy was forked here and has not ended, as far as this one knows."""
         with self._changed:
-            return self._changed.wait_for(lambda: gang not in self._gangs, timeout_s)
+            return not self._dead and gang in self._proxies and gang not in self._gone
+
+    def wait_gone(self, gang: str, timeout_s: float) -> None:
+        """Wait until a gang's proxy has ended, if this zygote lives and has forked it."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._dead or gang not in self._proxies or gang in self._gone, timeout_s
+            )
+            if gang in self._gone:
+                del self._proxies[gang]
+                self._gone.discard(gang)
 
 
 class Agent:
@@ -140,7 +162,19 @@ class Agent:
     def wait_gone(self, gang: str, timeout_s: float) -> bool:
         """Wait until nothing of a gang runs on this node; whether that is so."""
         blocks.forget(gang)
-        return self._zygote.wait_gone(gang, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        self._zygote.wait_gone(gang, timeout_s)
+        # Its zygote may have died before it: then nobody has told, nor swept.
+        while here := housekeeping.runs_here(gang):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(LOOK_S)
+        housekeeping.sweep()
+        return not here
+
+    def runs(self, gang: str) -> bool:
+        """Whether a gang's proxy lives on this node."""
+        return self._zygote.holds(gang) or housekeeping.runs_here(gang)
 
     def run(self, job: blocks.LookJob | blocks.SendJob, refs: list[Any]) -> Any:
         """Look at, or send, this node's blocks of a matrix."""
@@ -149,10 +183,3 @@ class Agent:
     def pids(self) -> dict[str, int]:
         """Process ids of the agent and its zygote, for whoever looks after the node."""
         return {"agent": os.getpid(), "zygote": self._zygote.process.pid}
-
-    def stop(self) -> None:
-        """End the zygote, once its gangs have ended."""
-        with contextlib.suppress(OSError):
-            self._zygote._ours.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._zygote.process.wait(5)

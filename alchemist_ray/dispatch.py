@@ -143,6 +143,15 @@ class Dispatcher:
         self.libraries: dict[str, Body] = {}
         self.addresses: list[str] = []
 
+    def not_connected(self) -> list[int]:
+        """Nodes whose proxy has not reached us."""
+        return [node for node in range(self._nodes) if node not in self._proxies]
+
+    def not_ready(self) -> list[int]:
+        """Nodes whose ranks have not all checked in."""
+        ready = {about["node"] for about in self.ranks.values()}
+        return [node for node in range(self._nodes) if node not in ready]
+
     async def listen(self, host: str, unix_path: str) -> None:
         """Open the gang's two sockets: for other nodes, and for this one."""
         loop = asyncio.get_running_loop()

@@ -107,14 +107,6 @@ class Driver:
                 del self._groups[gang]
         return dict(self._groups)
 
-    async def stop_agents(self) -> None:
-        """End every node's agent."""
-        agents, self._agents = list(self._agents.values()), {}
-        for agent in agents:
-            with contextlib.suppress(RayActorError, TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(_value(agent.stop.remote()), 10)
-            ray.kill(agent)
-
 
 async def _value(ref: Any) -> Any:
     return await ref

@@ -112,7 +112,7 @@ class GangClient:
 
     def check(self, handle: Handle) -> Handle:
         """The handle, if it is of this incarnation of this gang. Raises `MatrixError`."""
-        if handle.gang != self.endpoint.gang:
+        if handle.session != self.endpoint.session:
             raise MatrixNotFoundError(
                 f"{handle.name} lives in the gang of session {handle.session}, not in that of "
                 f"session {self.endpoint.session}: fetch it there and send it here"

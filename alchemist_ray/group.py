@@ -36,6 +36,7 @@ from mpi_workers.wire import Body
 
 T = TypeVar("T")
 END_TIMEOUT_S = 5.0
+LOOK_S = 1.0  # between looks at proxies that have not reached us yet
 KEEP_SHARE = 4  # a quarter of a node's memory may be kept warm for reuse
 
 
@@ -134,7 +135,7 @@ class GroupManager:
             len(nodes), request.workers, token, self._on_failure, self._on_orphaned
         )
         self._dispatcher = dispatcher
-        self._folder = PrivateFolder(f"{self._run_name}-manager")
+        self._folder = PrivateFolder(f"manager-{self._run_name}")
         await dispatcher.listen(ray.util.get_node_ip_address(), self._folder.socket("manager"))
         plan = GangPlan(
             gang=self._run_name,
@@ -154,8 +155,7 @@ class GroupManager:
             for agent, spec in zip(self._agents, specs, strict=True)
         ]
         await asyncio.wait_for(asyncio.gather(*starting), left())
-        self._stage = "initialising MPI (ranks have not all checked in)"
-        await asyncio.wait_for(dispatcher.ready, left())
+        await self._checked_in(dispatcher, plan, deadline)
         node_ids = [node for node, _ in nodes]
         self._endpoint = Endpoint(
             gang=self._gang,
@@ -173,6 +173,33 @@ class GroupManager:
             {"session": self._session, "workers": request.workers, "nodes": node_ids},
         )
         return self._endpoint
+
+    async def _checked_in(self, dispatcher: Dispatcher, plan: GangPlan, deadline: float) -> None:
+        """Wait for all ranks, with an eye on proxies that may have ended before they reached us.
+
+        Raises what ended the gang, `LaunchError`, or `TimeoutError`.
+        """
+        while not dispatcher.ready.done():
+            left = deadline - time.monotonic()
+            await asyncio.wait([dispatcher.ready], timeout=max(0.0, min(LOOK_S, left)))
+            late = [plan.nodes[i].ip for i in dispatcher.not_ready() if not dispatcher.ready.done()]
+            if late and left <= 0:
+                self._stage = f"initialising MPI: ranks on {', '.join(late)} have not checked in"
+                raise TimeoutError
+            for i in dispatcher.not_connected():
+                try:
+                    runs = await asyncio.wait_for(
+                        _value(self._agents[i].runs.remote(plan.gang)), max(0.1, left)
+                    )
+                except (RayError, TimeoutError):
+                    continue  # the agent's end is not the gang's
+                if not runs and i in dispatcher.not_connected():
+                    raise LaunchError(
+                        f"the gang's part on {plan.nodes[i].ip} ended before it had reached the "
+                        f"GroupManager at {plan.manager[-1]}: can that node connect to it? What it "
+                        "said is in the log of that node's Ray worker"
+                    )
+        dispatcher.ready.result()
 
     async def endpoint(self) -> Endpoint:
         """How to reach the gang. Raises what ended it, or SessionError if there is none."""
@@ -234,7 +261,8 @@ class GroupManager:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
-        find_driver().unregister.remote(self._gang)
+        with contextlib.suppress(RayError):
+            find_driver().unregister.remote(self._gang)
 
 
 async def _value(ref: Any) -> Any:

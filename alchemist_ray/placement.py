@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def reserve(workers: int, cpus: float, timeout_s: float) -> Reservation:
     check_capacity(workers, cpus)
     group = placement_group([{"CPU": cpus}] * workers, strategy="PACK")
     try:
-        if not group.wait(timeout_s):
+        if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
             free = ray.available_resources().get("CPU", 0.0)
             raise ResourceError(
                 f"no room for {workers} workers with {cpus:g} CPUs each within {timeout_s:.0f} s: "

@@ -199,7 +199,12 @@ class AlchemistSession:
             epoch=self._epoch,
         )
         manager = self._live_manager()
-        endpoint: Endpoint = ask(manager.launch.remote(request))
+        try:
+            endpoint: Endpoint = ask(manager.launch.remote(request))
+        except KeyboardInterrupt:  # it goes on over there: what it has and will have, ends with it
+            self._manager = None
+            ray.kill(manager)
+            raise
         self._client = GangClient(endpoint, manager, owner=True, progress=self._progress)
         gangs.attach(self._client)
         return self.list_workers()

@@ -36,9 +36,14 @@ class PrivateFolder:
     """A folder of mode 700, locked by this process for as long as it lives."""
 
     def __init__(self, name: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
-        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
+            lock = self.path / "lock"
+            self._lock = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if lock.exists():
+                return
+            os.close(self._lock)  # swept before it was locked
 
     def socket(self, name: str) -> str:
         """Path for a Unix socket."""
@@ -71,6 +76,22 @@ class GangFolder(PrivateFolder):
         """Remove every trace of the gang on this node."""
         self.unlink_segments()
         super().remove()
+
+
+def runs_here(gang: str) -> bool:
+    """Whether a gang's proxy lives on this node: only it locks a folder of that name."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{gang}-*"):
+        try:
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+    return False
 
 
 def _unlink(segments: Iterable[str]) -> None:

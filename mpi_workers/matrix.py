@@ -81,7 +81,7 @@ class DistMatrix:
     @property
     def leading_dimension(self) -> int:
         """Elements from one local column to the next, as BLAS and Elemental want it (>= 1)."""
-        return max(1, self.local.shape[0])
+        return max(1, len(self.local))
 
     @property
     def block(self) -> Block:

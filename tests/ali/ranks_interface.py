@@ -70,7 +70,8 @@ def readme(gang: Gang) -> list[bool]:
     expected = values - values.mean(axis=0)
     return [
         np.allclose(_whole(ctx, means), values.mean(axis=0)[None, :]),
-        np.allclose(_whole(ctx, centred), expected) and np.isclose(norm, np.linalg.norm(expected)),
+        np.allclose(_whole(ctx, centred), expected)
+        and bool(np.isclose(norm, np.linalg.norm(expected))),
     ]
 
 

@@ -107,8 +107,9 @@ def test_layouts_with_copies_are_read_and_not_written(
     host: support.Host, gangs: dict[str, Ranks], name: str, route: str
 ) -> None:
     target = new(host, spread_of(name, (20, 31)))
-    with pytest.raises(Failure, match=f"{name} keeps copies") as caught, Writer(
-        gangs[route], target
+    with (
+        pytest.raises(Failure, match=f"{name} keeps copies") as caught,
+        Writer(gangs[route], target),
     ):
         pass
     assert caught.value.kind == "LayoutError"
@@ -453,6 +454,19 @@ def test_closing_ends_a_transfer_that_hangs(what: str) -> None:
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
         assert 0.2 < time.monotonic() - start < 2
         timer.join()
+
+
+@pytest.mark.parametrize("what", ["send", "fetch"])
+def test_one_rank_that_refuses_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
+    with Deaf() as deaf:
+        ranks = Ranks(Doors(support.TOKEN, ((deaf.address,), (host.addresses[1][1],))))
+        target = Target(1 << 40, spread_of("VC_STAR", (4000, 1000), 2), np.dtype("float64"))
+        array = np.zeros((4000, 1000))
+        start = time.monotonic()
+        with pytest.raises(Failure, match="rank 1 holds no matrix"):
+            send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+        assert time.monotonic() - start < 2
+        ranks.close()
 
 
 def test_a_rank_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,9 @@ def mapped(frame: Frame) -> np.ndarray[Any, Any]:
     return np.frombuffer(memory, np.float64, SIZE).reshape(SHAPE, order="F")
 
 
-def put(connection: Connection, matrix: int, region: list[int], block: np.ndarray[Any, Any]) -> None:
+def put(
+    connection: Connection, matrix: int, region: list[int], block: np.ndarray[Any, Any]
+) -> None:
     body = {"matrix": matrix, "region": region}
     connection.send(Kind.PUT, body, np.asfortranarray(block).tobytes("F"))
 
@@ -241,7 +243,7 @@ def test_a_freed_matrix_keeps_its_memory_until_its_reader_is_done(host: ranks.Ho
 def test_a_segment_is_used_again_warm(host: ranks.Host) -> None:
     spread = Spread("CIRC_CIRC", (700, 100), (1, 1))
     segments = set()
-    for _ in range(3):
+    for _ in range(30):
         matrix = next(ids)
         segments |= set(host.new(matrix, spread, "float64"))
         with peer(host) as connection:
@@ -296,9 +298,9 @@ def test_a_map_is_counted_once_and_only_as_far_as_it_goes(host: ranks.Host, matr
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))
         for wrong in (SIZE + 1, -1, True, 1.0, None, "all", [SIZE]):
-            assert "no number" in refused(
-                connection, Kind.UNMAP, matrix=matrix, written=wrong
-            ).message
+            assert (
+                "no number" in refused(connection, Kind.UNMAP, matrix=matrix, written=wrong).message
+            )
         ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE)
         assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message
     host.seal(matrix)

@@ -29,6 +29,7 @@ NBYTES = 20 * 30 * 8
 WAIT_S = 3.0
 HELLO = {"token": ranks.TOKEN, "role": "test"}
 DOORS = ("unix", "tcp", "control")
+MAX_PEERS = 50
 
 
 class Innocent:
@@ -57,7 +58,7 @@ class Innocent:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[ranks.Host]:
-    with ranks.Host(1, hello_timeout_s=1.0) as host:
+    with ranks.Host(1, hello_timeout_s=1.0, max_peers=MAX_PEERS) as host:
         host.new(WHOLE, SPREAD, "float64")
         host.fill(WHOLE)
         host.new(WAITING, SPREAD, "float64")
@@ -105,7 +106,11 @@ def clear(frame: Frame) -> bool:
 
 
 def header(
-    kind: int = Kind.GET, nbytes: int = 0, payload: int = 0, version: int = 1, magic: bytes = b"ALCH"
+    kind: int = Kind.GET,
+    nbytes: int = 0,
+    payload: int = 0,
+    version: int = 1,
+    magic: bytes = b"ALCH",
 ) -> bytes:
     return wire.HEADER.pack(magic, version, kind, nbytes, payload)
 
@@ -187,9 +192,7 @@ WRONG: dict[str, bytes] = {
         f"PUT of matrix {no!r:.20}": frame(Kind.PUT, bytes(NBYTES), matrix=no, region=ALL)
         for no in NO_IDS
     },
-    **{
-        f"GET of region {no!r:.30}": frame(Kind.GET, matrix=WHOLE, region=no) for no in NO_REGIONS
-    },
+    **{f"GET of region {no!r:.30}": frame(Kind.GET, matrix=WHOLE, region=no) for no in NO_REGIONS},
     **{
         f"PUT of region {no!r:.30}": frame(Kind.PUT, bytes(NBYTES), matrix=WAITING, region=no)
         for no in NO_REGIONS
@@ -223,9 +226,7 @@ WRONG: dict[str, bytes] = {
 # After a MAP that is right: through the Unix socket alone.
 MAP = frame(Kind.MAP, matrix=WHOLE)
 WRONG_MAPS: dict[str, bytes] = {
-    **{
-        f"MAP that knows {no!r:.20}": frame(Kind.MAP, matrix=WHOLE, known=no) for no in NO_LISTS
-    },
+    **{f"MAP that knows {no!r:.20}": frame(Kind.MAP, matrix=WHOLE, known=no) for no in NO_LISTS},
     "MAP twice": MAP + MAP,
     "UNMAP twice": MAP + 2 * frame(Kind.UNMAP, matrix=WHOLE, written=0),
     **{
@@ -287,16 +288,20 @@ def test_a_refusal_that_needs_no_closed_door_leaves_it_open(host: ranks.Host) ->
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_what_breaks_off_is_let_go_at_once(
-    host: ranks.Host, innocent: Innocent, door: str
-) -> None:
+def test_what_breaks_off_is_let_go_at_once(host: ranks.Host, innocent: Innocent, door: str) -> None:
     whole = frame(Kind.PUT, bytes(NBYTES), matrix=WAITING, region=ALL)
     hello = frame(Kind.HELLO, **HELLO)
     start = time.monotonic()
     for size in (0, 1, wire.HEADER.size - 1, wire.HEADER.size, len(hello) - 1):
         assert told(host, door, hello[:size], known=False) == []
     if door != "control":
-        for size in (1, wire.HEADER.size, wire.HEADER.size + 5, len(whole) - NBYTES, len(whole) - 1):
+        for size in (
+            1,
+            wire.HEADER.size,
+            wire.HEADER.size + 5,
+            len(whole) - NBYTES,
+            len(whole) - 1,
+        ):
             assert told(host, door, whole[:size], known=True) == []
     assert time.monotonic() - start < WAIT_S
     innocent.check()
@@ -355,7 +360,9 @@ def nearly_frames(draw: st.DrawFn) -> bytes:
     claimed = draw(st.none() | st.integers(0, (1 << 64) - 1))
     kind = draw(st.sampled_from(Kind) | st.integers(0, (1 << 16) - 1))
     data = bytearray(framed(kind, packed, payload, claimed))
-    for at, value in draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2)):
+    for at, value in draw(
+        st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2)
+    ):
         data[at % len(data)] = value
     return bytes(data[: draw(st.none() | st.integers(0, len(data)))])
 
@@ -456,6 +463,21 @@ def test_a_rank_out_of_file_descriptors_recovers(host: ranks.Host, innocent: Inn
         connection, _ = wire.connect(address(host, door), ranks.TOKEN, {}, timeout_s=WAIT_S)
         connection.close()
     assert settled(host)[1] == fds
+
+
+def test_peers_beyond_the_most_are_turned_away_and_later_welcome(
+    host: ranks.Host, innocent: Innocent
+) -> None:
+    before = settled(host)
+    crowd = [wire.connect(address(host, "tcp"), ranks.TOKEN, {})[0] for _ in range(MAX_PEERS - 2)]
+    with pytest.raises(wire.ConnectionLost):
+        wire.connect(address(host, "unix"), ranks.TOKEN, {})
+    innocent.check()
+    for connection in crowd:
+        connection.close()
+    assert settled(host) == before
+    connection, _ = wire.connect(address(host, "unix"), ranks.TOKEN, {})
+    connection.close()
 
 
 def test_a_door_slammed_on_the_way_does_no_harm(host: ranks.Host, innocent: Innocent) -> None:

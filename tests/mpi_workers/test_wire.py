@@ -244,14 +244,14 @@ def test_memory_for_a_map_is_taken_as_it_arrives() -> None:
 
 
 def test_a_peer_that_trickles_is_given_up_in_time() -> None:
-    data = wire.encode(Kind.COMMAND, {"a": "x" * 100})
+    data = wire.encode(Kind.COMMAND, {"a": "x" * 10_000})
     over = threading.Event()
 
     def trickle(sock: socket.socket) -> None:
         for k in range(len(data)):
             with contextlib.suppress(OSError):
                 sock.send(data[k : k + 1])
-            if over.wait(0.02):
+            if over.wait(0.0002):
                 return
 
     with pair() as (near, far), beside(lambda: trickle(near.sock)):

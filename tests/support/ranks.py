@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from mpi_workers import wire
+from mpi_workers import server, wire
 from mpi_workers.client import Doors
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread
@@ -54,8 +54,8 @@ class Host:
         How many ranks.
     keep_bytes : int
         What each rank's pool keeps warm.
-    hello_timeout_s : float
-        How long a stranger may take for its HELLO.
+    hello_timeout_s, max_peers : float, int
+        How long a stranger may take for its HELLO; how many peers a rank takes at once.
 
     Attributes
     ----------
@@ -66,10 +66,14 @@ class Host:
     """
 
     def __init__(
-        self, size: int, keep_bytes: int = 1 << 30, hello_timeout_s: float = wire.HELLO_TIMEOUT_S
+        self,
+        size: int,
+        keep_bytes: int = 1 << 30,
+        hello_timeout_s: float = wire.HELLO_TIMEOUT_S,
+        max_peers: int = server.MAX_PEERS,
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="ranks-")
-        about = [self.folder, size, keep_bytes, hello_timeout_s]
+        about = [self.folder, size, keep_bytes, hello_timeout_s, max_peers]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ranks", *map(str, about)],
             cwd=ROOT,
@@ -252,8 +256,8 @@ class _Ranks:
         return self._unhandled
 
 
-def _main(folder: str, size: str, keep_bytes: str, hello_timeout_s: str) -> None:
-    wire.HELLO_TIMEOUT_S = float(hello_timeout_s)
+def _main(folder: str, size: str, keep_bytes: str, hello_timeout_s: str, max_peers: str) -> None:
+    wire.HELLO_TIMEOUT_S, server.MAX_PEERS = float(hello_timeout_s), int(max_peers)
     ranks = _Ranks(folder, int(size), int(keep_bytes))
     print(json.dumps({"value": [ranks.addresses, ranks.control]}), flush=True)
     for line in sys.stdin:

@@ -1,0 +1,47 @@
+"""The command ``alchemist``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alchemist_ray import __version__
+
+
+def alchemist(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "alchemist_ray.cli", *words],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_it_tells_its_version_and_its_usage() -> None:
+    assert alchemist("--version").stdout.strip() == __version__
+    wrong = alchemist("juggle")
+    assert wrong.returncode == 2
+    assert "demo" in wrong.stderr
+
+
+def test_the_demo_checks_itself_and_draws(cluster: str, tmp_path: Path) -> None:
+    pytest.importorskip("skimage", reason="the extra `demo` is not installed")
+    done = alchemist("demo", "--workers", "3", "--out", str(tmp_path), RAY_ADDRESS=cluster)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "demo.png").stat().st_size > 100_000
+    assert "2,616,000 numbers" in done.stdout
+    assert done.stdout.count("Data transfer times breakdown") == 2
+    assert "the best possible" in done.stdout
+    assert "100%" in done.stderr  # the progress bar
+
+
+def test_an_error_of_the_tree_is_a_line_and_a_one(cluster: str) -> None:
+    done = alchemist("demo", "--workers", "1000", RAY_ADDRESS=cluster)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("alchemist: ResourceError: 1000 workers")

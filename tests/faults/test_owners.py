@@ -1,0 +1,246 @@
+"""What holds a gang together dies: its manager, a node's agent, a proxy, the user's program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.driver import find_driver
+from alchemist_ray.errors import StaleHandleError
+from tests.faults.conftest import (
+    NEWS_S,
+    Gang,
+    agent_pids,
+    assert_clean,
+    kill,
+    left,
+    pid_of,
+    record,
+    strike,
+    until_told,
+)
+from tests.support import traces
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+PROGRAM = """
+import os, sys, time
+import ray
+ray.init(address={address!r}, log_to_driver=False)
+from alchemist_ray import AlchemistSession
+als = AlchemistSession(2)
+lib = als.load_library("breaking", {library!r})
+print([w.pid for w in als.list_workers()], flush=True)
+{then}
+"""
+
+
+# --- the manager ---
+
+
+def test_a_manager_killed_while_idle_ends_the_gang(gang: Gang) -> None:
+    pid = pid_of(gang.manager)
+    told = until_told(lambda: kill(pid), gang.session.list_workers)
+    gang.lost("kill -9 of an idle gang's GroupManager", told, "GroupManager", "gone")
+
+
+def test_a_manager_killed_while_ranks_compute_ends_the_gang(gang: Gang) -> None:
+    pid = pid_of(gang.manager)
+    told = strike(lambda: kill(pid), lambda: gang.lib.churn(30.0))
+    gang.lost("kill -9 of the GroupManager, ranks in MPI", told, "GroupManager", "gone")
+
+
+def test_a_call_through_ray_learns_of_a_killed_manager(gang: Gang) -> None:
+    pid = pid_of(gang.manager)
+    told = strike(lambda: kill(pid), lambda: ray.get(gang.lib.collective.remote(missing=1)))
+    assert isinstance(told.error, ray.exceptions.RayActorError)
+    assert told.seconds < NEWS_S
+    gone_s = assert_clean(gang.before)
+    record("kill -9 of the GroupManager, called with .remote()", told.seconds, gone_s, told.error)
+    gang.again()
+
+
+# --- proxy, zygote, agent, Driver ---
+
+
+def test_a_killed_proxy_ends_the_gang(gang: Gang) -> None:
+    told = strike(lambda: kill(gang.proxy), lambda: gang.lib.churn(30.0))
+    gang.lost("kill -9 of a proxy", told, f"node {os.uname().nodename} is gone")
+
+
+def test_a_gang_outlives_its_zygote(gang: Gang) -> None:
+    zygote = agent_pids()["zygote"]
+    told = strike(lambda: kill(zygote), lambda: gang.lib.churn(0.6))
+    assert told.error is None
+    assert gang.works()
+    start = time.monotonic()
+    gang.session.yield_workers()
+    seconds = time.monotonic() - start
+    assert seconds < NEWS_S
+    gone_s = assert_clean(gang.before)
+    record("kill -9 of the zygote: gang unharmed, then yielded", seconds, gone_s, "-")
+    gang.start()
+    assert agent_pids()["zygote"] != zygote
+
+
+def test_nothing_is_left_when_zygote_and_proxy_are_killed(gang: Gang) -> None:
+    def blow() -> None:
+        kill(agent_pids()["zygote"])
+        kill(gang.proxy)
+
+    told = until_told(blow, gang.session.list_workers)
+    gang.lost("kill -9 of the zygote and a proxy", told, "is gone")
+
+
+def test_a_gang_outlives_its_agent(gang: Gang) -> None:
+    old = agent_pids()
+    told = strike(lambda: kill(old["agent"]), lambda: gang.lib.churn(0.6))
+    assert told.error is None
+    assert gang.works()
+    start = time.monotonic()
+    gang.session.yield_workers()
+    gang.start()
+    seconds = time.monotonic() - start
+    record("kill -9 of the agent: gang unharmed, next one ready", seconds, None, "-")
+    new = agent_pids()
+    assert new["agent"] != old["agent"]
+    gang.session.yield_workers()
+    assert_clean(gang.before | {f"process {old['zygote']}"})  # it serves the bystander's proxy
+    gang.start()
+
+
+def test_a_gang_started_by_a_lost_agent_leaves_nothing(gang: Gang) -> None:
+    kill(agent_pids()["agent"])
+    told = until_told(lambda: kill(gang.ranks[0]), gang.session.list_workers)
+    gang.lost("kill -9 of the agent, then of a rank", told, "rank 0", "SIGKILL")
+
+
+def test_a_gang_outlives_the_driver_actor(gang: Gang) -> None:
+    kill(pid_of(find_driver()))
+    assert gang.works()
+    gang.session.yield_workers()
+    assert_clean(gang.before)
+    start = time.monotonic()
+    gang.start()
+    record(
+        "kill -9 of the Driver: gang unharmed, next one ready", time.monotonic() - start, None, "-"
+    )
+
+
+# --- the user's program ---
+
+
+class Program:
+    """A user's program of its own, in the same cluster."""
+
+    def __init__(self, address: str, then: str) -> None:
+        library = str((__import__("pathlib").Path(__file__)).with_name("breaking.py"))
+        text = PROGRAM.format(address=address, library=library, then=textwrap.dedent(then))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", text],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.ranks: list[int] = json.loads(self.process.stdout.readline() or "[]")
+        assert len(self.ranks) == 2
+        traces.note_segments()
+
+    def gone(self) -> bool:
+        return not any(map(traces.alive, self.ranks))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def free_cpus() -> float:
+    return float(ray.available_resources().get("CPU", 0.0))
+
+
+@pytest.fixture
+def before(gang: Gang) -> Iterator[set[str]]:
+    """What was there before the program; the gang is a bystander here."""
+    yield left()
+
+
+def run_and_end(address: str, before: set[str], then: str, blow: Any) -> tuple[float, float]:
+    cpus = free_cpus()
+    program = Program(address, then)
+    try:
+        time.sleep(0.5)
+        start = time.monotonic()
+        blow(program.process)
+        assert traces.wait_until(program.gone, NEWS_S) is not None
+        gone_s = time.monotonic() - start
+        assert_clean(before)
+        assert traces.wait_until(lambda: free_cpus() == cpus, NEWS_S, 0.05) is not None
+        return gone_s, time.monotonic() - start
+    finally:
+        program.end()
+
+
+@pytest.mark.parametrize(
+    ("state", "then"),
+    [("idle", "time.sleep(60)"), ("computing", "lib.churn(60.0)")],
+)
+def test_a_killed_program_takes_its_gang_along(
+    cluster: str, gang: Gang, before: set[str], state: str, then: str
+) -> None:
+    told_s, gone_s = run_and_end(cluster, before, then, subprocess.Popen.kill)
+    record(f"kill -9 of the user's program, gang {state}", told_s, gone_s, "(ranks and CPUs gone)")
+
+
+def test_a_program_that_exits_without_closing_leaves_nothing(
+    cluster: str, gang: Gang, before: set[str]
+) -> None:
+    then = "sys.stdin.read() if False else None; time.sleep(1.0); sys.exit(3)"
+    told_s, gone_s = run_and_end(cluster, before, then, lambda process: process.wait(20))
+    record("sys.exit without closing the session", told_s, gone_s, "(ranks and CPUs gone)")
+
+
+def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: set[str]) -> None:
+    told_s, gone_s = run_and_end(cluster, before, "time.sleep(60)", subprocess.Popen.terminate)
+    record("SIGTERM to the user's program", told_s, gone_s, "(ranks and CPUs gone)")
+
+
+def test_a_handle_of_a_program_that_is_gone_is_stale(cluster: str, gang: Gang) -> None:
+    with AlchemistSession(1) as other:
+        A = other.send_matrix([[1.0]])
+    with pytest.raises(StaleHandleError, match="has ended"):
+        A.fetch()
+
+
+def test_a_launch_that_is_broken_off_leaves_nothing(gang: Gang) -> None:
+    """Ctrl-C while the session waits for CPUs."""
+    before = left()
+    rest = AlchemistSession(2)
+    waiting = AlchemistSession()
+    timer = None
+    try:
+        assert free_cpus() < 3
+        timer = subprocess.Popen(["sh", "-c", f"sleep 1; kill -INT {os.getpid()}"])
+        with pytest.raises(KeyboardInterrupt):
+            waiting.request_workers(3)
+        rest.close()
+        assert_clean(before)
+        assert len(waiting.request_workers(2)) == 2
+    finally:
+        if timer is not None:
+            timer.wait()
+        rest.close()
+        waiting.close()
+    assert_clean(before)
