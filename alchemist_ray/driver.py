@@ -8,15 +8,18 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.agent import Agent
 from alchemist_ray.errors import LaunchError
+from alchemist_ray.placement import ask_for
 
 NAMESPACE = "alchemist"
 DRIVER_NAME = "alchemist-driver"
 AGENT_TIMEOUT_S = 60.0
+UNAVAILABLE_S = 0.5  # before a manager that is out of reach, but not dead, is asked again
 PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
 
 
@@ -37,8 +40,59 @@ class Driver:
 
     def __init__(self) -> None:
         self._agents: dict[str, ActorHandle] = {}
-        self._facts: dict[str, dict[str, Any]] = {}
         self._groups: dict[str, dict[str, Any]] = {}
+        self._reservations: dict[str, PlacementGroup] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._recovered = False
+
+    # --- reservations ---
+
+    async def reserve(self, gang: str, run: str, workers: int, cpus: float) -> PlacementGroup:
+        """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
+
+        Ray keeps what an actor has reserved for as long as its user's program runs, also
+        when the actor is dead: somebody else must give that back.
+        """
+        self._recover()
+        if run not in self._reservations:
+            self._guard(gang, run, ask_for(workers, cpus, group_name(run)))
+        return self._reservations[run]
+
+    def _guard(self, gang: str, run: str, group: PlacementGroup) -> None:
+        self._reservations[run] = group
+        watch = asyncio.get_running_loop().create_task(self._watch(gang, run, group))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _watch(self, gang: str, run: str, group: PlacementGroup) -> None:
+        """Give a gang's CPUs back if its manager dies without having done so."""
+        try:
+            manager = ray.get_actor(group_name(gang), namespace=NAMESPACE)
+            while True:
+                try:
+                    await _value(manager.holding.remote(run))
+                    break
+                except ActorUnavailableError:
+                    await asyncio.sleep(UNAVAILABLE_S)
+        except (ValueError, RayActorError):
+            remove_placement_group(group)
+            self._groups.pop(gang, None)
+        finally:
+            del self._reservations[run]
+
+    def _recover(self) -> None:
+        """After a restart: watch again over the reservations that are there."""
+        if self._recovered:
+            return
+        self._recovered = True
+        table: dict[str, Any] = ray.util.placement_group_table()
+        for ident, about in table.items():
+            run = about["name"].removeprefix(group_name(""))
+            if run != about["name"] and about["state"] != "REMOVED":
+                group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ident)))
+                self._guard(run.rpartition(".")[0], run, group)
+
+    # --- agents ---
 
     async def agents(self, node_ids: list[str]) -> list[tuple[ActorHandle, dict[str, Any]]]:
         """The standing agents of these nodes, warm, each with facts about its node.
@@ -48,6 +102,7 @@ class Driver:
         LaunchError
             If an agent does not come up in time.
         """
+        self._recover()
         return list(await asyncio.gather(*(self._agent(node_id) for node_id in node_ids)))
 
     async def _agent(self, node_id: str) -> tuple[ActorHandle, dict[str, Any]]:
@@ -90,6 +145,8 @@ class Driver:
             return len(await self.agents(nodes))
         return 0
 
+    # --- who has which gang ---
+
     def register(self, gang: str, about: dict[str, Any]) -> None:
         """Note a gang that is ready."""
         self._groups[gang] = about
@@ -121,5 +178,6 @@ def find_driver() -> ActorHandle:
         "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
+        "max_task_retries": 3,  # each call may be repeated: a restart costs a moment, no error
     }
     return start_actor(Driver, options)

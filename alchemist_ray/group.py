@@ -29,7 +29,7 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.launch import LAUNCHERS, GangPlan, NodePlan
-from alchemist_ray.placement import Reservation, reserve
+from alchemist_ray.placement import Reservation, check_capacity, reserved
 from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import PrivateFolder
 from mpi_workers.wire import Body
@@ -78,6 +78,7 @@ class GroupManager:
         self._folder: PrivateFolder | None = None
         self._ending: asyncio.Task[None] | None = None
         self._run_name = gang
+        self._released = asyncio.Event()
         self._stage = ""
 
     async def launch(self, request: GangRequest) -> Endpoint:
@@ -115,11 +116,22 @@ class GroupManager:
         def left() -> float:
             return max(0.1, deadline - time.monotonic())
 
+        self._run_name = f"{self._gang}.{request.epoch}"
+        self._released.clear()
         self._stage = "waiting for CPUs"
         reservation = request.inherited
         if reservation is None:
+            await _in_thread(check_capacity, request.workers, request.cpus)
+            group = await asyncio.wait_for(
+                _value(
+                    find_driver().reserve.remote(
+                        self._gang, self._run_name, request.workers, request.cpus
+                    )
+                ),
+                left(),
+            )
             reservation = await _in_thread(
-                reserve, request.workers, request.cpus, request.start_timeout_s
+                reserved, group, request.workers, request.cpus, request.start_timeout_s
             )
         self._reservation = reservation
         self._stage = "waiting for the nodes' agents"
@@ -130,7 +142,6 @@ class GroupManager:
         self._agents = [agent for agent, _ in found]
         facts = [about for _, about in found]
         token = secrets.token_hex(32)
-        self._run_name = f"{self._gang}.{request.epoch}"
         dispatcher = Dispatcher(
             len(nodes), request.workers, token, self._on_failure, self._on_orphaned
         )
@@ -201,6 +212,11 @@ class GroupManager:
                     )
         dispatcher.ready.result()
 
+    async def holding(self, run: str) -> None:
+        """Return when the CPUs of an incarnation have been given back; see `Driver.reserve`."""
+        if run == self._run_name:
+            await self._released.wait()
+
     async def endpoint(self) -> Endpoint:
         """How to reach the gang. Raises what ended it, or SessionError if there is none."""
         if self._dispatcher is not None and self._dispatcher.failure is not None:
@@ -258,6 +274,7 @@ class GroupManager:
         if reservation is not None:
             with contextlib.suppress(RayError):
                 await _in_thread(reservation.release)
+        self._released.set()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None

@@ -41,16 +41,19 @@ def check_capacity(workers: int, cpus: float) -> None:
         )
 
 
-def reserve(workers: int, cpus: float, timeout_s: float) -> Reservation:
-    """A placement group with a bundle per worker, packed on few nodes.
+def ask_for(workers: int, cpus: float, name: str) -> PlacementGroup:
+    """A placement group with a bundle per worker, packed on few nodes; not waited for."""
+    return placement_group([{"CPU": cpus}] * workers, strategy="PACK", name=name)
+
+
+def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float) -> Reservation:
+    """Wait for a group's CPUs.
 
     Raises
     ------
     ResourceError
-        If the CPUs do not become free in time; nothing stays reserved.
+        If they do not become free in time; nothing stays reserved.
     """
-    check_capacity(workers, cpus)
-    group = placement_group([{"CPU": cpus}] * workers, strategy="PACK")
     try:
         if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
             free = ray.available_resources().get("CPU", 0.0)

@@ -19,6 +19,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray import gang as gangs
+from alchemist_ray.cluster import join_ray
 from alchemist_ray.driver import NAMESPACE, find_driver, group_name, start_actor
 from alchemist_ray.errors import (
     AlchemistError,
@@ -36,7 +37,6 @@ from alchemist_ray.libraries import Library, named
 from alchemist_ray.link import ask, no_workers
 from alchemist_ray.placement import PLACEMENTS, check_capacity, inherited
 
-LAPTOP_CPUS = 4  # a Ray that we start ourselves has room for at least so many workers
 END_TIMEOUT_S = 15.0
 
 
@@ -436,23 +436,6 @@ _open: weakref.WeakSet[AlchemistSession] = weakref.WeakSet()
 def _close_all() -> None:
     for session in list(_open):
         session.close()
-
-
-def join_ray(workers: int | None) -> bool:
-    """Be in a Ray cluster: this process's, one that runs here, or a new one.
-
-    Returns whether a new one was started. A new one has a CPU for every core, and
-    at least `LAPTOP_CPUS` (or `workers`): on a small machine ranks share cores.
-    """
-    if ray.is_initialized():
-        return False
-    try:
-        ray.init(address="auto")
-        return False
-    except ConnectionError:
-        cpus = max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0)
-        ray.init(num_cpus=cpus, include_dashboard=False)
-        return True
 
 
 def _positive_int(name: str, value: Any) -> None:

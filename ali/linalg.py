@@ -147,7 +147,7 @@ def truncated_svd(
     tall = floating(block(A).T if wide else block(A))  # rows of X = A, or of X = A^T
     scale = frobenius(ctx, A)
     require(
-        math.isfinite(scale) and scale <= np.finfo(tall.dtype).max,
+        math.isfinite(scale) and scale <= float(np.finfo(tall.dtype).max),
         "RoutineError",
         f"truncated_svd: A holds NaN or inf, or is too large (its norm is {scale})",
     )

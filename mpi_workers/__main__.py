@@ -19,7 +19,7 @@ from ali.registry import load  # noqa: E402
 from mpi_workers import proxy, worker, zygote  # noqa: E402
 from mpi_workers.specs import RankConfig  # noqa: E402
 
-WARM = ("scipy.sparse.linalg",)  # what most gangs load first
+WARM = ("ali.linalg",)  # what most gangs load first
 
 
 def run_rank(config: RankConfig) -> None:

@@ -12,9 +12,10 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -165,7 +166,13 @@ class RankLink:
         body = {"matrix": target.matrix, "region": list(region), "tiled": tiled}
         try:
             packing, sending = send_stream(
-                connection, Kind.PUT, body, share, target.dtype, tiled=tiled
+                connection,
+                Kind.PUT,
+                body,
+                share,
+                target.dtype,
+                tiled=tiled,
+                order="C" if tiled else "F",
             )
         except wire.ConnectionLost as lost:
             # Where the rank refused and hung up, its reason is waiting to be read.
@@ -196,7 +203,7 @@ class RankLink:
         if frame.payload_nbytes != nbytes:
             raise wire.WireError(f"it sent {frame.payload_nbytes} bytes instead of {nbytes}")
         connection.sock.settimeout(STALL_S)
-        receiving, placing = receive_stream(connection, share, target.dtype, tiled=tiled)
+        receiving, placing = receive_stream(connection, share, target.dtype, tiled=tiled, order="F")
         return RankTimes(
             self.rank,
             self.route,
@@ -265,7 +272,9 @@ class Ranks:
 class _Transfer:
     """What sending and fetching share: the links of one matrix, locked and mapped.
 
-    After an error the transfer is over: leave the context.
+    Holds the links: another transfer with the same ranks waits on another
+    thread, and must not be begun on this one. After an error the transfer is
+    over: leave the context.
     """
 
     write: bool
@@ -277,7 +286,8 @@ class _Transfer:
         self._near: list[tiles.Part] = []
         self._far: list[tuple[RankLink, Piece]] = []
         self._held: list[RankLink] = []
-        self._running: list[Future[Any]] = []
+        self._running: list[Future[None]] = []
+        self._done: SimpleQueue[Future[None]] = SimpleQueue()
         self._written: dict[int, int] = {}  # elements, by near rank
         self.times: dict[int, RankTimes] = {}
 
@@ -330,13 +340,14 @@ class _Transfer:
         """Wait for what was streamed to have arrived."""
 
     def _abandon(self) -> None:
-        """Close the links, so that the ranks know that nothing more comes from here."""
+        """Close the links, so that the ranks know that nothing more comes from here.
+
+        Only when no thread uses them: a closed file descriptor may soon be another file.
+        """
         self._near.clear()
         for link in self._held:
             link.hang_up()
-        for future in self._running:
-            future.cancel()
-        wait(self._running)  # no thread may use a connection that is being closed
+        wait([future for future in self._running if not future.cancel()])
         for link in self._held:
             link.close()
         self._release()
@@ -346,12 +357,41 @@ class _Transfer:
         for link in held:
             link.lock.release()
 
+    def _start(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run something on a thread of its own; `_join` waits for it."""
+        try:
+            future = self._ranks.streams.submit(action, *arguments)
+        except RuntimeError:
+            raise self._closed() from None
+        future.add_done_callback(self._done.put)
+        self._running.append(future)
+
     def _join(self) -> None:
         """Wait for the streams under way; raise the first error as soon as there is one."""
-        done, _ = wait(self._running, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+        try:
+            for _ in self._running:
+                self._done.get().result()
+        except CancelledError:
+            raise self._closed() from None
         self._running.clear()
+
+    def _closed(self) -> Failure:
+        return Failure("TransferError", "the connections to the gang were closed")
+
+    def _move(
+        self,
+        array: Array,
+        origin: tuple[int, int],
+        action: Callable[[RankLink, Region, Array], RankTimes],
+    ) -> None:
+        """Copy what near ranks hold of a region, and have `action` stream the others' shares."""
+        whole = self._region(array, origin)
+        for row, panel in self._panels(array):
+            region = self._region(panel, (whole.row0 + row, whole.col0))
+            self._stream_far(panel, region, action)
+            if self._near:
+                self._copy_near(panel, region)
+            self._join()
 
     def _panels(self, array: Array) -> Iterator[tuple[int, Array]]:
         """Row panels, so that progress can be told while a large array moves."""
@@ -362,43 +402,43 @@ class _Transfer:
         for i in range(0, len(array), rows):
             yield i, array[i : i + rows]
 
-    def _copy_near(self, array: Array, region: Region) -> None:
-        for row, panel in self._panels(array):
-            origin = (region.row0 + row, region.col0)
+    def _copy_near(self, panel: Array, region: Region) -> None:
+        try:
             spent = tiles.exchange(
                 panel,
-                origin,
+                (region.row0, region.col0),
                 self._near,
                 into_parts=self.write,
                 executor=self._ranks.copiers,
                 threads=self._ranks.threads if panel.nbytes > 1 << 20 else 1,
             )
-            moved = 0
-            here = self._region(panel, origin)
-            for part in self._near:
-                elements = here.of(part.piece).size
-                nbytes = elements * self._target.dtype.itemsize
-                moved += nbytes
-                times = self.times[part.rank]
-                times.nbytes += nbytes
-                if self.write:
-                    self._written[part.rank] = self._written.get(part.rank, 0) + elements
-                    times.send_s += spent[part.rank]
-                else:
-                    times.receive_s += spent[part.rank]
-            if self._progress is not None:
-                self._progress(moved)
+        except RuntimeError:
+            raise self._closed() from None
+        moved = 0
+        for part in self._near:
+            elements = region.of(part.piece).size
+            nbytes = elements * self._target.dtype.itemsize
+            moved += nbytes
+            times = self.times[part.rank]
+            times.nbytes += nbytes
+            if self.write:
+                self._written[part.rank] = self._written.get(part.rank, 0) + elements
+                times.send_s += spent[part.rank]
+            else:
+                times.receive_s += spent[part.rank]
+        if self._progress is not None:
+            self._progress(moved)
 
     def _stream_far(
         self,
-        array: Array,
+        panel: Array,
         region: Region,
-        action: Callable[[RankLink, Array], RankTimes],
+        action: Callable[[RankLink, Region, Array], RankTimes],
     ) -> None:
         """Start a stream with every far rank that holds something of a region."""
 
         def one(link: RankLink, cut: Array) -> None:
-            times = _named(link, partial(action, link, cut))
+            times = _named(link, partial(action, link, region, cut))
             self.times[link.rank].add(times)
             if self._progress is not None:
                 self._progress(times.nbytes)
@@ -406,8 +446,8 @@ class _Transfer:
         for link, piece in self._far:
             share = region.of(piece)
             if share.size:
-                cut = array[as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)]
-                self._running.append(self._ranks.streams.submit(one, link, cut))
+                cut = panel[as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)]
+                self._start(one, link, cut)
 
     def _region(self, array: Array, origin: tuple[int, int]) -> Region:
         (row0, col0), (m, n) = origin, array.shape
@@ -445,11 +485,7 @@ class Writer(_Transfer):
         Failure
             TransferError naming the rank; ShapeError if the block is not all in the matrix.
         """
-        region = self._region(block, origin)
-        self._stream_far(block, region, lambda link, cut: link.put(self._target, region, cut))
-        if self._near:
-            self._copy_near(block, region)
-        self._join()
+        self._move(block, origin, lambda link, region, cut: link.put(self._target, region, cut))
 
     def _finish_streams(self) -> None:
         def one(link: RankLink) -> None:
@@ -457,7 +493,8 @@ class Writer(_Transfer):
             self.times[link.rank].receive_s += received
             self.times[link.rank].deserialize_s += placed
 
-        self._running += [self._ranks.streams.submit(one, link) for link, _ in self._far]
+        for link, _ in self._far:
+            self._start(one, link)
         self._join()
 
 
@@ -479,11 +516,7 @@ class Reader(_Transfer):
         Failure
             TransferError naming the rank; ShapeError if the region is not all in the matrix.
         """
-        region = self._region(out, origin)
-        self._stream_far(out, region, lambda link, cut: link.get(self._target, region, cut))
-        if self._near:
-            self._copy_near(out, region)
-        self._join()
+        self._move(out, origin, lambda link, region, cut: link.get(self._target, region, cut))
 
 
 def _named(link: RankLink, action: Callable[[], T]) -> T:

@@ -52,9 +52,9 @@ class Region(NamedTuple):
 def stream(
     shape: Shape, itemsize: int, chunk: int = CHUNK, *, tiled: bool = False
 ) -> Iterator[tuple[slice, slice]]:
-    """Cut an ``m x n`` block into pieces of at most `chunk` bytes, column by column.
+    """Cut an ``m x n`` block into pieces of at most `chunk` bytes, from top to bottom, then right.
 
-    Both ends of a stream cut alike; within a piece elements travel in Fortran order.
+    Both ends of a stream cut alike.
 
     Parameters
     ----------

@@ -207,8 +207,9 @@ class Peer:
         if share.nbytes != nbytes:
             raise wire.WireError(f"{nbytes} bytes sent for a region of {share.nbytes}")
         self._connection.sock.settimeout(STALL_S)
+        tiled = body.get("tiled") is True  # the peer's array is C-ordered
         received, placed = receive_stream(
-            self._connection, share, share.dtype, tiled=body.get("tiled") is True
+            self._connection, share, share.dtype, tiled=tiled, order="C" if tiled else "F"
         )
         self._times["receive_s"] += received
         self._times["place_s"] += placed
@@ -218,7 +219,7 @@ class Peer:
         share = self._share(body, self._entry(body, write=False))
         self._connection.sock.settimeout(STALL_S)
         tiled = body.get("tiled") is True
-        send_stream(self._connection, Kind.DATA, {}, share, share.dtype, tiled=tiled)
+        send_stream(self._connection, Kind.DATA, {}, share, share.dtype, tiled=tiled, order="F")
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -2,24 +2,29 @@
 
 Both ends work piece by piece (`regions.stream`), through a buffer that stays in
 cache, so that no temporary of the whole is made. A piece that lies in memory as
-it travels is sent from, or received into, its place.
+it travels is sent from, or received into, its place. Where the two ends differ
+in order, elements travel in the sender's and the receiver, which has less to
+do, transposes.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.regions import CHUNK, WIDE, stream
+from mpi_workers.regions import CHUNK, stream
 from mpi_workers.wire import Body, Connection, Kind
 
 Array = NDArray[Any]
+Order = Literal["C", "F"]
 
 SEND_BYTES = 2 * CHUNK  # given to the kernel in one go: with less, it wakes the receiver too often
-ROWS, TILE_BYTES = 32, 32 << 10  # a tile: more rows of a C-ordered array miss the cache together
+# A tile of a copy that changes the order: elements along what is contiguous in the target, and
+# bytes across. The target's cache lines are filled whole, and the tile's pages fit the TLB.
+ALONG, ACROSS_BYTES, TILE_BYTES = 256, 256, 64 << 10
 
 
 def is_tiled(array: Array) -> bool:
@@ -35,6 +40,7 @@ def send_stream(
     dtype: np.dtype[Any],
     *,
     tiled: bool,
+    order: Order,
 ) -> tuple[float, float]:
     """Send an array of any strides as one frame.
 
@@ -48,8 +54,8 @@ def send_stream(
         The elements.
     dtype : dtype
         What they travel as.
-    tiled : bool
-        How the payload is cut; the receiver must know.
+    tiled, order : bool, {"C", "F"}
+        How the payload is cut, and the order of elements in a piece; the receiver must know.
 
     Returns
     -------
@@ -80,15 +86,15 @@ def send_stream(
     chunk = CHUNK if tiled else SEND_BYTES
     for rows, cols in stream(array.shape, dtype.itemsize, chunk, tiled=tiled):
         source = array[rows, cols]
-        in_place = source.flags.f_contiguous and source.dtype == dtype
+        in_place = source.flags[order] and source.dtype == dtype
         if filled and (in_place or filled + source.size > staging.size):
             send(staging[:filled])
             filled = 0
         if in_place:
-            send(source.reshape(-1, order="F"))
+            send(source.reshape(-1, order=order))
             continue
         packed = staging[filled : filled + source.size]
-        _copy(packed.reshape(source.shape, order="F"), source)
+        _copy(packed.reshape(source.shape, order=order), source)
         filled += source.size
     if filled:
         send(staging[:filled])
@@ -96,7 +102,7 @@ def send_stream(
 
 
 def receive_stream(
-    connection: Connection, array: Array, dtype: np.dtype[Any], *, tiled: bool
+    connection: Connection, array: Array, dtype: np.dtype[Any], *, tiled: bool, order: Order
 ) -> tuple[float, float]:
     """Receive the payload that `send_stream` sends into an array of any strides.
 
@@ -115,9 +121,9 @@ def receive_stream(
     clock = time.perf_counter()
     for rows, cols in stream(array.shape, dtype.itemsize, tiled=tiled):
         target = array[rows, cols]
-        in_place = target.flags.f_contiguous and target.dtype == dtype
+        in_place = target.flags[order] and target.dtype == dtype
         if in_place:
-            raw = target.reshape(-1, order="F")
+            raw = target.reshape(-1, order=order)
         else:
             if staging.size < target.size:
                 staging = np.empty(target.size, dtype)
@@ -125,7 +131,7 @@ def receive_stream(
         connection.read_into(raw.view(np.uint8).data)
         arrived = time.perf_counter()
         if not in_place:
-            _copy(target, raw.reshape(target.shape, order="F"))
+            _copy(target, raw.reshape(target.shape, order=order))
         now = time.perf_counter()
         receiving += arrived - clock
         placing += now - arrived
@@ -138,9 +144,11 @@ def _copy(dst: Array, src: Array) -> None:
     if is_tiled(dst) == is_tiled(src):
         dst[...] = src
         return
+    if is_tiled(dst):
+        dst, src = dst.T, src.T
     m, n = dst.shape
-    across = max(1, min(n, WIDE // dst.itemsize))
-    down = max(ROWS, TILE_BYTES // (across * dst.itemsize))
+    across = max(1, min(n, ACROSS_BYTES // dst.itemsize))
+    along = max(ALONG, TILE_BYTES // (across * dst.itemsize))
     for j in range(0, n, across):
-        for i in range(0, m, down):
-            dst[i : i + down, j : j + across] = src[i : i + down, j : j + across]
+        for i in range(0, m, along):
+            dst[i : i + along, j : j + across] = src[i : i + along, j : j + across]

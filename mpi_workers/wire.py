@@ -255,9 +255,10 @@ class Connection:
         payload: Buffer | None = None,
         fds: Sequence[int] = (),
     ) -> None:
-        """Send one frame. Raises `ConnectionLost`, also when the socket's time limit is over:
+        """Send one frame.
 
-        a frame that was sent in part cannot be taken up again.
+        Raises `ConnectionLost`, also when the socket's time limit is over: a frame
+        that was sent in part cannot be taken up again.
         """
         raw = memoryview(payload).cast("B") if payload is not None else memoryview(b"")
         head = encode(kind, body, raw.nbytes)

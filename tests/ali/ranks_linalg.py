@@ -50,7 +50,7 @@ class Checks:
         if not self.ctx.comm.allreduce(error, MPI.MAX) <= limit:
             self.wrong.append([what, str(found.dtype), found.shape, error, limit])
 
-    def true(self, value: bool, what: Any) -> None:
+    def true(self, value: bool | np.bool, what: Any) -> None:
         self.done += 1
         if not self.ctx.comm.allreduce(bool(value), MPI.LAND):
             self.wrong.append(what)
@@ -145,7 +145,7 @@ def orthonormal(check: Checks, q: Array, what: Any) -> None:
 def qrs(gang: Gang) -> list[Any]:
     check = Checks(gang)
     shapes = [(50, 4), (9, 8), (7, 7), (4, 9), (1, 1), (1, 5), (5, 1), (2, 3)]
-    cases = [(shape, dtype, None) for shape in shapes for dtype in (*FLOATS, "int32")]
+    cases = [(shape, dtype, "") for shape in shapes for dtype in (*FLOATS, "int32")]
     cases += [((30, 6), dtype, kind) for dtype in FLOATS for kind in ("zero", "twice", "half")]
     for shape, dtype, kind in cases:
         a = values(shape, dtype)
@@ -169,7 +169,7 @@ def qrs(gang: Gang) -> list[Any]:
         diagonal = np.diagonal(r)
         check.true(not np.tril(r, -1).any(), [what, "upper triangular"])
         check.true((diagonal.real >= 0).all() and not diagonal.imag.any(), [what, "diagonal"])
-        if kind is None and shape[0] >= shape[1]:  # of full rank: unique
+        if not kind and shape[0] >= shape[1]:  # of full rank: unique
             r0 = np.linalg.qr(a.astype(used), mode="r")
             signs = np.sign(np.diagonal(r0).real).astype(used)
             check.close(r, signs[:, None] * r0, used, [what, "R"], 30)

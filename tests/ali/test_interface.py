@@ -159,7 +159,8 @@ def test_state_lives_from_call_to_call_until_the_library_is_closed() -> None:
 
     @routine("n")
     def count(ctx: Context) -> int:
-        ctx.state["n"] = n = ctx.state.get("n", 0) + 1
+        n: int = ctx.state.get("n", 0) + 1
+        ctx.state["n"] = n
         return n
 
     lib = library(count, close=lambda state: closed.append(dict(state)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -71,11 +72,15 @@ def test_a_file_becomes_a_library(tmp_path: Path) -> None:
     assert library.describe()["doc"] == "A library."
 
 
-def test_an_edited_file_is_read_anew_even_within_a_second(tmp_path: Path) -> None:
+def test_an_edited_file_is_read_anew_even_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = tmp_path / "mine.py"
     found = []
     for number in range(3):
         path.write_text(SOURCE.format(answer=number))
+        os.utime(path, (1e9, 1e9))  # the same second
         found.append(answer(load("mine", str(path))))
     assert found == [0, 1, 2]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py"]
@@ -84,9 +89,8 @@ def test_an_edited_file_is_read_anew_even_within_a_second(tmp_path: Path) -> Non
 def test_a_file_is_compiled_on_its_own_terms(tmp_path: Path) -> None:
     """Annotations are strings only where the file asks for it."""
     path = tmp_path / "mine.py"
-    path.write_text(SOURCE.format(answer="answer.__annotations__['return'] is int"))
-    with pytest.raises(Failure, match="declares its result 'n' as int and returned bool"):
-        answer(load("mine", str(path)))
+    path.write_text(SOURCE.format(answer="len(str(answer.__annotations__['return']))"))
+    assert answer(load("mine", str(path))) == len(str(int))
 
 
 def test_a_library_may_use_dataclasses(tmp_path: Path) -> None:

@@ -352,20 +352,19 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
     for call, (name, wait) in enumerate(WAITS.items(), start=2):
         gang_comm.begin(call)
         world.Barrier()
-        late, freed = 0.0, False
+        raised, left, freed = 0.0, 0.0, True
         if gang.rank == 1:
             if name == "Split":
                 gang.comm.Split(0)  # mpi4py's own, collective and not interruptible
             time.sleep(0.02)
+            raised = time.monotonic()  # one clock for all processes of a machine
             word.raise_to(call)
-            freed = True
         else:
             try:
-                start = time.monotonic()
                 wait(gang.comm)
+                freed = False
             except Interrupted:
-                late = time.monotonic() - start
-                freed = gang_comm.interrupted()
+                left = time.monotonic()
         world.Barrier()
         gang_comm.begin(call + 1000)
         gang.renew()
@@ -375,7 +374,7 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
         right = total == sum(range(gang.size)) and (buffer == total).all()
         found[name] = [
             world.allreduce(freed, MPI.LAND),
-            world.allreduce(late, MPI.MAX),
+            world.allreduce(left, MPI.MAX) - world.allreduce(raised, MPI.MAX),
             world.allreduce(bool(right), MPI.LAND),
         ]
     return found

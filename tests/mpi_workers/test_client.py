@@ -381,10 +381,15 @@ def test_an_error_in_the_middle_leaves_nothing_counted_and_the_gang_usable(
 ) -> None:
     array = numbers((50, 50))
     target = new(host, spread_of("MC_MR", array.shape))
-    with pytest.raises(ZeroDivisionError), Writer(gangs[route], target) as writer:
-        if route == "near":
-            writer.write_block(array, (0, 0))
-        raise ZeroDivisionError
+
+    def break_off() -> None:
+        with Writer(gangs[route], target) as writer:
+            if route == "near":  # what was streamed has been counted: it is there
+                writer.write_block(array, (0, 0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_off()
     with pytest.raises(Failure, match="got 0 of"):
         host.seal(target.matrix)
     send(gangs[route], target, (array, (0, 0)))
@@ -399,11 +404,17 @@ def test_a_gang_that_is_gone_is_a_transfer_error_that_names_the_rank(route: str)
     with support.Host(2) as host:
         ranks = Ranks(host.doors(route))
         target = new(host, spread)
-        with pytest.raises(Failure, match=r"rank [01]") as caught, Writer(ranks, target) as writer:
-            writer.write_block(numbers((1000, 100)), (0, 0))
-            start = time.monotonic()
-            host.kill()
-            writer.write_block(numbers((1000, 100)), (1000, 0))
+        half = numbers((1000, 100))
+
+        def send_half_and_die() -> None:
+            with Writer(ranks, target) as writer:
+                writer.write_block(half, (0, 0))
+                host.kill()
+                writer.write_block(half, (1000, 0))
+
+        start = time.monotonic()
+        with pytest.raises(Failure, match=r"rank [01]") as caught:
+            send_half_and_die()
         assert caught.value.kind == "TransferError"
         with pytest.raises(Failure, match=r"rank [01] at .* is not there") as caught:
             send(ranks, target)
@@ -441,17 +452,19 @@ class Deaf:
             sock.close()
 
 
+@pytest.mark.parametrize("size", [1, 40])
 @pytest.mark.parametrize("what", ["send", "fetch"])
-def test_closing_ends_a_transfer_that_hangs(what: str) -> None:
+def test_closing_ends_a_transfer_that_hangs(what: str, size: int) -> None:
     with Deaf() as deaf:
-        ranks = Ranks(Doors("token", ((deaf.address,),)))
-        target = Target(1, spread_of("VC_STAR", (4000, 1000), 1), np.dtype("float64"))
+        ranks = Ranks(Doors("token", size * ((deaf.address,),)))
+        target = Target(1, spread_of("VC_STAR", (4000, 1000), size), np.dtype("float64"))
         array = np.zeros((4000, 1000))
         timer = threading.Timer(0.3, ranks.close)
         timer.start()
         start = time.monotonic()
-        with pytest.raises(Failure, match="the transfer with rank 0 broke"):
+        with pytest.raises(Failure, match="the transfer with rank|were closed") as caught:
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+        assert caught.value.kind == "TransferError"
         assert 0.2 < time.monotonic() - start < 2
         timer.join()
 
@@ -474,7 +487,7 @@ def test_a_rank_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.Monke
     with Deaf() as deaf:
         ranks = Ranks(Doors("token", ((deaf.address,),)))
         target = Target(1, spread_of("VC_STAR", (4000, 1000), 1), np.dtype("float64"))
-        with pytest.raises(Failure, match="rank 0 broke: .*timed out"):
+        with pytest.raises(Failure, match=r"rank 0 broke: .*timed out"):
             send(ranks, target, (np.zeros((4000, 1000)), (0, 0)))
         with pytest.raises(Failure, match="rank 0 broke: it gave no sign of life"):
             fetch(ranks, target)
@@ -487,6 +500,24 @@ def test_a_rank_without_a_way_to_it_is_named() -> None:
     with pytest.raises(Failure, match="rank 0 has no address for other nodes"):
         send(ranks, target, (np.zeros((4, 4)), (0, 0)))
     ranks.close()
+
+
+@routes
+def test_closed_connections_are_a_transfer_error(
+    host: support.Host, gangs: dict[str, Ranks], route: str
+) -> None:
+    array = numbers((2000, 200))
+    target = new(host, spread_of("VC_STAR", array.shape))
+    ranks = Ranks(host.doors(route))
+    with (
+        pytest.raises(Failure, match=r"the connections to the gang were closed") as caught,
+        Writer(ranks, target) as writer,
+    ):
+        writer.write_block(array, (0, 0)) if not ranks.close() else None
+    assert caught.value.kind == "TransferError"
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    host.free(target.matrix)
 
 
 # --- what is kept warm, and let go ---

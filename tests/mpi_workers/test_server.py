@@ -243,7 +243,7 @@ def test_a_freed_matrix_keeps_its_memory_until_its_reader_is_done(host: ranks.Ho
 def test_a_segment_is_used_again_warm(host: ranks.Host) -> None:
     spread = Spread("CIRC_CIRC", (700, 100), (1, 1))
     segments = set()
-    for _ in range(30):
+    for _ in range(10):
         matrix = next(ids)
         segments |= set(host.new(matrix, spread, "float64"))
         with peer(host) as connection:

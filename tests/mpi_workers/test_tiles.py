@@ -26,7 +26,7 @@ def parts_of(spread: Spread, dtype: Any = np.float64) -> list[Part]:
 
 @pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
 @pytest.mark.parametrize("shape", [(700, 600), (3, 5), (1, 200_000), (200_000, 1)])
-def test_copy_is_assignment(order: str, shape: tuple[int, int]) -> None:
+def test_copy_is_assignment(order: Any, shape: tuple[int, int]) -> None:
     src = np.arange(float(shape[0] * shape[1])).reshape(shape).copy(order=order[0])
     dst = np.zeros(shape, order=order[1])
     tiles.copy(dst, src)
