@@ -29,7 +29,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.events import times_table, transfer_bar
 from alchemist_ray.group import Endpoint
 from alchemist_ray.handles import Handle
-from alchemist_ray.link import Link, OnProgress, ask, open_link
+from alchemist_ray.link import MANAGER_GONE, Link, OnProgress, ask, open_link
 from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Reader, Target, Writer
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Grid, Spread, check_layout, copies, default_grid
@@ -309,11 +309,13 @@ def gang_of(handle: Handle) -> GangClient:
         if not ray.is_initialized():
             raise ValueError
         manager = ray.get_actor(group_name(handle.gang), namespace=NAMESPACE)
-    except ValueError:
+        endpoint: Endpoint = ask(manager.endpoint.remote(), timeout_s=30)
+    except (ValueError, GroupFailedError) as error:
+        if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
+            raise  # it says what happened
         raise StaleHandleError(
             f"{handle.name} belonged to session {handle.session}, which has ended"
         ) from None
-    endpoint: Endpoint = ask(manager.endpoint.remote(), timeout_s=30)
     client = GangClient(endpoint, manager, owner=False)
     client.check(handle)
     attach(client)

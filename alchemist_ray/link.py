@@ -17,6 +17,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import Body, Kind
 
 OnProgress = Callable[[float, str], None]
+MANAGER_GONE = "GroupManager gone"
 
 
 class Link(Protocol):
@@ -62,7 +63,7 @@ class SocketLink:
                 raise GroupFailedError(
                     f"the gang's GroupManager at {self._address} is gone, and the gang with it: "
                     f"{error}. request_workers() starts a new one",
-                    cause="GroupManager gone",
+                    cause=MANAGER_GONE,
                 ) from error
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ def ask(ref: Any, timeout_s: float | None = None) -> Any:
         raise GroupFailedError(
             "the gang's GroupManager is gone, and the gang with it. request_workers() starts a "
             "new one",
-            cause="GroupManager gone",
+            cause=MANAGER_GONE,
         ) from error
 
 

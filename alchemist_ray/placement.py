@@ -43,7 +43,9 @@ def check_capacity(workers: int, cpus: float) -> None:
 
 def ask_for(workers: int, cpus: float, name: str) -> PlacementGroup:
     """A placement group with a bundle per worker, packed on few nodes; not waited for."""
-    return placement_group([{"CPU": cpus}] * workers, strategy="PACK", name=name)
+    bundles = [{"CPU": cpus}] * workers
+    group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name)
+    return group
 
 
 def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float) -> Reservation:
