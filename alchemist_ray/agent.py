@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -42,9 +43,16 @@ def rank_environment() -> dict[str, str]:
 
 
 class Zygote:
-    """The agent's end of the zygote process."""
+    """The agent's end of the zygote process.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    on_gone : callable(gang)
+        Called when a gang's proxy has ended here, however that came about.
+    """
+
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
+        self._on_gone = on_gone
         self._ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -69,6 +77,8 @@ class Zygote:
         with contextlib.suppress(OSError), self._ours.makefile() as lines:
             for line in lines:
                 message = json.loads(line)
+                if message["event"] == "gone":
+                    self._on_gone(message["gang"])
                 with self._changed:
                     match message["event"]:
                         case "warm":
@@ -105,9 +115,7 @@ class Zygote:
         with contextlib.suppress(OSError):
             self._ours.sendall((json.dumps(asdict(spec)) + "\n").encode())
         with self._changed:
-            self._changed.wait_for(
-                lambda: spec.gang in self._proxies or self._dead, FORK_TIMEOUT_S
-            )
+            self._changed.wait_for(lambda: spec.gang in self._proxies or self._dead, FORK_TIMEOUT_S)
             if spec.gang not in self._proxies:
                 why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
                 self.process.kill()  # one that hangs would hold up the next gang too
@@ -138,7 +146,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._zygote = Zygote()
+        self._zygote = Zygote(blocks.forget)
 
     def ready(self) -> dict[str, Any]:
         """Wait until ranks can be forked at once; facts about the node."""
@@ -152,7 +160,7 @@ class Agent:
     def _live_zygote(self) -> Zygote:
         with self._lock:
             if not self._zygote.alive:
-                self._zygote = Zygote()
+                self._zygote = Zygote(blocks.forget)
             return self._zygote
 
     def launch(self, spec: ProxySpec) -> int:
@@ -175,6 +183,10 @@ class Agent:
     def runs(self, gang: str) -> bool:
         """Whether a gang's proxy lives on this node."""
         return self._zygote.holds(gang) or housekeeping.runs_here(gang)
+
+    def sweep(self) -> int:
+        """Remove what dead gangs and managers have left on this node; how many there were."""
+        return housekeeping.sweep()
 
     def run(self, job: blocks.LookJob | blocks.SendJob, refs: list[Any]) -> Any:
         """Look at, or send, this node's blocks of a matrix."""

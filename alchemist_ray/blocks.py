@@ -10,6 +10,7 @@ import numpy as np
 import ray
 
 from mpi_workers.client import Doors, Ranks, RankTimes, Target, Writer
+from mpi_workers.wire import reachable_here
 
 Origin = tuple[int, int]
 
@@ -36,14 +37,20 @@ class SendJob:
     origins: tuple[Origin, ...]
 
     def run(self, blocks: Sequence[ray.ObjectRef]) -> dict[int, RankTimes]:
-        ranks = _ranks_of(self.gang, self.doors)
-        with Writer(ranks, self.target) as writer:
-            for ref, origin in zip(blocks, self.origins, strict=True):
-                writer.write_block(_as_matrix(np.asarray(ray.get(ref))), origin)
-        return writer.times
+        near = any(reachable_here(addresses[0]) for addresses in self.doors.addresses)
+        ranks = _ranks_of(self.gang, self.doors) if near else Ranks(self.doors)
+        try:
+            with Writer(ranks, self.target) as writer:
+                for ref, origin in zip(blocks, self.origins, strict=True):
+                    writer.write_block(_as_matrix(np.asarray(ray.get(ref))), origin)
+            return writer.times
+        finally:
+            if not near:
+                ranks.close()
 
 
-# The agent's warm connections and mappings, for the gangs that have ranks on its node.
+# The agent's warm connections and mappings, for the gangs that have ranks on its node: of
+# those it learns when they end.
 _warm: dict[str, Ranks] = {}
 
 

@@ -47,25 +47,31 @@ class Driver:
 
     # --- reservations ---
 
-    async def reserve(self, gang: str, run: str, workers: int, cpus: float) -> PlacementGroup:
+    async def reserve(
+        self, gang: str, run: str, workers: int, cpus: float, node_id: str
+    ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
+
+        The manager is on node `node_id`.
 
         Ray keeps what an actor has reserved for as long as its user's program runs, also
         when the actor is dead: somebody else must give that back.
         """
         self._recover()
         if run not in self._reservations:
-            self._guard(gang, run, ask_for(workers, cpus, group_name(run)))
+            self._guard(gang, run, ask_for(workers, cpus, group_name(run)), node_id)
         return self._reservations[run]
 
-    def _guard(self, gang: str, run: str, group: PlacementGroup) -> None:
+    def _guard(
+        self, gang: str, run: str, group: PlacementGroup, node_id: str | None = None
+    ) -> None:
         self._reservations[run] = group
-        watch = asyncio.get_running_loop().create_task(self._watch(gang, run, group))
+        watch = asyncio.get_running_loop().create_task(self._watch(gang, run, group, node_id))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    async def _watch(self, gang: str, run: str, group: PlacementGroup) -> None:
-        """Give a gang's CPUs back if its manager dies without having done so."""
+    async def _watch(self, gang: str, run: str, group: PlacementGroup, node_id: str | None) -> None:
+        """Give a gang's CPUs back, and clear up, if its manager dies without having done so."""
         try:
             manager = ray.get_actor(group_name(gang), namespace=NAMESPACE)
             while True:
@@ -77,6 +83,8 @@ class Driver:
         except (ValueError, RayActorError):
             remove_placement_group(group)
             self._groups.pop(gang, None)
+            if node_id in self._agents:
+                self._agents[node_id].sweep.remote()
         finally:
             del self._reservations[run]
 
@@ -109,7 +117,9 @@ class Driver:
         for attempt in (1, 2):
             agent = self._agents.get(node_id) or self._start_agent(node_id)
             try:
-                facts = await asyncio.wait_for(_value(agent.ready.remote()), AGENT_TIMEOUT_S)
+                # One that is being restarted is waited for.
+                ready: Any = agent.ready.options(max_task_retries=-1)
+                facts = await asyncio.wait_for(_value(ready.remote()), AGENT_TIMEOUT_S)
                 return agent, facts
             except (RayActorError, TimeoutError) as error:
                 self._agents.pop(node_id, None)

@@ -29,7 +29,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.events import times_table, transfer_bar
 from alchemist_ray.group import Endpoint
 from alchemist_ray.handles import Handle
-from alchemist_ray.link import MANAGER_GONE, Link, OnProgress, ask, open_link
+from alchemist_ray.link import MANAGER_GONE, Link, OnProgress, ask_manager, open_link
 from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Reader, Target, Writer
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Grid, Spread, check_layout, copies, default_grid
@@ -94,7 +94,11 @@ class GangClient:
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         """Run a command on the gang. Raises the tree's errors."""
-        return self._link.request(body, on_progress)
+        try:
+            return self._link.request(body, on_progress)
+        except GroupFailedError:
+            self.ranks.trim()  # a mapping would keep the memory of a rank that is gone
+            raise
 
     def handle(self, about: Body) -> Handle:
         """The handle of a matrix that the gang has told of."""
@@ -309,7 +313,7 @@ def gang_of(handle: Handle) -> GangClient:
         if not ray.is_initialized():
             raise ValueError
         manager = ray.get_actor(group_name(handle.gang), namespace=NAMESPACE)
-        endpoint: Endpoint = ask(manager.endpoint.remote(), timeout_s=30)
+        endpoint: Endpoint = ask_manager(manager.endpoint.remote(), timeout_s=30)
     except (ValueError, GroupFailedError) as error:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened

@@ -125,7 +125,11 @@ class GroupManager:
             group = await asyncio.wait_for(
                 _value(
                     find_driver().reserve.remote(
-                        self._gang, self._run_name, request.workers, request.cpus
+                        self._gang,
+                        self._run_name,
+                        request.workers,
+                        request.cpus,
+                        ray.get_runtime_context().get_node_id(),
                     )
                 ),
                 left(),
@@ -252,6 +256,7 @@ class GroupManager:
     # --- the ways a gang is lost ---
 
     def _on_failure(self, error: AlchemistError) -> None:
+        self._remove_folder()  # at once: where the owner is gone, Ray is about to kill this actor
         if self._endpoint is not None:  # else launch() is still there to clean up
             self._ending = asyncio.get_running_loop().create_task(self._release(keep_failure=True))
 
@@ -275,11 +280,14 @@ class GroupManager:
             with contextlib.suppress(RayError):
                 await _in_thread(reservation.release)
         self._released.set()
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
+        self._remove_folder()
         with contextlib.suppress(RayError):
             find_driver().unregister.remote(self._gang)
+
+    def _remove_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
 
 async def _value(ref: Any) -> Any:

@@ -83,7 +83,7 @@ class RayLink:
         self._epoch = epoch
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        result: Body = ask(self._manager.command.remote(self._epoch, body))
+        result: Body = ask_manager(self._manager.command.remote(self._epoch, body))
         return result
 
     def close(self) -> None:
@@ -100,6 +100,12 @@ def ask(ref: Any, timeout_s: float | None = None) -> Any:
         if isinstance(error.cause, Failure):
             raise from_failure(error.cause) from None
         raise
+
+
+def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:
+    """The same for a GroupManager, whose death is its gang's."""
+    try:
+        return ask(ref, timeout_s)
     except RayActorError as error:
         raise GroupFailedError(
             "the gang's GroupManager is gone, and the gang with it. request_workers() starts a "

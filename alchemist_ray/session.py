@@ -34,7 +34,7 @@ from alchemist_ray.group import Endpoint, GangRequest, GroupManager
 from alchemist_ray.handles import Handle
 from alchemist_ray.launch import LAUNCHERS
 from alchemist_ray.libraries import Library, named
-from alchemist_ray.link import ask, no_workers
+from alchemist_ray.link import ask_manager, no_workers
 from alchemist_ray.placement import PLACEMENTS, check_capacity, inherited
 
 END_TIMEOUT_S = 15.0
@@ -200,7 +200,7 @@ class AlchemistSession:
         )
         manager = self._live_manager()
         try:
-            endpoint: Endpoint = ask(manager.launch.remote(request))
+            endpoint: Endpoint = ask_manager(manager.launch.remote(request))
         except KeyboardInterrupt:  # it goes on over there: what it has and will have, ends with it
             self._manager = None
             ray.kill(manager)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.experimental import get_object_locations
 
@@ -181,15 +182,20 @@ def _by_node(nodes: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
     return members.items()
 
 
-def _agent(node: str) -> Any:
-    ((agent, _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
-    return agent
+_agents: dict[str, ActorHandle] = {}  # an actor keeps its handle through restarts
+
+
+def _agent(node: str) -> ActorHandle:
+    if node not in _agents:
+        ((_agents[node], _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
+    return _agents[node]
 
 
 def _answer_of(ref: Any) -> Any:
     try:
         return ask(ref)
     except RayError as error:
+        _agents.clear()  # the next transfer asks the Driver who there is
         raise TransferError(f"a node could not read or send its blocks: {error}") from error
 
 

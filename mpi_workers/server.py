@@ -12,7 +12,6 @@ memory is never used again.
 
 from __future__ import annotations
 
-import contextlib
 import reprlib
 import socket
 import threading
@@ -115,15 +114,14 @@ class Peer:
                 try:
                     self._answer(frame)
                 except Failure as failure:
+                    if frame.payload_nbytes:  # it is on its way: no later frame can be found
+                        self._connection.refuse(failure)
+                        return
                     self._connection.send(Kind.REFUSED, failure.to_map())
-                    if frame.payload_nbytes:
-                        return  # what was refused is on its way: no later frame can be found
         except wire.ConnectionLost:
             raise
         except (wire.WireError, TimeoutError) as error:
-            refusal = Failure("TransferError", f"refused: {error}")
-            with contextlib.suppress(wire.WireError):
-                self._connection.send(Kind.REFUSED, refusal.to_map())
+            self._connection.refuse(Failure("TransferError", f"refused: {error}"))
             raise
         finally:
             for lease in self._leases.values():

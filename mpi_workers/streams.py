@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.regions import CHUNK, stream
-from mpi_workers.wire import Body, Connection, Kind
+from mpi_workers.wire import Body, Connection, ConnectionLost, Kind
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
@@ -41,6 +41,7 @@ def send_stream(
     *,
     tiled: bool,
     order: Order,
+    heed: bool = False,
 ) -> tuple[float, float]:
     """Send an array of any strides as one frame.
 
@@ -56,6 +57,8 @@ def send_stream(
         What they travel as.
     tiled, order : bool, {"C", "F"}
         How the payload is cut, and the order of elements in a piece; the receiver must know.
+    heed : bool
+        Whether to break off when the other end says something: it can only be a refusal.
 
     Returns
     -------
@@ -65,7 +68,7 @@ def send_stream(
     Raises
     ------
     ConnectionLost
-        If the other end is gone or takes nothing for too long.
+        If the other end is gone, takes nothing for too long, or was heeded.
     """
     connection.begin(kind, body, array.size * dtype.itemsize)
     packing = sending = 0.0
@@ -76,6 +79,8 @@ def send_stream(
     def send(packed: Array) -> None:
         nonlocal clock, packing, sending
         packed_at = time.perf_counter()
+        if heed and connection.has_news():
+            raise ConnectionLost("the other end does not want it")
         connection.write(packed.view(np.uint8).data)
         now = time.perf_counter()
         packing += packed_at - clock

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hmac
 import os
+import select
 import socket
 import struct
 import time
@@ -37,6 +38,7 @@ STRANGER_MAP_LIMIT = 4 << 10  # 4 KiB: what an unauthenticated peer may make us 
 MAP_LIMIT = 64 << 20  # 64 MiB: a table of a hundred thousand ranks
 READ_BYTES = 256 << 10  # 256 KiB: memory for a map is taken as it arrives, not as it is announced
 HELLO_TIMEOUT_S = 5.0
+LINGER_S = 1.0  # how long one who is refused may take to notice
 CONNECT_TIMEOUT_S = 10.0
 
 Buffer = bytes | bytearray | memoryview
@@ -272,6 +274,27 @@ class Connection:
             self.write(head)
             self.write(raw)
 
+    def refuse(self, failure: Failure) -> None:
+        """Say why nothing more is taken on this connection; it is to be closed next.
+
+        Reads on for a moment: closing on unread bytes would reset the connection,
+        and the reason would be lost on its way.
+        """
+        with contextlib.suppress(WireError, OSError):
+            self.send(Kind.REFUSED, failure.to_map())
+            self.sock.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + LINGER_S
+            while (left := deadline - time.monotonic()) > 0:
+                self.sock.settimeout(left)
+                if not self.sock.recv(READ_BYTES):
+                    return
+
+    def has_news(self) -> bool:
+        """Whether the other end has sent something, or is gone."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        return bool(self._buffer) or bool(poller.poll(0))
+
     def begin(self, kind: Kind, body: Body, payload_nbytes: int) -> None:
         """Send the head of a frame whose payload is given to `write` piece by piece."""
         self.write(encode(kind, body, payload_nbytes))
@@ -396,8 +419,7 @@ def greet(connection: Connection, token: str, welcome: Body) -> Body:
         raise
     except (WireError, TimeoutError) as error:
         refusal = Failure("AuthError", f"refused: {error or 'no HELLO in time'}")
-        with contextlib.suppress(WireError, OSError):
-            connection.send(Kind.REFUSED, refusal.to_map())
+        connection.refuse(refusal)
         raise WireError(str(error)) from error
     connection.map_limit = MAP_LIMIT
     connection.sock.settimeout(None)

@@ -50,15 +50,19 @@ def record(fault: str, told_s: float, gone_s: float | None, error: BaseException
 
 def left() -> set[str]:
     """What gangs have on this machine and in the cluster now."""
-    zygotes = {agent_pids(node["NodeID"])["zygote"] for node in ray.nodes() if node["Alive"]}
-    found = {
-        f"process {pid}"
-        for pid, line in traces.processes().items()
-        if traces.PART in line and pid not in zygotes
-    }
+    parts = [pid for pid, line in traces.processes().items() if traces.PART in line]
+    found = {f"process {pid}" for pid in parts if not _stands(pid)}
     found |= set(map(str, traces.folders() | traces.shared_memory()))
     table = ray.util.placement_group_table()
     return found | {f"placement group {k}" for k, v in table.items() if v["state"] != "REMOVED"}
+
+
+def _stands(pid: int) -> bool:
+    """Whether a process is the zygote of an agent that lives; only those stay between gangs."""
+    try:
+        return traces.command_line(traces.parent_of(pid)).startswith("ray::")
+    except OSError:
+        return False
 
 
 def assert_clean(before: set[str]) -> float:
@@ -79,7 +83,8 @@ def agent_pids(node_id: str | None = None) -> dict[str, int]:
     """Process ids of a node's agent and its zygote."""
     node_id = node_id or ray.get_runtime_context().get_node_id()
     agent = ray.get_actor(f"alchemist-agent-{node_id}", namespace=NAMESPACE)
-    pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=30)
+    asked = agent.pids.options(max_task_retries=-1)  # it may be restarting
+    pids: dict[str, int] = ray.get(asked.remote(), timeout=30)
     return pids
 
 

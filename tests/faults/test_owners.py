@@ -115,7 +115,9 @@ def test_a_gang_outlives_its_agent(gang: Gang) -> None:
     new = agent_pids()
     assert new["agent"] != old["agent"]
     gang.session.yield_workers()
-    assert_clean(gang.before | {f"process {old['zygote']}"})  # it serves the bystander's proxy
+    old_zygote = f"process {old['zygote']}"  # it serves the bystander's proxy
+    assert_clean(gang.before | {old_zygote})
+    gang.before.add(old_zygote)
     gang.start()
 
 
@@ -151,10 +153,14 @@ class Program:
             text=True,
             start_new_session=True,
         )
-        assert self.process.stdout is not None
-        self.ranks: list[int] = json.loads(self.process.stdout.readline() or "[]")
+        self.ranks: list[int] = self.line()
         assert len(self.ranks) == 2
         traces.note_segments()
+
+    def line(self) -> Any:
+        """The next thing that it says."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline() or "[]")
 
     def gone(self) -> bool:
         return not any(map(traces.alive, self.ranks))
@@ -182,7 +188,7 @@ def run_and_end(address: str, before: set[str], then: str, blow: Any) -> tuple[f
     try:
         time.sleep(0.5)
         start = time.monotonic()
-        blow(program.process)
+        start = blow(program) or start
         assert traces.wait_until(program.gone, NEWS_S) is not None
         gone_s = time.monotonic() - start
         assert_clean(before)
@@ -199,21 +205,49 @@ def run_and_end(address: str, before: set[str], then: str, blow: Any) -> tuple[f
 def test_a_killed_program_takes_its_gang_along(
     cluster: str, gang: Gang, before: set[str], state: str, then: str
 ) -> None:
-    told_s, gone_s = run_and_end(cluster, before, then, subprocess.Popen.kill)
+    told_s, gone_s = run_and_end(cluster, before, then, lambda program: program.process.kill())
     record(f"kill -9 of the user's program, gang {state}", told_s, gone_s, "(ranks and CPUs gone)")
 
 
 def test_a_program_that_exits_without_closing_leaves_nothing(
     cluster: str, gang: Gang, before: set[str]
 ) -> None:
-    then = "time.sleep(1.0); sys.exit(3)"
-    told_s, gone_s = run_and_end(cluster, before, then, lambda process: process.wait(20))
+    then = "time.sleep(1.0); print(time.monotonic(), flush=True); sys.exit(3)"
+    told_s, gone_s = run_and_end(cluster, before, then, lambda program: program.line())
     record("sys.exit without closing the session", told_s, gone_s, "(ranks and CPUs gone)")
 
 
 def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: set[str]) -> None:
-    told_s, gone_s = run_and_end(cluster, before, "time.sleep(60)", subprocess.Popen.terminate)
+    told_s, gone_s = run_and_end(
+        cluster, before, "time.sleep(60)", lambda program: program.process.terminate()
+    )
     record("SIGTERM to the user's program", told_s, gone_s, "(ranks and CPUs gone)")
+
+
+def test_a_killed_actor_takes_its_gang_along(cluster: str, gang: Gang) -> None:
+    """A session inside a Ray actor, as RLlib's env runners have them."""
+    before = left()
+    cpus = free_cpus()
+    owner: Any = ray.remote(Owner).options(num_cpus=0).remote()
+    ranks = ray.get(owner.begin.remote())
+    traces.note_segments()
+    pid = pid_of(owner)
+    start = time.monotonic()
+    kill(pid)
+    took = traces.wait_until(lambda: not any(map(traces.alive, ranks)), NEWS_S)
+    assert took is not None
+    assert_clean(before)
+    assert traces.wait_until(lambda: free_cpus() == cpus, NEWS_S, 0.05) is not None
+    gone_s = time.monotonic() - start
+    record("kill -9 of a Ray actor that has a session", took, gone_s, "(ranks and CPUs gone)")
+
+
+class Owner:
+    """An actor with a session."""
+
+    def begin(self) -> list[int]:
+        self.session = AlchemistSession(2)
+        return [worker.pid for worker in self.session.list_workers()]
 
 
 def test_a_handle_of_a_program_that_is_gone_is_stale(cluster: str, gang: Gang) -> None:
@@ -230,7 +264,6 @@ def test_a_launch_that_is_broken_off_leaves_nothing(gang: Gang) -> None:
     waiting = AlchemistSession()
     timer = None
     try:
-        assert free_cpus() < 3
         timer = subprocess.Popen(["sh", "-c", f"sleep 1; kill -INT {os.getpid()}"])
         with pytest.raises(KeyboardInterrupt):
             waiting.request_workers(3)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpi_workers import client, layout, wire
+from mpi_workers import client, layout, links, wire
 from mpi_workers.client import Doors, Ranks, Reader, Target, Writer
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread, copies, default_grid, owned_indices
@@ -236,13 +236,9 @@ def test_blocks_anywhere_make_a_matrix_of_which_any_region_can_be_read(
     shape, blocks = cut
     array = np.asarray(numbers(shape, dtype), order=order)
     target = new(host, spread_of(name, shape, size), dtype)
-    if len(blocks) > 1:
-        send(gangs[ways[0]], target, (array[slice(*blocks[0][:2]), slice(*blocks[0][2:])],
-                                      (blocks[0][0], blocks[0][2])))  # fmt: skip
-        with pytest.raises(Failure, match="elements of matrix"):
-            host.seal(target.matrix)
-        blocks = blocks[1:]
-    send(gangs[ways[0]], target, *((array[r0:r1, c0:c1], (r0, c0)) for r0, r1, c0, c1 in blocks))
+    for some in (blocks[:1], blocks[1:]):  # blocks may come in several transfers
+        parts = [(array[r0:r1, c0:c1], (r0, c0)) for r0, r1, c0, c1 in some]
+        send(gangs[ways[0]], target, *parts)
     host.seal(target.matrix)
     with Reader(gangs[ways[1]], target) as reader:
         for _ in range(3):
@@ -356,6 +352,15 @@ def test_a_matrix_that_is_not_there_is_named(gangs: dict[str, Ranks], route: str
         assert caught.value.kind == "MatrixNotFoundError"
 
 
+def test_a_stream_that_is_refused_is_broken_off_with_the_reason(gangs: dict[str, Ranks]) -> None:
+    much = np.broadcast_to(np.float64(1), (1 << 20, 1 << 10))  # 8 GiB that take no memory
+    target = Target(1 << 40, spread_of("VC_STAR", much.shape, 2), much.dtype)
+    start = time.monotonic()
+    with pytest.raises(Failure, match="holds no matrix"):
+        send(gangs["far"], target, (much, (0, 0)))
+    assert time.monotonic() - start < 1
+
+
 @routes
 def test_what_is_incomplete_is_not_read_and_what_is_whole_is_not_written(
     host: support.Host, gangs: dict[str, Ranks], route: str
@@ -462,7 +467,7 @@ def test_closing_ends_a_transfer_that_hangs(what: str, size: int) -> None:
         timer = threading.Timer(0.3, ranks.close)
         timer.start()
         start = time.monotonic()
-        with pytest.raises(Failure, match="the transfer with rank|were closed") as caught:
+        with pytest.raises(Failure, match=r"the transfer with rank|were closed") as caught:
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
         assert caught.value.kind == "TransferError"
         assert 0.2 < time.monotonic() - start < 2
@@ -483,7 +488,7 @@ def test_one_rank_that_refuses_ends_the_wait_for_the_others(host: support.Host, 
 
 
 def test_a_rank_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "STALL_S", 0.3)
+    monkeypatch.setattr(links, "STALL_S", 0.3)
     with Deaf() as deaf:
         ranks = Ranks(Doors("token", ((deaf.address,),)))
         target = Target(1, spread_of("VC_STAR", (4000, 1000), 1), np.dtype("float64"))
@@ -509,11 +514,14 @@ def test_closed_connections_are_a_transfer_error(
     array = numbers((2000, 200))
     target = new(host, spread_of("VC_STAR", array.shape))
     ranks = Ranks(host.doors(route))
-    with (
-        pytest.raises(Failure, match=r"the connections to the gang were closed") as caught,
-        Writer(ranks, target) as writer,
-    ):
-        writer.write_block(array, (0, 0)) if not ranks.close() else None
+
+    def send_after_closing() -> None:
+        with Writer(ranks, target) as writer:
+            ranks.close()
+            writer.write_block(array, (0, 0))
+
+    with pytest.raises(Failure, match="the connections to the gang were closed") as caught:
+        send_after_closing()
     assert caught.value.kind == "TransferError"
     send(gangs[route], target, (array, (0, 0)))
     host.seal(target.matrix)
@@ -555,10 +563,10 @@ def test_no_more_mappings_are_kept_than_agreed(host: support.Host) -> None:
     spread = spread_of("CIRC_CIRC", (100, 100), 1)
     ranks = Ranks(host.doors("near"))
     before = mappings()
-    targets = [new(host, spread) for _ in range(2 * client.MAPS_KEPT)]
+    targets = [new(host, spread) for _ in range(2 * links.MAPS_KEPT)]
     for target in targets:
         send(ranks, target, (numbers(spread.shape), (0, 0)))
-    assert mappings() == before + client.MAPS_KEPT
+    assert mappings() == before + links.MAPS_KEPT
     ranks.close()
     assert mappings() == before
     for target in targets:

@@ -1,0 +1,206 @@
+"""A rank, an agent or the GroupManager dies in the middle of a transfer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import gang as gangs
+from alchemist_ray.errors import AlchemistError, TransferError
+from alchemist_ray.sources import ArrayPlan
+from alchemist_ray.transfer import BlocksPlan
+from tests.faults.conftest import (
+    NEWS_S,
+    Call,
+    Gang,
+    Told,
+    agent_pids,
+    kill,
+    pid_of,
+    record,
+    strike,
+)
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+TALL = (400_000, 100)  # 320 MB: several panels of a transfer
+
+
+@pytest.fixture(scope="module")
+def tall() -> np.ndarray[Any, Any]:
+    return np.ones(TALL)
+
+
+def halfway(monkeypatch: pytest.MonkeyPatch, blow: Callable[[], Any]) -> list[float]:
+    """Let the blow fall when a part of the next transfer has moved; when it fell."""
+    when: list[float] = []
+
+    @contextlib.contextmanager
+    def bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Callable[[int], None]]:
+        def moved(part: int) -> None:
+            if not when and part < nbytes:
+                when.append(time.monotonic())
+                blow()
+
+        yield moved
+
+    monkeypatch.setattr(gangs, "transfer_bar", bar)
+    return when
+
+
+def told_by(call: Callable[[], Any], when: list[float]) -> Told:
+    under = Call(call)
+    told = under.told(0.0)
+    assert when, "the transfer was over before the blow"
+    told.seconds -= when[0]
+    return told
+
+
+def held_by(pid: int) -> int:
+    """Bytes of ranks' memory that a process has mapped."""
+    total = 0
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if "memfd:alchemist" in line:
+            start, end = (int(x, 16) for x in line.split()[0].split("-"))
+            total += end - start
+    return total
+
+
+def test_a_rank_killed_halfway_through_a_send(
+    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when = halfway(monkeypatch, lambda: kill(gang.ranks[1]))
+    told = told_by(lambda: gang.session.send_matrix(tall), when)
+    monkeypatch.undo()
+    gang.lost("kill -9 of a rank halfway through a send", told, "rank 1", "SIGKILL")
+    assert held_by(os.getpid()) < 1 << 20
+
+
+def test_a_rank_killed_halfway_through_a_fetch(
+    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    T = gang.session.send_matrix(tall)
+    when = halfway(monkeypatch, lambda: kill(gang.ranks[2]))
+    told = told_by(T.fetch, when)
+    monkeypatch.undo()
+    gang.lost("kill -9 of a rank halfway through a fetch", told, "rank 2", "SIGKILL")
+
+
+def test_a_manager_killed_halfway_through_a_send(
+    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(gang.manager)
+    when = halfway(monkeypatch, lambda: kill(pid))
+    told = told_by(lambda: gang.session.send_matrix(tall), when)
+    monkeypatch.undo()
+    gang.lost("kill -9 of the GroupManager halfway through a send", told, "GroupManager", "gone")
+
+
+def test_a_stopped_rank_killed_while_a_fetch_waits_for_it(gang: Gang) -> None:
+    kill(gang.ranks[0], signal.SIGSTOP)
+    told = strike(lambda: kill(gang.ranks[0]), gang.A.fetch)
+    gang.lost("kill -9 of a stopped rank that a fetch waits for", told, "rank 0", "SIGKILL")
+
+
+def test_a_stopped_rank_killed_while_a_send_waits_for_it(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped when the matrix is there and its memory is not yet mapped."""
+    send = ArrayPlan.send
+
+    def stopping(self: ArrayPlan, *args: Any) -> Any:
+        kill(gang.ranks[1], signal.SIGSTOP)
+        return send(self, *args)
+
+    monkeypatch.setattr(ArrayPlan, "send", stopping)
+    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(np.ones((9, 9))))
+    monkeypatch.undo()
+    gang.lost("kill -9 of a stopped rank that a send waits for", told, "rank 1", "SIGKILL")
+
+
+def blocks(n: int, rows: int = 20_000) -> list[Any]:
+    return [(ray.put(np.full((rows, 20), float(i))), i * rows, 0) for i in range(n)]
+
+
+def test_a_rank_killed_while_an_agent_sends_it_blocks(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = BlocksPlan.send
+
+    def stopping(self: BlocksPlan, *args: Any) -> Any:
+        kill(gang.ranks[1], signal.SIGSTOP)
+        return send(self, *args)
+
+    monkeypatch.setattr(BlocksPlan, "send", stopping)
+    pieces = blocks(4)
+    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(pieces))
+    monkeypatch.undo()
+    gang.lost("kill -9 of a rank while blocks are sent to it", told, "rank 1", "SIGKILL")
+
+
+def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = BlocksPlan.send
+
+    def stopping(self: BlocksPlan, *args: Any) -> Any:
+        kill(gang.ranks[1], signal.SIGSTOP)  # so that the agent waits in the middle
+        return send(self, *args)
+
+    monkeypatch.setattr(BlocksPlan, "send", stopping)
+    pieces = blocks(4)
+    known = len(gang.session.list_matrices())
+
+    def blow() -> None:
+        kill(agent_pids()["agent"])
+        kill(gang.ranks[1], signal.SIGCONT)
+
+    told = strike(blow, lambda: gang.session.send_matrix(pieces))
+    monkeypatch.undo()
+    assert isinstance(told.error, TransferError), repr(told.error)
+    assert "could not read or send" in str(told.error)
+    assert told.seconds < NEWS_S
+    record("kill -9 of the agent while it sends blocks", told.seconds, None, told.error)
+    assert len(gang.session.list_matrices()) == known
+    assert gang.works()
+    B = gang.session.send_matrix(pieces)
+    assert np.array_equal(B.fetch()[::20_000, 0], np.arange(4.0))
+    B.free()
+
+
+def test_an_agent_lets_go_of_a_gang_that_is_gone(gang: Gang) -> None:
+    """Mapped memory of ranks is held by whoever has mapped it, though they be dead."""
+    agent = agent_pids()["agent"]
+    held = held_by(agent)
+    gang.session.send_matrix(blocks(4))
+    assert held_by(agent) - held > 10 << 20
+    kill(pid_of(gang.manager))
+    with pytest.raises(AlchemistError):
+        gang.session.list_workers()
+    deadline = time.monotonic() + NEWS_S
+    while held_by(agent) > held and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert held_by(agent) <= held
+    gang.again()
+
+
+def test_transfers_in_two_threads_both_learn_of_a_dead_rank(gang: Gang) -> None:
+    kill(gang.ranks[1], signal.SIGSTOP)
+    fetches = [Call(gang.A.fetch), Call(gang.A.fetch)]
+    time.sleep(0.3)
+    start = time.monotonic()
+    threading.Timer(0.0, kill, (gang.ranks[1],)).start()
+    told = [fetch.told(start) for fetch in fetches]
+    for each in told:
+        assert "rank 1" in str(each.error), repr(each.error)
+    gang.lost("kill -9 of a rank, two fetches at once", max(told, key=lambda t: t.seconds))
