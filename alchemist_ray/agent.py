@@ -47,11 +47,11 @@ class Zygote:
 
     Parameters
     ----------
-    on_gone : callable(gang)
+    on_gone : callable()
         Called when a gang's proxy has ended here, however that came about.
     """
 
-    def __init__(self, on_gone: Callable[[str], None]) -> None:
+    def __init__(self, on_gone: Callable[[], None]) -> None:
         self._on_gone = on_gone
         self._ours, theirs = socket.socketpair()
         with theirs:
@@ -78,7 +78,7 @@ class Zygote:
             for line in lines:
                 message = json.loads(line)
                 if message["event"] == "gone":
-                    self._on_gone(message["gang"])
+                    self._on_gone()
                 with self._changed:
                     match message["event"]:
                         case "warm":
@@ -169,7 +169,6 @@ class Agent:
 
     def wait_gone(self, gang: str, timeout_s: float) -> bool:
         """Wait until nothing of a gang runs on this node; whether that is so."""
-        blocks.forget(gang)
         deadline = time.monotonic() + timeout_s
         self._zygote.wait_gone(gang, timeout_s)
         # Its zygote may have died before it: then nobody has told, nor swept.
@@ -177,6 +176,7 @@ class Agent:
             if time.monotonic() > deadline:
                 break
             time.sleep(LOOK_S)
+        blocks.forget()
         housekeeping.sweep()
         return not here
 

@@ -10,6 +10,7 @@ import numpy as np
 import ray
 
 from mpi_workers.client import Doors, Ranks, RankTimes, Target, Writer
+from mpi_workers.housekeeping import runs_here
 from mpi_workers.wire import reachable_here
 
 Origin = tuple[int, int]
@@ -49,23 +50,23 @@ class SendJob:
                 ranks.close()
 
 
-# The agent's warm connections and mappings, for the gangs that have ranks on its node: of
-# those it learns when they end.
+# The agent's warm connections and mappings, for the gangs that have ranks on its node.
 _warm: dict[str, Ranks] = {}
 
 
 def _ranks_of(gang: str, doors: Doors) -> Ranks:
     found = _warm.get(gang)
     if found is None or found.doors != doors:
+        forget()
         found = _warm[gang] = Ranks(doors)
     return found
 
 
-def forget(gang: str) -> None:
-    """Close what this process keeps warm for a gang that has ended."""
-    ranks = _warm.pop(gang, None)
-    if ranks is not None:
-        ranks.close()
+def forget() -> None:
+    """Close what this process keeps warm for gangs that have ended: it holds their memory."""
+    for gang in list(_warm):
+        if not runs_here(gang) and (ranks := _warm.pop(gang, None)):
+            ranks.close()
 
 
 def _as_matrix(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

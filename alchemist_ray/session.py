@@ -16,6 +16,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray import gang as gangs
@@ -24,6 +25,7 @@ from alchemist_ray.driver import NAMESPACE, find_driver, group_name, start_actor
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
+    LaunchError,
     LibraryNotFoundError,
     MatrixError,
     ResourceError,
@@ -38,6 +40,7 @@ from alchemist_ray.link import ask_manager, no_workers
 from alchemist_ray.placement import PLACEMENTS, check_capacity, inherited
 
 END_TIMEOUT_S = 15.0
+MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to be there, and to clear up after a failed start
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +202,18 @@ class AlchemistSession:
             epoch=self._epoch,
         )
         manager = self._live_manager()
+        limit_s = self._start_timeout_s + MANAGER_TIMEOUT_S
         try:
-            endpoint: Endpoint = ask_manager(manager.launch.remote(request))
-        except KeyboardInterrupt:  # it goes on over there: what it has and will have, ends with it
+            endpoint: Endpoint = ask_manager(manager.launch.remote(request), limit_s)
+        except (KeyboardInterrupt, GetTimeoutError) as error:
             self._manager = None
-            ray.kill(manager)
-            raise
+            ray.kill(manager)  # it goes on over there: what it has, and will have, ends with it
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise LaunchError(
+                f"the gang's GroupManager gave no answer in {limit_s:.0f} s: has Ray no room for "
+                "another process on this node, or is it stuck?"
+            ) from None
         self._client = GangClient(endpoint, manager, owner=True, progress=self._progress)
         gangs.attach(self._client)
         return self.list_workers()

@@ -83,8 +83,9 @@ def agent_pids(node_id: str | None = None) -> dict[str, int]:
     """Process ids of a node's agent and its zygote."""
     node_id = node_id or ray.get_runtime_context().get_node_id()
     agent = ray.get_actor(f"alchemist-agent-{node_id}", namespace=NAMESPACE)
-    asked = agent.pids.options(max_task_retries=-1)  # it may be restarting
-    pids: dict[str, int] = ray.get(asked.remote(), timeout=30)
+    # It may be restarting, and its zygote may be dead.
+    ray.get(agent.ready.options(max_task_retries=-1).remote(), timeout=30)
+    pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=30)
     return pids
 
 
@@ -224,6 +225,12 @@ class Gang:
         with pytest.raises(AlchemistError):
             lib.total()
 
+    def kill_agent(self) -> None:
+        """Kill this node's agent. Its zygote stays for as long as another gang's proxy lives."""
+        pids = agent_pids()
+        self.before.add(f"process {pids['zygote']}")
+        kill(pids["agent"])
+
     def close(self) -> None:
         self.session.close()
         assert_clean(self.before)
@@ -235,7 +242,7 @@ def gangs(cluster: str) -> Iterator[tuple[Gang, Gang]]:
     second = Gang(2)
     first = Gang(3)
     yield first, second
-    first.close()
+    first.session.close()
     second.close()
 
 

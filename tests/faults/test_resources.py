@@ -1,0 +1,204 @@
+"""More is asked for than there is, or a gang does not start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.driver import NAMESPACE
+from alchemist_ray.errors import LaunchError, ResourceError
+from mpi_workers.memory import available_bytes
+from tests.faults.conftest import (
+    NEWS_S,
+    Call,
+    Gang,
+    agent_pids,
+    assert_clean,
+    kill,
+    left,
+    record,
+)
+from tests.support import traces
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+
+# --- CPUs ---
+
+
+def test_more_workers_than_the_cluster_has_are_refused_at_once(gang: Gang) -> None:
+    before = left()
+    with AlchemistSession() as session:
+        start = time.monotonic()
+        with pytest.raises(ResourceError, match=r"1000 workers .* room for 8") as caught:
+            session.request_workers(1000)
+        seconds = time.monotonic() - start
+        assert seconds < 1.0
+        assert len(session.request_workers(1)) == 1
+    gone_s = assert_clean(before)
+    record("more workers than the cluster has CPUs", seconds, gone_s, caught.value)
+
+
+def test_cpus_in_use_are_waited_for_and_then_refused(gang: Gang) -> None:
+    before = left()
+    with opened(start_timeout_s=1.5) as session:
+        start = time.monotonic()
+        with pytest.raises(ResourceError, match=r"no room for 6 workers .* in use") as caught:
+            session.request_workers(6)
+        seconds = time.monotonic() - start
+        assert 1.0 < seconds < 1.5 + NEWS_S
+        gone_s = assert_clean(before)
+        record("CPUs in use (start_timeout_s=1.5)", seconds, gone_s, caught.value)
+        assert len(session.request_workers(1)) == 1
+    assert_clean(before)
+
+
+def test_cpus_that_become_free_in_time_are_taken(gang: Gang) -> None:
+    with AlchemistSession(3) as first, AlchemistSession() as second:
+        closing = Call(lambda: (time.sleep(0.5), first.close()))
+        assert len(second.request_workers(3)) == 3
+        closing.told(0.0)
+
+
+# --- memory ---
+
+
+def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(gang: Gang) -> None:
+    huge = np.broadcast_to(np.float64(0), (10**6, 10**6))  # 8 TB of one element
+    matrices, free = len(gang.session.list_matrices()), available_bytes()
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=r"needs 8\.0 TB on node .* has .* left") as caught:
+        gang.session.send_matrix(huge)
+    seconds = time.monotonic() - start
+    assert seconds < NEWS_S
+    assert free - available_bytes() < 1 << 30  # others work on this machine, too
+    assert len(gang.session.list_matrices()) == matrices
+    assert gang.works()
+    record("matrix larger than memory", seconds, None, caught.value)
+
+
+# --- start-up ---
+
+
+@pytest.fixture
+def hanging_ranks(gang: Gang) -> Iterator[None]:
+    """From now on ranks hang in MPI_Init, as if they waited for a debugger."""
+    agent = ray.get_actor(
+        f"alchemist-agent-{ray.get_runtime_context().get_node_id()}", namespace=NAMESPACE
+    )
+
+    def set_hold(self: Any, hold: bool) -> None:
+        os.environ["MPIR_CVAR_DEBUG_HOLD"] = "1" if hold else "0"
+
+    def switch(hold: bool) -> None:
+        ray.get(agent.__ray_call__.remote(set_hold, hold))
+        zygote = agent_pids()["zygote"]
+        gang.before.add(f"process {zygote}")  # it stays for the gangs that it has
+        kill(zygote)  # the next one has the environment
+
+    switch(True)
+    yield
+    switch(False)
+
+
+def test_ranks_that_hang_when_they_start_are_ended(gang: Gang, hanging_ranks: None) -> None:
+    before = left()
+    with opened(start_timeout_s=3.0) as session:
+        start = time.monotonic()
+        with pytest.raises(LaunchError, match=r"2 workers .* 3 s: .* initialising MPI") as caught:
+            session.request_workers(2)
+        seconds = time.monotonic() - start
+        assert 2.5 < seconds < 3.0 + NEWS_S
+        gone_s = assert_clean(before)
+        record("ranks hang in MPI_Init (start_timeout_s=3)", seconds, gone_s, caught.value)
+
+
+def test_a_hanging_rank_killed_while_the_gang_starts_ends_the_launch(
+    gang: Gang, hanging_ranks: None
+) -> None:
+    before = left()
+    with opened(start_timeout_s=20.0) as session:
+        launching = Call(lambda: session.request_workers(2))
+        ranks: list[int] = []
+
+        def forked() -> bool:
+            ranks[:] = [int(name.split()[1]) for name in left() - before if "process" in name]
+            return len(ranks) == 3  # the proxy and two ranks
+
+        assert traces.wait_until(forked, 15) is not None
+        start = time.monotonic()
+        kill(max(ranks))
+        told = launching.told(start)
+        assert isinstance(told.error, LaunchError), repr(told.error)
+        assert "SIGKILL" in str(told.error)
+        assert "while the gang was starting" in str(told.error)
+        assert told.seconds < NEWS_S
+        gone_s = assert_clean(before)
+        record("kill -9 of a rank while the gang starts", told.seconds, gone_s, told.error)
+
+
+def test_a_zygote_that_hangs_is_given_up(gang: Gang) -> None:
+    before = left()
+    zygote = agent_pids()["zygote"]
+    kill(zygote, signal.SIGSTOP)
+    try:
+        with opened(start_timeout_s=2.0) as session:
+            start = time.monotonic()
+            with pytest.raises(LaunchError, match="starting processes") as caught:
+                session.request_workers(2)
+            seconds = time.monotonic() - start
+            assert seconds < 2.0 + NEWS_S
+            record("a zygote hangs (start_timeout_s=2)", seconds, None, caught.value)
+    finally:
+        kill(zygote, signal.SIGCONT)
+    assert_clean(before)
+    assert gang.works()
+
+
+def test_an_mpiexec_that_hangs_is_ended(gang: Gang) -> None:
+    before = left()
+    with opened(launcher="mpiexec", start_timeout_s=2.0) as session:
+        launch_with(session, "sh -c 'sleep 60'")
+        start = time.monotonic()
+        with pytest.raises(LaunchError, match="initialising MPI") as caught:
+            session.request_workers(2)
+        seconds = time.monotonic() - start
+        gone_s = assert_clean(before)
+        record("mpiexec hangs (start_timeout_s=2)", seconds, gone_s, caught.value)
+
+
+def test_an_mpiexec_that_fails_is_told_of(gang: Gang) -> None:
+    before = left()
+    with opened(launcher="mpiexec", start_timeout_s=20.0) as session:
+        launch_with(session, "sh -c 'echo no; exit 5'")
+        start = time.monotonic()
+        with pytest.raises(LaunchError, match=r"mpiexec ended with 5(.|\n)*no") as caught:
+            session.request_workers(2)
+        seconds = time.monotonic() - start
+        assert seconds < NEWS_S
+        gone_s = assert_clean(before)
+        record("mpiexec fails at once", seconds, gone_s, caught.value)
+
+
+def opened(**options: Any) -> AlchemistSession:
+    """A session whose GroupManager is there: its own start does not count."""
+    session = AlchemistSession(**options)
+    ray.get(session._live_manager().__ray_ready__.remote())
+    return session
+
+
+def launch_with(session: AlchemistSession, mpiexec: str) -> None:
+    """Have a session's gang started by this command: its manager reads it from there."""
+
+    def set_command(self: Any, command: str) -> None:
+        os.environ["ALCHEMIST_MPIEXEC"] = command
+
+    ray.get(session._live_manager().__ray_call__.remote(set_command, mpiexec))
