@@ -11,7 +11,7 @@ import ray
 
 from mpi_workers.client import Doors, Ranks, RankTimes, Target, Writer
 from mpi_workers.housekeeping import runs_here
-from mpi_workers.wire import reachable_here
+from mpi_workers.sockets import reachable_here
 
 Origin = tuple[int, int]
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError, to_failure
-from mpi_workers import wire
+from mpi_workers import sockets, wire
 from mpi_workers.failures import Failure
-from mpi_workers.wire import Body, Frame, FrameProtocol, Kind
+from mpi_workers.protocol import FrameProtocol
+from mpi_workers.wire import Body, Frame, Kind
 
 FIRST_ERROR_S = 0.25  # how long other ranks' errors are gathered after the first
 DRAIN_S = 30.0  # how long ranks may take to come back from a call that failed elsewhere
@@ -155,7 +156,7 @@ class Dispatcher:
     async def listen(self, host: str, unix_path: str) -> None:
         """Open the gang's two sockets: for other nodes, and for this one."""
         loop = asyncio.get_running_loop()
-        for sock, address in (wire.listen_unix(unix_path), wire.listen_tcp(host)):
+        for sock, address in (sockets.listen_unix(unix_path), sockets.listen_tcp(host)):
             self.addresses.append(address)
             self._servers.append(await self._serve(loop, sock))
 

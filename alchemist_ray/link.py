@@ -12,7 +12,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
 from alchemist_ray.group import Endpoint
-from mpi_workers import wire
+from mpi_workers import sockets, wire
+from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure
 from mpi_workers.wire import Body, Kind
 
@@ -33,7 +34,7 @@ class Link(Protocol):
 class SocketLink:
     """The quick door: a round trip costs no Ray call. Thread-safe; one command at a time."""
 
-    def __init__(self, connection: wire.Connection, address: str) -> None:
+    def __init__(self, connection: Connection, address: str) -> None:
         self._connection = connection
         self._address = address
         self._lock = threading.Lock()
@@ -59,6 +60,8 @@ class SocketLink:
                         raise from_failure(Failure.from_map(answer["error"]))
                     result: Body = answer["result"]
                     return result
+            except Failure as failure:  # more than a frame's map may hold; nothing was sent
+                raise from_failure(failure) from None
             except (wire.WireError, OSError) as error:
                 raise GroupFailedError(
                     f"the gang's GroupManager at {self._address} is gone, and the gang with it: "
@@ -116,11 +119,11 @@ def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:
 
 def open_link(endpoint: Endpoint, manager: ActorHandle, *, owner: bool) -> Link:
     """A line to the gang. `owner`: the gang ends when this process is gone."""
-    near = [a for a in endpoint.addresses if wire.reachable_here(a)]
+    near = [a for a in endpoint.addresses if sockets.reachable_here(a)]
     far = [a for a in endpoint.addresses if a.startswith("tcp:")]
     for address in (*near, *far):
         try:
-            connection, _ = wire.connect(
+            connection, _ = connect(
                 address, endpoint.token, {"role": "client", "owner": owner}, timeout_s=3.0
             )
             return SocketLink(connection, address)

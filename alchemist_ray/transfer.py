@@ -185,7 +185,7 @@ def _by_node(nodes: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
 _agents: dict[str, ActorHandle] = {}  # an actor keeps its handle through restarts
 
 
-def _agent(node: str) -> ActorHandle:
+def _agent(node: str) -> Any:
     if node not in _agents:
         ((_agents[node], _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
     return _agents[node]

@@ -31,9 +31,7 @@ def main(argv: list[str]) -> None:
         case ["zygote", fd]:
             for name in WARM:
                 importlib.import_module(name)
-            zygote.main(
-                socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank)
-            )
+            zygote.main(socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank))
         case ["rank", path]:
             run_rank(RankConfig.load(path))
         case _:

@@ -33,12 +33,14 @@ class Failure(Exception):
 
     @classmethod
     def from_map(cls, fields: dict[str, Any]) -> Failure:
-        facts = fields.get("facts")
-        return cls(
+        failure = cls(
             str(fields.get("kind", "AlchemistError")),
             str(fields.get("message", "the other side gave no reason")),
-            **(facts if isinstance(facts, dict) else {}),
         )
+        facts = fields.get("facts")
+        if isinstance(facts, dict):
+            failure.facts.update(facts)
+        return failure
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Failure.from_map, (self.to_map(),)

@@ -212,9 +212,7 @@ def positions(owned: range, part: range) -> slice:
     """Where the indices `part`, all members of `owned`, lie in a local block."""
     if not part:
         return slice(0, 0)
-    return slice(
-        owned.index(part[0]), owned.index(part[-1]) + 1, max(1, part.step // owned.step)
-    )
+    return slice(owned.index(part[0]), owned.index(part[-1]) + 1, max(1, part.step // owned.step))
 
 
 def as_slice(part: range, origin: int = 0) -> slice:

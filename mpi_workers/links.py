@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers import tiles, wire
+from mpi_workers import sockets, tiles, wire
+from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread
 from mpi_workers.regions import Region
@@ -81,10 +82,10 @@ class RankLink:
         self.lock = threading.Lock()
         addresses = doors.addresses[rank]
         self._token = doors.token
-        self.near = wire.reachable_here(addresses[0])
+        self.near = sockets.reachable_here(addresses[0])
         tcp = next((a for a in addresses if a.startswith("tcp:")), None)
         self._address = addresses[0] if self.near else tcp
-        self._connection: wire.Connection | None = None
+        self._connection: Connection | None = None
         self._over = False
         self._maps: dict[int, Array] = {}  # segment id -> mapped bytes, oldest first
 
@@ -92,12 +93,12 @@ class RankLink:
     def route(self) -> str:
         return "shared memory" if self.near else "TCP"
 
-    def open(self) -> wire.Connection:
+    def open(self) -> Connection:
         if self._connection is None:
             if self._address is None:
                 raise Failure("TransferError", f"rank {self.rank} has no address for other nodes")
             try:
-                self._connection, _ = wire.connect(self._address, self._token, {"role": "data"})
+                self._connection, _ = connect(self._address, self._token, {"role": "data"})
             except (OSError, wire.WireError) as error:
                 raise Failure(
                     "TransferError", f"rank {self.rank} at {self._address} is not there: {error}"

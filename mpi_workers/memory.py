@@ -87,9 +87,10 @@ class Segment:
             self.map = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             self.close()
-            if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+            if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENFILE):
                 raise Failure(
-                    "ResourceError", f"no memory for a block of {readable(nbytes)} on this node"
+                    "ResourceError",
+                    f"no room for a block of {readable(nbytes)} on this node: {error.strerror}",
                 ) from error
             raise
 
@@ -154,11 +155,12 @@ class Pool:
                 s for s in self._idle
                 if s.nbytes >= nbytes and (s.nbytes <= SMALL or s.nbytes <= nbytes + nbytes // 4)
             ]  # fmt: skip
-            if fitting:
-                segment = min(fitting, key=lambda s: s.nbytes)
+            segment = min(fitting, key=lambda s: s.nbytes, default=None)
+            if segment is not None:
                 self._idle.remove(segment)
-            else:
-                segment = Segment(nbytes, shared=self.shared)
+        if segment is None:  # fresh pages take their time: others must not wait for them
+            segment = Segment(nbytes, shared=self.shared)
+            with self._lock:
                 self._live.add(segment.id)
         block = Block(segment, nbytes)
         weakref.finalize(block, self._returned.append, segment).atexit = False

@@ -27,18 +27,20 @@ from typing import Any
 
 import uvloop
 
-from mpi_workers import wire
+from mpi_workers import sockets, wire
 from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import GangFolder, memory_shortage
 from mpi_workers.layout import Spread, default_grid
 from mpi_workers.pmi import PmiNode, process_mapping
+from mpi_workers.protocol import FrameProtocol
 from mpi_workers.specs import ProxySpec, RankConfig
-from mpi_workers.wire import Body, Frame, FrameProtocol, Kind
+from mpi_workers.wire import Body, Frame, Kind
 
 PR_SET_PDEATHSIG = 1
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
 EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
 REAP_S = 0.02  # between looks at processes that are about to end
+TOLD_OF_RANKS = ("rank", "size", "pid", "hostname", "addresses", "mpi")
 ERRORS_TOLD = 4  # failing ranks whose tracebacks travel
 
 
@@ -97,7 +99,7 @@ class Proxy:
         self._farewell: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
-        self._listener, control = wire.listen_unix(self._folder.socket("control"))
+        self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         self._config = RankConfig(
             token=spec.token,
             directory=str(self._folder.path),
@@ -217,9 +219,9 @@ class Proxy:
                 welcome.set_result(False)
             self._stop()
 
-        near = [a for a in self._spec.manager if wire.reachable_here(a)]
+        near = [a for a in self._spec.manager if sockets.reachable_here(a)]
         try:
-            sock = wire.dial((near or self._spec.manager)[0])
+            sock = sockets.dial((near or self._spec.manager)[0])
         except OSError as error:
             print(f"cannot reach the GroupManager at {self._spec.manager}: {error}")
             return False
@@ -264,22 +266,17 @@ class Proxy:
     # --- ranks ---
 
     def _rank_hello(self, protocol: FrameProtocol, body: Body) -> Body:
-        process = self._ranks.get(body.get("rank", -1))
+        process = self._ranks.get(body["rank"])
         if process is None or process.control is not None:
-            protocol.close()
-            return {}
+            raise Failure("LaunchError", f"rank {body['rank']} is not awaited on this node")
+        process.hello = {key: body[key] for key in TOLD_OF_RANKS}
+        process.pid = int(body["pid"])
         process.control = protocol
-        process.hello = body
-        process.pid = body["pid"]
         protocol.peer = process
         if all(other.control is not None for other in self._ranks.values()):
             self._folder.unlink_segments()  # all have attached: the names are not needed
-            self._event("ready", ranks=[self._about(p) for p in self._ranks.values()])
+            self._event("ready", ranks=[p.hello for p in self._ranks.values()])
         return {}
-
-    def _about(self, process: RankProcess) -> Body:
-        keep = ("rank", "size", "pid", "hostname", "addresses", "mpi")
-        return {key: process.hello[key] for key in keep}
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
         if self._spec.mpiexec is not None and protocol.peer is not None:

@@ -20,14 +20,15 @@ from typing import Any, NamedTuple, TypeGuard
 
 from numpy.typing import NDArray
 
-from mpi_workers import wire
+from mpi_workers import sockets, wire
+from mpi_workers.connection import Connection, greet
 from mpi_workers.failures import Failure
 from mpi_workers.layout import positions
 from mpi_workers.memory import Block
 from mpi_workers.regions import Region
 from mpi_workers.storage import Entry, Storage
 from mpi_workers.streams import receive_stream, send_stream
-from mpi_workers.wire import Body, Connection, Frame, Kind
+from mpi_workers.wire import Body, Frame, Kind
 
 MAX_PEERS = 4096
 MAX_KNOWN = 1024  # segments that a peer may say it has mapped
@@ -54,9 +55,9 @@ class DataServer:
         self._token = token
         self._peers = threading.Semaphore(MAX_PEERS)
         self.addresses: list[str] = []
-        listeners = [wire.listen_unix(unix_path)]
+        listeners = [sockets.listen_unix(unix_path)]
         if host is not None:
-            listeners.append(wire.listen_tcp(host))
+            listeners.append(sockets.listen_tcp(host))
         for sock, address in listeners:
             self.addresses.append(address)
             threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
@@ -80,8 +81,8 @@ class DataServer:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with Connection(sock) as connection:
-                wire.tune(sock)
-                wire.greet(connection, self._token, {"rank": self._storage.rank})
+                sockets.tune(sock)
+                greet(connection, self._token, {"rank": self._storage.rank})
                 Peer(connection, self._storage).serve()
         except (wire.WireError, OSError):
             pass  # the peer is gone or was refused; what it held has been seen to

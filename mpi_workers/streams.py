@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.connection import Connection
 from mpi_workers.regions import CHUNK, stream
-from mpi_workers.wire import Body, Connection, ConnectionLost, Kind
+from mpi_workers.wire import Body, ConnectionLost, Kind
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]

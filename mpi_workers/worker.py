@@ -24,8 +24,8 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from mpi_workers import comm as gang_comm
-from mpi_workers import wire
 from mpi_workers.comm import GangComm
+from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.interrupt import InterruptWord
 from mpi_workers.layout import Grid, Spread, default_grid
@@ -35,7 +35,7 @@ from mpi_workers.redistribute import redistribute
 from mpi_workers.server import DataServer
 from mpi_workers.specs import RankConfig
 from mpi_workers.storage import Storage
-from mpi_workers.wire import Body, Connection, Kind
+from mpi_workers.wire import Body, Kind
 
 ORPHANED = 98  # exit code of a rank whose proxy is gone
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback travel
@@ -120,7 +120,7 @@ class Rank:
         self._server = DataServer(self.storage, config.token, path, config.host)
         gang_comm.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)
         self.gang = Gang(world, self.storage, self._tell)
-        self._control, _ = wire.connect(
+        self._control, _ = connect(
             config.control,
             config.token,
             {
@@ -147,7 +147,14 @@ class Rank:
                     with contextlib.suppress(Exception):
                         library.close()
                 return
-            self._control.send(Kind.REPLY, self._answer(body))
+            self._reply(body, self._answer(body))
+
+    def _reply(self, body: Body, reply: Body) -> None:
+        try:
+            self._control.send(Kind.REPLY, reply)
+        except (Failure, TypeError, ValueError, OverflowError) as error:  # it cannot be packed
+            failure = self._routine_failure(error, body)
+            self._control.send(Kind.REPLY, {"seq": body["seq"], "error": failure.to_map()})
 
     def _answer(self, body: Body) -> Body:
         reply: Body = {"seq": body["seq"]}

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpi_workers import client, layout, links, wire
+from mpi_workers import client, layout, links, sockets
 from mpi_workers.client import Doors, Ranks, Reader, Target, Writer
+from mpi_workers.connection import Connection
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread, copies, default_grid, owned_indices
 from mpi_workers.matrix import DTYPES
-from mpi_workers.wire import Connection, Kind
+from mpi_workers.wire import Kind
 from tests.support import ranks as support
 
 RANKS = 6
@@ -432,7 +433,7 @@ class Deaf:
     """A rank that says WELCOME and then neither reads nor answers."""
 
     def __init__(self) -> None:
-        self._listener, self.address = wire.listen_tcp("127.0.0.1")
+        self._listener, self.address = sockets.listen_tcp("127.0.0.1")
         self._open: list[socket.socket] = []
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -450,7 +451,7 @@ class Deaf:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with Connection(wire.dial(self.address)) as connection:
+        with Connection(sockets.dial(self.address)) as connection:
             connection.send(Kind.HELLO, {"role": "end"})
         self._thread.join(WAIT_S)
         for sock in (self._listener, *self._open):

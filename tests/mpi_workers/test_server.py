@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from mpi_workers import wire
+from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread
-from mpi_workers.wire import Connection, Frame, Kind
+from mpi_workers.wire import Frame, Kind
 from tests.support import ranks
 
 SHAPE = (40, 30)
@@ -49,7 +50,7 @@ def data() -> np.ndarray[Any, Any]:
 
 
 def peer(host: ranks.Host, address: int = 0) -> Connection:
-    connection, welcome = wire.connect(host.addresses[0][address], ranks.TOKEN, {"role": "test"})
+    connection, welcome = connect(host.addresses[0][address], ranks.TOKEN, {"role": "test"})
     assert welcome == {"rank": 0}
     return connection
 

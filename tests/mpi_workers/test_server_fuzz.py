@@ -17,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpi_workers import wire
+from mpi_workers import sockets, wire
+from mpi_workers.connection import Connection, connect
 from mpi_workers.layout import Spread
-from mpi_workers.wire import Connection, Frame, Kind
+from mpi_workers.wire import Frame, Kind
 from tests.support import ranks
 
 SPREAD = Spread("CIRC_CIRC", (20, 30), (1, 1))
@@ -36,8 +37,8 @@ class Innocent:
     """A well-behaved peer of each door, connected all the while."""
 
     def __init__(self, host: ranks.Host) -> None:
-        self._data = [wire.connect(a, ranks.TOKEN, {})[0] for a in host.addresses[0]]
-        self._control, _ = wire.connect(host.control, ranks.TOKEN, {})
+        self._data = [connect(a, ranks.TOKEN, {})[0] for a in host.addresses[0]]
+        self._control, _ = connect(host.control, ranks.TOKEN, {})
         self._wanted = host.local(WHOLE, 0)
 
     def check(self) -> None:
@@ -80,7 +81,7 @@ def address(host: ranks.Host, door: str) -> str:
 
 def told(host: ranks.Host, door: str, data: bytes, *, known: bool) -> list[Frame]:
     """All that a peer is answered that sends `data` and no more, until the door is closed."""
-    with Connection(wire.dial(address(host, door))) as connection:
+    with Connection(sockets.dial(address(host, door))) as connection:
         connection.sock.settimeout(WAIT_S)
         if known:
             connection.send(Kind.HELLO, HELLO)
@@ -312,7 +313,7 @@ def test_strangers_that_say_nothing_or_trickle_are_sent_away(
     host: ranks.Host, innocent: Innocent, door: str
 ) -> None:
     hello = frame(Kind.HELLO, **HELLO)
-    crowd = [Connection(wire.dial(address(host, door))) for _ in range(20)]
+    crowd = [Connection(sockets.dial(address(host, door))) for _ in range(20)]
     start = time.monotonic()
     sent = 0
     while time.monotonic() - start < 1.2 and sent < len(hello) - 1:
@@ -434,7 +435,7 @@ def test_file_descriptors_that_a_peer_passes_are_not_kept(
 ) -> None:
     before = settled(host)
     for known in (False, True):
-        with Connection(wire.dial(address(host, "unix"))) as connection:
+        with Connection(sockets.dial(address(host, "unix"))) as connection:
             if known:
                 connection.send(Kind.HELLO, HELLO)
                 connection.expect(Kind.WELCOME, WAIT_S)
@@ -451,7 +452,7 @@ def test_a_rank_out_of_file_descriptors_recovers(host: ranks.Host, innocent: Inn
     limits = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (fds + 3, limits[1]))
     try:
-        crowd = [wire.dial(address(host, door)) for door in ("unix", "tcp") for _ in range(8)]
+        crowd = [sockets.dial(address(host, door)) for door in ("unix", "tcp") for _ in range(8)]
         time.sleep(0.1)
         assert host.fds() == fds + 3
         innocent.check()
@@ -460,7 +461,7 @@ def test_a_rank_out_of_file_descriptors_recovers(host: ranks.Host, innocent: Inn
     finally:
         resource.prlimit(host.pid, resource.RLIMIT_NOFILE, limits)
     for door in ("unix", "tcp"):
-        connection, _ = wire.connect(address(host, door), ranks.TOKEN, {}, timeout_s=WAIT_S)
+        connection, _ = connect(address(host, door), ranks.TOKEN, {}, timeout_s=WAIT_S)
         connection.close()
     assert settled(host)[1] == fds
 
@@ -469,14 +470,14 @@ def test_peers_beyond_the_most_are_turned_away_and_later_welcome(
     host: ranks.Host, innocent: Innocent
 ) -> None:
     before = settled(host)
-    crowd = [wire.connect(address(host, "tcp"), ranks.TOKEN, {})[0] for _ in range(MAX_PEERS - 2)]
+    crowd = [connect(address(host, "tcp"), ranks.TOKEN, {})[0] for _ in range(MAX_PEERS - 2)]
     with pytest.raises(wire.ConnectionLost):
-        wire.connect(address(host, "unix"), ranks.TOKEN, {})
+        connect(address(host, "unix"), ranks.TOKEN, {})
     innocent.check()
     for connection in crowd:
         connection.close()
     assert settled(host) == before
-    connection, _ = wire.connect(address(host, "unix"), ranks.TOKEN, {})
+    connection, _ = connect(address(host, "unix"), ranks.TOKEN, {})
     connection.close()
 
 
@@ -486,7 +487,7 @@ def test_a_door_slammed_on_the_way_does_no_harm(host: ranks.Host, innocent: Inno
     asked = frame(Kind.GET, matrix=WHOLE, region=ALL)
     for door in DOORS:
         for data in (b"", b"x", MALFORMED["zeros"], frame(Kind.HELLO, **HELLO) + 50 * asked):
-            sock = wire.dial(address(host, door))
+            sock = sockets.dial(address(host, door))
             if door == "tcp":
                 linger = struct.pack("ii", 1, 0)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

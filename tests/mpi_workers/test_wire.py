@@ -20,9 +20,11 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_workers import wire
+from mpi_workers import sockets, wire
+from mpi_workers.connection import Connection, connect, greet
 from mpi_workers.failures import Failure
-from mpi_workers.wire import Body, Connection, Frame, FrameProtocol, Kind
+from mpi_workers.protocol import FrameProtocol
+from mpi_workers.wire import Body, Frame, Kind
 
 TOKEN = "a secret of the gang"
 SOON_S = 5.0
@@ -343,17 +345,17 @@ def test_file_descriptors_of_half_a_frame_are_closed_with_the_connection() -> No
 @pytest.mark.parametrize("host", ["unix", "127.0.0.1", "::1"])
 def test_an_address_leads_back_to_its_listener(host: str, folder: Path) -> None:
     if host == "unix":
-        listener, address = wire.listen_unix(f"{folder}/s.sock")
+        listener, address = sockets.listen_unix(f"{folder}/s.sock")
         assert address == f"unix:{folder}/s.sock"
-        assert wire.reachable_here(address)
+        assert sockets.reachable_here(address)
     else:
         try:
-            listener, address = wire.listen_tcp(host)
+            listener, address = sockets.listen_tcp(host)
         except OSError:
             pytest.skip(f"this machine has no {host}")
         assert address.startswith(f"tcp:{host}:")
-        assert not wire.reachable_here(address)
-    with listener, wire.dial(address) as ours:
+        assert not sockets.reachable_here(address)
+    with listener, sockets.dial(address) as ours:
         theirs, _ = listener.accept()
         with theirs:
             ours.sendall(b"hello")
@@ -363,27 +365,27 @@ def test_an_address_leads_back_to_its_listener(host: str, folder: Path) -> None:
 
 def test_an_address_that_leads_nowhere_is_an_error(folder: Path) -> None:
     with pytest.raises(OSError, match=r".+"):
-        wire.dial(f"unix:{folder}/nothing")
+        sockets.dial(f"unix:{folder}/nothing")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(OSError, match=r".+"):
-        wire.dial(f"tcp:127.0.0.1:{port}")
+        sockets.dial(f"tcp:127.0.0.1:{port}")
     for address in ("http://x", "", "127.0.0.1:80"):
         with pytest.raises(ValueError, match="not an address"):
-            wire.dial(address)
-    assert not wire.reachable_here(f"unix:{folder}/nothing")
+            sockets.dial(address)
+    assert not sockets.reachable_here(f"unix:{folder}/nothing")
 
 
 def greeted(folder: Path, talk: Callable[[str], Any]) -> tuple[Any, Body | BaseException]:
     """What `talk(address)` returns, and what the greeting side made of it."""
-    listener, address = wire.listen_unix(f"{folder}/s.sock")
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
     outcome: list[Body | BaseException] = []
 
     def serve() -> None:
         sock, _ = listener.accept()
         with Connection(sock) as connection:
             try:
-                outcome.append(wire.greet(connection, TOKEN, {"rank": 3}))
+                outcome.append(greet(connection, TOKEN, {"rank": 3}))
             except (wire.WireError, OSError) as error:
                 outcome.append(error)
 
@@ -394,7 +396,7 @@ def greeted(folder: Path, talk: Callable[[str], Any]) -> tuple[Any, Body | BaseE
 
 def test_the_right_token_opens_the_door(folder: Path) -> None:
     def talk(address: str) -> Body:
-        connection, welcome = wire.connect(address, TOKEN, {"role": "test"})
+        connection, welcome = connect(address, TOKEN, {"role": "test"})
         with connection:
             assert connection.sock.gettimeout() is None
             return welcome
@@ -408,7 +410,7 @@ def test_the_right_token_opens_the_door(folder: Path) -> None:
 def test_another_token_is_refused(folder: Path, token: str) -> None:
     def talk(address: str) -> Failure:
         with pytest.raises(Failure, match="token is not this gang's") as caught:
-            wire.connect(address, token, {})
+            connect(address, token, {})
         return caught.value
 
     failure, error = greeted(folder, talk)
@@ -432,7 +434,7 @@ def test_another_token_is_refused(folder: Path, token: str) -> None:
 )
 def test_a_stranger_is_told_why_it_is_refused(folder: Path, opening: bytes) -> None:
     def talk(address: str) -> Frame:
-        with Connection(wire.dial(address)) as connection:
+        with Connection(sockets.dial(address)) as connection:
             connection.sock.sendall(opening)
             frame = connection.recv(SOON_S)
             with pytest.raises(wire.ConnectionLost):
@@ -452,7 +454,7 @@ def test_a_stranger_that_says_nothing_is_given_up(
     monkeypatch.setattr(wire, "HELLO_TIMEOUT_S", 0.2)
 
     def talk(address: str) -> Frame:
-        with Connection(wire.dial(address)) as connection:
+        with Connection(sockets.dial(address)) as connection:
             connection.sock.sendall(wire.encode(Kind.HELLO, {"token": TOKEN})[:-3])
             return connection.recv(SOON_S)
 
@@ -520,9 +522,9 @@ class Listening:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         if address.startswith("/"):
-            self._sock, self.address = wire.listen_unix(address)
+            self._sock, self.address = sockets.listen_unix(address)
         else:
-            self._sock, self.address = wire.listen_tcp(address)
+            self._sock, self.address = sockets.listen_tcp(address)
         self.server = self._call(self._listen())
 
     def _call(self, coroutine: Any) -> Any:
@@ -568,7 +570,7 @@ def test_the_two_ends_talk_to_each_other(
 ) -> None:
     address = f"{folder}/s.sock" if where == "unix" else where
     with Listening(new_loop, address, hello=lambda p, body: {"you": body["role"]}) as listening:
-        connection, welcome = wire.connect(listening.address, TOKEN, {"role": "test"})
+        connection, welcome = connect(listening.address, TOKEN, {"role": "test"})
         with connection:
             assert welcome == {"you": "test"}
             for k in range(50):
@@ -614,7 +616,7 @@ def test_a_protocol_tells_strangers_why(
     new_loop: Callable[[], Any], opening: bytes, hello: Any, kind: str, why: str, folder: Path
 ) -> None:
     with Listening(new_loop, f"{folder}/s.sock", hello=hello) as listening:
-        with Connection(wire.dial(listening.address)) as connection:
+        with Connection(sockets.dial(listening.address)) as connection:
             connection.sock.sendall(opening + wire.encode(Kind.COMMAND, {"never": "seen"}))
             frame = connection.recv(SOON_S)
             assert (frame.kind, frame.body["kind"]) == (Kind.REFUSED, kind)
@@ -632,7 +634,7 @@ def test_a_protocol_gives_up_a_stranger_that_says_nothing(
     monkeypatch.setattr(wire, "HELLO_TIMEOUT_S", 0.2)
     with (
         Listening(new_loop, f"{folder}/s.sock") as listening,
-        Connection(wire.dial(listening.address)) as connection,
+        Connection(sockets.dial(listening.address)) as connection,
     ):
         frame = connection.recv(SOON_S)
         assert frame.body == {"kind": "AuthError", "message": "refused: no HELLO in time"} | {
@@ -647,7 +649,7 @@ def test_a_protocol_refuses_what_its_owner_refuses_and_takes_nothing_after_it(
     new_loop: Callable[[], Any], folder: Path
 ) -> None:
     with Listening(new_loop, f"{folder}/s.sock", frame=refuse) as listening:
-        connection, _ = wire.connect(listening.address, TOKEN, {})
+        connection, _ = connect(listening.address, TOKEN, {})
         with connection:
             connection.sock.sendall(2 * wire.encode(Kind.COMMAND, {"k": 1}))
             with pytest.raises(Failure, match="not you"):
@@ -662,7 +664,7 @@ def test_a_protocol_takes_nothing_after_its_owner_closed_it(
     new_loop: Callable[[], Any], folder: Path
 ) -> None:
     with Listening(new_loop, f"{folder}/s.sock", frame=lambda p, _: p.close()) as listening:
-        connection, _ = wire.connect(listening.address, TOKEN, {})
+        connection, _ = connect(listening.address, TOKEN, {})
         with connection:
             connection.sock.sendall(3 * wire.encode(Kind.COMMAND, {"k": 1}))
             with pytest.raises(wire.ConnectionLost):
@@ -681,7 +683,7 @@ def test_a_peer_that_does_not_read_cannot_hold_a_closed_connection(
         protocol.close()
 
     with Listening(new_loop, f"{folder}/s.sock", frame=flood) as listening:
-        connection, _ = wire.connect(listening.address, TOKEN, {})
+        connection, _ = connect(listening.address, TOKEN, {})
         with connection:
             connection.send(Kind.COMMAND, {})
             deadline = time.monotonic() + SOON_S

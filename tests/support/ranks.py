@@ -32,14 +32,15 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from mpi_workers import server, wire
+from mpi_workers import server, sockets, wire
 from mpi_workers.client import Doors
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Spread
 from mpi_workers.memory import Pool
+from mpi_workers.protocol import FrameProtocol
 from mpi_workers.server import DataServer
 from mpi_workers.storage import Storage
-from mpi_workers.wire import FrameProtocol, Kind
+from mpi_workers.wire import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the gang's secret"
@@ -194,7 +195,7 @@ class _Ranks:
             DataServer(storage, TOKEN, f"{folder}/{storage.rank}.sock", "127.0.0.1").addresses
             for storage in self._storages
         ]
-        listener, self.control = wire.listen_unix(f"{folder}/control.sock")
+        listener, self.control = sockets.listen_unix(f"{folder}/control.sock")
         threading.Thread(target=uvloop.run, args=(self._echo(listener),), daemon=True).start()
 
     async def _echo(self, listener: socket.socket) -> None:

@@ -1,0 +1,321 @@
+"""Several hosts on one machine: namespaces of their own, joined by a bridge.
+
+Each host has its network, hostname, IPC, processes and mounts; its /dev/shm and /tmp
+are its own, so that nothing but the network joins it to the others. The bridge lies in
+a network namespace too: nothing is seen on the machine itself, names cannot collide
+with those of other runs, and all of it is gone with the processes that hold it.
+
+    with Hosts(2) as hosts:
+        hosts.start_ray(cpus=2)
+        hosts[0].call("tests.faults.inside:somewhat", 1, 2, limit_s=20)
+        hosts[1].cut()
+
+Needs root. The same file is the first process of every host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORK = "10.77.0"
+GCS_PORT = 6379
+NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
+PR_SET_PDEATHSIG = 1
+READY = "ready"
+
+
+def why_not() -> str | None:
+    """Why there can be no hosts here, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "unshare", "nsenter", "mount") if not shutil.which(name)]
+    if missing:
+        return f"no {', '.join(missing)} on this machine"
+    probe = subprocess.run(
+        ["unshare", *NAMESPACES, "--fork", "mount", "-t", "sysfs", "sysfs", "/sys"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"no namespaces: {probe.stderr.strip()}" if probe.returncode else None
+
+
+class Host:
+    """One of them."""
+
+    def __init__(self, number: int, name: str, switch: int) -> None:
+        self.ip = f"{NETWORK}.{number + 1}"
+        self.name = name
+        self._switch = switch
+        self._port = f"port{number}"
+        self._unshare = _start(
+            ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+            + [sys.executable, "-S", __file__, name, str(ROOT), sys.prefix, sys.base_prefix],
+            stdout=subprocess.PIPE,
+        )
+        assert self._unshare.stdout is not None
+        if self._unshare.stdout.readline().strip() != READY:
+            raise RuntimeError(f"host {name} did not come up")
+        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
+        self.init = int(children.read_text().split()[0])
+        self._link("add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self.init)
+        self._link("set", self._port, "master", "bridge", "up")
+        for command in (
+            ["link", "set", "lo", "up"],
+            ["addr", "add", f"{self.ip}/24", "dev", "eth0"],
+            ["link", "set", "eth0", "up"],
+        ):
+            self.run("ip", *command)
+        self._inside: Inside | None = None
+
+    def _link(self, *words: Any) -> None:
+        _run("nsenter", "-t", self._switch, "--net", "--", "ip", "link", *words)
+
+    def cut(self) -> None:
+        """Pull the plug: packets are lost from now on, and nobody is told."""
+        self._link("set", self._port, "nomaster")
+
+    def mend(self) -> None:
+        """Put the plug in again."""
+        self._link("set", self._port, "master", "bridge")
+
+    def kill(self) -> None:
+        """Kill all that runs on it, at once, as a loss of power would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.init, signal.SIGKILL)
+        self._unshare.wait()
+
+    def enter(self, *command: Any) -> list[str]:
+        """The command line that runs a command on this host."""
+        head = ["nsenter", "-t", self.init, *NAMESPACES, f"--wd={ROOT}", "--", *command]
+        return list(map(str, head))
+
+    def run(self, *command: Any, limit_s: float = 60.0) -> str:
+        """Run a command here; what it says. Raises `RuntimeError` if it fails."""
+        return _run(*self.enter(*command), env=self.environment(), limit_s=limit_s)
+
+    def environment(self) -> dict[str, str]:
+        dropped = ("TMPDIR", "RAY_ADDRESS")
+        return {k: v for k, v in os.environ.items() if k not in dropped} | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "PYTHONPATH": str(ROOT),
+            "RAY_ADDRESS": f"{NETWORK}.1:{GCS_PORT}",
+        }
+
+    def pids(self, *words: str) -> list[int]:
+        """Processes of this host, by its own numbers, with all these words in the command line."""
+        found = []
+        for line in self.run("ps", "-eo", "pid=,stat=,args=").splitlines():
+            pid, state, command = line.split(None, 2)
+            if state[0] != "Z" and all(word in command for word in words):
+                found.append(int(pid))
+        return found
+
+    def signal(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a process by the number it has on this host."""
+        self.run("kill", f"-{number}", pid)
+
+    def begin(self, function: str, *arguments: Any) -> None:
+        """Have ``module:function`` called on this host, in a process that stays."""
+        if self._inside is None:
+            self._inside = Inside(self)
+        self._inside.ask(function, arguments)
+
+    def result(self, limit_s: float) -> Any:
+        """What came of it. Raises `AssertionError` if it raised, or took too long."""
+        assert self._inside is not None
+        try:
+            return self._inside.answer(limit_s)
+        except TimeoutError:
+            self.leave()
+            raise AssertionError(f"no answer from host {self.name} in {limit_s} s") from None
+
+    def call(self, function: str, *arguments: Any, limit_s: float = 20.0) -> Any:
+        """`begin` and `result` at once."""
+        self.begin(function, *arguments)
+        return self.result(limit_s)
+
+    def leave(self) -> None:
+        """End the process that answers calls."""
+        if self._inside is not None:
+            self._inside.end()
+            self._inside = None
+
+
+class Inside:
+    """A Python process on a host that calls functions: JSON lines in, JSON lines out."""
+
+    def __init__(self, host: Host) -> None:
+        self._process = _start(
+            host.enter(sys.executable, "-m", "tests.faults.inside"),
+            env=host.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def ask(self, function: str, arguments: tuple[Any, ...]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([function, arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self, limit_s: float) -> Any:
+        assert self._process.stdout is not None
+        timer = threading.Timer(limit_s, self._process.kill)
+        timer.start()
+        line = self._process.stdout.readline()
+        in_time = timer.is_alive()
+        timer.cancel()
+        if not line:
+            if not in_time:
+                raise TimeoutError
+            raise AssertionError("the process on the host is gone; what it said is above")
+        told = json.loads(line)
+        if "error" in told:
+            raise AssertionError(told["error"])
+        return told["value"]
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Hosts:
+    """`count` hosts on a bridge of their own (a context manager)."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._hosts: list[Host] = []
+        self._switch: subprocess.Popen[str] | None = None
+
+    def __getitem__(self, number: int) -> Host:
+        return self._hosts[number]
+
+    def __enter__(self) -> Hosts:
+        mark = uuid.uuid4().hex[:6]
+        try:
+            self._switch = _start(
+                ["unshare", "--net", sys.executable, "-S", __file__], stdout=subprocess.PIPE
+            )
+            assert self._switch.stdout is not None
+            self._switch.stdout.readline()
+            inside = ["nsenter", "-t", self._switch.pid, "--net", "--", "ip", "link"]
+            _run(*inside, "add", "bridge", "type", "bridge")
+            _run(*inside, "set", "bridge", "up")
+            for number in range(self._count):
+                name = f"host{number + 1}-{mark}"
+                self._hosts.append(Host(number, name, self._switch.pid))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process on every host; the network goes with them."""
+        for host in self._hosts:
+            host.leave()
+        for host in self._hosts:
+            host.kill()
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.wait()
+
+    def start_ray(self, cpus: int) -> None:
+        """A Ray cluster over all hosts; the first one is its head."""
+        common = [f"--num-cpus={cpus}", "--object-store-memory=200000000"]
+        common.append("--disable-usage-stats")
+        for number, host in enumerate(self._hosts):
+            role = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
+            if number:
+                role = [f"--address={NETWORK}.1:{GCS_PORT}"]
+            host.run("ray", "start", *role, f"--node-ip-address={host.ip}", *common)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
+    """A process that dies with this one, however this one ends."""
+    return subprocess.Popen(
+        list(map(str, command)), text=True, preexec_fn=_die_with_parent, cwd=ROOT, **options
+    )
+
+
+def _run(*command: Any, env: dict[str, str] | None = None, limit_s: float = 60.0) -> str:
+    done = subprocess.run(
+        list(map(str, command)),
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+# --- the first process of a host ------------------------------------------------------
+
+
+def _furnish(name: str, *needed: str) -> None:
+    """Give this host a name, its own /dev/shm, /tmp and /sys, and what of /tmp it needs."""
+    _run("hostname", name)
+    kept = {path: os.open(path, os.O_RDONLY) for path in needed if path.startswith("/tmp/")}
+    for place in ("/dev/shm", "/tmp"):
+        _run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
+    for path, fd in kept.items():
+        Path(path).mkdir(parents=True, exist_ok=True)
+        _run("mount", "--bind", f"/proc/{os.getpid()}/fd/{fd}", path)
+        os.close(fd)
+    # UCX looks for network devices there: it must see this namespace's, not the machine's.
+    _run("mount", "-t", "sysfs", "sysfs", "/sys")
+
+
+def _rest() -> None:
+    """Do nothing but wait for children, as the first process of a host must."""
+    print(READY, flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        _furnish(*sys.argv[1:])
+    _rest()
