@@ -74,7 +74,7 @@ class Segment:
         try:
             # The kernel would fill the node and kill somebody before it says no.
             if self.nbytes > SAFE and self.nbytes > available_bytes():
-                raise OSError(errno.ENOMEM, "not available")
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             if not shared:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
                 self.map = mmap.mmap(-1, self.nbytes, flags=flags)

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from mpi_workers.layout import Piece, as_slice, clip, positions
 
-TILE_BYTES = 1 << 20  # of the C-ordered side: half an L2
-NARROW = 1 << 10  # bytes of a row in a tile, where one rank's rows are cut alone
+SMALL = 1 << 16  # 64 KiB: stays in the cache anyhow
+TILE_BYTES = 1 << 18  # 256 KiB
+TALL_BYTES = 1 << 20  # 1 MiB, where large blocks are dealt out
+ACROSS = 1 << 10  # bytes of a row in a tile
 
 Array = NDArray[Any]
 
@@ -40,10 +42,10 @@ def copy(dst: Array, src: Array) -> None:
     same_order = (abs(dst.strides[0]) < abs(dst.strides[1])) == (
         abs(src.strides[0]) < abs(src.strides[1])
     )
-    if same_order or dst.nbytes <= TILE_BYTES:
+    if same_order or dst.nbytes <= SMALL:
         dst[...] = src
         return
-    across = max(16, NARROW // dst.itemsize)
+    across = max(16, ACROSS // dst.itemsize)
     down = max(16, TILE_BYTES // (across * dst.itemsize))
     for j in range(0, n, across):
         for i in range(0, m, down):
@@ -55,11 +57,11 @@ def _tiles(
 ) -> Iterator[tuple[range, range]]:
     """Half-open tiles of an ``m x n`` region whose rows are dealt out with `stride`."""
     if narrow:
-        across = max(16, NARROW // itemsize)
-        down = max(16, TILE_BYTES // (across * itemsize)) * stride
+        across = max(16, ACROSS // itemsize)
+        down = max(16, TALL_BYTES // (across * itemsize)) * stride
     else:
-        across = max(16, (NARROW << 2) // itemsize)
-        down = max(16, TILE_BYTES // (across * itemsize))
+        across = max(16, (ACROSS << 2) // itemsize)
+        down = max(16, TALL_BYTES // (across * itemsize))
     for j in range(0, n, across):
         for i in range(0, m, down):
             yield range(i, min(i + down, m)), range(j, min(j + across, n))

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -249,15 +250,15 @@ class Hosts:
             self._switch.kill()
             self._switch.wait()
 
-    def start_ray(self, cpus: int) -> None:
-        """A Ray cluster over all hosts; the first one is its head."""
-        common = [f"--num-cpus={cpus}", "--object-store-memory=200000000"]
-        common.append("--disable-usage-stats")
+    def start_ray(self, cpus: Sequence[int]) -> None:
+        """A Ray cluster over all hosts, each with so many CPUs; the first one is its head."""
         for number, host in enumerate(self._hosts):
             role = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
             if number:
                 role = [f"--address={NETWORK}.1:{GCS_PORT}"]
-            host.run("ray", "start", *role, f"--node-ip-address={host.ip}", *common)
+            size = [f"--num-cpus={cpus[number]}", "--object-store-memory=200000000"]
+            where = f"--node-ip-address={host.ip}"
+            host.run("ray", "start", *role, where, *size, "--disable-usage-stats")
 
 
 def _die_with_parent() -> None:

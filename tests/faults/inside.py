@@ -1,0 +1,189 @@
+"""What runs on a host of `hosts.Hosts`: a user's process that stays, and calls what it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import AlchemistError
+
+LIBRARY = Path(__file__).with_name("breaking.py")
+LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VR", "STAR_STAR")
+
+sessions: dict[str, AlchemistSession] = {}
+libraries: dict[str, Any] = {}
+
+
+def join(nodes: int) -> int:
+    """Join the cluster; how many nodes it has, once it has so many."""
+    if not ray.is_initialized():
+        ray.init(address="auto", log_to_driver=False)
+    end = time.monotonic() + 30
+    while (alive := sum(node["Alive"] for node in ray.nodes())) < nodes and time.monotonic() < end:
+        time.sleep(0.1)
+    return alive
+
+
+def request(name: str, workers: int) -> list[dict[str, Any]]:
+    """Have the session of this name, new if need be, start a gang."""
+    if name not in sessions:
+        sessions[name] = AlchemistSession()
+    started = sessions[name].request_workers(workers)
+    libraries[name] = sessions[name].load_library("breaking", LIBRARY)
+    return [{"rank": w.rank, "host": w.hostname, "pid": w.pid} for w in started]
+
+
+def pids(name: str) -> list[int]:
+    """The gang's ranks, asked of it now."""
+    return [worker.pid for worker in sessions[name].list_workers()]
+
+
+def total(name: str) -> int:
+    """A sum over all ranks, by MPI."""
+    found: int = libraries[name].total()
+    return found
+
+
+def close(name: str) -> None:
+    """Close the session of this name."""
+    sessions.pop(name).close()
+
+
+def round_trips(name: str) -> dict[str, Any]:
+    """Send from here and fetch, in several layouts; which came back unchanged, and how."""
+    session = sessions[name]
+    M = np.random.default_rng(1).standard_normal((501, 37))
+    said = io.StringIO()
+    equal = {}
+    for layout in LAYOUTS:
+        with contextlib.redirect_stdout(said):
+            A = session.send_matrix(M, layout=layout, print_times=True)
+        equal[layout] = bool(np.array_equal(A.fetch(), M)) and bool(
+            np.array_equal(A.fetch(rows=slice(100, 300, 7), cols=5), M[100:300:7, 5:6])
+        )
+    return {"equal": equal, "times": said.getvalue()}
+
+
+def large_round_trip(name: str, rows: int) -> dict[str, Any]:
+    """The same with a matrix that no socket buffer holds."""
+    M = np.random.default_rng(2).standard_normal((rows, 100))
+    start = time.monotonic()
+    A = sessions[name].send_matrix(M)
+    sent = time.monotonic()
+    equal = bool(np.array_equal(A.fetch(), M))
+    A.free()
+    return {"equal": equal, "send_s": sent - start, "fetch_s": time.monotonic() - sent}
+
+
+def blocks(name: str) -> dict[str, Any]:
+    """Send blocks that were put into the object stores of all nodes."""
+
+    @ray.remote(num_cpus=0)
+    def put(i: int, rows: int) -> list[Any]:
+        return [ray.put(block(i, rows)), os.uname().nodename]
+
+    rows = 5_000  # 800 kB: too large to be kept by its owner instead of a store
+    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    where = [NodeAffinitySchedulingStrategy(nodes[i % len(nodes)], soft=False) for i in range(4)]
+    made = ray.get(
+        [put.options(scheduling_strategy=w).remote(i, rows) for i, w in enumerate(where)]
+    )
+    A = sessions[name].send_matrix([(ref, i * rows, 0) for i, (ref, _) in enumerate(made)])
+    expected = np.concatenate([block(i, rows) for i in range(4)])
+    return {
+        "hosts": sorted({host for _, host in made}),
+        "equal": bool(np.array_equal(A.fetch(), expected)),
+    }
+
+
+def block(i: int, rows: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(i).standard_normal((rows, 20))
+
+
+def product(name: str) -> float:
+    """A product computed across the hosts; its largest error."""
+    session = sessions[name]
+    rng = np.random.default_rng(3)
+    A, B = rng.standard_normal((400, 300)), rng.standard_normal((300, 200))
+    linalg = session.load_library("linalg")
+    C = linalg.matmul(session.send_matrix(A), session.send_matrix(B))
+    return float(np.abs(C.fetch() - A @ B).max())
+
+
+def until_lost(name: str) -> dict[str, Any]:
+    """Ask and ask again, until the gang is lost; the error, and when it came."""
+    while True:
+        try:
+            sessions[name].list_workers()
+        except AlchemistError as error:
+            return told(error)
+        time.sleep(0.01)
+
+
+def compute_until_lost(name: str) -> dict[str, Any]:
+    """Be in a long call of MPI when the gang is lost."""
+    return _lost_in(lambda: libraries[name].churn(60.0))
+
+
+def send_until_lost(name: str) -> dict[str, Any]:
+    """Be in the middle of a transfer when the gang is lost."""
+    M = np.ones((100_000, 100))
+
+    def send() -> None:
+        while True:
+            sessions[name].send_matrix(M).free()
+
+    return _lost_in(send)
+
+
+def _lost_in(call: Any) -> dict[str, Any]:
+    try:
+        call()
+    except AlchemistError as error:
+        return told(error)
+    return {"kind": "none", "message": "the call ended well", "at": time.monotonic()}
+
+
+def told(error: AlchemistError) -> dict[str, Any]:
+    """An error as JSON, with the time on the clock that all hosts share."""
+    facts = {key: value for key, value in error.facts.items() if key != "tail"}
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "facts": facts,
+        "at": time.monotonic(),
+    }
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed is no answer
+    for line in sys.stdin:
+        function, arguments = json.loads(line)
+        module, name = function.split(":")
+        try:
+            answer = {"value": getattr(importlib.import_module(module), name)(*arguments)}
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+    for session in sessions.values():
+        session.close()
+
+
+if __name__ == "__main__":
+    sys.modules["tests.faults.inside"] = sys.modules["__main__"]  # one module, one state
+    main()

@@ -1,0 +1,186 @@
+"""A gang over two hosts, and what happens when one of them, or the link, is lost.
+
+One cluster for all tests, which follow each other: the last ones leave it in pieces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import NEWS_S, record
+from tests.faults.hosts import Host, Hosts, why_not
+from tests.support import traces
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
+    pytest.mark.timeout(60, func_only=True),
+]
+
+LINK_S = 10.0  # a cut link is noticed within
+RANKS = 4
+INSIDE = "tests.faults.inside"
+
+
+class Pair:
+    """Two hosts with a cluster, a gang over both and one on the first alone."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.near, self.far = hosts[0], hosts[1]
+        # 3 CPUs in a row are on the first host only; then both have 2.
+        assert self.call("join", 2, limit_s=40) == 2
+        self.bystander = [worker["pid"] for worker in self.call("request", "bystander", 3)]
+        self.start()
+
+    def call(self, function: str, *arguments: Any, limit_s: float = 30.0) -> Any:
+        return self.near.call(f"{INSIDE}:{function}", *arguments, limit_s=limit_s)
+
+    def start(self) -> None:
+        """Start the gang (again)."""
+        self.workers = self.call("request", "gang", RANKS)
+
+    def pid(self, rank: int) -> int:
+        pid: int = self.workers[rank]["pid"]
+        return pid
+
+    def on(self, host: Host) -> list[int]:
+        """The gang's ranks on a host."""
+        return [worker["rank"] for worker in self.workers if worker["host"] == host.name]
+
+    def unharmed(self) -> bool:
+        """Whether the gang on the first host has noticed nothing."""
+        assert self.call("pids", "bystander") == self.bystander
+        assert self.call("total", "bystander") == 3
+        return True
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Hosts(2) as hosts:
+        hosts.start_ray([5, 2])
+        yield Pair(hosts)
+
+
+def strike(
+    pair: Pair, meanwhile: str, blow: Callable[[], Any], limit_s: float
+) -> tuple[dict[str, Any], float]:
+    """Let the blow fall while the session is busy; what it was told, and after how long."""
+    pair.near.begin(f"{INSIDE}:{meanwhile}", "gang")
+    time.sleep(1.0)
+    start = time.monotonic()
+    blow()
+    told = pair.near.result(limit_s + 10)
+    return told, told["at"] - start
+
+
+def gone(pair: Pair, host: Host, since: float, limit_s: float) -> float:
+    """Wait until the gang's processes on a host are gone; how long that was after `since`."""
+    waited = traces.wait_until(lambda: not left_on(pair, host), limit_s, 0.1)
+    assert waited is not None, f"left on {host.name}: {left_on(pair, host)}"
+    return time.monotonic() - since
+
+
+def left_on(pair: Pair, host: Host) -> list[int]:
+    """The gang's ranks that still run on a host."""
+    running = set(host.pids("mpi_workers"))
+    return [pair.pid(rank) for rank in pair.on(host) if pair.pid(rank) in running]
+
+
+def test_a_gang_spans_two_hosts(pair: Pair) -> None:
+    assert [worker["rank"] for worker in pair.workers] == list(range(RANKS))
+    assert len(pair.on(pair.near)) == len(pair.on(pair.far)) == 2
+    assert pair.call("total", "gang") == 6
+    assert pair.unharmed()
+
+
+def test_matrices_reach_both_hosts_and_come_back_unchanged(pair: Pair) -> None:
+    found = pair.call("round_trips", "gang")
+    assert all(found["equal"].values()), found["equal"]
+    lines = found["times"].splitlines()
+    for rank in range(RANKS):
+        route = "shared memory" if rank in pair.on(pair.near) else "TCP"
+        assert any(line.split()[:1] == [str(rank)] and route in line for line in lines), lines
+    assert pair.call("large_round_trip", "gang", 200_000)["equal"]
+
+
+def test_blocks_on_both_hosts_are_sent_from_where_they_are(pair: Pair) -> None:
+    found = pair.call("blocks", "gang")
+    assert found["hosts"] == sorted([pair.near.name, pair.far.name])
+    assert found["equal"]
+
+
+def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:
+    assert pair.call("product", "gang") < 1e-10
+
+
+@pytest.mark.parametrize("meanwhile", ["until_lost", "compute_until_lost", "send_until_lost"])
+def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhile: str) -> None:
+    rank = pair.on(pair.far)[-1]
+    start = time.monotonic()
+    told, seconds = strike(pair, meanwhile, lambda: pair.far.signal(pair.pid(rank)), NEWS_S)
+    assert told["kind"] == "GroupFailedError"
+    assert f"rank {rank} " in told["message"]
+    assert "SIGKILL" in told["message"]
+    assert pair.far.name in told["message"]
+    assert seconds < NEWS_S
+    gone_s = max(gone(pair, host, start + 1.0, NEWS_S) for host in (pair.near, pair.far))
+    state = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
+    record(
+        f"2 hosts: kill -9 of a far rank, gang {state[meanwhile]}", seconds, gone_s, told["kind"]
+    )
+    assert pair.unharmed()
+    pair.start()
+    assert pair.call("total", "gang") == 6
+
+
+def test_a_rank_killed_on_the_near_host_ends_the_gang_on_both(pair: Pair) -> None:
+    rank = pair.on(pair.near)[0]
+    start = time.monotonic()
+    told, seconds = strike(
+        pair, "compute_until_lost", lambda: pair.near.signal(pair.pid(rank)), NEWS_S
+    )
+    assert told["kind"] == "GroupFailedError"
+    assert f"rank {rank} " in told["message"]
+    assert "SIGKILL" in told["message"]
+    assert seconds < NEWS_S
+    gone_s = max(gone(pair, host, start + 1.0, NEWS_S) for host in (pair.near, pair.far))
+    record("2 hosts: kill -9 of a near rank, gang in MPI", seconds, gone_s, told["kind"])
+    assert pair.unharmed()
+    pair.start()
+
+
+@pytest.mark.parametrize("meanwhile", ["until_lost", "compute_until_lost", "send_until_lost"])
+def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> None:
+    start = time.monotonic()
+    told, seconds = strike(pair, meanwhile, pair.far.cut, LINK_S)
+    try:
+        assert told["kind"] == "GroupFailedError"
+        assert pair.far.name in told["message"]
+        assert "network" in told["message"]
+        assert seconds < LINK_S
+        gone_s = max(gone(pair, host, start + 1.0, LINK_S) for host in (pair.near, pair.far))
+        state = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
+        record(f"2 hosts: the link is cut, gang {state[meanwhile]}", seconds, gone_s, told["kind"])
+        assert pair.unharmed()
+    finally:
+        pair.far.mend()
+    pair.start()
+    assert pair.call("total", "gang") == 6
+
+
+def test_a_host_that_is_lost_ends_the_gang(pair: Pair) -> None:
+    told, seconds = strike(pair, "compute_until_lost", pair.far.kill, LINK_S)
+    assert told["kind"] == "GroupFailedError"
+    assert pair.far.name in told["message"]
+    assert seconds < LINK_S
+    gone_s = gone(pair, pair.near, time.monotonic() - seconds, NEWS_S)
+    record("2 hosts: the far host is lost", seconds, gone_s, told["kind"])
+    assert pair.unharmed()
+    pair.call("close", "gang")
+    assert len(pair.call("request", "next", 2)) == 2
+    assert pair.call("total", "next") == 1
