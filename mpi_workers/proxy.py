@@ -220,8 +220,9 @@ class Proxy:
             self._stop()
 
         near = [a for a in self._spec.manager if sockets.reachable_here(a)]
+        far = [a for a in self._spec.manager if a.startswith("tcp:")]
         try:
-            sock = sockets.dial((near or self._spec.manager)[0])
+            sock = sockets.dial((near + far)[0])
         except OSError as error:
             print(f"cannot reach the GroupManager at {self._spec.manager}: {error}")
             return False

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers import tiles
 from mpi_workers.connection import Connection
 from mpi_workers.regions import CHUNK, stream
 from mpi_workers.wire import Body, ConnectionLost, Kind
@@ -23,9 +24,6 @@ Array = NDArray[Any]
 Order = Literal["C", "F"]
 
 SEND_BYTES = 2 * CHUNK  # given to the kernel in one go: with less, it wakes the receiver too often
-# A tile of a copy that changes the order: elements along what is contiguous in the target, and
-# bytes across. The target's cache lines are filled whole, and the tile's pages fit the TLB.
-ALONG, ACROSS_BYTES, TILE_BYTES = 256, 256, 64 << 10
 
 
 def is_tiled(array: Array) -> bool:
@@ -100,7 +98,7 @@ def send_stream(
             send(source.reshape(-1, order=order))
             continue
         packed = staging[filled : filled + source.size]
-        _copy(packed.reshape(source.shape, order=order), source)
+        tiles.copy(packed.reshape(source.shape, order=order), source)
         filled += source.size
     if filled:
         send(staging[:filled])
@@ -137,24 +135,9 @@ def receive_stream(
         connection.read_into(raw.view(np.uint8).data)
         arrived = time.perf_counter()
         if not in_place:
-            _copy(target, raw.reshape(target.shape, order=order))
+            tiles.copy(target, raw.reshape(target.shape, order=order))
         now = time.perf_counter()
         receiving += arrived - clock
         placing += now - arrived
         clock = now
     return receiving, placing
-
-
-def _copy(dst: Array, src: Array) -> None:
-    """``dst[...] = src`` for a piece of a stream: in small tiles where the order changes."""
-    if is_tiled(dst) == is_tiled(src):
-        dst[...] = src
-        return
-    if is_tiled(dst):
-        dst, src = dst.T, src.T
-    m, n = dst.shape
-    across = max(1, min(n, ACROSS_BYTES // dst.itemsize))
-    along = max(ALONG, TILE_BYTES // (across * dst.itemsize))
-    for j in range(0, n, across):
-        for i in range(0, m, along):
-            dst[i : i + along, j : j + across] = src[i : i + along, j : j + across]

@@ -63,14 +63,12 @@ class Host:
         self.name = name
         self._switch = switch
         self._port = f"port{number}"
-        self._unshare = _start(
-            ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-            + [sys.executable, "-S", __file__, name, str(ROOT), sys.prefix, sys.base_prefix],
-            stdout=subprocess.PIPE,
-        )
+        flags = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+        init = [sys.executable, "-S", __file__, name, str(ROOT), sys.prefix, sys.base_prefix]
+        self._unshare = _start(["unshare", *flags, *init], stdout=subprocess.PIPE)
         assert self._unshare.stdout is not None
-        if self._unshare.stdout.readline().strip() != READY:
-            raise RuntimeError(f"host {name} did not come up")
+        if (said := self._unshare.stdout.readline().strip()) != READY:
+            raise RuntimeError(f"host {name} did not come up: {said}")
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
         self.init = int(children.read_text().split()[0])
         self._link("add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self.init)
@@ -79,6 +77,7 @@ class Host:
             ["link", "set", "lo", "up"],
             ["addr", "add", f"{self.ip}/24", "dev", "eth0"],
             ["link", "set", "eth0", "up"],
+            ["route", "add", "default", "dev", "eth0"],  # by it Ray finds out its own address
         ):
             self.run("ip", *command)
         self._inside: Inside | None = None
@@ -318,5 +317,8 @@ def _rest() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        _furnish(*sys.argv[1:])
+        try:
+            _furnish(*sys.argv[1:])
+        except Exception as error:
+            sys.exit(print(repr(error)))
     _rest()

@@ -24,6 +24,7 @@ pytestmark = [
 
 LINK_S = 10.0  # a cut link is noticed within
 RANKS = 4
+STATES = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
 INSIDE = "tests.faults.inside"
 
 
@@ -118,7 +119,7 @@ def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:
     assert pair.call("product", "gang") < 1e-10
 
 
-@pytest.mark.parametrize("meanwhile", ["until_lost", "compute_until_lost", "send_until_lost"])
+@pytest.mark.parametrize("meanwhile", STATES)
 def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhile: str) -> None:
     rank = pair.on(pair.far)[-1]
     start = time.monotonic()
@@ -154,7 +155,7 @@ def test_a_rank_killed_on_the_near_host_ends_the_gang_on_both(pair: Pair) -> Non
     pair.start()
 
 
-@pytest.mark.parametrize("meanwhile", ["until_lost", "compute_until_lost", "send_until_lost"])
+@pytest.mark.parametrize("meanwhile", STATES)
 def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> None:
     start = time.monotonic()
     told, seconds = strike(pair, meanwhile, pair.far.cut, LINK_S)
@@ -164,8 +165,8 @@ def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> N
         assert "network" in told["message"]
         assert seconds < LINK_S
         gone_s = max(gone(pair, host, start + 1.0, LINK_S) for host in (pair.near, pair.far))
-        state = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
-        record(f"2 hosts: the link is cut, gang {state[meanwhile]}", seconds, gone_s, told["kind"])
+        state = STATES[meanwhile]
+        record(f"2 hosts: the link is cut, gang {state}", seconds, gone_s, told["kind"])
         assert pair.unharmed()
     finally:
         pair.far.mend()
