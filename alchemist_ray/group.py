@@ -180,7 +180,7 @@ class GroupManager:
             addresses=tuple(dispatcher.addresses),
             workers=tuple(
                 {**about, "node_id": node_ids[about["node"]], "ip": plan.nodes[about["node"]].ip}
-                for _, about in sorted(dispatcher.ranks.items())
+                for _, about in sorted(dispatcher.nodes.ranks.items())
             ),
         )
         find_driver().register.remote(
@@ -194,27 +194,31 @@ class GroupManager:
 
         Raises what ended the gang, `LaunchError`, or `TimeoutError`.
         """
-        while not dispatcher.ready.done():
+        while not dispatcher.nodes.ready.done():
             left = deadline - time.monotonic()
-            await asyncio.wait([dispatcher.ready], timeout=max(0.0, min(LOOK_S, left)))
-            late = [plan.nodes[i].ip for i in dispatcher.not_ready() if not dispatcher.ready.done()]
+            await asyncio.wait([dispatcher.nodes.ready], timeout=max(0.0, min(LOOK_S, left)))
+            late = [
+                plan.nodes[i].ip
+                for i in dispatcher.nodes.not_ready()
+                if not dispatcher.nodes.ready.done()
+            ]
             if late and left <= 0:
                 self._stage = f"initialising MPI: ranks on {', '.join(late)} have not checked in"
                 raise TimeoutError
-            for i in dispatcher.not_connected():
+            for i in dispatcher.nodes.not_connected():
                 try:
                     runs = await asyncio.wait_for(
                         _value(self._agents[i].runs.remote(plan.gang)), max(0.1, left)
                     )
                 except (RayError, TimeoutError):
                     continue  # the agent's end is not the gang's
-                if not runs and i in dispatcher.not_connected():
+                if not runs and i in dispatcher.nodes.not_connected():
                     raise LaunchError(
                         f"the gang's part on {plan.nodes[i].ip} ended before it had reached the "
                         f"GroupManager at {plan.manager[-1]}: can that node connect to it? What it "
                         "said is in the log of that node's Ray worker"
                     )
-        dispatcher.ready.result()
+        dispatcher.nodes.ready.result()
 
     async def holding(self, run: str) -> None:
         """Return when the CPUs of an incarnation have been given back; see `Driver.reserve`."""
@@ -223,8 +227,8 @@ class GroupManager:
 
     async def endpoint(self) -> Endpoint:
         """How to reach the gang. Raises what ended it, or SessionError if there is none."""
-        if self._dispatcher is not None and self._dispatcher.failure is not None:
-            raise self._dispatcher.failure
+        if self._dispatcher is not None and self._dispatcher.nodes.failure is not None:
+            raise self._dispatcher.nodes.failure
         if self._endpoint is None:
             raise SessionError("the session has no workers: request_workers(n) starts a gang")
         return self._endpoint
@@ -249,8 +253,8 @@ class GroupManager:
 
     async def end(self) -> None:
         """End the ranks in good order and give the CPUs back."""
-        if self._dispatcher is not None and self._dispatcher.failure is None:
-            await self._dispatcher.shutdown(END_TIMEOUT_S)
+        if self._dispatcher is not None and self._dispatcher.nodes.failure is None:
+            await self._dispatcher.nodes.shutdown(END_TIMEOUT_S)
         await self._release()
 
     # --- the ways a gang is lost ---
@@ -263,7 +267,7 @@ class GroupManager:
     def _on_orphaned(self) -> None:
         """The owner's program is gone, and soon this actor will be: end what it owned."""
         if self._dispatcher is not None:
-            self._dispatcher.fail(GroupFailedError("the program that owned the gang is gone"))
+            self._dispatcher.nodes.fail(GroupFailedError("the program that owned the gang is gone"))
 
     async def _release(self, *, keep_failure: bool = False) -> None:
         """Close every door, see that every node is clean, give the CPUs back."""

@@ -419,7 +419,7 @@ class AlchemistSession:
             "namespace": NAMESPACE,
             "num_cpus": 0,
             "max_concurrency": 1000,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
         }
         self._manager = start_actor(GroupManager, options, gang, self.id)
         return self._manager

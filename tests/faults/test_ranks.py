@@ -8,7 +8,7 @@ import time
 import pytest
 import ray
 
-from alchemist_ray import dispatch
+from alchemist_ray import nodes
 from alchemist_ray.errors import GroupFailedError, RoutineError
 from tests.faults.conftest import NEWS_S, Gang, assert_clean, kill, record, strike, until_told
 
@@ -110,7 +110,7 @@ def test_ranks_that_come_back_late_from_a_failed_call_keep_their_gang(gang: Gang
 def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(dispatch, "DRAIN_S", 1.0)))
+    ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(nodes, "DRAIN_S", 1.0)))
     start = time.monotonic()
     with pytest.raises(RoutineError, match="before the barrier") as caught:
         gang.lib.stuck(1)
@@ -119,7 +119,7 @@ def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(
     assert caught.value.rank == 1
     record("exception on one rank, others stuck in native MPI", seconds, None, caught.value)
     told = until_told(lambda: None, gang.session.list_workers)
-    ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(dispatch, "DRAIN_S", 30.0)))
+    ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(nodes, "DRAIN_S", 30.0)))
     gang.lost("  then, DRAIN_S (30 s, here 1 s) later", told, "did not come back", "native")
 
 

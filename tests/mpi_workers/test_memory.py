@@ -159,7 +159,8 @@ def test_more_than_the_system_has_is_a_resource_error_before_anything_is_taken(
 ) -> None:
     # Never with a size that is really too large: where the check is broken, the kernel kills.
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 * MIB)
-    with pytest.raises(Failure, match=r"no room for a block of 3\.1 MB .*: Cannot allocate") as error:
+    words = r"no room for a block of 3\.1 MB .*: Cannot allocate"
+    with pytest.raises(Failure, match=words) as error:
         pool.take(3 * MIB)
     assert error.value.kind == "ResourceError"
     pool.take(PAGE).array()[...] = 1  # and the pool goes on
