@@ -17,6 +17,7 @@ from alchemist_ray.errors import LaunchError
 from alchemist_ray.placement import ask_for
 
 NAMESPACE = "alchemist"
+HEAD = "node:__internal_head__"  # the resource by which Ray marks the head node
 DRIVER_NAME = "alchemist-driver"
 AGENT_TIMEOUT_S = 60.0
 UNAVAILABLE_S = 0.5  # before a manager that is out of reach, but not dead, is asked again
@@ -188,6 +189,8 @@ def find_driver() -> ActorHandle:
         "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
+        # On the head: a lost node must not take it along, and the head's loss is the cluster's.
+        "resources": {HEAD: 0.001},
         "max_task_retries": 3,  # each call may be repeated: a restart costs a moment, no error
     }
     return start_actor(Driver, options)

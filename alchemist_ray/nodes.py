@@ -209,8 +209,12 @@ class Nodes:
         under_way.failed += body.get("failed", 0)
         if "value" in body:
             under_way.value = body["value"]
-        if body.get("matrices"):
-            under_way.matrices = body["matrices"]
+        if not body.get("errors") and not body.get("interrupted"):
+            made = body.get("matrices", [])
+            if under_way.matrices is not None and under_way.matrices != made:
+                words = "nodes returned different matrices: every rank must return the same"
+                under_way.errors.append(Failure("RoutineError", words).to_map())
+            under_way.matrices = made
         if under_way.left == 0:
             del self._rounds[body["seq"]]
             under_way.finish()

@@ -419,6 +419,7 @@ class AlchemistSession:
             "namespace": NAMESPACE,
             "num_cpus": 0,
             "max_concurrency": 1000,
+            # Beside the session: its commands take the near socket, and a cut link parts neither.
             "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
         }
         self._manager = start_actor(GroupManager, options, gang, self.id)

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import uvloop
@@ -32,38 +26,15 @@ from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import GangFolder, memory_shortage
 from mpi_workers.layout import Spread, default_grid
 from mpi_workers.pmi import PmiNode, process_mapping
+from mpi_workers.processes import LocalRanks
 from mpi_workers.protocol import FrameProtocol
 from mpi_workers.specs import ProxySpec, RankConfig
 from mpi_workers.wire import Body, Frame, Kind
 
-PR_SET_PDEATHSIG = 1
-TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
 EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
 REAP_S = 0.02  # between looks at processes that are about to end
 TOLD_OF_RANKS = ("rank", "size", "pid", "hostname", "addresses", "mpi")
 ERRORS_TOLD = 4  # failing ranks whose tracebacks travel
-
-
-class RankProcess:
-    """A rank as its proxy sees it."""
-
-    def __init__(self, rank: int, pid: int | None = None) -> None:
-        self.rank = rank
-        self.pid = pid
-        self.status: int | None = None  # as waitpid gives it
-        self.tail: deque[bytes] = deque()
-        self.tail_nbytes = 0
-        self.control: FrameProtocol | None = None
-        self.hello: Body = {}
-
-    def said(self, data: bytes) -> None:
-        self.tail.append(data)
-        self.tail_nbytes += len(data)
-        while self.tail_nbytes - len(self.tail[0]) > TAIL_LIMIT:
-            self.tail_nbytes -= len(self.tail.popleft())
-
-    def last_words(self) -> str:
-        return b"".join(self.tail)[-TAIL_LIMIT:].decode(errors="replace").strip()
 
 
 class Pending:
@@ -84,23 +55,20 @@ class Proxy:
 
     def __init__(self, spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
         self._spec = spec
-        self._run_rank = run_rank
         self._folder = GangFolder(spec.gang, spec.kvs_name, spec.node)
-        self._ranks = {rank: RankProcess(rank) for rank in spec.local_ranks}
+        self._local = LocalRanks(spec)
+        self._ranks = self._local.by_rank
         self._pending: dict[int, Pending] = {}
         self._manager: FrameProtocol | None = None
         self._pmi: PmiNode | None = None
-        self._pmi_sockets: dict[int, socket.socket] = {}
-        self._pipes: dict[int, int] = {}
-        self._mpiexec: subprocess.Popen[bytes] | None = None
         self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody holds
-        self._silent: set[int] = set()  # PMI sockets that their ranks have closed
+        self._silent: set[int] = set()  # ranks whose PMI sockets are closed: they are ending
         self._leaving = False
         self._farewell: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
-        self._config = RankConfig(
+        config = RankConfig(
             token=spec.token,
             directory=str(self._folder.path),
             control=control,
@@ -114,60 +82,7 @@ class Proxy:
         os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1" if crowded else "0"
         for name in ("OMP", "OPENBLAS", "MKL"):
             os.environ[f"{name}_NUM_THREADS"] = str(spec.threads)
-
-    # --- start ---
-
-    def start(self) -> None:
-        """Start the ranks. Called before the event loop exists: a fork must not inherit it."""
-        if self._spec.mpiexec is not None:
-            self._start_mpiexec(self._spec.mpiexec)
-            return
-        for rank in self._ranks:
-            self._fork(rank)
-
-    def _fork(self, rank: int) -> None:
-        ours, theirs = socket.socketpair()
-        read_end, write_end = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            theirs.close()
-            os.close(write_end)
-            self._pmi_sockets[rank] = ours
-            self._pipes[rank] = read_end
-            self._ranks[rank].pid = pid
-            return
-        try:
-            die_with_parent(parent)
-            os.dup2(write_end, 1)
-            os.dup2(write_end, 2)
-            close_all_but(0, 1, 2, theirs.fileno())
-            os.environ.update(
-                PMI_FD=str(theirs.fileno()), PMI_RANK=str(rank), PMI_SIZE=str(self._spec.size)
-            )
-            self._run_rank(self._config)
-        finally:
-            os._exit(1)
-
-    def _start_mpiexec(self, argv: list[str]) -> None:
-        config = self._folder.path / "rank.json"
-        with open(os.open(config, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-            json.dump(asdict(self._config), file)
-        read_end, write_end = os.pipe()
-        parent = os.getpid()
-        command = [*argv, "-n", str(self._spec.size), sys.executable, "-m", "mpi_workers", "rank"]
-        try:
-            self._mpiexec = subprocess.Popen(
-                [*command, str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                start_new_session=True,
-                preexec_fn=lambda: die_with_parent(parent),
-            )
-        finally:
-            os.close(write_end)
-        self._pipes[next(iter(self._ranks))] = read_end
+        self._local.start(config, self._folder.path, run_rank)
 
     # --- the loop ---
 
@@ -175,9 +90,9 @@ class Proxy:
         """Be the gang's proxy until the gang ends."""
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        for pipe_rank, pipe in self._pipes.items():
+        for speaker, pipe in self._local.pipes.items():
             os.set_blocking(pipe, False)
-            loop.add_reader(pipe, self._drain, pipe_rank)
+            loop.add_reader(pipe, self._listen, speaker)
         self._server = await loop.create_unix_server(
             lambda: FrameProtocol(
                 self._from_rank, self._rank_lost, self._spec.token, self._rank_hello
@@ -186,7 +101,7 @@ class Proxy:
         )
         if not await self._reach_manager():
             return
-        if self._pmi_sockets:
+        if self._local.forked:
             self._pmi = PmiNode(
                 self._spec.kvs_name,
                 self._spec.size,
@@ -196,7 +111,7 @@ class Proxy:
                 barrier=lambda puts: self._event("pmi_barrier", puts=puts),
                 abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
             )
-            for rank, sock in self._pmi_sockets.items():
+            for rank, sock in self._local.pmi.items():
                 sock.setblocking(False)
                 loop.add_reader(sock, self._from_pmi, rank, bytearray())
         self._reap()
@@ -244,17 +159,17 @@ class Proxy:
 
     def _to_pmi(self, rank: int, line: str) -> None:
         with contextlib.suppress(OSError):  # the rank is gone: its end is reported elsewhere
-            self._pmi_sockets[rank].send((line + "\n").encode())
+            self._local.pmi[rank].send((line + "\n").encode())
 
     def _from_pmi(self, rank: int, buffer: bytearray) -> None:
         try:
-            data = self._pmi_sockets[rank].recv(1 << 16)
+            data = self._local.pmi[rank].recv(1 << 16)
         except OSError:
             data = b""
         if not data:
             # Only the rank itself holds the other end: it has ended.
-            asyncio.get_running_loop().remove_reader(self._pmi_sockets[rank])
-            self._silent.add(self._pmi_sockets[rank].fileno())
+            asyncio.get_running_loop().remove_reader(self._local.pmi[rank])
+            self._silent.add(rank)
             self._reap()
             return
         buffer += data
@@ -280,63 +195,30 @@ class Proxy:
         return {}
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
-        if self._spec.mpiexec is not None and protocol.peer is not None:
+        if not self._local.forked and protocol.peer is not None:
             self._rank_ended(protocol.peer.rank, "ended")
 
-    def _drain(self, rank: int) -> bytes:
-        pipe = self._pipes[rank]
-        everything = b""
-        while True:
-            try:
-                data = os.read(pipe, 1 << 16)
-            except BlockingIOError:
-                break
-            if not data:
-                with contextlib.suppress(RuntimeError):
-                    asyncio.get_running_loop().remove_reader(pipe)
-                break
-            self._ranks[rank].said(data)
-            everything += data
-        if everything:
-            for line in everything.decode(errors="replace").splitlines():
-                print(f"[rank {rank}] {line}" if self._mpiexec is None else line, flush=True)
-        return everything
+    def _listen(self, speaker: int) -> None:
+        if not self._local.listen(speaker):
+            asyncio.get_running_loop().remove_reader(self._local.pipes[speaker])
 
     def _reap(self) -> None:
-        for process in self._ranks.values():
-            if self._spec.mpiexec is None and process.status is None and process.pid is not None:
-                pid, status = os.waitpid(process.pid, os.WNOHANG)
-                if pid:
-                    process.status = status
-                    self._rank_ended(process.rank, describe_status(status))
-        if self._mpiexec is not None and self._mpiexec.poll() is not None:
-            first = next(iter(self._ranks))
-            self._rank_ended(first, f"and all of mpiexec ended with {self._mpiexec.returncode}")
+        for rank, cause in self._local.ended():
+            self._rank_ended(rank, cause)
         # A rank's sockets close a moment before it can be waited for; mpiexec has none here.
-        if not self._leaving and (self._mpiexec is not None or self._closed_sockets()):
+        if not self._leaving and (self._silent or not self._local.forked):
             asyncio.get_running_loop().call_later(REAP_S, self._reap)
-
-    def _closed_sockets(self) -> bool:
-        """Whether a rank has closed its PMI socket and is not yet known to have ended."""
-        return any(
-            self._ranks[rank].status is None and sock.fileno() in self._silent
-            for rank, sock in self._pmi_sockets.items()
-        )
 
     def _rank_ended(self, rank: int, cause: str) -> None:
         if self._leaving:
             return
-        process = self._ranks[rank]
-        said = rank if rank in self._pipes else next(iter(self._pipes))
-        with contextlib.suppress(OSError):
-            self._drain(said)
         self._event(
             "rank_ended",
             rank=rank,
             cause=cause,
             hostname=os.uname().nodename,
-            pid=process.pid or 0,
-            tail=self._ranks[said].last_words(),
+            pid=self._ranks[rank].pid or 0,
+            tail=self._local.last_words(rank),
         )
         self._stop()
 
@@ -430,19 +312,9 @@ class Proxy:
             if process.control is not None:
                 process.control.send(Kind.COMMAND, {"op": "exit"})
         deadline = time.monotonic() + EXIT_GRACE_S
-        while time.monotonic() < deadline and any(map(self._alive, self._ranks.values())):
+        while time.monotonic() < deadline and self._local.any_alive():
             await asyncio.sleep(0.01)
         self._stop()
-
-    def _alive(self, process: RankProcess) -> bool:
-        if process.pid is None or process.status is not None:
-            return False
-        if self._spec.mpiexec is None:
-            pid, status = os.waitpid(process.pid, os.WNOHANG)
-            if pid:
-                process.status = status
-            return not pid
-        return os.path.exists(f"/proc/{process.pid}")
 
     def _stop(self) -> None:
         self._leaving = True
@@ -451,46 +323,8 @@ class Proxy:
 
     def clean(self) -> None:
         """Kill what still runs and remove every trace."""
-        for process in self._ranks.values():
-            if process.pid is not None and process.status is None:
-                with contextlib.suppress(OSError):
-                    os.kill(process.pid, signal.SIGKILL)
-        if self._mpiexec is not None:
-            with contextlib.suppress(OSError):
-                os.killpg(self._mpiexec.pid, signal.SIGKILL)
-            self._mpiexec.wait()
-        for process in self._ranks.values():
-            if self._spec.mpiexec is None and process.pid is not None and process.status is None:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(process.pid, 0)
+        self._local.kill()
         self._folder.remove()
-
-
-def describe_status(status: int) -> str:
-    """How a process ended, in words."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "an unknown signal"
-        return f"was killed by signal {number} ({name})"
-    return f"exited with code {os.WEXITSTATUS(status)}"
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def close_all_but(*keep: int) -> None:
-    """Close every inherited file descriptor but these."""
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd not in keep:
-            with contextlib.suppress(OSError):
-                os.close(fd)
 
 
 def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
@@ -500,7 +334,6 @@ def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         proxy = Proxy(spec, run_rank)
-        proxy.start()
         uvloop.run(proxy.serve())
         status = 0
     except SystemExit:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpi_workers import housekeeping
-from mpi_workers.proxy import close_all_but
+from mpi_workers.processes import close_all_but
 from mpi_workers.specs import ProxySpec
 
 

@@ -19,7 +19,7 @@ REASON = why_not()
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(60, func_only=True),
+    pytest.mark.timeout(100, func_only=True),
 ]
 
 LINK_S = 10.0  # a cut link is noticed within

@@ -1,0 +1,223 @@
+"""A node's rank processes: started, listened to, waited for, killed.
+
+Ranks are forked from this (warm, single-threaded) process, so that the kernel
+ties their lives to it, or started by a site's mpiexec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from mpi_workers.protocol import FrameProtocol
+from mpi_workers.specs import ProxySpec, RankConfig
+from mpi_workers.wire import Body
+
+PR_SET_PDEATHSIG = 1
+TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
+
+
+class RankProcess:
+    """One rank of this node."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.pid: int | None = None
+        self.status: int | None = None  # as waitpid gives it
+        self.control: FrameProtocol | None = None
+        self.hello: Body = {}
+        self._tail: deque[bytes] = deque()
+        self._tail_nbytes = 0
+
+    def said(self, data: bytes) -> None:
+        """Remember the end of what the rank prints."""
+        self._tail.append(data)
+        self._tail_nbytes += len(data)
+        while self._tail_nbytes - len(self._tail[0]) > TAIL_LIMIT:
+            self._tail_nbytes -= len(self._tail.popleft())
+
+    def last_words(self) -> str:
+        return b"".join(self._tail)[-TAIL_LIMIT:].decode(errors="replace").strip()
+
+
+class LocalRanks:
+    """All ranks of this node.
+
+    Attributes
+    ----------
+    by_rank : dict of int to RankProcess
+    pipes : dict of int to int
+        File descriptors of what ranks print; mpiexec has one pipe for all, under the
+        first rank.
+    pmi : dict of int to socket
+        Where forked ranks speak PMI; closed by a rank's end and nothing else.
+    """
+
+    def __init__(self, spec: ProxySpec) -> None:
+        self._spec = spec
+        self._mpiexec: subprocess.Popen[bytes] | None = None
+        self.by_rank = {rank: RankProcess(rank) for rank in spec.local_ranks}
+        self.pipes: dict[int, int] = {}
+        self.pmi: dict[int, socket.socket] = {}
+
+    @property
+    def forked(self) -> bool:
+        """Whether the ranks are this process's children (else mpiexec's)."""
+        return self._spec.mpiexec is None
+
+    def start(
+        self, config: RankConfig, folder: Path, run_rank: Callable[[RankConfig], None]
+    ) -> None:
+        """Start them. Called before an event loop exists: a fork must not inherit it."""
+        if self._spec.mpiexec is not None:
+            self._start_mpiexec(self._spec.mpiexec, config, folder / "rank.json")
+            return
+        for process in self.by_rank.values():
+            self._fork(process, config, run_rank)
+
+    def _fork(
+        self, process: RankProcess, config: RankConfig, run_rank: Callable[[RankConfig], None]
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            os.close(write_end)
+            self.pmi[process.rank] = ours
+            self.pipes[process.rank] = read_end
+            process.pid = pid
+            return
+        try:
+            die_with_parent(parent)
+            os.dup2(write_end, 1)
+            os.dup2(write_end, 2)
+            close_all_but(0, 1, 2, theirs.fileno())
+            os.environ.update(
+                PMI_FD=str(theirs.fileno()),
+                PMI_RANK=str(process.rank),
+                PMI_SIZE=str(self._spec.size),
+            )
+            run_rank(config)
+        finally:
+            os._exit(1)
+
+    def _start_mpiexec(self, argv: list[str], config: RankConfig, path: Path) -> None:
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            json.dump(asdict(config), file)
+        read_end, write_end = os.pipe()
+        parent = os.getpid()
+        program = [sys.executable, "-m", "mpi_workers", "rank", str(path)]
+        try:
+            self._mpiexec = subprocess.Popen(
+                [*argv, "-n", str(self._spec.size), *program],
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent),
+            )
+        finally:
+            os.close(write_end)
+        self.pipes[next(iter(self.by_rank))] = read_end
+
+    def listen(self, rank: int) -> bool:
+        """Take in, and pass on, what a rank has printed; whether its pipe is still open.
+
+        The pipe must not block.
+        """
+        while True:
+            try:
+                data = os.read(self.pipes[rank], 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.by_rank[rank].said(data)
+            prefix = f"[rank {rank}] " if self.forked else ""
+            for line in data.decode(errors="replace").splitlines():
+                print(f"{prefix}{line}", flush=True)
+
+    def last_words(self, rank: int) -> str:
+        """The end of what a rank printed (with mpiexec: of what all printed)."""
+        speaker = rank if rank in self.pipes else next(iter(self.pipes))
+        with contextlib.suppress(OSError):
+            self.listen(speaker)
+        return self.by_rank[speaker].last_words()
+
+    def ended(self) -> list[tuple[int, str]]:
+        """Ranks that have ended since the last look, each with how."""
+        found = []
+        if self._mpiexec is not None:
+            if self._mpiexec.poll() is not None:
+                cause = f"and all of mpiexec ended with {self._mpiexec.returncode}"
+                found.append((next(iter(self.by_rank)), cause))
+            return found
+        for process in self.by_rank.values():
+            if process.status is None and process.pid is not None:
+                pid, status = os.waitpid(process.pid, os.WNOHANG)
+                if pid:
+                    process.status = status
+                    found.append((process.rank, describe_status(status)))
+        return found
+
+    def any_alive(self) -> bool:
+        """Whether any rank still runs."""
+        if self.forked:
+            self.ended()
+            return any(p.pid is not None and p.status is None for p in self.by_rank.values())
+        return any(os.path.exists(f"/proc/{p.pid}") for p in self.by_rank.values() if p.pid)
+
+    def kill(self) -> None:
+        """Kill what still runs, and wait until it is gone."""
+        for process in self.by_rank.values():
+            if process.pid is not None and process.status is None:
+                with contextlib.suppress(OSError):
+                    os.kill(process.pid, signal.SIGKILL)
+        if self._mpiexec is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._mpiexec.pid, signal.SIGKILL)
+            self._mpiexec.wait()
+            return
+        for process in self.by_rank.values():
+            if process.pid is not None and process.status is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "an unknown signal"
+        return f"was killed by signal {number} ({name})"
+    return f"exited with code {os.WEXITSTATUS(status)}"
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def close_all_but(*keep: int) -> None:
+    """Close every inherited file descriptor but these."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
