@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -122,7 +122,9 @@ class Driver:
                 ready: Any = agent.ready.options(max_task_retries=-1)
                 facts = await asyncio.wait_for(_value(ready.remote()), AGENT_TIMEOUT_S)
                 return agent, facts
-            except (RayActorError, TimeoutError) as error:
+            except RayTaskError:
+                raise  # it came up, and says what is wrong there
+            except (RayError, TimeoutError) as error:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
                     raise LaunchError(
@@ -152,7 +154,7 @@ class Driver:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         if len(nodes) > PREWARM_NODES:
             return 0
-        with contextlib.suppress(LaunchError):
+        with contextlib.suppress(LaunchError, RayTaskError):
             return len(await self.agents(nodes))
         return 0
 

@@ -21,6 +21,7 @@ from alchemist_ray.errors import (
     GroupFailedError,
     LayoutError,
     MatrixNotFoundError,
+    SessionError,
     ShapeError,
     StaleHandleError,
     TransferError,
@@ -314,11 +315,11 @@ def gang_of(handle: Handle) -> GangClient:
             raise ValueError
         manager = ray.get_actor(group_name(handle.gang), namespace=NAMESPACE)
         endpoint: Endpoint = ask_manager(manager.endpoint.remote(), timeout_s=30)
-    except (ValueError, GroupFailedError) as error:
+    except (ValueError, SessionError, GroupFailedError) as error:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened
         raise StaleHandleError(
-            f"{handle.name} belonged to session {handle.session}, which has ended"
+            f"{handle.name} belonged to a gang of session {handle.session}, which has ended"
         ) from None
     client = GangClient(endpoint, manager, owner=False)
     client.check(handle)

@@ -36,6 +36,7 @@ from mpi_workers.wire import Body
 
 T = TypeVar("T")
 END_TIMEOUT_S = 5.0
+LOST_NODE_S = 1.0  # the same for a node that gives no answer any more
 LOOK_S = 1.0  # between looks at proxies that have not reached us yet
 KEEP_SHARE = 4  # a quarter of a node's memory may be kept warm for reuse
 
@@ -51,6 +52,7 @@ class GangRequest:
     start_timeout_s: float
     inherited: Reservation | None
     epoch: int
+    session: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,8 @@ class Endpoint:
 class GroupManager:
     """Actor: see the module. All its state is on one event loop."""
 
-    def __init__(self, gang: str, session: str) -> None:
+    def __init__(self, gang: str) -> None:
         self._gang = gang
-        self._session = session
         self._dispatcher: Dispatcher | None = None
         self._endpoint: Endpoint | None = None
         self._reservation: Reservation | None = None
@@ -89,9 +90,7 @@ class GroupManager:
         ResourceError, LaunchError
             In time; nothing of the gang is left then.
         """
-        if self._ending is not None:
-            await self._ending
-            self._ending = None
+        await self._ended()
         if self._dispatcher is not None:
             self._dispatcher.close(SessionError("the session has started another gang"))
         deadline = time.monotonic() + request.start_timeout_s
@@ -174,7 +173,7 @@ class GroupManager:
         node_ids = [node for node, _ in nodes]
         self._endpoint = Endpoint(
             gang=self._gang,
-            session=self._session,
+            session=request.session,
             epoch=request.epoch,
             token=token,
             addresses=tuple(dispatcher.addresses),
@@ -185,7 +184,7 @@ class GroupManager:
         )
         find_driver().register.remote(
             self._gang,
-            {"session": self._session, "workers": request.workers, "nodes": node_ids},
+            {"session": request.session, "workers": request.workers, "nodes": node_ids},
         )
         return self._endpoint
 
@@ -255,7 +254,14 @@ class GroupManager:
         """End the ranks in good order and give the CPUs back."""
         if self._dispatcher is not None and self._dispatcher.nodes.failure is None:
             await self._dispatcher.nodes.shutdown(END_TIMEOUT_S)
+        await self._ended()
         await self._release()
+
+    async def _ended(self) -> None:
+        """Wait until a gang that was lost is cleared up."""
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            await ending
 
     # --- the ways a gang is lost ---
 
@@ -277,9 +283,14 @@ class GroupManager:
         if dispatcher is not None and not keep_failure:
             dispatcher.close(SessionError("the session has given its workers back"))
             self._dispatcher = None
-        gone = [_value(agent.wait_gone.remote(self._run_name, END_TIMEOUT_S)) for agent in agents]
-        with contextlib.suppress(RayError, TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*gone, return_exceptions=True), END_TIMEOUT_S + 1)
+        failure = dispatcher.nodes.failure if dispatcher is not None else None
+        lost = failure.facts.get("node") if failure is not None else None
+        waits: list[Any] = []
+        for node, agent in enumerate(agents):
+            limit_s = LOST_NODE_S if node == lost else END_TIMEOUT_S
+            gone = _value(agent.wait_gone.remote(self._run_name, limit_s))
+            waits.append(asyncio.wait_for(gone, limit_s + 0.5))
+        await asyncio.gather(*waits, return_exceptions=True)
         if reservation is not None:
             with contextlib.suppress(RayError):
                 await _in_thread(reservation.release)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import uuid
 import weakref
@@ -15,13 +14,12 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray import gang as gangs
+from alchemist_ray import managers
 from alchemist_ray.cluster import join_ray
-from alchemist_ray.driver import NAMESPACE, find_driver, group_name, start_actor
+from alchemist_ray.driver import find_driver
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
@@ -32,11 +30,12 @@ from alchemist_ray.errors import (
     SessionError,
 )
 from alchemist_ray.gang import GangClient
-from alchemist_ray.group import Endpoint, GangRequest, GroupManager
+from alchemist_ray.group import Endpoint, GangRequest
 from alchemist_ray.handles import Handle
 from alchemist_ray.launch import LAUNCHERS
 from alchemist_ray.libraries import Library, named
 from alchemist_ray.link import ask_manager, no_workers
+from alchemist_ray.managers import Manager
 from alchemist_ray.placement import PLACEMENTS, check_capacity, inherited
 
 END_TIMEOUT_S = 15.0
@@ -114,14 +113,14 @@ class AlchemistSession:
             raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be over 0")
         self._start_timeout_s = start_timeout_s
         self._progress = progress
-        self._manager: ActorHandle | None = None
+        self._manager: Manager | None = None
         self._client: GangClient | None = None
         self._libraries: dict[str, Library] = {}
-        self._epoch = 0
         self._closed = False
         self._started_ray = join_ray(num_workers)
         self._driver = find_driver()
         self._driver.prewarm.remote()
+        self._manager = managers.take()
         _open.add(self)
         if num_workers is not None:
             try:
@@ -154,6 +153,7 @@ class AlchemistSession:
         ray.init(address=wanted, log_to_driver=True)
         self._started_ray = False
         self._driver = find_driver()
+        self._manager = managers.take()
 
     # --- workers ---
 
@@ -191,7 +191,8 @@ class AlchemistSession:
             check_capacity(num_workers, self._cpus)
             reservation = None
         self._drop_client()
-        self._epoch += 1
+        manager = self._live_manager()
+        manager.epoch += 1
         request = GangRequest(
             workers=num_workers,
             threads=self._threads,
@@ -199,22 +200,22 @@ class AlchemistSession:
             launcher=self._launcher,
             start_timeout_s=self._start_timeout_s,
             inherited=reservation,
-            epoch=self._epoch,
+            epoch=manager.epoch,
+            session=self.id,
         )
-        manager = self._live_manager()
         limit_s = self._start_timeout_s + MANAGER_TIMEOUT_S
         try:
-            endpoint: Endpoint = ask_manager(manager.launch.remote(request), limit_s)
+            endpoint: Endpoint = ask_manager(manager.actor.launch.remote(request), limit_s)
         except (KeyboardInterrupt, GetTimeoutError) as error:
             self._manager = None
-            ray.kill(manager)  # it goes on over there: what it has, and will have, ends with it
+            manager.kill()  # it goes on over there: what it has, and will have, ends with it
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise LaunchError(
                 f"the gang's GroupManager gave no answer in {limit_s:.0f} s: has Ray no room for "
                 "another process on this node, or is it stuck?"
             ) from None
-        self._client = GangClient(endpoint, manager, owner=True, progress=self._progress)
+        self._client = GangClient(endpoint, manager.actor, owner=True, progress=self._progress)
         gangs.attach(self._client)
         return self.list_workers()
 
@@ -360,10 +361,11 @@ class AlchemistSession:
             return
         self._closed = True
         _open.discard(self)
-        self._end_gang()
-        if self._manager is not None and ray.is_initialized():
-            with contextlib.suppress(Exception):
-                ray.kill(self._manager)
+        manager = self._manager if self._end_gang() else None
+        if manager is not None:
+            managers.give_back(manager)
+        elif self._manager is not None:
+            self._manager.kill()
         self._manager = None
 
     stop = close
@@ -382,7 +384,9 @@ class AlchemistSession:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "no workers"
         if self._client is not None:
-            state = f"{len(self._client.endpoint.workers)} workers, epoch {self._epoch}"
+            state = (
+                f"{len(self._client.endpoint.workers)} workers, epoch {self._client.endpoint.epoch}"
+            )
         return f"<AlchemistSession {self.id}: {state}>"
 
     # --- inside ---
@@ -404,25 +408,10 @@ class AlchemistSession:
             return False
         return True
 
-    def _live_manager(self) -> ActorHandle:
-        """The gang's GroupManager, made anew if it died."""
-        if self._manager is not None:
-            try:
-                ray.get(self._manager.__ray_ready__.remote(), timeout=10)
-                return self._manager
-            except (ray.exceptions.RayError, TimeoutError):
-                self._manager = None
-        gang = f"g{uuid.uuid4().hex[:10]}"
-        here = ray.get_runtime_context().get_node_id()
-        options: dict[str, Any] = {
-            "name": group_name(gang),
-            "namespace": NAMESPACE,
-            "num_cpus": 0,
-            "max_concurrency": 1000,
-            # Beside the session: its commands take the near socket, and a cut link parts neither.
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
-        }
-        self._manager = start_actor(GroupManager, options, gang, self.id)
+    def _live_manager(self) -> Manager:
+        """The session's GroupManager; another one if it died."""
+        if self._manager is None or not self._manager.alive():
+            self._manager = managers.take()
         return self._manager
 
     def _drop_client(self) -> None:
@@ -431,12 +420,16 @@ class AlchemistSession:
         if client is not None:
             client.close()
 
-    def _end_gang(self) -> None:
-        client = self._client
-        if client is not None and self._manager is not None and ray.is_initialized():
-            with contextlib.suppress(Exception):  # it is going: an error has no one to help
-                ray.get(self._manager.end.remote(), timeout=END_TIMEOUT_S)
+    def _end_gang(self) -> bool:
+        """End the gang, if there is one; whether the manager is fit for another."""
+        fit = self._manager is not None and ray.is_initialized()
+        if self._client is not None and self._manager is not None and fit:
+            try:
+                ray.get(self._manager.actor.end.remote(), timeout=END_TIMEOUT_S)
+            except Exception:  # it is going: an error has no one to help
+                fit = False
         self._drop_client()
+        return fit
 
 
 _open: weakref.WeakSet[AlchemistSession] = weakref.WeakSet()

@@ -93,7 +93,9 @@ class Report:
 
         figure, axes = plt.subplots(figsize=(8, 0.6 + 0.45 * len(self.rows)), layout="constrained")
         scores = [
-            (row.target / row.measured if row.at_most else row.measured / row.target)
+            row.target / max(row.measured, row.target / 1000)
+            if row.at_most
+            else row.measured / row.target
             for row in self.rows
         ]
         colours = ["#3b7dd8" if row.met else "#d8743b" for row in self.rows]
