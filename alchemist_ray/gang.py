@@ -122,11 +122,10 @@ class GangClient:
                 f"{handle.name} lives in the gang of session {handle.session}, not in that of "
                 f"session {self.endpoint.session}: fetch it there and send it here"
             )
-        if handle.epoch != self.endpoint.epoch:
+        if (handle.gang, handle.epoch) != (self.endpoint.gang, self.endpoint.epoch):
             raise StaleHandleError(
-                f"{handle.name} belonged to an earlier gang of session {handle.session} (epoch "
-                f"{handle.epoch}, now {self.endpoint.epoch}), whose memory is gone: send or "
-                "compute it again"
+                f"{handle.name} belonged to an earlier gang of session {handle.session}, whose "
+                "memory is gone: send or compute it again"
             )
         return handle
 

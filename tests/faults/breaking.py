@@ -71,6 +71,20 @@ def leave(ctx: Context, rank: int, code: int) -> None:
 
 
 @routine()
+def quit(ctx: Context, rank: int) -> None:
+    """One rank calls sys.exit; the others wait for it."""
+    if ctx.rank == rank:
+        sys.exit("I have had enough")
+    _meet(ctx, False)
+
+
+@routine("huge")
+def greedy(ctx: Context, m: int, n: int) -> DistMatrix:
+    """Ask for an m x n matrix."""
+    return ctx.zeros((m, n), "float64")
+
+
+@routine()
 def stuck(ctx: Context, rank: int) -> None:
     """One rank raises; the others wait for it in native MPI, where nothing reaches them."""
     if ctx.rank == rank:

@@ -185,7 +185,7 @@ class Gang:
     @property
     def manager(self) -> Any:
         """The actor of the gang's GroupManager."""
-        return self.session._manager
+        return self.session._manager.actor
 
     def works(self) -> bool:
         """Whether it is whole and gives right answers."""

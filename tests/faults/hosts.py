@@ -27,6 +27,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "10.77.0"
 GCS_PORT = 6379
+PROBE = "8.8.8.8"  # by the way to it Ray finds out the host's own address; nothing is sent
 NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 PR_SET_PDEATHSIG = 1
 READY = "ready"
@@ -77,7 +79,7 @@ class Host:
             ["link", "set", "lo", "up"],
             ["addr", "add", f"{self.ip}/24", "dev", "eth0"],
             ["link", "set", "eth0", "up"],
-            ["route", "add", "default", "dev", "eth0"],  # by it Ray finds out its own address
+            ["route", "add", PROBE, "dev", "eth0"],
         ):
             self.run("ip", *command)
         self._inside: Inside | None = None
@@ -109,6 +111,11 @@ class Host:
     def run(self, *command: Any, limit_s: float = 60.0) -> str:
         """Run a command here; what it says. Raises `RuntimeError` if it fails."""
         return _run(*self.enter(*command), env=self.environment(), limit_s=limit_s)
+
+    def wait_for_port(self, port: int) -> None:
+        """Wait until something listens at this port of the first host."""
+        look = f"until (: < /dev/tcp/{NETWORK}.1/{port}) 2>/dev/null; do sleep 0.1; done"
+        self.run("bash", "-c", look)
 
     def environment(self) -> dict[str, str]:
         dropped = ("TMPDIR", "RAY_ADDRESS")
@@ -246,9 +253,8 @@ class Hosts:
     def close(self) -> None:
         """End every process on every host; the network goes with them."""
         for host in self._hosts:
-            host.leave()
-        for host in self._hosts:
             host.kill()
+            host.leave()
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
@@ -258,13 +264,19 @@ class Hosts:
 
         Ray gives a host that has fallen silent up for lost after 15 s (by default, 65 s).
         """
-        for number, host in enumerate(self._hosts):
-            role = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
-            if number:
-                role = [f"--address={NETWORK}.1:{GCS_PORT}"]
+        head = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
+
+        def start(number: int) -> None:
+            host = self._hosts[number]
+            role = [f"--address={NETWORK}.1:{GCS_PORT}"] if number else head
             size = [f"--num-cpus={cpus[number]}", "--object-store-memory=200000000"]
             where = f"--node-ip-address={host.ip}"
+            if number:
+                host.wait_for_port(GCS_PORT)
             host.run("ray", "start", *role, where, *size, "--disable-usage-stats")
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(start, range(len(self._hosts))))
 
 
 def _die_with_parent() -> None:
@@ -307,6 +319,7 @@ def _furnish(name: str, *needed: str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
         _run("mount", "--bind", f"/proc/{os.getpid()}/fd/{fd}", path)
         os.close(fd)
+    _run("mount", "--bind", "/dev/null", "/etc/resolv.conf")  # names are unknown at once
     # UCX looks for network devices there: it must see this namespace's, not the machine's.
     _run("mount", "-t", "sysfs", "sysfs", "/sys")
 

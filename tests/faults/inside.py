@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -123,6 +124,18 @@ def product(name: str) -> float:
     return float(np.abs(C.fetch() - A @ B).max())
 
 
+def load_own_file(name: str) -> tuple[str, str]:
+    """Load a library from a file that only this host has; the error."""
+    with tempfile.NamedTemporaryFile(suffix=".py") as file:
+        file.write(LIBRARY.read_bytes())
+        file.flush()
+        try:
+            sessions[name].load_library("own", file.name)
+        except AlchemistError as error:
+            return type(error).__name__, str(error)
+    return "none", "it was loaded"
+
+
 def until_lost(name: str) -> dict[str, Any]:
     """Ask and ask again, until the gang is lost; the error, and when it came."""
     while True:
@@ -131,6 +144,12 @@ def until_lost(name: str) -> dict[str, Any]:
         except AlchemistError as error:
             return told(error)
         time.sleep(0.01)
+
+
+def churn(name: str, seconds: float) -> str:
+    """Compute in MPI across the hosts."""
+    libraries[name].churn(seconds)
+    return "done"
 
 
 def compute_until_lost(name: str) -> dict[str, Any]:

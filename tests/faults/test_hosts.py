@@ -33,8 +33,12 @@ class Pair:
 
     def __init__(self, hosts: Hosts) -> None:
         self.near, self.far = hosts[0], hosts[1]
-        # 3 CPUs in a row are on the first host only; then both have 2.
+        # The program that came first, and had to start all our actors, is gone again.
         assert self.call("join", 2, limit_s=40) == 2
+        self.call("request", "first", 1)
+        self.near.leave()
+        assert self.call("join", 2) == 2
+        # 3 CPUs in a row are on the first host only; then both have 2.
         self.bystander = [worker["pid"] for worker in self.call("request", "bystander", 3)]
         self.start()
 
@@ -119,6 +123,13 @@ def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:
     assert pair.call("product", "gang") < 1e-10
 
 
+def test_a_library_that_one_host_does_not_have_is_told_of(pair: Pair) -> None:
+    kind, message = pair.call("load_own_file", "gang")
+    assert kind == "LibraryNotFoundError"
+    assert f"on node {pair.far.name}" in message
+    assert pair.call("total", "gang") == 6
+
+
 @pytest.mark.parametrize("meanwhile", STATES)
 def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhile: str) -> None:
     rank = pair.on(pair.far)[-1]
@@ -155,7 +166,17 @@ def test_a_rank_killed_on_the_near_host_ends_the_gang_on_both(pair: Pair) -> Non
     pair.start()
 
 
-@pytest.mark.parametrize("meanwhile", STATES)
+def test_a_gang_lives_through_a_short_break_of_the_link(pair: Pair) -> None:
+    pair.near.begin(f"{INSIDE}:churn", "gang", 3.0)
+    time.sleep(0.5)
+    pair.far.cut()
+    time.sleep(2.0)
+    pair.far.mend()
+    assert pair.near.result(20) == "done"
+    assert pair.call("total", "gang") == 6
+
+
+@pytest.mark.parametrize("meanwhile", ["compute_until_lost", "send_until_lost"])
 def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> None:
     start = time.monotonic()
     told, seconds = strike(pair, meanwhile, pair.far.cut, LINK_S)
@@ -172,6 +193,17 @@ def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> N
         pair.far.mend()
     pair.start()
     assert pair.call("total", "gang") == 6
+
+
+def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
+    """Ray on that host is gone, but the gang's life line is its GroupManager."""
+    for pid in pair.far.pids("raylet/raylet"):
+        pair.far.signal(pid)
+    gone_s = traces.wait_until(lambda: not pair.far.pids("ray::"), LINK_S, 0.1)
+    assert gone_s is not None
+    assert pair.call("pids", "gang") == [worker["pid"] for worker in pair.workers]
+    assert pair.call("total", "gang") == 6
+    assert pair.unharmed()
 
 
 def test_a_host_that_is_lost_ends_the_gang(pair: Pair) -> None:

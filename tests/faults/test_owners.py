@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -45,6 +46,15 @@ print([w.pid for w in als.list_workers()], flush=True)
 """
 
 
+WAITING = """
+import ray
+ray.init(address={address!r}, log_to_driver=False)
+from alchemist_ray import AlchemistSession
+print("here", flush=True)
+AlchemistSession(6)
+"""
+
+
 # --- the manager ---
 
 
@@ -73,9 +83,10 @@ def test_a_call_through_ray_learns_of_a_killed_manager(gang: Gang) -> None:
 # --- proxy, zygote, agent, Driver ---
 
 
-def test_a_killed_proxy_ends_the_gang(gang: Gang) -> None:
-    told = strike(lambda: kill(gang.proxy), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of a proxy", told, f"node {os.uname().nodename} is gone")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_proxy_ends_the_gang(gang: Gang, number: signal.Signals) -> None:
+    told = strike(lambda: kill(gang.proxy, number), lambda: gang.lib.churn(30.0))
+    gang.lost(f"{number.name} to a proxy", told, f"node {os.uname().nodename} is gone")
 
 
 def test_a_gang_outlives_its_zygote(gang: Gang) -> None:
@@ -220,6 +231,20 @@ def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: s
         cluster, before, "time.sleep(60)", lambda program: program.process.terminate()
     )
     record("SIGTERM to the user's program", told_s, gone_s, "(ranks and CPUs gone)")
+
+
+def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
+    cluster: str, before: set[str]
+) -> None:
+    waiting = WAITING.format(address=cluster)
+    with subprocess.Popen([sys.executable, "-c", waiting], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        queued = traces.wait_until(lambda: any("placement" in what for what in left() - before), 20)
+        assert queued is not None
+        process.kill()
+    gone_s = assert_clean(before)
+    record("kill -9 of a program that waits for CPUs", gone_s, gone_s, "(reservation gone)")
 
 
 def test_a_killed_actor_takes_its_gang_along(cluster: str, gang: Gang) -> None:

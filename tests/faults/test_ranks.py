@@ -88,6 +88,13 @@ def test_an_exception_on_all_ranks_fails_the_call_alone(gang: Gang) -> None:
     record("exception on all ranks", seconds, None, caught.value)
 
 
+def test_a_sys_exit_on_one_rank_fails_the_call_alone(gang: Gang) -> None:
+    with pytest.raises(RoutineError, match="SystemExit: I have had enough") as caught:
+        gang.lib.quit(2)
+    assert caught.value.rank == 2
+    assert gang.works()
+
+
 def test_a_gang_outlives_many_failing_calls(gang: Gang) -> None:
     echo = gang.session.load_library("echo")
     for turn in range(20):
@@ -128,6 +135,13 @@ def test_a_stopped_rank_holds_up_its_own_gang_only(gang: Gang, bystander: Gang) 
     assert bystander.works()
     told = strike(lambda: kill(gang.ranks[1]), gang.lib.total)
     gang.lost("kill -9 of a stopped rank", told, "rank 1", "SIGKILL")
+
+
+def test_a_rank_that_mpiexec_started_ends_the_gang_when_it_is_killed(bystander: Gang) -> None:
+    gang = Gang(2, launcher="mpiexec")
+    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.lib.churn(30.0))
+    gang.lost("kill -9 of a rank that mpiexec started", told, "rank 1")
+    gang.close()
 
 
 def test_a_closed_session_leaves_nothing(cluster: str, bystander: Gang) -> None:

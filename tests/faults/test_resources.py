@@ -25,6 +25,7 @@ from tests.faults.conftest import (
     kill,
     left,
     record,
+    strike,
 )
 from tests.support import traces
 
@@ -83,6 +84,16 @@ def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(gang: Gang) 
     assert len(gang.session.list_matrices()) == matrices
     assert gang.works()
     record("matrix larger than memory", seconds, None, caught.value)
+
+
+def test_a_routine_that_asks_for_more_than_memory_fails_alone(gang: Gang) -> None:
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match=r"needs .* TB .* node has .* left") as caught:
+        gang.lib.greedy(10**6, 10**6)
+    seconds = time.monotonic() - start
+    assert caught.value.rank is not None
+    assert gang.works()
+    record("routine asks for more than memory", seconds, None, caught.value)
 
 
 # --- start-up ---
@@ -163,6 +174,21 @@ def test_a_zygote_that_hangs_is_given_up(gang: Gang) -> None:
     assert gang.works()
 
 
+def test_a_zygote_killed_while_it_is_to_fork_ends_the_launch(gang: Gang) -> None:
+    before = left()
+    zygote = agent_pids()["zygote"]
+    gang.before.add(f"process {zygote}")
+    with opened(start_timeout_s=20.0) as session:
+        kill(zygote, signal.SIGSTOP)
+        told = strike(lambda: kill(zygote), lambda: session.request_workers(2), after_s=1.0)
+        assert type(told.error) is LaunchError, repr(told.error)
+        assert f"the warm process on {os.uname().nodename} ended" in str(told.error)
+        assert told.seconds < NEWS_S
+        record("kill -9 of a zygote that is to fork", told.seconds, None, told.error)
+        assert len(session.request_workers(2)) == 2
+    assert_clean(before)
+
+
 def test_an_mpiexec_that_hangs_is_ended(gang: Gang) -> None:
     before = left()
     with opened(launcher="mpiexec", start_timeout_s=2.0) as session:
@@ -173,6 +199,7 @@ def test_an_mpiexec_that_hangs_is_ended(gang: Gang) -> None:
         seconds = time.monotonic() - start
         gone_s = assert_clean(before)
         record("mpiexec hangs (start_timeout_s=2)", seconds, gone_s, caught.value)
+        launch_with(session, "")
 
 
 def test_an_mpiexec_that_fails_is_told_of(gang: Gang) -> None:
@@ -186,19 +213,23 @@ def test_an_mpiexec_that_fails_is_told_of(gang: Gang) -> None:
         assert seconds < NEWS_S
         gone_s = assert_clean(before)
         record("mpiexec fails at once", seconds, gone_s, caught.value)
+        launch_with(session, "")
 
 
 def opened(**options: Any) -> AlchemistSession:
     """A session whose GroupManager is there: its own start does not count."""
     session = AlchemistSession(**options)
-    ray.get(session._live_manager().__ray_ready__.remote())
+    ray.get(session._live_manager().actor.__ray_ready__.remote())
     return session
 
 
 def launch_with(session: AlchemistSession, mpiexec: str) -> None:
-    """Have a session's gang started by this command: its manager reads it from there."""
+    """Have a session's gang started by this command: its manager reads it from there.
+
+    An empty one is none: the manager may serve the next session.
+    """
 
     def set_command(self: Any, command: str) -> None:
         os.environ["ALCHEMIST_MPIEXEC"] = command
 
-    ray.get(session._live_manager().__ray_call__.remote(set_command, mpiexec))
+    ray.get(session._live_manager().actor.__ray_call__.remote(set_command, mpiexec))
