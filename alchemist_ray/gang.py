@@ -294,7 +294,10 @@ _attached: dict[str, GangClient] = {}
 def attach(client: GangClient) -> None:
     """Let handles in this process find their gang."""
     with _lock:
+        old = _attached.get(client.endpoint.gang)
         _attached[client.endpoint.gang] = client
+    if old is not None:
+        old.close()
 
 
 def gang_of(handle: Handle) -> GangClient:
@@ -307,13 +310,17 @@ def gang_of(handle: Handle) -> GangClient:
     """
     with _lock:
         client = _attached.get(handle.gang)
-    if client is not None and client.endpoint.epoch >= handle.epoch:
+    if client is not None and (
+        client.endpoint.session == handle.session and client.endpoint.epoch >= handle.epoch
+    ):
         return client
     try:
         if not ray.is_initialized():
             raise ValueError
         manager = ray.get_actor(group_name(handle.gang), namespace=NAMESPACE)
         endpoint: Endpoint = ask_manager(manager.endpoint.remote(), timeout_s=30)
+        if endpoint.session != handle.session:
+            raise SessionError("its manager has the gang of another session now")
     except (ValueError, SessionError, GroupFailedError) as error:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened

@@ -131,6 +131,13 @@ def test_a_closed_session_says_that_it_is_closed(cluster: str) -> None:
     with pytest.raises(StaleHandleError, match="has ended"):
         handle.fetch()
     assert "closed" in repr(als)
+    with AlchemistSession(1) as other:  # on the manager that the first has left
+        mine = other.send_matrix(np.eye(3))
+        with pytest.raises(StaleHandleError, match="has ended"):
+            handle.fetch()
+        with pytest.raises(MatrixNotFoundError, match="lives in the gang of session"):
+            other.fetch_matrix(handle)
+        np.testing.assert_array_equal(mine.fetch(), np.eye(3))
 
 
 def test_libraries_are_listed_and_run_by_name(session: AlchemistSession) -> None:

@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,13 +40,14 @@ PROBE = "8.8.8.8"  # by the way to it Ray finds out the host's own address; noth
 NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 PR_SET_PDEATHSIG = 1
 READY = "ready"
+TOOLS = ("bash", "ip", "kill", "mount", "nsenter", "ps", "unshare")
 
 
 def why_not() -> str | None:
     """Why there can be no hosts here, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [name for name in ("ip", "unshare", "nsenter", "mount") if not shutil.which(name)]
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
     if missing:
         return f"no {', '.join(missing)} on this machine"
     probe = subprocess.run(
@@ -67,7 +69,9 @@ class Host:
         self._port = f"port{number}"
         flags = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
         init = [sys.executable, "-S", __file__, name, str(ROOT), sys.prefix, sys.base_prefix]
-        self._unshare = _start(["unshare", *flags, *init], stdout=subprocess.PIPE)
+        self._unshare = _start(
+            ["unshare", *flags, *init], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         assert self._unshare.stdout is not None
         if (said := self._unshare.stdout.readline().strip()) != READY:
             raise RuntimeError(f"host {name} did not come up: {said}")
@@ -97,11 +101,13 @@ class Host:
 
     def kill(self) -> None:
         """Kill all that runs on it, at once and without a word, as a loss of power would."""
+        if self._unshare.poll() is not None:
+            return
         with contextlib.suppress(RuntimeError):
             self.cut()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
-        self._unshare.wait()
+        self._unshare.communicate()
 
     def enter(self, *command: Any) -> list[str]:
         """The command line that runs a command on this host."""
@@ -311,7 +317,7 @@ def _run(*command: Any, env: dict[str, str] | None = None, limit_s: float = 60.0
 
 def _furnish(name: str, *needed: str) -> None:
     """Give this host a name, its own /dev/shm, /tmp and /sys, and what of /tmp it needs."""
-    _run("hostname", name)
+    socket.sethostname(name)
     kept = {path: os.open(path, os.O_RDONLY) for path in needed if path.startswith("/tmp/")}
     for place in ("/dev/shm", "/tmp"):
         _run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
