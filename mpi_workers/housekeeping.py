@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -61,8 +62,19 @@ class GangFolder(PrivateFolder):
 
     def __init__(self, gang: str, kvs_name: str, node: int) -> None:
         super().__init__(gang)
-        self._segments = segment_names(kvs_name, node)
-        (self.path / SEGMENTS).write_text(json.dumps(self._segments))
+        self._segments = set(segment_names(kvs_name, node))
+        self._note_segments()
+
+    def _note_segments(self) -> None:
+        (self.path / SEGMENTS).write_text(json.dumps(sorted(self._segments)))
+
+    def learn_segments(self, pids: Iterable[int]) -> None:
+        """Note what these processes have mapped: another launcher's job has names of its own."""
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                self._segments.update(re.findall(rf"{SHM}/(mpich\S+)", maps))
+        self._note_segments()
 
     @cached_property
     def word(self) -> InterruptWord:

@@ -179,12 +179,16 @@ class LocalRanks:
             return any(p.pid is not None and p.status is None for p in self.by_rank.values())
         return any(os.path.exists(f"/proc/{p.pid}") for p in self.by_rank.values() if p.pid)
 
+    def pids(self) -> set[int]:
+        """The ranks that run, and with mpiexec whatever it has started and is not a rank yet."""
+        known = {p.pid for p in self.by_rank.values() if p.pid is not None and p.status is None}
+        return known | (descendants(self._mpiexec.pid) if self._mpiexec is not None else set())
+
     def kill(self) -> None:
         """Kill what still runs, and wait until it is gone."""
-        for process in self.by_rank.values():
-            if process.pid is not None and process.status is None:
-                with contextlib.suppress(OSError):
-                    os.kill(process.pid, signal.SIGKILL)
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         if self._mpiexec is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self._mpiexec.pid, signal.SIGKILL)
@@ -194,6 +198,16 @@ class LocalRanks:
             if process.pid is not None and process.status is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that a process has started, and those that they have."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in map(int, children):
+            found |= {child} | descendants(child)
+    return found
 
 
 def describe_status(status: int) -> str:

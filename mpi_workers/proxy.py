@@ -190,6 +190,8 @@ class Proxy:
         process.control = protocol
         protocol.peer = process
         if all(other.control is not None for other in self._ranks.values()):
+            if not self._local.forked:
+                self._folder.learn_segments(self._local.pids())
             self._folder.unlink_segments()  # all have attached: the names are not needed
             self._event("ready", ranks=[p.hello for p in self._ranks.values()])
         return {}
@@ -323,6 +325,8 @@ class Proxy:
 
     def clean(self) -> None:
         """Kill what still runs and remove every trace."""
+        if not self._local.forked:
+            self._folder.learn_segments(self._local.pids())
         self._local.kill()
         self._folder.remove()
 

@@ -202,6 +202,24 @@ def test_an_mpiexec_that_hangs_is_ended(gang: Gang) -> None:
         launch_with(session, "")
 
 
+def test_ranks_of_mpiexec_that_hang_when_they_start_are_ended(
+    gang: Gang, hanging_ranks: None
+) -> None:
+    before = left()
+    with opened(launcher="mpiexec", start_timeout_s=5.0) as session:
+        launching = Call(lambda: session.request_workers(2))
+
+        def hanging() -> bool:
+            return sum("mpi_workers rank" in line for line in traces.processes().values()) > 2
+
+        assert traces.wait_until(hanging, 4.5) is not None  # mpiexec and its ranks
+        start = time.monotonic()
+        told = launching.told(start)
+        assert isinstance(told.error, LaunchError), repr(told.error)
+        gone_s = assert_clean(before)
+        record("mpiexec's ranks hang in MPI_Init (5 s)", told.seconds, gone_s, told.error)
+
+
 def test_an_mpiexec_that_fails_is_told_of(gang: Gang) -> None:
     before = left()
     with opened(launcher="mpiexec", start_timeout_s=20.0) as session:
