@@ -151,11 +151,7 @@ class Pool:
         """
         with self._lock:
             self._settle()
-            fitting = [
-                s for s in self._idle
-                if s.nbytes >= nbytes and (s.nbytes <= SMALL or s.nbytes <= nbytes + nbytes // 4)
-            ]  # fmt: skip
-            segment = min(fitting, key=lambda s: s.nbytes, default=None)
+            segment = self._fitting(nbytes)
             if segment is not None:
                 self._idle.remove(segment)
         if segment is None:  # fresh pages take their time: others must not wait for them
@@ -165,6 +161,20 @@ class Pool:
         block = Block(segment, nbytes)
         weakref.finalize(block, self._returned.append, segment).atexit = False
         return block
+
+    def has_warm(self, nbytes: int) -> bool:
+        """Whether `take` would find a warm segment."""
+        with self._lock:
+            self._settle()
+            return self._fitting(nbytes) is not None
+
+    def _fitting(self, nbytes: int) -> Segment | None:
+        """The smallest warm segment that holds `nbytes` without much waste."""
+        fitting = [
+            s for s in self._idle
+            if s.nbytes >= nbytes and (s.nbytes <= SMALL or s.nbytes <= nbytes + nbytes // 4)
+        ]  # fmt: skip
+        return min(fitting, key=lambda s: s.nbytes, default=None)
 
     def is_live(self, segment_id: int) -> bool:
         """Whether a segment of this pool still exists (lent or warm)."""

@@ -235,6 +235,8 @@ class Proxy:
                 self._folder.word.raise_to(body["seq"])
             case "shutdown":
                 self._farewell = asyncio.ensure_future(self._shutdown())
+            case "reserve" if self._shortage(body, 0) is None:
+                self._reply(body["seq"], Pending(body, 0))  # plenty: no rank need wake for it
             case _:
                 self._pending[body["seq"]] = Pending(body, len(self._ranks))
                 data = wire.encode(Kind.COMMAND, body)
@@ -282,15 +284,17 @@ class Proxy:
                 ).to_map()
             )
 
+    def _shortage(self, body: Body, idle_bytes: int) -> Failure | None:
+        return memory_shortage(
+            Spread(body["layout"], tuple(body["shape"]), default_grid(self._spec.size)),
+            body["dtype"],
+            self._spec.local_ranks,
+            idle_bytes,
+        )
+
     def _reply(self, seq: int, pending: Pending) -> None:
         if pending.body["op"] == "reserve" and not pending.errors:
-            body = pending.body
-            shortage = memory_shortage(
-                Spread(body["layout"], tuple(body["shape"]), default_grid(self._spec.size)),
-                body["dtype"],
-                self._spec.local_ranks,
-                pending.idle,
-            )
+            shortage = self._shortage(pending.body, pending.idle)
             if shortage is not None:
                 pending.errors.append(shortage.to_map())
         reply: Body = {"seq": seq, "node": self._spec.node}

@@ -51,7 +51,9 @@ class Storage:
             ResourceError, if this node has not enough memory.
         """
         nbytes = spread.piece(self.rank).size * dtype.itemsize
-        spare = available_bytes() if nbytes > 1 << 20 else nbytes
+        # What is small, or lies warm in the pool, is there: no need to ask the system.
+        asked = nbytes > 1 << 20 and not self.pool.has_warm(nbytes)
+        spare = available_bytes() if asked else nbytes
         if nbytes > spare + self.pool.idle_bytes():
             m, n = spread.shape
             raise Failure(

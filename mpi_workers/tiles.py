@@ -56,9 +56,10 @@ def _tiles(
     m: int, n: int, itemsize: int, stride: int, narrow: bool
 ) -> Iterator[tuple[range, range]]:
     """Half-open tiles of an ``m x n`` region whose rows are dealt out with `stride`."""
-    if narrow:
-        across = max(16, ACROSS // itemsize)
-        down = max(16, TALL_BYTES // (across * itemsize)) * stride
+    if narrow:  # as tall as a rank's share allows, and wider where that is not much
+        rows = min(max(1, m // stride), TALL_BYTES // ACROSS)
+        across = max(16, min(TALL_BYTES // rows, ACROSS << 2) // itemsize)
+        down = rows * stride
     else:
         across = max(16, (ACROSS << 2) // itemsize)
         down = max(16, TALL_BYTES // (across * itemsize))
