@@ -323,7 +323,8 @@ def _furnish(name: str, *needed: str) -> None:
         _run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
     for path, fd in kept.items():
         Path(path).mkdir(parents=True, exist_ok=True)
-        _run("mount", "--bind", f"/proc/{os.getpid()}/fd/{fd}", path)
+        # As it is: mount would follow the link to what the new /tmp now hides.
+        _run("mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{fd}", path)
         os.close(fd)
     _run("mount", "--bind", "/dev/null", "/etc/resolv.conf")  # names are unknown at once
     # UCX looks for network devices there: it must see this namespace's, not the machine's.
