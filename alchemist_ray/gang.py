@@ -31,6 +31,7 @@ from alchemist_ray.events import times_table, transfer_bar
 from alchemist_ray.group import Endpoint
 from alchemist_ray.handles import Handle
 from alchemist_ray.link import MANAGER_GONE, Link, OnProgress, ask_manager, open_link
+from alchemist_ray.transfer import NODE_FAILED
 from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Reader, Target, Writer
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Grid, Spread, check_layout, copies, default_grid
@@ -235,9 +236,12 @@ class GangClient:
         except (Failure, WireError, OSError, TransferError) as error:
             if isinstance(error, Failure) and error.kind != "TransferError":
                 raise from_failure(error) from None
-            deadline = time.monotonic() + NEWS_S
-            while time.monotonic() < deadline:
+            known = isinstance(error, TransferError) and error.facts.get("cause") == NODE_FAILED
+            deadline = time.monotonic() + (0.0 if known else NEWS_S)
+            while True:
                 self.request({"op": "list_workers"})  # raises GroupFailedError once it is known
+                if time.monotonic() >= deadline:
+                    break
                 time.sleep(0.05)
             if isinstance(error, Failure):
                 raise from_failure(error) from error.__cause__

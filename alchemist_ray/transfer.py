@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 256 << 20  # 256 MiB: a node reports so often how far it is
 FIND_TIMEOUT_S = 60.0
+NODE_FAILED = "a node could not send"
 
 
 class BlocksPlan:
@@ -196,7 +197,10 @@ def _answer_of(ref: Any) -> Any:
         return ask(ref)
     except RayError as error:
         _agents.clear()  # the next transfer asks the Driver who there is
-        raise TransferError(f"a node could not read or send its blocks: {error}") from error
+        # Ray has taken its time to tell: the gang's own end would be known by now.
+        raise TransferError(
+            f"a node could not read or send its blocks: {error}", cause=NODE_FAILED
+        ) from error
 
 
 def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape]) -> None:
