@@ -124,7 +124,11 @@ def open_link(endpoint: Endpoint, manager: ActorHandle, *, owner: bool) -> Link:
     for address in (*near, *far):
         try:
             connection, _ = connect(
-                address, endpoint.token, {"role": "client", "owner": owner}, timeout_s=3.0
+                address,
+                endpoint.token,
+                {"role": "client", "owner": owner},
+                timeout_s=3.0,
+                take_fds=False,
             )
             return SocketLink(connection, address)
         except (OSError, wire.WireError):

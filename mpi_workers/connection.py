@@ -7,7 +7,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mpi_workers import wire
 from mpi_workers.failures import Failure
@@ -86,8 +86,10 @@ class Connection:
         raw = memoryview(payload).cast("B") if payload is not None else memoryview(b"")
         head = encode(kind, body, raw.nbytes)
         if fds:
-            with _sending():
+            try:
                 sent = socket.send_fds(self.sock, [head], list(fds))
+            except OSError as error:
+                raise _broken(error) from error
             head = head[sent:]
         if raw.nbytes < 1 << 14:  # one segment for a small payload
             self.write(b"".join((head, raw)))
@@ -122,8 +124,10 @@ class Connection:
 
     def write(self, raw: Buffer) -> None:
         """Send bytes of a payload. Raises `ConnectionLost`."""
-        with _sending():
+        try:
             self.sock.sendall(raw)
+        except OSError as error:
+            raise _broken(error) from error
 
     def recv(self, timeout_s: float | None = None) -> Frame:
         """Receive the next frame's header and map; its payload must be read next.
@@ -131,7 +135,7 @@ class Connection:
         Raises `ConnectionLost`, `WireError` on malformed bytes, `TimeoutError`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if deadline is None:
+        if deadline is None and self.sock.gettimeout() is not None:  # setting it is a system call
             self.sock.settimeout(None)
         self._fill(HEADER.size, deadline)
         kind, map_nbytes, payload_nbytes = decode_header(
@@ -193,18 +197,21 @@ class Connection:
             self._buffer += data
 
 
-@contextlib.contextmanager
-def _sending() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConnectionLost(f"the connection broke while sending: {error}") from error
+def _broken(error: OSError) -> ConnectionLost:
+    return ConnectionLost(f"the connection broke while sending: {error}")
 
 
 def connect(
-    address: str, token: str, hello: Body, *, timeout_s: float = CONNECT_TIMEOUT_S
+    address: str,
+    token: str,
+    hello: Body,
+    *,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    take_fds: bool = True,
 ) -> tuple[Connection, Body]:
     """Dial `address`, say HELLO with `token`, and return the connection and the WELCOME.
+
+    `take_fds`: see `Connection`; a connection that needs none is quicker without.
 
     Raises
     ------
@@ -213,7 +220,7 @@ def connect(
     OSError, WireError
         If it cannot be reached or does not speak the protocol in time.
     """
-    connection = Connection(dial(address, timeout_s), take_fds=True)
+    connection = Connection(dial(address, timeout_s), take_fds=take_fds)
     try:
         connection.send(Kind.HELLO, {**hello, "token": token})
         welcome = connection.expect(Kind.WELCOME, timeout_s).body

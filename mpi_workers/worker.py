@@ -132,6 +132,7 @@ class Rank:
                 "addresses": self._server.addresses,
                 "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
             },
+            take_fds=False,
         )
         threading.Thread(target=_die_with, args=(self._control,), daemon=True).start()
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpi_workers import sockets, wire
-from mpi_workers.connection import Connection, connect
+from mpi_workers.connection import LINGER_S, Connection, connect
 from mpi_workers.layout import Spread
 from mpi_workers.wire import Frame, Kind
 from tests.support import ranks
@@ -401,13 +401,17 @@ def test_nothing_a_stranger_sends_opens_a_door(
 
 
 def settled(host: ranks.Host) -> tuple[int, int]:
-    """Threads and file descriptors, once the last peers have been let go."""
-    found = (host.threads(), host.fds())
-    for _ in range(100):
+    """Threads and file descriptors, once the last peers have been let go.
+
+    One who is refused may linger for `LINGER_S`: less than that without a change says nothing.
+    """
+    deadline = time.monotonic() + WAIT_S
+    found, since = (host.threads(), host.fds()), time.monotonic()
+    while time.monotonic() < min(deadline, since + LINGER_S + 0.2):
         time.sleep(0.02)
         last, found = found, (host.threads(), host.fds())
-        if last == found:
-            break
+        if last != found:
+            since = time.monotonic()
     return found
 
 
@@ -454,7 +458,8 @@ def test_a_rank_out_of_file_descriptors_recovers(host: ranks.Host, innocent: Inn
     try:
         crowd = [sockets.dial(address(host, door)) for door in ("unix", "tcp") for _ in range(8)]
         time.sleep(0.1)
-        assert host.fds() == fds + 3
+        # The limit is for the numbers of descriptors, and some above it may be in use.
+        assert fds + 3 <= host.fds() < fds + len(crowd)
         innocent.check()
         for sock in crowd:
             sock.close()
