@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -93,13 +92,3 @@ def inherited(workers: int, cpus: float) -> Reservation:
             f"need {workers * cpus:g}: give it num_cpus={workers * cpus:g} or more"
         )
     return Reservation(((context.get_node_id(), workers),))
-
-
-def wait_released(group: PlacementGroup, timeout_s: float) -> bool:
-    """Wait until a removed group's CPUs are free again; whether they are."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if ray.util.placement_group_table(group).get("state") in (None, "REMOVED"):
-            return True
-        time.sleep(0.01)
-    return False
