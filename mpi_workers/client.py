@@ -24,6 +24,7 @@ from mpi_workers.regions import Region
 __all__ = ["Doors", "Progress", "RankTimes", "Ranks", "Reader", "Target", "Writer"]
 
 PANEL_BYTES = 64 << 20  # 64 MiB: a progress bar moves this often
+LOOK_BYTES = 512 << 20  # 512 MiB: what is copied whole where nobody watches a bar
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
 
@@ -153,8 +154,8 @@ class _Transfer:
             self._join()
 
     def _panels(self, array: Array) -> Iterator[tuple[int, Array]]:
-        """Row panels, so that progress can be told while a large array moves."""
-        if self._progress is None or array.nbytes <= PANEL_BYTES:
+        """Row panels, so that progress and a rank's death are told while a large array moves."""
+        if array.nbytes <= (PANEL_BYTES if self._progress is not None else LOOK_BYTES):
             yield 0, array
             return
         rows = max(1, PANEL_BYTES // max(1, array.nbytes // len(array)))
@@ -162,6 +163,11 @@ class _Transfer:
             yield i, array[i : i + rows]
 
     def _copy_near(self, panel: Array, region: Region) -> None:
+        # Memory can be written long after its rank is gone. By number: an error must not hold it.
+        for rank in [part.rank for part in self._near]:
+            if self._ranks.link(rank).open().has_news():
+                words = f"the transfer with rank {rank} broke: the rank is gone or ended it"
+                raise Failure("TransferError", words, rank=rank)
         try:
             spent = tiles.exchange(
                 panel,
