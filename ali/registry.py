@@ -14,7 +14,13 @@ from types import ModuleType
 from ali.interface import PythonLibrary
 from mpi_workers.failures import Failure
 
-SHIPPED = {"linalg": "ali.linalg", "echo": "ali.echo"}
+SHIPPED = {
+    "linalg": "ali.linalg",
+    "scalapack": "ali.scalapack",
+    "elemental": "ali.elemental",
+    "echo": "ali.echo",
+}
+FOUND_BY_PATH = ("scalapack", "elemental")  # a path says where their shared object is
 ENTRY_POINTS = "alchemist.libraries"
 
 
@@ -27,7 +33,8 @@ def load(name: str, path: str | None = None) -> PythonLibrary:
         A shipped library, an entry point in the group ``alchemist.libraries``, or an
         importable module. With `path`, any name.
     path : str, optional
-        A ``.py`` file that this node can read. It is run anew at every load.
+        A ``.py`` file that this node can read (it is run anew at every load); for
+        ``"scalapack"`` and ``"elemental"``, their shared object.
 
     Raises
     ------
@@ -35,7 +42,9 @@ def load(name: str, path: str | None = None) -> PythonLibrary:
         LibraryNotFoundError, or LibraryLoadError with the traceback.
     """
     try:
-        return PythonLibrary(name, _by_path(name, Path(path)) if path else _by_name(name))
+        if path is None or name in FOUND_BY_PATH:
+            return PythonLibrary(name, _by_name(name), path)
+        return PythonLibrary(name, _by_path(name, Path(path)))
     except Failure:
         raise
     except Exception as error:

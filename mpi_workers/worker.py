@@ -94,6 +94,11 @@ class Gang:
         redistribute(matrix, result, self.comm)
         return result
 
+    def check(self) -> None:
+        """Raise `Interrupted` if the call has failed on another rank or was cancelled."""
+        if gang_comm.interrupted():
+            raise Interrupted
+
     def progress(self, fraction: float, text: str) -> None:
         """Tell the user how far the routine is (rank 0, at most ten times a second)."""
         now = time.monotonic()
