@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 
 from alchemist_ray import __version__
 from alchemist_ray.errors import AlchemistError
 
+FOR_AUTHORS = {
+    "new-library": "write a small library of your own, in C, C++ or Python, with build and test",
+    "include": "print the folder of alchemist.h",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit code (2 for wrong usage, 1 for an error of the tree)."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="alchemist", description="Alchemist on Ray")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="show the whole way, from an array to a picture")
     demo.add_argument("--workers", type=int, default=4, help="MPI ranks (default: 4)")
     demo.add_argument("--out", default="out", help="folder for the picture (default: out)")
-    options = parser.parse_args(argv)
+    for name, what in FOR_AUTHORS.items():
+        commands.add_parser(name, help=what, add_help=False)
+    options, rest = parser.parse_known_args(argv)
+    if options.command in FOR_AUTHORS:
+        # In a process of its own: this side of the project knows nothing of libraries.
+        return subprocess.call([sys.executable, "-m", "ali", *argv])
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     from alchemist_ray.demo import run  # noqa: PLC0415  (only the demo needs its packages)
 
     try:

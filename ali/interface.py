@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -226,6 +226,14 @@ def routine(*results: str) -> Callable[[F], F]:
     return declare
 
 
+def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure:
+    """The error for a routine that a library has not."""
+    return Failure(
+        "NoSuchRoutineError",
+        f"library {library!r} has no routine {routine!r}; it has {', '.join(sorted(known))}",
+    )
+
+
 class PythonLibrary:
     """A module's routines, as the rank's loop calls them.
 
@@ -270,11 +278,7 @@ class PythonLibrary:
             NoSuchRoutineError; RoutineError if it returns other than it declares.
         """
         if routine not in self._routines:
-            raise Failure(
-                "NoSuchRoutineError",
-                f"library {self._name!r} has no routine {routine!r}; it has "
-                + ", ".join(sorted(self._routines)),
-            )
+            raise no_such_routine(self._name, routine, self._routines)
         function, signature = self._routines[routine]
         returned = function(Context(gang, self._state), **arguments)
         declared = signature.results

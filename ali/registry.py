@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ali.interface import PythonLibrary
+from ali.native import NativeLibrary
 from mpi_workers.failures import Failure
 
 SHIPPED = {
@@ -24,7 +25,7 @@ FOUND_BY_PATH = ("scalapack", "elemental")  # a path says where their shared obj
 ENTRY_POINTS = "alchemist.libraries"
 
 
-def load(name: str, path: str | None = None) -> PythonLibrary:
+def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
     """Load a library on this rank.
 
     Parameters
@@ -33,8 +34,8 @@ def load(name: str, path: str | None = None) -> PythonLibrary:
         A shipped library, an entry point in the group ``alchemist.libraries``, or an
         importable module. With `path`, any name.
     path : str, optional
-        A ``.py`` file that this node can read (it is run anew at every load); for
-        ``"scalapack"`` and ``"elemental"``, their shared object.
+        A ``.py`` file (run anew at every load) or a shared object that exports the C ABI, which
+        this node can read; for ``"scalapack"`` and ``"elemental"``, their own shared object.
 
     Raises
     ------
@@ -44,7 +45,14 @@ def load(name: str, path: str | None = None) -> PythonLibrary:
     try:
         if path is None or name in FOUND_BY_PATH:
             return PythonLibrary(name, _by_name(name), path)
-        return PythonLibrary(name, _by_path(name, Path(path)))
+        if Path(path).suffix == ".py":
+            return PythonLibrary(name, _by_path(name, Path(path)))
+        if ".so" in Path(path).suffixes:
+            return NativeLibrary(name, Path(path))
+        raise Failure(
+            "LibraryLoadError",
+            f"library {name!r}: {path} is neither a Python file (.py) nor a shared object (.so)",
+        )
     except Failure:
         raise
     except Exception as error:
@@ -62,8 +70,6 @@ def _by_path(name: str, path: Path) -> ModuleType:
             f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it "
             "where every node of the gang can read it",
         )
-    if path.suffix != ".py":
-        raise Failure("LibraryLoadError", f"library {name!r}: {path} is not a Python file (.py)")
     module_name = f"alchemist_library_{name}"
     module = ModuleType(module_name)
     module.__file__ = str(path)
@@ -91,5 +97,5 @@ def _by_name(name: str) -> ModuleType:
         "LibraryNotFoundError",
         f"there is no library {name!r}. Shipped: {', '.join(SHIPPED)}. Installed: "
         f"{', '.join(installed) or 'none'}. A file of your own: load_library({name!r}, "
-        '"path/to/it.py")',
+        '"path/to/it.py") or "path/to/libit.so"',
     )

@@ -16,7 +16,7 @@ import mpi4py
 mpi4py.rc.initialize = False  # MPI_Init belongs to the rank, after the fork
 
 from ali.registry import load  # noqa: E402
-from mpi_workers import proxy, worker, zygote  # noqa: E402
+from mpi_workers import proxy, trial, worker, zygote  # noqa: E402
 from mpi_workers.specs import RankConfig  # noqa: E402
 
 WARM = ("ali.linalg",)  # what most gangs load first
@@ -34,6 +34,8 @@ def main(argv: list[str]) -> None:
             zygote.main(socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank))
         case ["rank", path]:
             run_rank(RankConfig.load(path))
+        case ["trial", *rest]:
+            trial.main(rest)
         case _:
             sys.exit(f"usage: python -m mpi_workers zygote FD | rank CONFIG, not {argv}")
     os._exit(0)

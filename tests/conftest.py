@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import mpi4py
 import pytest
 
 from tests.support import traces
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
 
 GONE_S = 10.0  # how long what was ended may take to be gone
+
+mpi4py.rc.initialize = False  # MPI belongs to the ranks that tests start, not to this process
 
 # Before anything imports Ray. The folder's name is short: Unix sockets lie below it.
 tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(python|c)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def examples() -> list[tuple[str, str, dict[str, str]]]:
@@ -19,8 +20,8 @@ def examples() -> list[tuple[str, str, dict[str, str]]]:
     found = []
     for readme in (ROOT / "README.md", ROOT / "ali" / "README.md"):
         files: dict[str, str] = {}
-        for number, block in enumerate(BLOCK.findall(readme.read_text())):
-            name = re.match(r"# (\w+\.py)\n", block)
+        for number, (_, block) in enumerate(BLOCK.findall(readme.read_text())):
+            name = re.match(r"(?:#|//) (\w+\.(?:py|c))\n", block)
             if name:
                 files[name.group(1)] = block
             elif "AlchemistSession" in block:
@@ -30,6 +31,20 @@ def examples() -> list[tuple[str, str, dict[str, str]]]:
 
 
 EXAMPLES = examples()
+
+
+def build(folder: Path, target: str) -> None:
+    """Run the README's command that makes a file, with this environment's tools."""
+    (command,) = re.findall(rf"^.*-o {target} .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    tools = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    command = command.replace(".venv/bin", str(tools))
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
 def test_there_are_examples() -> None:
@@ -44,6 +59,10 @@ def test_an_example_runs_as_printed(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+        if name.endswith(".c") and f"lib{name[:-2]}.so" in program:
+            if shutil.which("cc") is None:
+                pytest.skip("needs a C compiler (apt-get install build-essential)")
+            build(tmp_path, f"lib{name[:-2]}.so")
     (tmp_path / "example.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "example.py"],

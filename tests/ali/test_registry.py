@@ -14,6 +14,7 @@ import pytest
 
 from ali import registry
 from ali.registry import load
+from mpi_workers import trial
 from mpi_workers.failures import Failure
 
 SOURCE = '''"""A library."""
@@ -44,7 +45,9 @@ def _forget_modules() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", sorted(registry.SHIPPED))
 def test_what_is_shipped_loads_and_documents_every_routine(name: str) -> None:
-    about = load(name).describe()
+    about = trial.run("tests.ali.ranks_native:described", 1, name)  # native parts want a rank
+    if about.get("kind") == "LibraryNotFoundError":
+        pytest.skip(about["message"])
     assert about["name"] == name
     assert about["doc"]
     assert [fields["name"] for fields in about["routines"] if not fields["doc"]] == []
@@ -109,9 +112,9 @@ def test_a_missing_file_is_named_with_the_node(tmp_path: Path) -> None:
     assert kind_of(error) == "LibraryNotFoundError"
 
 
-def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(Failure, match="not a Python file") as error:
+    with pytest.raises(Failure, match="neither a Python file") as error:
         load("mine", str(tmp_path / "mine.txt"))
     assert kind_of(error) == "LibraryLoadError"
 

@@ -1,0 +1,267 @@
+"""What `ali.testing` has the ranks do: run on every rank of a small gang, and find fault.
+
+Each check returns sentences about what is wrong, the same on every rank or of rank 0.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ali import registry
+from ali.interface import Context
+from ali.testing import Case, Suite
+from mpi_workers import trial
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DistMatrix
+from mpi_workers.signature import MATRIX, Signature
+
+if TYPE_CHECKING:
+    from mpi_workers.worker import Gang
+
+CANCEL_S = 0.005  # how far into a call it is cancelled
+RELOADS = 3
+
+
+def check(gang: Gang, told: str) -> dict[str, Any]:
+    """All checks of a suite on this gang; sentences by check, on rank 0."""
+    suite: Suite = pickle.loads(Path(told).read_bytes())
+    return _Checker(gang, suite).run()
+
+
+class _Checker:
+    def __init__(self, gang: Gang, suite: Suite) -> None:
+        self.gang = gang
+        self.suite = suite
+        self.ctx = Context(gang, {})
+        self.calls = 1  # the number of the call under way, as the rank's loop would count
+        self.saw_empty = False
+        self.library = registry.load(suite.library, suite.path)
+        self.signatures = {
+            about["name"]: Signature.from_map(about)
+            for about in self.library.describe()["routines"]
+        }
+
+    def run(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "signatures": self.declared(),
+            "results": self.results(),
+            "failures": self.failures(),
+        }
+        if self.suite.interruptible:
+            found["one_rank"] = self.one_rank()
+            found["cancelled"] = self.cancelled()
+        found["reloads"] = self.reloads()
+        found["empty"] = any(self.gang.comm.allgather(self.saw_empty))
+        return found
+
+    # --- the checks ---
+
+    def declared(self) -> list[str]:
+        """Documentation, and a case for every routine."""
+        wrong = [] if self.library.describe()["doc"] else ["the library has no documentation"]
+        tried = {case.routine for case in self.suite.cases}
+        for name, signature in self.signatures.items():
+            if not signature.doc:
+                wrong.append(f"{name} has no documentation")
+            if name not in tried:
+                wrong.append(f"{name} has no case")
+        return wrong + [f"there is no routine {name}" for name in tried - set(self.signatures)]
+
+    def results(self) -> list[str]:
+        """Every case that should work, its matrices in every layout, twice."""
+        wrong = []
+        for case in self.good():
+            twice = LAYOUTS if self.matrices(case) else LAYOUTS[:1]
+            for layout in twice:
+                for words in self.tried(case, layout):
+                    wrong.append(f"{case.routine}, matrices in {layout}: {words}")
+        return wrong
+
+    def failures(self) -> list[str]:
+        """Cases that must fail on all ranks; a good call works afterwards."""
+        wrong = []
+        for case in self.suite.cases:
+            if case.raises is None:
+                continue
+            with self.watched(f"{case.routine}, which is to fail,"):
+                told = self.outcome(case, "VC_STAR")
+            everyone = self.gang.comm.allgather(told)
+            if any(case.raises not in words for words in everyone):
+                wrong.append(f"{case.routine}: wanted {case.raises!r}, was told {everyone}")
+            wrong += self.works(f"after {case.routine} had failed")
+        return wrong
+
+    def one_rank(self) -> list[str]:
+        """The last rank fails before it comes: the others must not wait for it for ever."""
+        wrong = []
+        for case in self.good() if self.gang.size > 1 else ():
+            prepared = self.arguments(case, "VC_STAR")
+            MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
+            with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
+                if self.gang.rank == self.gang.size - 1:
+                    threading.Timer(CANCEL_S, trial.interrupt, [self.calls]).start()
+                else:
+                    self.interrupted(case, prepared)
+            wrong += self.works(f"after {case.routine} had failed on one rank")
+        return wrong
+
+    def cancelled(self) -> list[str]:
+        """Cancelled before it begins, and a moment later."""
+        wrong = []
+        for case in self.good():
+            for delay in (0.0, CANCEL_S):
+                prepared = self.arguments(case, "VC_STAR")
+                MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
+                with self.watched(f"{case.routine}, when cancelled,"):
+                    timer = threading.Timer(delay, trial.interrupt, [self.calls])
+                    if delay:
+                        timer.start()
+                    else:
+                        trial.interrupt(self.calls)
+                    self.interrupted(case, prepared)
+                    if delay:
+                        timer.join()
+                wrong += self.works(f"after {case.routine} was cancelled")
+        return wrong
+
+    def reloads(self) -> list[str]:
+        """Closed and loaded again: the same routines, and they work."""
+        wrong = []
+        for _ in range(RELOADS):
+            before = self.library.describe()
+            self.library.close()
+            self.library = registry.load(self.suite.library, self.suite.path)
+            if self.library.describe() != before:
+                wrong.append("loaded again, it describes itself otherwise")
+            wrong += self.works("when loaded again")
+        self.library.close()
+        self.library.close()  # twice is fine
+        self.library = registry.load(self.suite.library, self.suite.path)
+        return wrong
+
+    # --- calls ---
+
+    def good(self) -> Iterator[Case]:
+        return (case for case in self.suite.cases if case.raises is None)
+
+    def matrices(self, case: Case) -> list[str]:
+        parameters = self.signatures[case.routine].parameters
+        return [
+            p.name
+            for p in parameters
+            if p.type == MATRIX and case.arguments.get(p.name) is not None
+        ]
+
+    def arguments(self, case: Case, layout: str) -> dict[str, Any]:
+        """Checked as the client does, with matrices spread over the gang. Local."""
+
+        def matrix(value: Any) -> DistMatrix:
+            spread = self.ctx.new_replicated(np.asarray(value), layout)
+            self.saw_empty |= spread.local.size == 0
+            return spread
+
+        return self.signatures[case.routine].bind((), dict(case.arguments), matrix)
+
+    def call(self, case: Case, arguments: Mapping[str, Any]) -> list[Any]:
+        return list(self.library.call(self.gang, case.routine, arguments))
+
+    def outcome(self, case: Case, layout: str) -> str:
+        """What a call that is to fail says."""
+        try:
+            self.call(case, self.arguments(case, layout))
+        except Failure as failure:
+            return f"{failure.kind}: {failure.message}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "no error"
+
+    def interrupted(self, case: Case, arguments: Mapping[str, Any]) -> None:
+        """A call that may come to its end or be left, and nothing else."""
+        with suppress(Interrupted):
+            self.call(case, arguments)
+
+    def works(self, when: str) -> list[str]:
+        """On a sound communicator, as the rank's loop makes one after a failure."""
+        self.calls += 1
+        trial.begin(self.calls)
+        self.gang.renew()
+        case = next(self.good(), None)
+        if case is None:
+            return []
+        return [f"{case.routine} {when}: {words}" for words in self.tried(case, "VC_STAR")]
+
+    def tried(self, case: Case, layout: str) -> list[str]:
+        """Call a case that should work; what is wrong with what it returns."""
+        with self.watched(case.routine):
+            arguments = self.arguments(case, layout)
+            returned = self.call(case, arguments)
+            results = self.signatures[case.routine].results
+            if len(returned) != len(results):
+                return [f"{len(returned)} results instead of {len(results)}"]
+            wrong = []
+            expected = case.expected or [None] * len(results)
+            if len(expected) != len(results):
+                return [
+                    f"the case expects {len(expected)} results, and {len(results)} are declared"
+                ]
+            for result, value, wanted in zip(results, returned, expected, strict=True):
+                whole = value
+                if result.type == MATRIX:
+                    about = (value.shape, value.dtype.name, value.layout)
+                    everyone = set(self.gang.comm.allgather(about))
+                    if len(everyone) > 1:
+                        wrong.append(f"{result.name} differs between ranks: {sorted(everyone)}")
+                        continue
+                    whole = self.ctx.to_layout(value, "STAR_STAR").local
+                if wanted is not None and not _equal(whole, wanted, case.rtol):
+                    wrong.append(f"{result.name} is\n{whole}\nand not\n{wanted}")
+            for name in self.matrices(case):
+                whole = self.ctx.to_layout(arguments[name], "STAR_STAR").local
+                if not np.array_equal(whole, case.arguments[name], equal_nan=True):
+                    wrong.append(f"it has written into its argument {name}")
+            return wrong
+
+    @contextmanager
+    def watched(self, what: str) -> Iterator[None]:
+        """End this rank, with a word on what hangs, if the block takes too long."""
+        timer = threading.Timer(self.suite.patience_s, _give_up, [what, self.suite.patience_s])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _give_up(what: str, patience_s: float) -> None:
+    print(
+        f"{what} did not return in {patience_s:.0f} s. Waits in blocking MPI calls of C cannot be "
+        "left: use alchemist_wait, alchemist_allreduce and alchemist_check, in Python ctx.comm and "
+        "ctx.check(); or say interruptible = False",
+        flush=True,
+    )
+    faulthandler.dump_traceback()
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _equal(found: Any, wanted: Any, rtol: float) -> bool:
+    if isinstance(wanted, str | list) and not isinstance(found, np.ndarray):
+        return bool(found == wanted)
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return False
+    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+    return bool(np.allclose(found, wanted, rtol=rtol, atol=rtol * scale, equal_nan=True))

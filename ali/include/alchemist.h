@@ -1,0 +1,312 @@
+/* The Alchemist-Library Interface for C (C11): how a shared object plugs into a gang of MPI ranks.
+ *
+ *     static int scale(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+ *         const alchemist_matrix *A = in[0].matrix;
+ *         alchemist_matrix *B = alchemist_new_like(call, A);
+ *         if (B == NULL) return ALCHEMIST_FAILED;
+ *         ...
+ *         out[0].matrix = B;
+ *         return ALCHEMIST_OK;
+ *     }
+ *     static const alchemist_routine routines[] = {
+ *         {.name = "scale", .doc = "B = factor * A.", .run = scale,
+ *          .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX, "of float64"},
+ *                                             {"factor", ALCHEMIST_FLOAT, "by what", "2.0"}),
+ *          .results = ALCHEMIST_RESULTS({"B", ALCHEMIST_MATRIX, "in A's layout"})},
+ *         {0}};
+ *     ALCHEMIST_LIBRARY("mylib", "What it is for.", routines)
+ *
+ *     mpicc -shared -fPIC -I"$(alchemist include)" -o libmylib.so mylib.c
+ *     lib = als.load_library("mylib", "libmylib.so");  B = lib.scale(A, factor=3.0)
+ *
+ * Every routine runs on every rank of the gang at once, with that rank's part of each matrix. The
+ * library links against MPI and nothing of ours: what it may ask of its host comes in a struct of
+ * functions, `call->host`, behind the inline functions below.
+ *
+ * Memory: whatever the host hands out (matrices, strings, lists) is the host's. It is valid until
+ * the routine returns, and results live on in the gang. `call->state` alone is the library's.
+ */
+#ifndef ALCHEMIST_H
+#define ALCHEMIST_H
+
+#include <mpi.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A host loads libraries of its own number only; it grows when anything below changes. */
+#define ALCHEMIST_ABI 1
+
+enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
+
+/* What a parameter or a result can be; the comment names its member of alchemist_value. */
+typedef enum {
+    ALCHEMIST_MATRIX = 1,   /* matrix */
+    ALCHEMIST_INT = 2,      /* integer */
+    ALCHEMIST_FLOAT = 3,    /* number */
+    ALCHEMIST_BOOL = 4,     /* flag: 0 or 1 */
+    ALCHEMIST_STRING = 5,   /* string: UTF-8, ends with a zero byte */
+    ALCHEMIST_COMPLEX = 6,  /* complex_number */
+    ALCHEMIST_INTS = 7,     /* integers, with count */
+    ALCHEMIST_FLOATS = 8,   /* numbers, with count */
+    ALCHEMIST_BOOLS = 9,    /* flags, with count */
+    ALCHEMIST_STRINGS = 10  /* strings, with count */
+} alchemist_type;
+
+typedef enum {
+    ALCHEMIST_FLOAT32 = 1,
+    ALCHEMIST_FLOAT64 = 2,
+    ALCHEMIST_COMPLEX64 = 3,  /* two floats, as C's float _Complex */
+    ALCHEMIST_COMPLEX128 = 4, /* two doubles */
+    ALCHEMIST_INT32 = 5,
+    ALCHEMIST_INT64 = 6
+} alchemist_dtype;
+
+/* Elemental's layouts: how rows and columns are dealt to the grid of ranks. VC_STAR: row i is whole
+ * on rank i % size. MC_MR: element (i, j) is on rank (i % height) + (j % width) * height. */
+typedef enum {
+    ALCHEMIST_MC_MR = 1,
+    ALCHEMIST_MC_STAR = 2,
+    ALCHEMIST_MD_STAR = 3,
+    ALCHEMIST_MR_MC = 4,
+    ALCHEMIST_MR_STAR = 5,
+    ALCHEMIST_STAR_MC = 6,
+    ALCHEMIST_STAR_MD = 7,
+    ALCHEMIST_STAR_MR = 8,
+    ALCHEMIST_STAR_STAR = 9,
+    ALCHEMIST_STAR_VC = 10,
+    ALCHEMIST_STAR_VR = 11,
+    ALCHEMIST_VC_STAR = 12,
+    ALCHEMIST_VR_STAR = 13,
+    ALCHEMIST_CIRC_CIRC = 14
+} alchemist_layout;
+
+/* One rank's part of a matrix. Local element (i, j) is data[i + j * leading_dimension], and global
+ * element (row_shift + i * row_stride, col_shift + j * col_stride). A rank that holds nothing has
+ * local_rows or local_cols 0. Parameters are not to be written to; results are. */
+typedef struct {
+    int64_t rows, cols; /* of the whole matrix */
+    alchemist_dtype dtype;
+    alchemist_layout layout;
+    int32_t grid_height, grid_width; /* rank r is at row r % height, column r / height */
+    int64_t local_rows, local_cols;
+    int64_t leading_dimension; /* elements from one local column to the next, >= 1 */
+    int64_t row_shift, row_stride;
+    int64_t col_shift, col_stride;
+    void *data; /* column-major */
+} alchemist_matrix;
+
+/* An argument or a result; which member counts is said by the parameter's or result's type. */
+typedef struct {
+    int32_t given; /* 0: an optional argument that the caller left out, or gave as None */
+    int64_t count; /* elements of a list */
+    union {
+        const alchemist_matrix *matrix;
+        int64_t integer;
+        double number;
+        double complex_number[2];
+        int32_t flag;
+        const char *string;
+        const int64_t *integers;
+        const double *numbers;
+        const int32_t *flags;
+        const char *const *strings;
+    };
+} alchemist_value;
+
+typedef struct alchemist_host alchemist_host;
+
+/* A call of a routine, on this rank. */
+typedef struct {
+    const alchemist_host *host;
+    MPI_Comm comm; /* the gang's; another one after a call has failed: take it from here each time */
+    int32_t rank, size;
+    int32_t grid_height, grid_width;
+    void *state; /* the library's own: what is written here comes with the next call */
+} alchemist_call;
+
+/* What the host does for a library. Functions that return int or a pointer: not 0, or NULL, means
+ * that it failed and the host knows why; return ALCHEMIST_FAILED. */
+struct alchemist_host {
+    int32_t abi;
+    /* A matrix of zeros spread over the gang. Every rank asks for the same; no communication. */
+    alchemist_matrix *(*new_matrix)(alchemist_call *, int64_t rows, int64_t cols, alchemist_dtype,
+                                    alchemist_layout);
+    /* The matrix in another layout, itself if it has it. Collective. */
+    const alchemist_matrix *(*to_layout)(alchemist_call *, const alchemist_matrix *,
+                                         alchemist_layout);
+    /* Memory for a result's string or list. */
+    void *(*allocate)(alchemist_call *, size_t bytes);
+    /* ALCHEMIST_ENDED if the call has failed on another rank or was cancelled, else 0. */
+    int (*check)(alchemist_call *);
+    void (*progress)(alchemist_call *, double fraction, const char *text);
+    /* What the caller is told. kind 0: the routine failed (RoutineError); 1: the arguments are bad
+     * (BadArgumentError). */
+    void (*fail)(alchemist_call *, int32_t kind, const char *message);
+};
+
+typedef struct {
+    const char *name;
+    alchemist_type type;
+    const char *doc;
+    /* NULL: must be given. Else JSON: "10", "0.5", "true", "\"text\"", "[1, 2]"; "null": may be
+     * left out, and `given` is 0 then. */
+    const char *default_value;
+} alchemist_parameter;
+
+typedef struct {
+    const char *name;
+    alchemist_type type;
+    const char *doc;
+} alchemist_result;
+
+/* in: one value per parameter; out: one per result, to be set. Returns ALCHEMIST_OK, or what
+ * alchemist_fail, alchemist_refuse or alchemist_check gave. */
+typedef int (*alchemist_function)(alchemist_call *call, const alchemist_value *in,
+                                  alchemist_value *out);
+
+typedef struct {
+    const char *name;
+    const char *doc;
+    alchemist_function run;
+    const alchemist_parameter *parameters; /* the last has name NULL; NULL if there are none */
+    const alchemist_result *results;       /* likewise */
+} alchemist_routine;
+
+typedef struct {
+    int32_t abi; /* ALCHEMIST_ABI */
+    const char *name;
+    const char *doc;
+    const alchemist_routine *routines; /* the last has name NULL */
+    /* Called with call->state when the library is given up; NULL if there is nothing to do. No MPI
+     * here: other ranks may be gone. */
+    void (*close)(void *state);
+} alchemist_library;
+
+#define ALCHEMIST_EXPORT __attribute__((visibility("default")))
+
+/* The one symbol that a library exports. */
+ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void);
+
+#define ALCHEMIST_PARAMETERS(...) (const alchemist_parameter[]){__VA_ARGS__, {0}}
+#define ALCHEMIST_RESULTS(...) (const alchemist_result[]){__VA_ARGS__, {0}}
+#define ALCHEMIST_LIBRARY(NAME, DOC, ROUTINES) ALCHEMIST_LIBRARY_CLOSED(NAME, DOC, ROUTINES, NULL)
+#define ALCHEMIST_LIBRARY_CLOSED(NAME, DOC, ROUTINES, CLOSE)                              \
+    ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void) {          \
+        static const alchemist_library library = {ALCHEMIST_ABI, NAME, DOC, ROUTINES, CLOSE}; \
+        return &library;                                                                  \
+    }
+
+/* --- what a routine says --- */
+
+static inline int alchemist_vfail(alchemist_call *call, int32_t kind, const char *format,
+                                  va_list words) {
+    char message[2048];
+    vsnprintf(message, sizeof message, format, words);
+    call->host->fail(call, kind, message);
+    return ALCHEMIST_FAILED;
+}
+
+/* return alchemist_fail(call, "no convergence after %d steps", steps); */
+__attribute__((format(printf, 2, 3))) static inline int alchemist_fail(alchemist_call *call,
+                                                                       const char *format, ...) {
+    va_list words;
+    va_start(words, format);
+    int code = alchemist_vfail(call, 0, format, words);
+    va_end(words);
+    return code;
+}
+
+/* The same for arguments that are no good. Look at what all ranks see, before the first message. */
+__attribute__((format(printf, 2, 3))) static inline int alchemist_refuse(alchemist_call *call,
+                                                                         const char *format, ...) {
+    va_list words;
+    va_start(words, format);
+    int code = alchemist_vfail(call, 1, format, words);
+    va_end(words);
+    return code;
+}
+
+/* In long loops: if ((code = alchemist_check(call))) return code; */
+static inline int alchemist_check(alchemist_call *call) { return call->host->check(call); }
+
+/* On rank 0: tell the user that a fraction (0 to 1) is done. */
+static inline void alchemist_progress(alchemist_call *call, double fraction, const char *text) {
+    call->host->progress(call, fraction, text);
+}
+
+/* --- matrices --- */
+
+static inline alchemist_matrix *alchemist_new(alchemist_call *call, int64_t rows, int64_t cols,
+                                              alchemist_dtype dtype, alchemist_layout layout) {
+    return call->host->new_matrix(call, rows, cols, dtype, layout);
+}
+
+static inline alchemist_matrix *alchemist_new_like(alchemist_call *call,
+                                                   const alchemist_matrix *like) {
+    return call->host->new_matrix(call, like->rows, like->cols, like->dtype, like->layout);
+}
+
+static inline const alchemist_matrix *alchemist_to_layout(alchemist_call *call,
+                                                          const alchemist_matrix *matrix,
+                                                          alchemist_layout layout) {
+    return call->host->to_layout(call, matrix, layout);
+}
+
+static inline int64_t alchemist_global_row(const alchemist_matrix *matrix, int64_t local_row) {
+    return matrix->row_shift + local_row * matrix->row_stride;
+}
+
+static inline int64_t alchemist_global_col(const alchemist_matrix *matrix, int64_t local_col) {
+    return matrix->col_shift + local_col * matrix->col_stride;
+}
+
+/* --- waiting --- */
+
+/* MPI_Wait that ends when the call has failed on another rank or was cancelled. A blocking MPI call
+ * cannot be left: if one rank fails before it, the others hang in it, and after half a minute the
+ * gang is ended. With the non-blocking calls and this one, only the call fails. The buffers of a
+ * wait that was left are still MPI's: static or call->state memory, not the stack. */
+static inline int alchemist_wait(alchemist_call *call, MPI_Request *request) {
+    int done = 0;
+    for (unsigned turn = 1;; turn++) {
+        if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            return alchemist_fail(call, "MPI_Test failed");
+        if (done) return ALCHEMIST_OK;
+        if (turn % 64 == 0 && alchemist_check(call)) return ALCHEMIST_ENDED;
+    }
+}
+
+/* MPI_Allreduce over call->comm that can be left; in and out may be the same. For small buffers:
+ * both are copied, because MPI keeps those of a wait that was left. */
+static inline int alchemist_allreduce(alchemist_call *call, const void *in, void *out, int count,
+                                      MPI_Datatype type, MPI_Op op) {
+    MPI_Request request;
+    int size = 0;
+    MPI_Type_size(type, &size);
+    size_t bytes = (size_t)size * (size_t)count;
+    char *both = (char *)malloc(2 * bytes + 1);
+    if (both == NULL) return alchemist_fail(call, "no memory for an allreduce of %zu bytes", bytes);
+    memcpy(both, in, bytes);
+    if (MPI_Iallreduce(both, both + bytes, count, type, op, call->comm, &request) != MPI_SUCCESS) {
+        free(both);
+        return alchemist_fail(call, "MPI_Iallreduce failed");
+    }
+    int code = alchemist_wait(call, &request);
+    if (code != ALCHEMIST_OK) return code; /* MPI may still write there: never freed */
+    memcpy(out, both + bytes, bytes);
+    free(both);
+    return ALCHEMIST_OK;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,423 @@
+// The Alchemist-Library Interface for C++17, header only, over alchemist.h.
+//
+//     #include <alchemist.hpp>
+//     using alchemist::Call, alchemist::Matrix;
+//
+//     Matrix<double> scale(Call &call, Matrix<const double> A, double factor) {
+//         auto B = call.like(A);
+//         for (int64_t j = 0; j < A.local_cols(); j++)
+//             for (int64_t i = 0; i < A.local_rows(); i++) B(i, j) = factor * A(i, j);
+//         return B;
+//     }
+//     ALCHEMIST_CPP_LIBRARY("mylib", "What it is for.") {
+//         library.routine<scale>("scale", "B = factor * A.",
+//                                {{"A", "of float64"}, {"factor", "by what", "2.0"}}, {{"B"}});
+//     }
+//
+// Types of parameters and results are those of the function: Matrix<T>, integers, double, bool,
+// std::string, std::complex<double>, std::vector of int64_t, double, bool or std::string; a
+// parameter may be std::optional of any of them (its default is then "null"); several results are
+// a std::tuple. Any exception fails the call with its what(); alchemist::Refused is a bad argument.
+#ifndef ALCHEMIST_HPP
+#define ALCHEMIST_HPP
+
+#include <complex>
+#include <deque>
+#include <exception>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "alchemist.h"
+
+namespace alchemist {
+
+// Thrown where the call has failed on another rank or was cancelled. Not to be caught.
+struct Ended {};
+
+// Thrown where the host has failed and knows why. Not to be caught.
+struct HostFailed {};
+
+// The arguments are no good (BadArgumentError). Decide by what all ranks see.
+struct Refused : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <class T> struct dtype_of;
+template <> struct dtype_of<float> { static constexpr auto value = ALCHEMIST_FLOAT32; };
+template <> struct dtype_of<double> { static constexpr auto value = ALCHEMIST_FLOAT64; };
+template <> struct dtype_of<std::complex<float>> {
+    static constexpr auto value = ALCHEMIST_COMPLEX64;
+};
+template <> struct dtype_of<std::complex<double>> {
+    static constexpr auto value = ALCHEMIST_COMPLEX128;
+};
+template <> struct dtype_of<int32_t> { static constexpr auto value = ALCHEMIST_INT32; };
+template <> struct dtype_of<int64_t> { static constexpr auto value = ALCHEMIST_INT64; };
+
+inline const char *name_of(alchemist_dtype dtype) {
+    static const char *names[] = {"?",         "float32",    "float64", "complex64",
+                                  "complex128", "int32", "int64"};
+    return names[dtype];
+}
+
+// One rank's part of a matrix, column-major; a view, cheap to copy. T is const for parameters.
+template <class T> class Matrix {
+  public:
+    explicit Matrix(const alchemist_matrix *raw) : raw_(raw) {
+        constexpr auto wanted = dtype_of<std::remove_const_t<T>>::value;
+        if (raw->dtype != wanted)
+            throw Refused(std::string("it takes a matrix of ") + name_of(wanted) + ", not of " +
+                          name_of(raw->dtype));
+    }
+    int64_t rows() const { return raw_->rows; } // of the whole
+    int64_t cols() const { return raw_->cols; }
+    int64_t local_rows() const { return raw_->local_rows; }
+    int64_t local_cols() const { return raw_->local_cols; }
+    int64_t leading_dimension() const { return raw_->leading_dimension; }
+    alchemist_layout layout() const { return raw_->layout; }
+    int64_t global_row(int64_t i) const { return alchemist_global_row(raw_, i); }
+    int64_t global_col(int64_t j) const { return alchemist_global_col(raw_, j); }
+    T *data() const { return static_cast<T *>(raw_->data); }
+    T *column(int64_t j) const { return data() + j * raw_->leading_dimension; }
+    T &operator()(int64_t i, int64_t j) const { return column(j)[i]; } // local indices
+    const alchemist_matrix *raw() const { return raw_; }
+
+  private:
+    const alchemist_matrix *raw_;
+};
+
+namespace detail {
+
+struct Holder {
+    virtual ~Holder() = default;
+};
+template <class S> struct Held final : Holder {
+    S value{};
+};
+
+} // namespace detail
+
+// A call of a routine, on this rank.
+class Call {
+  public:
+    explicit Call(alchemist_call *raw) : raw_(raw) {}
+    MPI_Comm comm() const { return raw_->comm; }
+    int rank() const { return raw_->rank; }
+    int size() const { return raw_->size; }
+    int grid_height() const { return raw_->grid_height; }
+    int grid_width() const { return raw_->grid_width; }
+    alchemist_call *raw() const { return raw_; }
+
+    // A matrix of zeros spread over the gang; every rank asks for the same.
+    template <class T>
+    Matrix<T> zeros(int64_t rows, int64_t cols, alchemist_layout layout = ALCHEMIST_VC_STAR) {
+        return Matrix<T>(
+            checked(alchemist_new(raw_, rows, cols, dtype_of<std::remove_const_t<T>>::value, layout)));
+    }
+    template <class T> Matrix<std::remove_const_t<T>> like(const Matrix<T> &matrix) {
+        return Matrix<std::remove_const_t<T>>(checked(alchemist_new_like(raw_, matrix.raw())));
+    }
+    // The matrix in another layout, itself if it has it. Collective.
+    template <class T>
+    Matrix<const std::remove_const_t<T>> to_layout(const Matrix<T> &matrix,
+                                                   alchemist_layout layout) {
+        return Matrix<const std::remove_const_t<T>>(
+            checked(alchemist_to_layout(raw_, matrix.raw(), layout)));
+    }
+    // The library's own state on this rank, made by S's default constructor at first use.
+    template <class S> S &state() {
+        if (raw_->state == nullptr)
+            raw_->state = static_cast<detail::Holder *>(new detail::Held<S>());
+        auto *held =
+            dynamic_cast<detail::Held<S> *>(static_cast<detail::Holder *>(raw_->state));
+        if (held == nullptr) throw std::logic_error("the library's state is of another type");
+        return held->value;
+    }
+    void check() const { ended(alchemist_check(raw_)); }
+    void progress(double fraction, const std::string &text = "") const {
+        alchemist_progress(raw_, fraction, text.c_str());
+    }
+    // MPI_Wait and MPI_Allreduce that end when the call does.
+    void wait(MPI_Request &request) const { ended(alchemist_wait(raw_, &request)); }
+    void allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op) const {
+        ended(alchemist_allreduce(raw_, in, out, count, type, op));
+    }
+
+  private:
+    template <class M> static M *checked(M *matrix) {
+        if (matrix == nullptr) throw HostFailed();
+        return matrix;
+    }
+    static void ended(int code) {
+        if (code == ALCHEMIST_FAILED) throw HostFailed();
+        if (code != ALCHEMIST_OK) throw Ended();
+    }
+    alchemist_call *raw_;
+};
+
+namespace detail {
+
+template <class T, class = void> struct Value; // one per type: tag, from an argument, to a result
+
+template <class T> struct Value<Matrix<T>> {
+    static constexpr auto tag = ALCHEMIST_MATRIX;
+    static Matrix<T> take(const alchemist_value &v) { return Matrix<T>(v.matrix); }
+    static void give(Call &, alchemist_value &v, const Matrix<T> &x) { v.matrix = x.raw(); }
+};
+template <class T>
+struct Value<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool>>> {
+    static constexpr auto tag = ALCHEMIST_INT;
+    static T take(const alchemist_value &v) {
+        if (static_cast<int64_t>(static_cast<T>(v.integer)) != v.integer ||
+            (std::is_unsigned_v<T> && v.integer < 0))
+            throw Refused(std::to_string(v.integer) + " is out of range");
+        return static_cast<T>(v.integer);
+    }
+    static void give(Call &, alchemist_value &v, T x) { v.integer = static_cast<int64_t>(x); }
+};
+template <> struct Value<double> {
+    static constexpr auto tag = ALCHEMIST_FLOAT;
+    static double take(const alchemist_value &v) { return v.number; }
+    static void give(Call &, alchemist_value &v, double x) { v.number = x; }
+};
+template <> struct Value<bool> {
+    static constexpr auto tag = ALCHEMIST_BOOL;
+    static bool take(const alchemist_value &v) { return v.flag != 0; }
+    static void give(Call &, alchemist_value &v, bool x) { v.flag = x; }
+};
+template <> struct Value<std::complex<double>> {
+    static constexpr auto tag = ALCHEMIST_COMPLEX;
+    static std::complex<double> take(const alchemist_value &v) {
+        return {v.complex_number[0], v.complex_number[1]};
+    }
+    static void give(Call &, alchemist_value &v, std::complex<double> x) {
+        v.complex_number[0] = x.real();
+        v.complex_number[1] = x.imag();
+    }
+};
+
+template <class T> T *allocate(Call &call, size_t count) {
+    void *memory = call.raw()->host->allocate(call.raw(), count * sizeof(T));
+    if (memory == nullptr) throw HostFailed();
+    return static_cast<T *>(memory);
+}
+inline const char *copy(Call &call, const std::string &text) {
+    char *made = allocate<char>(call, text.size() + 1);
+    memcpy(made, text.c_str(), text.size() + 1);
+    return made;
+}
+
+template <> struct Value<std::string> {
+    static constexpr auto tag = ALCHEMIST_STRING;
+    static std::string take(const alchemist_value &v) { return v.string; }
+    static void give(Call &call, alchemist_value &v, const std::string &x) {
+        v.string = copy(call, x);
+    }
+};
+template <> struct Value<std::vector<int64_t>> {
+    static constexpr auto tag = ALCHEMIST_INTS;
+    static std::vector<int64_t> take(const alchemist_value &v) {
+        return std::vector<int64_t>(v.integers, v.integers + v.count);
+    }
+    static void give(Call &call, alchemist_value &v, const std::vector<int64_t> &x) {
+        auto *made = allocate<int64_t>(call, x.size());
+        for (size_t i = 0; i < x.size(); i++) made[i] = x[i];
+        v.integers = made;
+        v.count = static_cast<int64_t>(x.size());
+    }
+};
+template <> struct Value<std::vector<double>> {
+    static constexpr auto tag = ALCHEMIST_FLOATS;
+    static std::vector<double> take(const alchemist_value &v) {
+        return std::vector<double>(v.numbers, v.numbers + v.count);
+    }
+    static void give(Call &call, alchemist_value &v, const std::vector<double> &x) {
+        auto *made = allocate<double>(call, x.size());
+        for (size_t i = 0; i < x.size(); i++) made[i] = x[i];
+        v.numbers = made;
+        v.count = static_cast<int64_t>(x.size());
+    }
+};
+template <> struct Value<std::vector<bool>> {
+    static constexpr auto tag = ALCHEMIST_BOOLS;
+    static std::vector<bool> take(const alchemist_value &v) {
+        return std::vector<bool>(v.flags, v.flags + v.count);
+    }
+    static void give(Call &call, alchemist_value &v, const std::vector<bool> &x) {
+        auto *made = allocate<int32_t>(call, x.size());
+        for (size_t i = 0; i < x.size(); i++) made[i] = x[i];
+        v.flags = made;
+        v.count = static_cast<int64_t>(x.size());
+    }
+};
+template <> struct Value<std::vector<std::string>> {
+    static constexpr auto tag = ALCHEMIST_STRINGS;
+    static std::vector<std::string> take(const alchemist_value &v) {
+        return std::vector<std::string>(v.strings, v.strings + v.count);
+    }
+    static void give(Call &call, alchemist_value &v, const std::vector<std::string> &x) {
+        auto *made = allocate<const char *>(call, x.size());
+        for (size_t i = 0; i < x.size(); i++) made[i] = copy(call, x[i]);
+        v.strings = made;
+        v.count = static_cast<int64_t>(x.size());
+    }
+};
+template <class T> struct Value<std::optional<T>> {
+    static constexpr auto tag = Value<T>::tag;
+    static std::optional<T> take(const alchemist_value &v) {
+        return v.given ? std::optional<T>(Value<T>::take(v)) : std::nullopt;
+    }
+};
+
+template <class T> struct is_optional : std::false_type {};
+template <class T> struct is_optional<std::optional<T>> : std::true_type {};
+
+template <class R> struct Results { // one
+    static constexpr size_t count = 1;
+    static std::vector<alchemist_type> tags() { return {Value<R>::tag}; }
+    static void give(Call &call, alchemist_value *out, const R &x) {
+        Value<R>::give(call, out[0], x);
+    }
+};
+template <class... R> struct Results<std::tuple<R...>> {
+    static constexpr size_t count = sizeof...(R);
+    static std::vector<alchemist_type> tags() { return {Value<R>::tag...}; }
+    static void give(Call &call, alchemist_value *out, const std::tuple<R...> &x) {
+        give_each(call, out, x, std::index_sequence_for<R...>());
+    }
+    template <size_t... I>
+    static void give_each(Call &call, alchemist_value *out, const std::tuple<R...> &x,
+                          std::index_sequence<I...>) {
+        (Value<R>::give(call, out[I], std::get<I>(x)), ...);
+    }
+};
+
+template <class T> auto taken(const alchemist_value *in, size_t i) {
+    try {
+        return Value<T>::take(in[i]);
+    } catch (const Refused &error) {
+        throw Refused("argument " + std::to_string(i + 1) + ": " + error.what());
+    }
+}
+
+template <class F> struct Function;
+template <class R, class... P> struct Function<R (*)(Call &, P...)> {
+    static constexpr size_t parameters = sizeof...(P);
+    static std::vector<alchemist_type> tags() { return {Value<std::decay_t<P>>::tag...}; }
+    static std::vector<bool> optional() { return {is_optional<std::decay_t<P>>::value...}; }
+    static std::vector<alchemist_type> result_tags() {
+        if constexpr (std::is_void_v<R>) return {};
+        else return Results<R>::tags();
+    }
+    template <auto F, size_t... I>
+    static void run(Call &call, const alchemist_value *in, alchemist_value *out,
+                    std::index_sequence<I...>) {
+        if constexpr (std::is_void_v<R>) F(call, taken<std::decay_t<P>>(in, I)...);
+        else Results<R>::give(call, out, F(call, taken<std::decay_t<P>>(in, I)...));
+        (void)in;
+        (void)out;
+    }
+};
+
+template <auto F>
+int trampoline(alchemist_call *raw, const alchemist_value *in, alchemist_value *out) {
+    using Of = Function<decltype(F)>;
+    Call call(raw);
+    try {
+        Of::template run<F>(call, in, out, std::make_index_sequence<Of::parameters>());
+        return ALCHEMIST_OK;
+    } catch (const Ended &) {
+        return ALCHEMIST_ENDED;
+    } catch (const HostFailed &) {
+        return ALCHEMIST_FAILED;
+    } catch (const Refused &error) {
+        return alchemist_refuse(raw, "%s", error.what());
+    } catch (const std::exception &error) {
+        return alchemist_fail(raw, "%s", error.what());
+    } catch (...) {
+        return alchemist_fail(raw, "an exception that is no std::exception");
+    }
+}
+
+} // namespace detail
+
+struct Parameter {
+    const char *name;
+    const char *doc = "";
+    const char *default_value = nullptr; // JSON, as in alchemist.h
+};
+
+struct Result {
+    const char *name;
+    const char *doc = "";
+};
+
+// What ALCHEMIST_CPP_LIBRARY fills in.
+class Library {
+  public:
+    Library(const char *name, const char *doc) : name_(name), doc_(doc) {}
+
+    template <auto F>
+    void routine(const char *name, const char *doc, std::initializer_list<Parameter> parameters = {},
+                 std::initializer_list<Result> results = {}) {
+        using Of = detail::Function<decltype(F)>;
+        auto tags = Of::tags();
+        auto optional = Of::optional();
+        auto result_tags = Of::result_tags();
+        // A wrong count cannot be reported from here: an empty name tells the host.
+        bool wrong = parameters.size() != tags.size() || results.size() != result_tags.size();
+        auto &taken = parameters_.emplace_back();
+        for (const auto &p : parameters) {
+            size_t i = taken.size();
+            const char *value = p.default_value;
+            if (!wrong && value == nullptr && optional[i]) value = "null";
+            taken.push_back({wrong ? "" : p.name, wrong ? ALCHEMIST_INT : tags[i], p.doc, value});
+        }
+        if (wrong && parameters.size() == 0) taken.push_back({"", ALCHEMIST_INT, "", nullptr});
+        taken.push_back({});
+        auto &given = results_.emplace_back();
+        if (!wrong)
+            for (const auto &r : results) given.push_back({r.name, result_tags[given.size()], r.doc});
+        given.push_back({});
+        routines_.push_back({name, doc, &detail::trampoline<F>, taken.data(), given.data()});
+    }
+
+    const alchemist_library *describe() {
+        routines_.push_back({});
+        raw_ = {ALCHEMIST_ABI, name_, doc_, routines_.data(),
+                [](void *state) { delete static_cast<detail::Holder *>(state); }};
+        return &raw_;
+    }
+
+  private:
+    const char *name_, *doc_;
+    std::deque<std::vector<alchemist_parameter>> parameters_;
+    std::deque<std::vector<alchemist_result>> results_;
+    std::vector<alchemist_routine> routines_;
+    alchemist_library raw_{};
+};
+
+} // namespace alchemist
+
+// Followed by the body of a function that registers the routines on `library`.
+#define ALCHEMIST_CPP_LIBRARY(NAME, DOC)                                                   \
+    static void alchemist_register(alchemist::Library &library);                           \
+    extern "C" ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void) { \
+        static const alchemist_library *raw = [] {                                         \
+            static alchemist::Library library(NAME, DOC);                                  \
+            alchemist_register(library);                                                   \
+            return library.describe();                                                     \
+        }();                                                                               \
+        return raw;                                                                        \
+    }                                                                                      \
+    static void alchemist_register(alchemist::Library &library)
+
+#endif

@@ -1,0 +1,219 @@
+"""What a native library may ask of us while one of its routines runs, and its values in C."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from ali.interface import Context
+from ali.native.abi import (
+    ABI,
+    ALLOCATE,
+    CHECK,
+    ENDED,
+    FAIL,
+    ITEMS,
+    NEW_MATRIX,
+    OK,
+    PROGRESS,
+    REFUSED,
+    TO_LAYOUT,
+    CHost,
+    CMatrix,
+    CValue,
+)
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.layout import LAYOUTS, deals
+from mpi_workers.matrix import DTYPES, DistMatrix
+
+
+class Frame:
+    """One call on this rank: its values in C, and what must stay alive until it is over."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.failure: BaseException | None = None
+        self.refused = False
+        self.message: str | None = None
+        self._kept: list[Any] = []
+        self._matrices: dict[int, DistMatrix] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        """Where so many bytes of zeros lie."""
+        memory = ctypes.create_string_buffer(max(1, nbytes))
+        self._kept.append(memory)
+        return ctypes.addressof(memory)
+
+    def address(self, matrix: DistMatrix) -> int:
+        """Where the C description of a matrix lies."""
+        about = _describe(matrix)
+        self._kept.append(about)
+        where = ctypes.addressof(about)
+        self._matrices[where] = matrix
+        return where
+
+    def matrix(self, where: int | None) -> DistMatrix:
+        """The matrix whose description lies there."""
+        found = self._matrices.get(where or 0)
+        if found is None:
+            raise Failure("RoutineError", "the library gave a matrix that is none of this call's")
+        return found
+
+    def store(self, value: Any, kind: str) -> CValue:
+        """An argument as C takes it."""
+        if value is None:
+            return CValue(given=0)
+        stored = CValue(given=1)
+        match kind:
+            case "matrix":
+                stored.matrix = self.address(value)
+            case "int":
+                stored.integer = value
+            case "float":
+                stored.number = value
+            case "bool":
+                stored.flag = value
+            case "complex":
+                stored.complex_number[0], stored.complex_number[1] = value.real, value.imag
+            case "string":
+                text = ctypes.create_string_buffer(_bytes(value))
+                self._kept.append(text)
+                stored.pointer = ctypes.addressof(text)
+            case _:
+                items = [_bytes(v) for v in value] if kind == "list[string]" else value
+                array = (ITEMS[kind] * max(1, len(items)))(*items)
+                self._kept.append(array)
+                stored.count, stored.pointer = len(items), ctypes.addressof(array)
+        return stored
+
+    def load(self, stored: CValue, kind: str) -> Any:
+        """A result as Python takes it."""
+        match kind:
+            case "matrix":
+                return self.matrix(stored.matrix)
+            case "int":
+                return stored.integer
+            case "float":
+                return stored.number
+            case "bool":
+                return bool(stored.flag)
+            case "complex":
+                return complex(*stored.complex_number)
+            case "string":
+                if not stored.pointer:
+                    raise Failure("RoutineError", "the library did not set a string")
+                return text_of(ctypes.string_at(stored.pointer))
+        if stored.count < 0 or (stored.count and not stored.pointer):
+            raise Failure("RoutineError", f"the library gave a list of {stored.count} at no place")
+        if not stored.count:
+            return []
+        array = (ITEMS[kind] * stored.count).from_address(stored.pointer)
+        if kind == "list[string]":
+            return [text_of(item) for item in array]
+        return [bool(item) for item in array] if kind == "list[bool]" else list(array)
+
+
+class Host:
+    """The struct of functions that a library gets, and the call that they work on.
+
+    One per library, for as long as it is loaded: it may keep the pointer.
+    """
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        self.functions = CHost(
+            ABI,
+            NEW_MATRIX(self._new_matrix),
+            TO_LAYOUT(self._to_layout),
+            ALLOCATE(self._allocate),
+            CHECK(self._check),
+            PROGRESS(self._progress),
+            FAIL(self._fail),
+        )
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.functions)
+
+    def _guarded(self, action: Callable[[Frame], Any]) -> Any:
+        """What `action` gives, or None: nothing may be raised through native code."""
+        if self.frame is None:
+            return None  # after the call, from a thread of the library's own
+        try:
+            return action(self.frame)
+        except BaseException as error:
+            self.frame.failure = error
+            return None
+
+    def _new_matrix(self, _: Any, rows: int, cols: int, dtype: int, layout: int) -> Any:
+        def make(frame: Frame) -> int:
+            if not 1 <= dtype <= len(DTYPES):
+                raise Failure("RoutineError", f"the library asked for a matrix of dtype {dtype}")
+            shape = (rows, cols)
+            return frame.address(frame.context.zeros(shape, DTYPES[dtype - 1], _layout(layout)))
+
+        return self._guarded(make)
+
+    def _to_layout(self, _: Any, source: int, layout: int) -> Any:
+        def move(frame: Frame) -> int:
+            matrix = frame.matrix(source)
+            moved = frame.context.to_layout(matrix, _layout(layout))
+            return source if moved is matrix else frame.address(moved)
+
+        return self._guarded(move)
+
+    def _allocate(self, _: Any, nbytes: int) -> Any:
+        return self._guarded(lambda frame: frame.allocate(nbytes))
+
+    def _check(self, _: Any) -> int:
+        try:
+            if self.frame is not None:
+                self.frame.context.check()
+        except Interrupted:
+            return ENDED
+        return OK
+
+    def _progress(self, _: Any, fraction: float, text: bytes | None) -> None:
+        self._guarded(lambda frame: frame.context.progress(fraction, text_of(text)))
+
+    def _fail(self, _: Any, kind: int, message: bytes | None) -> None:
+        if self.frame is not None:
+            self.frame.refused, self.frame.message = kind == REFUSED, text_of(message)
+
+
+def _layout(number: int) -> str:
+    if not 1 <= number <= len(LAYOUTS):
+        raise Failure("RoutineError", f"the library asked for a matrix in layout {number}")
+    return LAYOUTS[number - 1]
+
+
+def _describe(matrix: DistMatrix) -> CMatrix:
+    both = deals(matrix.layout, matrix.grid, matrix.rank)
+    (row0, row_step), (col0, col_step) = both or ((0, 1), (0, 1))
+    m, n = matrix.shape if both else (0, 0)
+    return CMatrix(
+        *matrix.shape,
+        DTYPES.index(matrix.dtype.name) + 1,
+        LAYOUTS.index(matrix.layout) + 1,
+        *matrix.grid,
+        len(range(row0, m, row_step)),
+        len(range(col0, n, col_step)),
+        matrix.leading_dimension,
+        row0,
+        row_step,
+        col0,
+        col_step,
+        matrix.local.ctypes.data,
+    )
+
+
+def _bytes(text: str) -> bytes:
+    if "\0" in text:
+        raise Failure("BadArgumentError", f"a string for C cannot hold a zero byte: {text[:40]!r}")
+    return text.encode()
+
+
+def text_of(raw: bytes | None) -> str:
+    """A C string as text; NULL is empty."""
+    return (raw or b"").decode(errors="replace")

@@ -1,0 +1,239 @@
+"""A shared object as a library: opened, asked for its one symbol, called.
+
+The contract is ``include/alchemist.h``. A library is told nothing of us but a
+struct of functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from ali.interface import Context, no_such_routine
+from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
+from ali.native.host import Frame, Host, text_of
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.signature import REQUIRED, Parameter, Result, Signature, coerce
+
+if TYPE_CHECKING:
+    from mpi_workers.worker import Gang
+
+
+class NativeLibrary:
+    """A shared object's routines, as the rank's loop calls them.
+
+    Parameters
+    ----------
+    name : str
+        What the session calls it.
+    path : Path
+        The shared object.
+
+    Raises
+    ------
+    Failure
+        LibraryNotFoundError, if there is no such file; LibraryLoadError, in the loader's own
+        words, if it cannot be opened, exports no ``alchemist_library_describe``, is made for
+        another ABI, or declares what cannot be.
+
+    Notes
+    -----
+    The object stays mapped until the rank ends: threads of its own may run in it. A file that
+    was built anew is another file to the loader, and is opened at the next load.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name = name
+        self._state: int | None = None
+        self._host = Host()
+        self._object = _open(name, path)
+        self._library = self._look_up(path)
+        self._routines: dict[str, tuple[CRoutine, Signature]] = {}
+        for routine in _until_null(self._library.routines):
+            signature = self._signature(routine)
+            if signature.name in self._routines:
+                raise self._bad(f"it declares routine {signature.name!r} twice")
+            self._routines[signature.name] = (routine, signature)
+        if not self._routines:
+            raise self._bad("it declares no routine")
+
+    def _look_up(self, path: Path) -> CLibrary:
+        try:
+            entry = getattr(self._object, SYMBOL)
+        except AttributeError as error:
+            raise self._bad(
+                f"{error}. A library exports that one symbol: put ALCHEMIST_LIBRARY(...) of "
+                "alchemist.h in it"
+            ) from None
+        entry.restype = ctypes.c_void_p
+        where = entry()
+        if not where:
+            raise self._bad(f"{SYMBOL}() returned NULL")
+        abi = ctypes.c_int32.from_address(where).value
+        if abi != ABI:
+            raise self._bad(
+                f"{path} is made for ABI version {abi}, and this is version {ABI}: build it anew "
+                f"with the alchemist.h in {Path(__file__).parents[1] / 'include'}"
+            )
+        return CLibrary.from_address(where)
+
+    def _bad(self, words: str) -> Failure:
+        return Failure("LibraryLoadError", f"library {self._name!r}: {words}")
+
+    def _signature(self, routine: CRoutine) -> Signature:
+        name = text_of(routine.name)
+        if not name.isidentifier():
+            raise self._bad(f"{name!r} cannot be the name of a routine")
+        if not routine.run:
+            raise self._bad(f"routine {name!r} has no function")
+        parameters, results, lines = [], [], []
+        for p in _until_null(routine.parameters):
+            about = self._declared(name, p.name, p.type)
+            default = self._default(name, about, p.default_value)
+            parameters.append(Parameter(*about, default))
+            lines.append(f"{about[0]} : {about[1]}\n    {text_of(p.doc)}")
+        taken = lines
+        lines = []
+        for r in _until_null(routine.results):
+            about = self._declared(name, r.name, r.type)
+            results.append(Result(*about))
+            lines.append(f"{about[0]} : {about[1]}\n    {text_of(r.doc)}")
+        names = [p.name for p in parameters]
+        if len(set(names)) < len(names):
+            raise self._bad(f"routine {name!r} has two parameters of one name: {', '.join(names)}")
+        doc = text_of(routine.doc).strip()
+        for title, entries in (("Parameters", taken), ("Returns", lines)):
+            if entries:
+                doc += f"\n\n{title}\n{'-' * len(title)}\n" + "\n".join(entries)
+        return Signature(name, tuple(parameters), tuple(results), doc)
+
+    def _declared(self, routine: str, name: bytes, kind: int) -> tuple[str, str]:
+        if not text_of(name).isidentifier():
+            raise self._bad(
+                f"routine {routine!r} has a parameter or result named {text_of(name)!r}: as many "
+                "names as the function has parameters and results, each an identifier"
+            )
+        if not 1 <= kind <= len(TYPES):
+            raise self._bad(f"{routine}: {text_of(name)!r} is of type {kind}, which there is not")
+        return text_of(name), TYPES[kind - 1]
+
+    def _default(self, routine: str, about: tuple[str, str], raw: bytes | None) -> Any:
+        if raw is None:
+            return REQUIRED
+        name, kind = about
+        try:
+            value = json.loads(raw)
+            return None if value is None else coerce(value, kind)
+        except (ValueError, TypeError):
+            raise self._bad(
+                f"{routine}: the default of {name!r}, {text_of(raw)!r}, is not a {kind} in JSON"
+            ) from None
+
+    def describe(self) -> dict[str, Any]:
+        """Name, documentation and signatures, as a map."""
+        return {
+            "name": self._name,
+            "doc": text_of(self._library.doc),
+            "routines": [signature.to_map() for _, signature in self._routines.values()],
+        }
+
+    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
+        """Run a routine on this rank; one value per declared result.
+
+        Raises
+        ------
+        Failure
+            NoSuchRoutineError; RoutineError or BadArgumentError, in the library's words.
+        Interrupted
+            If the call ended elsewhere, and the routine noticed.
+        """
+        if routine not in self._routines:
+            raise no_such_routine(self._name, routine, self._routines)
+        native, signature = self._routines[routine]
+        frame = Frame(Context(gang, {}))
+        values = [frame.store(arguments[p.name], p.type) for p in signature.parameters]
+        given = (CValue * max(1, len(values)))(*values)
+        results = (CValue * max(1, len(signature.results)))()
+        call = CCall(
+            self._host.address,
+            MPI._handleof(gang.comm),
+            gang.rank,
+            gang.size,
+            *gang.grid,
+            self._state,
+        )
+        self._host.frame = frame
+        try:
+            code = native.run(ctypes.byref(call), given, results)
+        finally:
+            self._host.frame = None
+            self._state = call.state
+        self._judge(routine, code, frame)
+        return [
+            frame.load(value, r.type) for value, r in zip(results, signature.results, strict=False)
+        ]
+
+    def _judge(self, routine: str, code: int, frame: Frame) -> None:
+        if code == ENDED:
+            raise Interrupted
+        if code == OK and frame.failure is None:
+            return
+        what = f"{self._name}.{routine}"
+        if frame.message is not None:
+            kind = "BadArgumentError" if frame.refused else "RoutineError"
+            raise Failure(kind, f"{what}: {frame.message}")
+        if isinstance(frame.failure, Failure | Interrupted | MemoryError):
+            raise frame.failure
+        if frame.failure is not None:
+            trace = "".join(traceback.format_exception(frame.failure))
+            raise Failure("RoutineError", f"{what}: {frame.failure}", traceback=trace)
+        raise Failure("RoutineError", f"{what} returned {code} and gave no reason")
+
+    def close(self) -> None:
+        """Have the library give up its state."""
+        state, self._state = self._state, None
+        if state and self._library.close:
+            self._library.close(state)
+
+
+def _until_null(array: Any) -> list[Any]:
+    """The entries of a C array before the one whose name is NULL."""
+    found: list[Any] = []
+    while array and array[len(found)].name is not None:
+        found.append(array[len(found)])
+    return found
+
+
+_opened: dict[str, list[tuple[int, int, int]]] = {}  # by path: the files that have been there
+
+
+def _open(name: str, path: Path) -> ctypes.CDLL:
+    """Open a shared object; a file that has taken another's place is opened anew."""
+    if not path.is_file():
+        raise Failure(
+            "LibraryNotFoundError",
+            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it "
+            "where every node of the gang can read it",
+        )
+    path = path.resolve()
+    about = path.stat()
+    known = _opened.setdefault(str(path), [])
+    identity = (about.st_dev, about.st_ino, about.st_mtime_ns)
+    if identity not in known:
+        known.append(identity)
+    # The loader knows objects by the name they were asked for: another file, another spelling.
+    spelling = f"{path.parent}/{'./' * known.index(identity)}{path.name}"
+    try:
+        return ctypes.CDLL(spelling, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise Failure(
+            "LibraryLoadError",
+            f"library {name!r}: the loader could not open it: {error}",
+        ) from None

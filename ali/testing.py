@@ -1,0 +1,168 @@
+"""Conformance: what every library must do, as tests that an author subclasses.
+
+    import numpy as np
+    from ali.testing import Case, LibraryTests
+
+    A = np.arange(30.0).reshape(10, 3)
+
+    class TestMylib(LibraryTests):
+        library = "mylib"
+        path = "build/libmylib.so"
+        cases = (
+            Case("scale", {"A": A, "factor": 3.0}, [3 * A]),
+            Case("scale", {"A": A.astype("int32")}, raises="float64"),
+        )
+
+pytest then runs the library on gangs of real MPI ranks, without Ray: every case with its
+matrices in each of the 14 layouts; the declared signatures; a failure on all ranks, on one
+rank while the others wait for it, and a call that is cancelled, after each of which the gang
+must go on; loading and unloading again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from mpi_workers import trial
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of a routine, and what must come of it.
+
+    Parameters
+    ----------
+    routine : str
+        Its name.
+    arguments : mapping
+        By name; a matrix as a NumPy array of two dimensions. What is left out has its default.
+    expected : sequence, optional
+        One value per result: an array for a matrix, None for whatever comes. Without it only
+        types and shapes are looked at.
+    raises : str, optional
+        The call must fail on all ranks, with these words in what the caller is told.
+    rtol : float
+        Allowed error of a number, relative to the largest of its matrix.
+    """
+
+    routine: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    expected: Sequence[Any] | None = None
+    raises: str | None = None
+    rtol: float = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A library and its cases, as the ranks get them."""
+
+    library: str
+    path: str | None
+    cases: tuple[Case, ...]
+    interruptible: bool
+    patience_s: float
+
+
+class LibraryTests:
+    """Subclass it, with a name that begins with ``Test``.
+
+    Attributes
+    ----------
+    library : str
+        Its name.
+    path : path_like, optional
+        Its file; None for a shipped or an installed library.
+    cases : sequence of Case
+        At least one for every routine. One of them should fail, and one should have a matrix
+        with fewer rows or columns than there are ranks, so that some hold nothing.
+    sizes : sequence of int
+        How many ranks the gangs have.
+    interruptible : bool
+        Whether ranks in a routine notice that the call has failed elsewhere. False for a library
+        whose waits are inside a native library: its gang is ended when a rank fails alone.
+    patience_s : float
+        How long ranks may take to notice.
+    timeout_s : float
+        For everything on one gang.
+    """
+
+    library: ClassVar[str]
+    path: ClassVar[str | os.PathLike[str] | None] = None
+    cases: ClassVar[Sequence[Case]]
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 6)
+    interruptible: ClassVar[bool] = True
+    patience_s: ClassVar[float] = 10.0
+    timeout_s: ClassVar[float] = 100.0
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Every test on every size of gang."""
+        if "size" in metafunc.fixturenames:
+            assert metafunc.cls is not None
+            metafunc.parametrize("size", metafunc.cls.sizes)
+
+    def test_its_signatures_are_whole(self, size: int) -> None:
+        assert self._found(size)["signatures"] == []
+
+    def test_its_results_are_right_in_every_layout(self, size: int) -> None:
+        assert self._found(size)["results"] == []
+
+    def test_ranks_without_elements_take_part(self) -> None:
+        found = self._found(max(self.sizes))
+        assert found["empty"], "give a case with fewer rows or columns than ranks"
+
+    def test_a_failure_on_all_ranks_fails_the_call_alone(self, size: int) -> None:
+        if all(case.raises is None for case in self.cases):
+            pytest.skip("no case fails: give one with raises='...'")
+        assert self._found(size)["failures"] == []
+
+    def test_a_failure_on_one_rank_lets_the_others_go(self, size: int) -> None:
+        self._need_interrupts()
+        if size == 1:
+            pytest.skip("one rank has nobody to wait for")
+        assert self._found(size)["one_rank"] == []
+
+    def test_a_cancelled_call_leaves_a_gang_that_works(self, size: int) -> None:
+        self._need_interrupts()
+        assert self._found(size)["cancelled"] == []
+
+    def test_it_can_be_loaded_again_and_again(self, size: int) -> None:
+        assert self._found(size)["reloads"] == []
+
+    def _need_interrupts(self) -> None:
+        if not self.interruptible:
+            pytest.skip("its waits are inside a native library, and cannot be left")
+
+    def _found(self, size: int) -> dict[str, Any]:
+        """What the ranks found; one launch for each class and size, however it ends."""
+        key = (type(self), size)
+        if key not in _launched:
+            try:
+                _launched[key] = self._launch(size)
+            except AssertionError as error:
+                _launched[key] = error
+        found = _launched[key]
+        if isinstance(found, AssertionError):
+            raise found
+        return found
+
+    def _launch(self, size: int) -> dict[str, Any]:
+        path = None if self.path is None else str(Path(self.path).absolute())
+        suite = Suite(self.library, path, tuple(self.cases), self.interruptible, self.patience_s)
+        with tempfile.TemporaryDirectory(prefix="suite-") as folder:
+            told = Path(folder, "suite.pickle")
+            told.write_bytes(pickle.dumps(suite))
+            found: dict[str, Any] = trial.run(
+                "ali.conformance:check", size, str(told), timeout=self.timeout_s
+            )
+            return found
+
+
+_launched: dict[tuple[type, int], dict[str, Any] | AssertionError] = {}

@@ -1,0 +1,61 @@
+"""What test_native.py runs on the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from ali.registry import load
+from mpi_workers.failures import Failure
+from mpi_workers.layout import LAYOUTS, deals
+from mpi_workers.matrix import DTYPES
+from mpi_workers.worker import Gang
+
+
+def descriptions(gang: Gang, path: str) -> list[Any]:
+    """Whatever a library is told of a matrix agrees with the matrix."""
+    library = load("every", path)
+    wrong = []
+    for layout in LAYOUTS:
+        for shape in ((5, 3), (1, 1), (2, 9)):
+            for dtype in DTYPES:
+                A = gang.new(shape, dtype, layout)
+                (told,) = library.call(gang, "about", {"A": A})
+                m, n = len(A.rows), len(A.cols)
+                if told[:6] != [
+                    *shape, DTYPES.index(dtype) + 1, LAYOUTS.index(layout) + 1, *gang.grid,
+                ]:  # fmt: skip
+                    wrong.append([layout, shape, dtype, told])
+                both = deals(layout, gang.grid, gang.rank)
+                steps = [*both[0], *both[1]] if both else [0, 1, 0, 1]
+                held = told[6] * told[7]
+                if held != m * n or told[8] != max(1, told[6] if held else 1) or told[9:] != steps:
+                    wrong.append([layout, shape, dtype, told, "local", gang.rank])
+                if held and [told[6], told[7]] != [m, n]:
+                    wrong.append([layout, shape, dtype, told, "local shape", gang.rank])
+    return list(itertools.chain.from_iterable(gang.comm.allgather(wrong)))
+
+
+def counts(gang: Gang, path: str, told: str) -> list[int]:
+    """State lasts until the library is closed."""
+    os.environ["EVERY_CLOSED"] = told
+    library = load("every", path)
+    found = [library.call(gang, "count", {})[0] for _ in range(3)]
+    again = load("every", path)
+    library.close()
+    library.close()
+    again.close()
+    fresh = load("every", path)
+    found.append(fresh.call(gang, "count", {})[0])
+    return found
+
+
+def described(gang: Gang, name: str) -> dict[str, Any]:
+    """What a library says of itself, or why it did not load."""
+    try:
+        about = load(name).describe()
+    except Failure as failure:
+        return {"kind": failure.kind, "message": failure.message}
+    names = [{"name": r["name"], "doc": r["doc"]} for r in about["routines"]]
+    return {"name": about["name"], "doc": about["doc"], "routines": names}

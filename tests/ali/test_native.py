@@ -1,0 +1,238 @@
+"""The C ABI: shared objects in C and C++ do what Python libraries do, and bad ones say why not."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali.native import NativeLibrary
+from ali.native.abi import TYPES
+from ali.registry import load
+from ali.testing import Case, LibraryTests
+from mpi_workers import signature, trial
+from mpi_workers.failures import Failure
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES
+from tests.support.build import needs_compiler, shared_object
+
+SOURCES = Path(__file__).parent / "native"
+A = np.arange(30.0).reshape(10, 3)
+VALUES: dict[str, Any] = {
+    "i": -(2**63),
+    "x": -0.0,
+    "z": 1 - 2j,
+    "flag": False,
+    "text": "Grüße, 世界",
+    "ints": [2**62, -1],
+    "floats": [1.5, float("inf")],
+    "flags": [],
+    "texts": ["", "ä", "long " * 1000],
+}
+DEFAULTS = [3, 0.5, 1.5, True, "hello", [1, 2], [], [True, False], ["a", "b"]]
+COMMON = (
+    Case("echo", {"A": A, **VALUES}, [A, *VALUES.values()]),
+    Case("echo", {"A": A}, [A, *DEFAULTS]),
+    Case("optional", {}, [False, -1]),
+    Case("optional", {"A": A, "i": 5}, [True, 5]),
+    Case("count", {}, None),
+    Case("work", {"seconds": 0.02}, []),
+    Case("fail", {"rank": -1}, raises="RoutineError: every.fail: no luck: really"),
+    Case("fail", {"how": "refuse"}, raises="BadArgumentError: every.fail: no such luck"),
+    Case("fail", {"rank": 99}, []),
+)
+
+
+@functools.cache
+def built(source: str, *flags: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="native-"))
+    return shared_object(SOURCES / source, folder / "libevery.so", *flags)
+
+
+@needs_compiler
+class TestEverythingInC(LibraryTests):
+    library = "every"
+    cases = (
+        *COMMON,
+        Case(
+            "coordinates",
+            {"m": 7, "n": 2, "layout": LAYOUTS.index("MC_MR") + 1},
+            [np.add.outer(1000 * np.arange(7), np.arange(2))],
+        ),
+        Case("coordinates", {"m": 2, "n": 2, "layout": 15}, raises="in layout 15"),
+        Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="in layout 0"),
+        Case("about", {"A": A}, None),
+        Case("bad", {}, raises="a matrix that is none of this call's"),
+        Case("fail", {"how": "silent"}, raises="every.fail returned 77 and gave no reason"),
+        Case("echo", {"A": A, "text": "zero\0byte"}, raises="zero byte"),
+    )
+
+    @property
+    def path(self) -> Path:  # type: ignore[override]
+        return built("every.c")
+
+
+@needs_compiler
+class TestEverythingInCpp(LibraryTests):
+    library = "every"
+    cases = (
+        *COMMON,
+        Case(
+            "fill",
+            {"m": 5, "n": 4},
+            [np.add.outer(np.arange(5), 1j * np.arange(4)).astype("complex64")],
+        ),
+        Case("fail", {"how": "odd"}, raises="no std::exception"),
+        Case("fail", {"rank": 2**40}, raises="argument 1: 1099511627776 is out of range"),
+        Case(
+            "echo",
+            {"A": A.astype("int32")},
+            raises="argument 1: it takes a matrix of float64, not of int32",
+        ),
+    )
+
+    @property
+    def path(self) -> Path:  # type: ignore[override]
+        return built("every.cpp")
+
+
+@needs_compiler
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_a_matrix_is_described_as_it_is(ranks: int) -> None:
+    assert trial.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
+
+
+@needs_compiler
+def test_state_lasts_from_call_to_call_and_is_given_up(tmp_path: Path) -> None:
+    told = tmp_path / "closed"
+    counts = trial.run("tests.ali.ranks_native:counts", 2, str(built("every.c")), str(told))
+    assert counts == [1, 2, 3, 1]
+    assert told.read_text().split() == ["3", "3"]  # both ranks', and none for the unused one
+
+
+def test_the_twins_of_the_header_agree_with_the_rest() -> None:
+    header = (Path(__file__).parents[2] / "ali/include/alchemist.h").read_text()
+    for i, name in enumerate(DTYPES, 1):
+        assert f"ALCHEMIST_{name.upper()} = {i}" in header
+    for i, name in enumerate(LAYOUTS, 1):
+        assert f"ALCHEMIST_{name} = {i}" in header
+    assert set(TYPES) == set(signature.TYPES) - {"list[complex]"}
+
+
+LIBRARY = """
+#include <alchemist.h>
+static int run(alchemist_call *c, const alchemist_value *i, alchemist_value *o)
+{ (void)c; (void)i; (void)o; return 0; }
+static const alchemist_routine routines[] = {%s {0}};
+static const alchemist_library library = {%s, "x", "doc", %s, NULL};
+ALCHEMIST_EXPORT const alchemist_library *%s(void) { return &library; }
+"""
+GOOD = '{.name = "f", .doc = "f", .run = run},'
+ENTRY = "alchemist_library_describe"
+
+
+def parameter(words: str) -> str:
+    return f'{{.name = "f", .run = run, .parameters = ALCHEMIST_PARAMETERS({words})}},'
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "made for ABI version 2, and this is"),
+        ((GOOD, "ALCHEMIST_ABI", "routines", "some_other_name"), f"undefined symbol: {ENTRY}"),
+        (("", "ALCHEMIST_ABI", "routines", ENTRY), "declares no routine"),
+        ((GOOD, "ALCHEMIST_ABI", "NULL", ENTRY), "declares no routine"),
+        ((GOOD * 2, "ALCHEMIST_ABI", "routines", ENTRY), "routine 'f' twice"),
+        (('{.name = "f"},', "ALCHEMIST_ABI", "routines", ENTRY), "'f' has no function"),
+        (
+            ('{.name = "a b", .run = run},', "ALCHEMIST_ABI", "routines", ENTRY),
+            "'a b' cannot be the name",
+        ),
+        (
+            (parameter('{"p", 11, ""}'), "ALCHEMIST_ABI", "routines", ENTRY),
+            "'p' is of type 11, which there is not",
+        ),
+        (
+            (parameter('{"p", ALCHEMIST_INT, "", "0.5"}'), "ALCHEMIST_ABI", "routines", ENTRY),
+            "the default of 'p', '0.5', is not a int",
+        ),
+        (
+            (parameter('{"p", ALCHEMIST_INT, "", "{"}'), "ALCHEMIST_ABI", "routines", ENTRY),
+            "is not a int in JSON",
+        ),
+        (
+            (
+                parameter('{"p", ALCHEMIST_INT, ""}, {"p", ALCHEMIST_INT, ""}'),
+                "ALCHEMIST_ABI",
+                "routines",
+                ENTRY,
+            ),
+            "two parameters of one name: p, p",
+        ),
+    ],
+)
+def test_a_library_that_will_not_do_says_why(
+    tmp_path: Path, fields: tuple[str, ...], words: str
+) -> None:
+    source = tmp_path / "x.c"
+    source.write_text(LIBRARY % fields)
+    path = shared_object(source, tmp_path / "libx.so", "-Wno-unused")
+    with pytest.raises(Failure, match=words) as caught:
+        NativeLibrary("x", path)
+    assert caught.value.kind == "LibraryLoadError"
+    assert caught.value.message.startswith("library 'x': ")
+
+
+def test_a_cpp_library_with_the_wrong_number_of_names(tmp_path: Path) -> None:
+    source = tmp_path / "x.cpp"
+    source.write_text(
+        "#include <alchemist.hpp>\n"
+        "static int64_t f(alchemist::Call &, int64_t x) { return x; }\n"
+        'ALCHEMIST_CPP_LIBRARY("x", "doc") '
+        '{ library.routine<f>("f", "doc", {{"x"}, {"y"}}, {{"z"}}); }\n'
+    )
+    path = shared_object(source, tmp_path / "libx.so")
+    with pytest.raises(Failure, match="as many names as the function has"):
+        NativeLibrary("x", path)
+
+
+def test_the_loaders_own_words_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "libx.so"
+    with pytest.raises(Failure, match="there is no file") as caught:
+        load("x", str(path))
+    assert caught.value.kind == "LibraryNotFoundError"
+    path.write_text("not an object")
+    with pytest.raises(Failure, match=r"the loader could not open it: .*libx\.so: file too short"):
+        load("x", str(path))
+
+
+@needs_compiler
+def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "x.c"
+    source.write_text("int nothing;\n")
+    shared_object(source, tmp_path / "libgone.so", "-Wl,-soname,libgone.so")
+    source.write_text(
+        LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY)
+        + "extern int nothing;\nint *something(void) { return &nothing; }\n"
+    )
+    path = shared_object(source, tmp_path / "libx.so", f"-L{tmp_path}", "-lgone")
+    (tmp_path / "libgone.so").unlink()
+    with pytest.raises(Failure, match=r"libgone\.so: cannot open shared object file"):
+        load("x", str(path))
+
+
+@needs_compiler
+def test_a_library_built_anew_is_loaded_anew(tmp_path: Path) -> None:
+    source, path = tmp_path / "x.c", tmp_path / "libx.so"
+    for name in ("first", "second", "third"):
+        routine = f'{{.name = "{name}", .doc = "", .run = run}},'
+        source.write_text(LIBRARY % (routine, "ALCHEMIST_ABI", "routines", ENTRY))
+        path.unlink(missing_ok=True)
+        shared_object(source, path)
+        for _ in range(2):
+            assert [r["name"] for r in load("x", str(path)).describe()["routines"]] == [name]

@@ -1,0 +1,88 @@
+"""A new library works as it comes: it builds, and passes the conformance suite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ali import scaffold
+from tests.support.build import needs_compiler
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path, code: int = 0) -> str:
+    """Run a command as a user whose environment is active; what it printed."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    env["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def new(folder: Path, language: str) -> Path:
+    said = run("alchemist", "new-library", "my_lib", "--language", language, cwd=folder)
+    assert "my_lib/README.md" in said
+    texts = [path.read_text() for path in (folder / "my_lib").iterdir()]
+    assert not [text for text in texts if "@" in text.replace("@routine", "").replace("$@", "")]
+    return folder / "my_lib"
+
+
+@needs_compiler
+def test_in_c(tmp_path: Path) -> None:
+    folder = new(tmp_path, "c")
+    assert "passed" in run("make", "test", cwd=folder)
+    assert (folder / "libmy_lib.so").is_file()
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake (apt-get install cmake)")
+def test_in_cpp(tmp_path: Path) -> None:
+    folder = new(tmp_path, "cpp")
+    run("cmake", "-B", "build", cwd=folder)
+    run("cmake", "--build", "build", cwd=folder)
+    assert "passed" in run("python", "-m", "pytest", cwd=folder)
+
+
+def test_in_python(tmp_path: Path) -> None:
+    folder = new(tmp_path, "python")
+    assert "passed" in run("python", "-m", "pytest", cwd=folder)
+
+
+def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "my_lib").mkdir()
+    said = run("alchemist", "new-library", "my_lib", cwd=tmp_path, code=1)
+    assert said == "alchemist: my_lib is there already\n"
+    assert list((tmp_path / "my_lib").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["my-lib", "1st", "Mine", "class", "../mine", ""])
+def test_a_name_must_be_one_of_a_module(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a library"):
+        scaffold.new_library(name, "c", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_language_must_be_known(tmp_path: Path) -> None:
+    said = run("alchemist", "new-library", "x", "--language", "cobol", cwd=tmp_path, code=2)
+    assert "invalid choice: 'cobol'" in said
+
+
+def test_the_header_is_where_it_is_said_to_be(tmp_path: Path) -> None:
+    assert (Path(run("alchemist", "include", cwd=tmp_path).strip()) / "alchemist.h").is_file()
