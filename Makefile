@@ -46,7 +46,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 lock: $(READY)
-	printf '%s\n' uv hatchling | cat - > $(VENV)/extra.in
+	printf '%s\n' uv hatchling setuptools wheel | cat - > $(VENV)/extra.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --all-extras --upgrade pyproject.toml $(VENV)/extra.in --output-file constraints.txt
 
 clean:

@@ -8,12 +8,12 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 import ray
 
-from benchmarks import launch, matmul, transfer
+from benchmarks import launch, linalg, transfer
 
 
 def main() -> None:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
-    for benchmark in (launch, transfer, matmul):
+    for benchmark in (launch, transfer, linalg):
         print(f"\n## {benchmark.__name__}", flush=True)
         benchmark.run().save()
     ray.shutdown()

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parent / "README.md"
+BLUE, ORANGE = "#3b7dd8", "#d8743b"
 
 
 @dataclass(slots=True)
@@ -46,12 +48,31 @@ class Row:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """How long one competitor takes for an operation; `ratio` is to the operation's yardstick."""
+
+    operation: str
+    who: str
+    compute_s: float
+    end_to_end_s: float
+    ratio: float
+
+    def line(self) -> str:
+        return (
+            f"| {self.operation} | {self.who} | {self.compute_s:.3g} | {self.end_to_end_s:.3g} | "
+            f"{self.ratio:.3g} |"
+        )
+
+
 @dataclass(slots=True)
 class Report:
-    """The rows of one benchmark."""
+    """The rows of one benchmark, and how its competitors did."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -67,15 +88,33 @@ class Report:
         self.rows.append(row)
         print(row.line(), flush=True)
 
+    def compare(self, peer: Peer) -> None:
+        """Note a competitor; the first of an operation is its yardstick."""
+        self.peers.append(peer)
+        print(peer.line(), flush=True)
+
+    def unit(self, operation: str) -> float:
+        """The yardstick's time."""
+        return next(peer.compute_s for peer in self.peers if peer.operation == operation)
+
     def table(self) -> str:
         head = "| what | measured | target | | detail |\n|---|---|---|---|---|\n"
-        return head + "\n".join(row.line() for row in self.rows) + "\n"
+        text = head + "\n".join(row.line() for row in self.rows) + "\n"
+        if self.peers:
+            text += "\n| operation | who | compute, s | with transfers, s | x the first |\n"
+            text += "|---|---|---|---|---|\n"
+            order = list(dict.fromkeys(peer.operation for peer in self.peers))
+            by_operation = sorted(self.peers, key=lambda peer: order.index(peer.operation))
+            text += "\n".join(peer.line() for peer in by_operation) + "\n"
+        return text + "".join(f"\n{note}\n" for note in self.notes)
 
     def save(self) -> None:
         """Write ``results/<name>.json`` and ``.png``, and the table into the README."""
         RESULTS.mkdir(exist_ok=True)
         machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
         told = {"name": self.name, "machine": machine, "rows": [asdict(row) for row in self.rows]}
+        if self.peers:
+            told["peers"] = [asdict(peer) for peer in self.peers]
         (RESULTS / f"{self.name}.json").write_text(json.dumps(told, indent=1) + "\n")
         self._draw()
         begin, end = f"<!-- {self.name} -->\n", f"<!-- /{self.name} -->"
@@ -91,22 +130,41 @@ class Report:
         mpl.use("agg")
         from matplotlib import pyplot as plt
 
-        figure, axes = plt.subplots(figsize=(8, 0.6 + 0.45 * len(self.rows)), layout="constrained")
+        heights = [0.6 + 0.45 * len(self.rows)]
+        if self.peers:
+            heights.append(0.6 + 0.3 * len(self.peers))
+        figure, panels = plt.subplots(
+            len(heights), figsize=(8, sum(heights)), height_ratios=heights, layout="constrained",
+            squeeze=False,
+        )  # fmt: skip
+        self._draw_targets(panels[0, 0])
+        if self.peers:
+            self._draw_peers(panels[1, 0])
+        figure.savefig(RESULTS / f"{self.name}.png", dpi=90)
+        plt.close(figure)
+
+    def _draw_targets(self, axes: Any) -> None:
         scores = [
             row.target / max(row.measured, row.target / 1000)
             if row.at_most
             else row.measured / row.target
             for row in self.rows
         ]
-        colours = ["#3b7dd8" if row.met else "#d8743b" for row in self.rows]
+        colours = [BLUE if row.met else ORANGE for row in self.rows]
         axes.barh([row.what for row in self.rows], scores, color=colours)
         axes.axvline(1, color="black", lw=1)
         axes.set_xscale("log")
         axes.invert_yaxis()
         axes.set_xlabel("times better than the target (right of the line: met)")
         axes.set_title(self.name)
-        figure.savefig(RESULTS / f"{self.name}.png", dpi=90)
-        plt.close(figure)
+
+    def _draw_peers(self, axes: Any) -> None:
+        names = [f"{peer.operation}: {peer.who}" for peer in self.peers]
+        axes.barh(names, [peer.end_to_end_s for peer in self.peers], color=ORANGE)
+        axes.barh(names, [peer.compute_s for peer in self.peers], color=BLUE)
+        axes.set_xscale("log")
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds (orange: what transfers add)")
 
 
 def best(work: Callable[[], object], rounds: int = 5) -> float:

@@ -1,0 +1,339 @@
+"""Linear algebra: every library, end to end and compute only, beside its peers, in one run.
+
+One core per rank, one BLAS thread per rank; NumPy and Dask have the same cores. Spark runs as a
+program of its own (`spark_mllib.py`), and so do the bare mpiexec programs (`bare.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import LibraryError
+from benchmarks.harness import Peer, Report, timed
+from benchmarks.spark_mllib import DECAY
+from mpi_workers import trial
+
+Array = np.ndarray[Any, Any]
+CORES = min(2, len(os.sched_getaffinity(0)))
+LIBRARIES = ("linalg", "scalapack", "elemental")
+NATURAL = {"linalg": "VC_STAR", "scalapack": "MC_MR", "elemental": "MC_MR"}
+N = 4000  # matmul
+TALL = (100_000, 200)  # qr
+THIN = (20_000, 200)  # svd
+SVD, RANK = (100_000, 500), 20
+ROUNDS = 3
+SPARK_LIMIT_S = 300
+
+
+def run() -> Report:
+    report = Report("linalg")
+    random = np.random.default_rng(0)
+    with AlchemistSession(CORES, progress=False) as als:
+        loaded = _loaded(als, report)
+        numpy_s = _matmul(als, loaded, report, random)
+        _qr(als, loaded, report, random.standard_normal(TALL))
+        _svd(als, loaded, report, random.standard_normal(THIN))
+        _truncated(als, loaded, report, random)
+        _overheads(als, loaded, report, random)
+    _spark(report, numpy_s)
+    return report
+
+
+def _loaded(als: AlchemistSession, report: Report) -> dict[str, Any]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = als.load_library(name)
+        except LibraryError as error:
+            report.notes.append(f"{name} is not in this table: {str(error).split('.')[0]}.")
+    return found
+
+
+class _Ours:
+    """A routine of ours on data of the user's: compute only, and with sending and fetching."""
+
+    def __init__(
+        self,
+        als: AlchemistSession,
+        routine: Callable[..., Any],
+        data: Sequence[Array],
+        layout: str,
+        fetched: int | None = None,
+    ) -> None:
+        self._als = als
+        self._routine = routine
+        self._data = data
+        self._layout = layout
+        self._fetched = fetched
+        self._held = [als.send_matrix(a, layout=layout) for a in data]
+        self._last: list[Any] = []
+        self.send_s = 0.0
+        self.fetch_s = 0.0
+
+    def compute(self) -> None:
+        self._free(self._call(self._held))
+
+    def end_to_end(self) -> None:
+        self._last = []  # the memory of the last result is used again
+        self.send_s = -time.perf_counter()
+        held = [self._als.send_matrix(a, layout=self._layout) for a in self._data]
+        self.send_s += time.perf_counter()
+        results = self._call(held)
+        self.fetch_s = -time.perf_counter()
+        self._last = [r.fetch() for r in results[: self._fetched] if isinstance(r, Handle)]
+        self.fetch_s += time.perf_counter()
+        self._free((*held, *results))
+
+    def _call(self, held: Sequence[Handle]) -> tuple[Any, ...]:
+        results = self._routine(*held)
+        return results if isinstance(results, tuple) else (results,)
+
+    @staticmethod
+    def _free(results: Sequence[Any]) -> None:
+        for result in results:
+            if isinstance(result, Handle):
+                result.free()
+
+    def last(self) -> list[Array]:
+        return self._last
+
+    def close(self) -> None:
+        self._free(self._held)
+        self._last = []
+
+
+def _turns(
+    operation: str,
+    report: Report,
+    yardstick: tuple[str, Callable[[], Any]],
+    peers: dict[str, Callable[[], Any]],
+    ours: dict[str, _Ours],
+    check: Callable[[list[Array]], bool],
+) -> dict[str, Peer]:
+    """Time everything in turns, check what ours gave, and put a line for each in the table."""
+    name, reference = yardstick
+    for competitor, mine in ours.items():
+        mine.end_to_end()
+        if not check(mine.last()):
+            raise SystemExit(f"{operation} by {competitor} is wrong")
+    best: dict[tuple[str, str], float] = {}
+    for _ in range(ROUNDS):
+        works: list[tuple[str, str, Callable[[], Any]]] = [(name, "compute", reference)]
+        works += [(peer, "compute", work) for peer, work in peers.items()]
+        for competitor, mine in ours.items():
+            works += [(competitor, "compute", mine.compute), (competitor, "all", mine.end_to_end)]
+        for who, what, work in works:
+            best[who, what] = min(best.get((who, what), float("inf")), timed(work))
+    unit = best[name, "compute"]
+    found = {}
+    for who, what in best:
+        if what == "compute":
+            alone = best[who, what]
+            whole = best.get((who, "all"), alone)
+            found[who] = Peer(operation, who, alone, whole, whole / unit)
+            report.compare(found[who])
+    for mine in ours.values():
+        mine.close()
+    return found
+
+
+def _matmul(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> float:
+    import dask.array as da
+
+    A, B = random.random((N, N)), random.random((N, N))
+    exact = A @ B
+    chunked = [da.from_array(x, chunks=(N // 4, N // 4)) for x in (A, B)]
+    found = _turns(
+        f"matmul {N} x {N}",
+        report,
+        ("numpy", lambda: A @ B),
+        {"dask": lambda: (chunked[0] @ chunked[1]).compute(num_workers=CORES)},
+        {n: _Ours(als, lib.matmul, (A, B), NATURAL[n]) for n, lib in loaded.items()},
+        lambda results: np.allclose(results[0], exact, rtol=1e-10),
+    )
+    report.add(
+        f"matmul {N} x {N}, send + compute + fetch",
+        found["linalg"].end_to_end_s / found["numpy"].compute_s,
+        1.5,
+        "x numpy",
+        at_most=True,
+        detail=f"{CORES} ranks; numpy {2 * N**3 / found['numpy'].compute_s / 1e9:.0f} GF/s",
+    )
+    return min(p.end_to_end_s for name, p in found.items() if name in loaded)
+
+
+def _qr(als: Any, loaded: dict[str, Any], report: Report, A: Array) -> None:
+    import dask.array as da
+
+    chunked = da.from_array(A, chunks=(A.shape[0] // 8, A.shape[1]))
+    _turns(
+        f"qr {A.shape[0]} x {A.shape[1]}",
+        report,
+        ("numpy", lambda: np.linalg.qr(A)),
+        {"dask": lambda: da.compute(*da.linalg.tsqr(chunked), num_workers=CORES)},
+        {n: _Ours(als, lib.qr, (A,), "VC_STAR") for n, lib in loaded.items()},
+        lambda results: np.allclose(results[0] @ results[1], A),
+    )
+
+
+def _svd(als: Any, loaded: dict[str, Any], report: Report, A: Array) -> None:
+    import dask.array as da
+
+    chunked = da.from_array(A, chunks=(A.shape[0] // 8, A.shape[1]))
+    _turns(
+        f"svd {A.shape[0]} x {A.shape[1]}",
+        report,
+        ("numpy", lambda: np.linalg.svd(A, full_matrices=False)),
+        {"dask": lambda: da.compute(*da.linalg.svd(chunked), num_workers=CORES)},
+        {n: _Ours(als, lib.svd, (A,), "VC_STAR") for n, lib in loaded.items()},
+        lambda results: np.allclose(results[1] * results[0].T @ results[2].conj().T, A),
+    )
+
+
+def decaying(random: Any) -> Array:
+    """A matrix whose singular values fall by `DECAY` from one to the next."""
+    mix, _ = np.linalg.qr(random.standard_normal((SVD[1], SVD[1])))
+    return (random.standard_normal(SVD) * DECAY ** np.arange(SVD[1])) @ mix
+
+
+def _gram_route(A: Array) -> tuple[Array, Array, Array]:
+    """NumPy's quick way: the eigenvectors of A^T A."""
+    values, vectors = np.linalg.eigh(A.T @ A)
+    V = vectors[:, ::-1][:, :RANK]
+    S = np.sqrt(values[::-1][:RANK])
+    return S, A @ V / S, V
+
+
+def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> None:
+    import dask.array as da
+
+    A = decaying(random)
+    expected = _gram_route(A)[0]
+    chunked = da.from_array(A, chunks=(SVD[0] // 8, SVD[1]))
+    svd = loaded["linalg"].truncated_svd
+    ours = {
+        "linalg, ARPACK": _Ours(als, lambda a: svd(a, rank=RANK), (A,), "VC_STAR"),
+        "linalg, randomized": _Ours(
+            als, lambda a: svd(a, rank=RANK, method="randomized"), (A,), "VC_STAR"
+        ),
+    }
+    found = _turns(
+        f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}",
+        report,
+        ("numpy, Gram route", lambda: _gram_route(A)),
+        {
+            "dask svd_compressed": lambda: da.compute(
+                *da.linalg.svd_compressed(chunked, RANK, n_power_iter=2), num_workers=CORES
+            )
+        },
+        ours,
+        lambda results: np.allclose(results[0][:, 0], expected, rtol=1e-6),
+    )
+    unit = found["numpy, Gram route"].compute_s
+    fastest = min(ours, key=lambda name: found[name].compute_s)
+    report.add(
+        f"truncated SVD of {SVD[0]} x {SVD[1]}, decaying spectrum",
+        found[fastest].compute_s / unit,
+        1.5,
+        "x numpy's Gram route",
+        at_most=True,
+        detail=f"{fastest}; "
+        + "; ".join(f"{n} {found[n].compute_s:.2f} s" for n in ours)
+        + f"; numpy {unit:.2f} s",
+    )
+    for name, mine in ours.items():
+        share = (mine.send_s + mine.fetch_s) / found[name].end_to_end_s
+        report.add(
+            f"share of transfers in a truncated SVD, {name}",
+            100 * share,
+            10,
+            "%",
+            at_most=True,
+            detail="the paper: 20 %",
+        )
+
+
+def _overheads(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> None:
+    """The session's matmul against the same routine in a bare mpiexec program."""
+    for name, library in loaded.items():
+        layout = NATURAL[name]
+        A = als.send_matrix(random.random((N, N)), layout=layout)
+        bare = within = float("inf")
+        for _ in range(ROUNDS):
+            arguments = (name, layout, N, 2)
+            bare = min(bare, trial.run("benchmarks.bare:matmul", CORES, *arguments, timeout=300))
+            for _ in range(2):
+                start = time.perf_counter()
+                product = library.matmul(A, A)
+                within = min(within, time.perf_counter() - start)
+                product.free()
+        A.free()
+        report.add(
+            f"{name}: matmul {N} x {N} in a session, compute",
+            within / bare,
+            1.1,
+            "x bare mpiexec",
+            at_most=True,
+            detail=f"{2 * N**3 / bare / 1e9:.0f} GF/s bare",
+        )
+
+
+def _spark(report: Report, ours_s: float) -> None:
+    multiply = _mllib("multiply", N)
+    if isinstance(multiply, str):
+        report.notes.append(f"Spark is not in this table: {multiply}")
+        return
+    report.compare(
+        Peer(
+            f"matmul {N} x {N}", "Spark BlockMatrix", *multiply.values(),
+            multiply["end_to_end_s"] / report.unit(f"matmul {N} x {N}"),
+        )
+    )  # fmt: skip
+    report.add(
+        f"matmul {N} x {N}, end to end, against Spark's BlockMatrix",
+        multiply["end_to_end_s"] / ours_s,
+        20,
+        "x as quick as Spark",
+        detail=f"Spark {multiply['end_to_end_s']:.1f} s, its data already in its workers",
+    )
+    svd = _mllib("svd", *SVD, RANK)
+    if isinstance(svd, str):
+        report.notes.append(f"Spark's computeSVD is not in this table: {svd}")
+        return
+    operation = f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}"
+    report.compare(
+        Peer(
+            operation, "Spark computeSVD", *svd.values(),
+            svd["end_to_end_s"] / report.unit(operation),
+        )
+    )  # fmt: skip
+
+
+def _mllib(*command: Any) -> dict[str, float] | str:
+    """What Spark's program says, or why it says nothing."""
+    argv = [sys.executable, "-m", "benchmarks.spark_mllib", *map(str, command)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=SPARK_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{' '.join(map(str, command))} took over {SPARK_LIMIT_S} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    run().save()

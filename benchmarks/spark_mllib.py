@@ -1,0 +1,89 @@
+"""Spark MLlib on the same cores, as a program of its own: prints one JSON object.
+
+    python -m benchmarks.spark_mllib multiply 4000
+    python -m benchmarks.spark_mllib svd 100000 500 20
+
+Spark makes its own data, in its own workers: moving it there is not counted against it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+BLOCK = 1000
+DECAY = 0.9
+
+
+def main(what: str, *sizes: int) -> None:
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.memory", "8g")
+        .config("spark.driver.maxResultSize", "4g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    told = {"multiply": multiply, "svd": svd}[what](spark, *sizes)
+    print(json.dumps(told), flush=True)
+    spark.stop()
+
+
+def multiply(spark: Any, n: int) -> dict[str, float]:
+    """BlockMatrix.multiply of two random n x n matrices, to a local matrix."""
+    from pyspark.mllib.linalg import Matrices
+    from pyspark.mllib.linalg.distributed import BlockMatrix
+
+    def block(at: tuple[int, int]) -> Any:
+        values = np.random.default_rng(at).random(BLOCK * BLOCK)
+        return at, Matrices.dense(BLOCK, BLOCK, values)
+
+    places = [(i, j) for i in range(n // BLOCK) for j in range(n // BLOCK)]
+    A, B = (
+        BlockMatrix(spark.sparkContext.parallelize(places, 8).map(block).cache(), BLOCK, BLOCK)
+        for _ in range(2)
+    )
+    A.blocks.count(), B.blocks.count()
+    start = time.perf_counter()
+    C = A.multiply(B)
+    C.blocks.count()
+    computed = time.perf_counter() - start
+    C.toLocalMatrix().toArray()
+    return {"compute_s": computed, "end_to_end_s": time.perf_counter() - start}
+
+
+def svd(spark: Any, m: int, n: int, k: int) -> dict[str, float]:
+    """RowMatrix.computeSVD with U, of an m x n matrix whose values decay."""
+    from pyspark.mllib.linalg import Vectors
+    from pyspark.mllib.linalg.distributed import RowMatrix
+
+    parts = 8
+
+    def rows(part: int) -> Iterator[Any]:
+        random = np.random.default_rng(part)
+        mix, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))
+        for _ in range(m // parts):
+            yield Vectors.dense((random.standard_normal(n) * DECAY ** np.arange(n)) @ mix)
+
+    data = spark.sparkContext.parallelize(range(parts), parts).flatMap(rows).cache()
+    A = RowMatrix(data, m, n)
+    data.count()
+    start = time.perf_counter()
+    found = A.computeSVD(k, computeU=True)
+    found.U.rows.count()
+    return {"compute_s": time.perf_counter() - start, "end_to_end_s": time.perf_counter() - start}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
