@@ -2,8 +2,16 @@
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.handles import Handle
+from alchemist_ray.remote import mpi_function
 from alchemist_ray.session import AlchemistSession, WorkerInfo
 
 __version__ = "0.1.0"
 
-__all__ = ["AlchemistError", "AlchemistSession", "Handle", "WorkerInfo", "__version__"]
+__all__ = [
+    "AlchemistError",
+    "AlchemistSession",
+    "Handle",
+    "WorkerInfo",
+    "__version__",
+    "mpi_function",
+]

@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from alchemist_ray import blocks
+from alchemist_ray import blocks, files
 from alchemist_ray.errors import LaunchError
 from mpi_workers import housekeeping
 from mpi_workers.specs import ProxySpec
@@ -191,6 +191,14 @@ class Agent:
     def run(self, job: blocks.LookJob | blocks.SendJob, refs: list[Any]) -> Any:
         """Look at, or send, this node's blocks of a matrix."""
         return job.run(refs)
+
+    def stage(self, gang: str, name: str, data: files.Data) -> None:
+        """Put a file into the folder of a gang's ranks on this node."""
+        files.put(gang, name, data)
+
+    def parts(self, gang: str, name: str) -> list[Any]:
+        """The parts of a result that rank 0 of a gang has left on this node."""
+        return files.parts(gang, name)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the agent and its zygote, for whoever looks after the node."""

@@ -1,23 +1,26 @@
-"""The dispatcher: a gang's commands, in order, out to its nodes and back.
+"""The dispatcher: a gang's commands, in order, and the clients that send them.
 
 It lives on the GroupManager's event loop. Commands come through two doors, a
 socket and a Ray actor method, and wait in one queue: a gang does one thing at a
-time. Each goes to the proxies, one message per node, and comes back as one
-combined reply per node (`nodes.py`). Here is also kept what the gang holds:
-matrices with their provenance, and libraries.
+time. What each command does is in `commands.py`; how it reaches the nodes, one
+message and one combined reply per node, in `nodes.py`. A command can be cancelled:
+by its client, because its time is over, or with the Ray task that waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from alchemist_ray import output
+from alchemist_ray.commands import CALLS, QUICK, ROUNDS, Commands
 from alchemist_ray.errors import AlchemistError, to_failure
-from alchemist_ray.nodes import Nodes, Round, worst
+from alchemist_ray.nodes import Nodes
 from mpi_workers import sockets, wire
 from mpi_workers.failures import Failure
 from mpi_workers.protocol import FrameProtocol
@@ -26,16 +29,32 @@ from mpi_workers.wire import Body, Frame, Kind
 QUEUE_LIMIT = 100_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
-    """A command and who waits for its answer: a socket client, or a future of the Ray door."""
+    """A command and who waits for its answer: a socket client, or a future of the Ray door.
+
+    `first_round` is the number of the first round that can be its own, `cancelled` why it
+    is no longer wanted.
+    """
 
     body: Body
     client: FrameProtocol | None = None
     ident: Any = None
     future: asyncio.Future[Body] | None = None
+    relay: output.Relay | None = None
+    timer: asyncio.TimerHandle | None = None
+    first_round: int = 0
+    cancelled: Failure | None = None
+    answered: bool = False
 
     def answer(self, result: Body | Failure) -> None:
+        if self.answered:
+            return
+        self.answered = True
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.relay is not None:
+            self.relay.end()
         if self.client is not None:
             key = "error" if isinstance(result, Failure) else "result"
             told = result.to_map() if isinstance(result, Failure) else result
@@ -45,29 +64,6 @@ class Job:
                 self.future.set_exception(result)
             else:
                 self.future.set_result(result)
-
-
-@dataclass(slots=True)
-class Record:
-    """A matrix of the gang: what it is and where it came from."""
-
-    id: int
-    name: str
-    shape: tuple[int, int]
-    dtype: str
-    layout: str
-    sealed: bool
-    source: dict[str, Any]
-
-    def about(self) -> Body:
-        return {
-            "matrix": self.id,
-            "name": self.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "layout": self.layout,
-            "source": self.source,
-        }
 
 
 class Dispatcher:
@@ -95,18 +91,16 @@ class Dispatcher:
         on_failure: Callable[[AlchemistError], None],
         on_orphaned: Callable[[], None],
     ) -> None:
-        self.nodes = Nodes(nodes, size, self._lost, self._progress)
+        self.nodes = Nodes(nodes, size, self._lost, self._progress, self._output)
+        self.commands = Commands(self.nodes, lambda body: self._queue.appendleft(Job(body)))
         self._token = token
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
         self._clients: set[FrameProtocol] = set()
         self._servers: list[asyncio.Server] = []
-        self._ids = 0
         self._queue: deque[Job] = deque()
         self._active: Job | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.matrices: dict[int, Record] = {}
-        self.libraries: dict[str, Body] = {}
         self.addresses: list[str] = []
 
     async def listen(self, host: str, unix_path: str) -> None:
@@ -158,32 +152,55 @@ class Dispatcher:
             told = {"fraction": body["fraction"], "text": body["text"]}
             self._active.client.send(Kind.EVENT, {"id": self._active.ident, **told})
 
+    def _output(self, body: Body) -> None:
+        """Lines that ranks have printed: to who waits for them, else into the log."""
+        job = self._active
+        if job is None or body["seq"] < job.first_round or job.relay is None:
+            output.log(body["lines"])
+        elif job.body.get("output", True):
+            job.relay.pass_on(body["lines"])
+
     # --- the two doors ---
 
     def _from_client(self, protocol: FrameProtocol, body: Body) -> None:
         ident = body.pop("id", None)
-        if body.get("op") == "goodbye":
-            protocol.peer = ("client", False)
-            protocol.close()
-            return
-        self._accept(Job(body, protocol, ident))
+        match body.get("op"):
+            case "goodbye":
+                protocol.peer = ("client", False)
+                protocol.close()
+            case "cancel":
+                for job in (self._active, *self._queue):
+                    if job and job.client is protocol and job.ident == body["call"]:
+                        self._cancel(job, Failure("CancelledError", "the call was cancelled"))
+                        break
+            case _:
+                relay = output.Relay(protocol, ident)
+                self._accept(Job(body, protocol, ident, relay=relay))
 
     async def submit(self, body: Body) -> Body:
         """Run a command that came through Ray. Raises the tree's errors."""
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        self._accept(Job(body, future=future))
-        return await future
+        job = Job(body, future=future)
+        self._accept(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._cancel(job, Failure("CancelledError", "the call was cancelled"))
+            raise
 
     def _accept(self, job: Job) -> None:
         op = job.body.get("op", "")
         if self.nodes.failure is not None:
             job.answer(to_failure(self.nodes.failure))
-        elif (quick := _QUICK.get(op)) is not None:
-            job.answer(quick(self, job.body))
+        elif (quick := QUICK.get(op)) is not None:
+            self._guarded(job, lambda: job.answer(quick(self.commands, job.body)))
         elif len(self._queue) >= QUEUE_LIMIT:
             words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
             job.answer(Failure("GroupError", words))
         else:
+            if (limit_s := job.body.get("timeout_s")) is not None:
+                loop = asyncio.get_running_loop()
+                job.timer = loop.call_later(limit_s, self._cancel, job, _late(limit_s))
             self._queue.append(job)
             self._next()
 
@@ -191,8 +208,9 @@ class Dispatcher:
         """Begin the next command, if none is under way."""
         while self._active is None and self._queue:
             job = self._active = self._queue.popleft()
-            if job.body.get("op") == "call" and not self.nodes.busy:
-                self._guarded(job, self._begin_call)  # the quick way: no task is made
+            job.first_round = self.nodes.last_round + 1
+            if job.body.get("op") in CALLS and not self.nodes.busy:
+                self._begin(job)  # the quick way: no task is made
             else:
                 task = asyncio.get_running_loop().create_task(self._run(job))
                 self._tasks.add(task)
@@ -201,12 +219,20 @@ class Dispatcher:
     def _finish(self, job: Job, result: Body | Failure) -> None:
         if self._active is job:
             self._active = None
-        job.answer(result)
+        if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
+            self._queue.appendleft(Job({"op": "free", "matrices": [result["matrix"]]}))
+        job.answer(job.cancelled or result)
         self._next()
 
-    def _guarded(self, job: Job, begin: Callable[[Job], None]) -> None:
+    def _begin(self, job: Job) -> None:
+        begin = CALLS[job.body["op"]]
+        self._guarded(
+            job, lambda: begin(self.commands, job.body, lambda result: self._finish(job, result))
+        )
+
+    def _guarded(self, job: Job, work: Callable[[], None]) -> None:
         try:
-            begin(job)
+            work()
         except Failure as failure:
             self._finish(job, failure)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -214,17 +240,20 @@ class Dispatcher:
 
     async def _run(self, job: Job) -> None:
         """A command that takes several rounds, or has to wait for stragglers."""
+        op = job.body.get("op", "")
         try:
-            if job.body.get("op") == "call":
+            if op in CALLS:
                 await self.nodes.drained()
                 if self.nodes.failure is not None:
                     raise self.nodes.failure
-                self._guarded(job, self._begin_call)
+                if job.cancelled is not None:
+                    raise job.cancelled
+                self._begin(job)
                 return
-            handler = _QUEUED.get(job.body.get("op", ""))
+            handler = ROUNDS.get(op)
             if handler is None:
-                raise Failure("GroupError", f"unknown command {job.body.get('op')!r}")
-            result: Body | Failure = await handler(self, job.body)
+                raise Failure("GroupError", f"unknown command {op!r}")
+            result: Body | Failure = await handler(self.commands, job.body)
         except Failure as failure:
             result = failure
         except AlchemistError as error:
@@ -233,142 +262,17 @@ class Dispatcher:
             result = _malformed(job, error)
         self._finish(job, result)
 
-    # --- commands: each takes the client's map and returns the reply's ---
-
-    async def _create(self, body: Body) -> Body:
-        fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
-        await self.nodes.round("reserve", **fields)
-        ident = self._new_id()
-        try:
-            await self.nodes.round("create", matrix=ident, **fields)
-        except Failure:
-            await self.nodes.round("free", matrices=[ident])
-            raise
-        self._record(
-            ident, body.get("name"), fields, {"kind": "sent", **body.get("source", {})}, False
-        )
-        return {"matrix": ident}
-
-    async def _seal(self, body: Body) -> Body:
-        record = self._known(body["matrix"])
-        await self.nodes.round("seal", matrix=record.id)
-        record.sealed = True
-        return record.about()
-
-    async def _free(self, body: Body) -> Body:
-        known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
-        if known:
-            await self.nodes.round("free", matrices=known)
-        return {"freed": len(known)}
-
-    async def _redistribute(self, body: Body) -> Body:
-        source = self._known(body["source"])
-        fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
-        await self.nodes.round("reserve", **fields)
-        ident = self._new_id()
-        await self._results(
-            [ident],
-            self.nodes.round(
-                "redistribute",
-                collective=True,
-                source=source.id,
-                matrix=ident,
-                layout=body["layout"],
-            ),
-        )
-        origin = {"kind": "layout", "of": source.id}
-        record = self._record(ident, body.get("name") or source.name, fields, origin, True)
-        return record.about()
-
-    async def _load(self, body: Body) -> Body:
-        done = await self.nodes.round(
-            "load", collective=True, library=body["library"], path=body.get("path")
-        )
-        described: Body = done.value
-        self.libraries[body["library"]] = described
-        return described
-
-    def _begin_call(self, job: Job) -> None:
-        body = job.body
-        arguments = body["arguments"]
-        for value in arguments.values():
-            if isinstance(value, dict):
-                self._known(value["matrix"])
-        ids = [self._new_id() for _ in range(body["matrices"])]
-
-        def then(under_way: Round, error: AlchemistError | None) -> None:
-            if error is not None:
-                self._finish(job, to_failure(error))
-            elif under_way.errors:
-                self.nodes.spoiled()
-                failure = worst(under_way)
-                if ids:
-                    self._queue.appendleft(Job({"op": "discard", "matrices": ids}))
-                self._finish(job, failure)
-            else:
-                self._keep_results(body, under_way)
-                self._finish(job, {"values": under_way.value or []})
-
-        self.nodes.begin(
-            then,
-            "call",
-            collective=True,
-            library=body["library"],
-            routine=body["routine"],
-            arguments=arguments,
-            results=ids,
-        )
-
-    def _keep_results(self, body: Body, done: Round) -> None:
-        if not done.matrices:
+    def _cancel(self, job: Job, why: Failure) -> None:
+        """End a command early: it is dropped, or the ranks leave it and the gang goes on."""
+        if job.answered:
             return
-        origin = {
-            "kind": "routine",
-            "library": body["library"],
-            "routine": body["routine"],
-            "arguments": body["arguments"],
-        }
-        for ident, m, n, dtype, layout in done.matrices:
-            fields = {"shape": [m, n], "dtype": dtype, "layout": layout}
-            self._record(ident, None, fields, origin, True)
-
-    async def _discard(self, body: Body) -> Body:
-        """Free what some ranks made in a call that failed on others."""
-        await self.nodes.round("free", matrices=body["matrices"])
-        return {}
-
-    async def _results(self, ids: list[int], work: Awaitable[Round]) -> Round:
-        """Wait for a round that makes matrices; if it fails, none of them stays."""
-        try:
-            return await work
-        except Failure:
-            if ids:
-                await self.nodes.round("free", matrices=ids)
-            raise
-
-    def _new_id(self) -> int:
-        self._ids += 1
-        return self._ids
-
-    def _known(self, ident: Any) -> Record:
-        record = self.matrices.get(ident)
-        if record is None:
-            raise Failure(
-                "MatrixNotFoundError",
-                f"matrix {ident} is not in this gang (any more): it was freed, or never was",
-            )
-        return record
-
-    def _record(
-        self, ident: int, name: str | None, fields: Body, source: Body, sealed: bool
-    ) -> Record:
-        m, n = fields["shape"]
-        record = Record(
-            ident, name or f"matrix{ident}", (m, n), fields["dtype"], fields["layout"], sealed,
-            source,
-        )  # fmt: skip
-        self.matrices[ident] = record
-        return record
+        if job is not self._active:
+            with contextlib.suppress(ValueError):
+                self._queue.remove(job)
+            job.answer(why)
+        elif not self.nodes.cancel(job.first_round, why):
+            job.cancelled = why  # it has nothing on the ranks that could be left
+            job.answer(why)
 
     # --- the end ---
 
@@ -392,34 +296,12 @@ class Dispatcher:
         for task in list(self._tasks):
             task.cancel()
 
-    # --- answered at once, whatever the ranks are doing ---
 
-    def _list_matrices(self, body: Body) -> Body:
-        return {"matrices": [r.about() for r in self.matrices.values() if r.sealed]}
-
-    def _list_libraries(self, body: Body) -> Body:
-        return {"libraries": list(self.libraries.values())}
-
-    def _list_workers(self, body: Body) -> Body:
-        busy = "busy" if self.nodes.busy else "idle"
-        return {
-            "workers": [{**about, "status": busy} for _, about in sorted(self.nodes.ranks.items())]
-        }
-
-
-_QUICK: dict[str, Callable[[Dispatcher, Body], Body]] = {
-    "list_matrices": Dispatcher._list_matrices,
-    "list_libraries": Dispatcher._list_libraries,
-    "list_workers": Dispatcher._list_workers,
-}
-_QUEUED: dict[str, Callable[[Dispatcher, Body], Awaitable[Body]]] = {
-    "create": Dispatcher._create,
-    "seal": Dispatcher._seal,
-    "free": Dispatcher._free,
-    "redistribute": Dispatcher._redistribute,
-    "load": Dispatcher._load,
-    "discard": Dispatcher._discard,
-}
+def _late(limit_s: float) -> Failure:
+    return Failure(
+        "CallTimeoutError",
+        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled; the gang goes on",
+    )
 
 
 def _malformed(job: Job, error: Exception) -> Failure:

@@ -9,7 +9,9 @@
     │   ├── LibraryLoadError
     │   ├── NoSuchRoutineError    (also an AttributeError)
     │   ├── BadArgumentError      (also a TypeError)
-    │   └── RoutineError          raised on a rank; the gang goes on
+    │   ├── RoutineError          raised on a rank; the gang goes on
+    │   └── CancelledError        the call was ended from outside; the gang goes on
+    │       └── CallTimeoutError  ... because its time was over (also a TimeoutError)
     ├── MatrixError               a matrix or its handle
     │   ├── MatrixNotFoundError   never was, or was freed
     │   ├── StaleHandleError      of a gang that is gone
@@ -105,6 +107,14 @@ class RoutineError(LibraryError):
         if self.traceback:
             return f"{message}\n\n--- traceback of rank {self.rank} ---\n{self.traceback}"
         return message
+
+
+class CancelledError(LibraryError):
+    """The call was cancelled; the gang and its matrices are unharmed."""
+
+
+class CallTimeoutError(CancelledError, TimeoutError):
+    """The call took longer than its `timeout_s`, and was cancelled."""
 
 
 class MatrixError(AlchemistError):

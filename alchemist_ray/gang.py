@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 
 from alchemist_ray import sources
 from alchemist_ray.driver import NAMESPACE, group_name
+from alchemist_ray.endpoint import Endpoint
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
@@ -28,9 +29,9 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.events import times_table, transfer_bar
-from alchemist_ray.group import Endpoint
 from alchemist_ray.handles import Handle
 from alchemist_ray.link import MANAGER_GONE, Link, OnProgress, ask_manager, open_link
+from alchemist_ray.staging import Staging
 from alchemist_ray.transfer import NODE_FAILED
 from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Reader, Target, Writer
 from mpi_workers.failures import Failure
@@ -71,15 +72,27 @@ class GangClient:
         Its GroupManager.
     owner : bool
         Whether the gang ends when this process is gone.
+    progress : bool, optional
+        Show progress bars; None: on a terminal.
+    output : bool
+        Show what ranks print.
     """
 
     def __init__(
-        self, endpoint: Endpoint, manager: ActorHandle, *, owner: bool, progress: bool | None = None
+        self,
+        endpoint: Endpoint,
+        manager: ActorHandle,
+        *,
+        owner: bool,
+        progress: bool | None = None,
+        output: bool = True,
     ) -> None:
         self.endpoint = endpoint
         self.run_name = f"{endpoint.gang}.{endpoint.epoch}"
         self.manager = manager
         self.progress = progress
+        self.output = output
+        self.staging = Staging(self)
         self.grid: Grid = default_grid(len(endpoint.workers))
         self.doors = Doors(endpoint.token, tuple(tuple(w["addresses"]) for w in endpoint.workers))
         self.ranks = Ranks(self.doors)
@@ -95,7 +108,9 @@ class GangClient:
                 del _attached[self.endpoint.gang]
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        """Run a command on the gang. Raises the tree's errors."""
+        """Run a command on the gang. Raises the tree's errors; Ctrl-C cancels it there."""
+        if not self.output:
+            body = {**body, "output": False}
         try:
             return self._link.request(body, on_progress)
         except GroupFailedError:

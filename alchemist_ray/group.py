@@ -12,7 +12,6 @@ import functools
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
@@ -21,17 +20,23 @@ from ray.exceptions import RayError
 
 from alchemist_ray.dispatch import Dispatcher
 from alchemist_ray.driver import find_driver
+from alchemist_ray.endpoint import Endpoint, GangRequest
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
     LaunchError,
+    RoutineError,
     SessionError,
     from_failure,
 )
+from alchemist_ray.files import Data, carried, new_name
+from alchemist_ray.functions import Work, packed_values, unpickled
 from alchemist_ray.launch import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.libraries import results_of
 from alchemist_ray.placement import Reservation, check_capacity, reserved
 from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import PrivateFolder
+from mpi_workers.values import decode
 from mpi_workers.wire import Body
 
 T = TypeVar("T")
@@ -39,32 +44,6 @@ END_TIMEOUT_S = 5.0
 LOST_NODE_S = 1.0  # the same for a node that gives no answer any more
 LOOK_S = 1.0  # between looks at proxies that have not reached us yet
 KEEP_SHARE = 4  # a quarter of a node's memory may be kept warm for reuse
-
-
-@dataclass(frozen=True, slots=True)
-class GangRequest:
-    """What a session asks for."""
-
-    workers: int
-    threads: int
-    cpus: float
-    launcher: str
-    start_timeout_s: float
-    inherited: Reservation | None
-    epoch: int
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """How to reach a gang that is ready."""
-
-    gang: str
-    session: str
-    epoch: int
-    token: str
-    addresses: tuple[str, ...]
-    workers: tuple[dict[str, Any], ...]
 
 
 class GroupManager:
@@ -81,6 +60,8 @@ class GroupManager:
         self._run_name = gang
         self._released = asyncio.Event()
         self._stage = ""
+        self._one_by_one = asyncio.Lock()
+        self._starting: asyncio.Future[Endpoint] | None = None
 
     async def launch(self, request: GangRequest) -> Endpoint:
         """Start the ranks and wait until all have checked in.
@@ -242,16 +223,82 @@ class GroupManager:
         except Failure as failure:
             raise from_failure(failure) from None
 
+    async def stage(self, epoch: int, name: str, data: Data) -> None:
+        """Put a file of a user's function into the gang's folder on every node."""
+        endpoint = await self.endpoint()
+        if epoch != endpoint.epoch:
+            raise GroupFailedError("that gang is gone; its session has started another one")
+        await asyncio.gather(
+            *(
+                # An agent is no life line: one that is being restarted is waited for.
+                _value(agent.stage.options(max_task_retries=-1).remote(self._run_name, name, data))
+                for agent in self._agents
+            )
+        )
+
     async def call(self, epoch: int, body: Body) -> Any:
         """A routine call whose result is what the user gets: values and handles."""
-        from alchemist_ray.libraries import results_of  # noqa: PLC0415
-
         endpoint = await self.endpoint()
         reply = await self.command(epoch, body)
         return results_of(reply, endpoint)
 
+    async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:
+        """Run a function on a gang of its own, which is started if it is not there.
+
+        One after the other, in the order of the calls. `values` are what its object refs
+        stood for. Raises the tree's errors.
+        """
+        async with self._one_by_one:
+            epoch = (await self._own_gang(request)).epoch
+            contents = {"code": work.packed.code}
+            if work.packed.given is not None:
+                contents["given"] = work.packed.given
+            if values:
+                contents["values"] = packed_values(values)
+            files = {what: new_name(what) for what in (*contents, "result")}
+            task = {**work.packed.task(), **files}
+            body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": work.timeout_s}
+            try:
+                for what, content in contents.items():
+                    await self.stage(epoch, files[what], carried(content))
+                reply = await self.command(epoch, body)
+                return await self._result(epoch, work.packed.name, reply, files["result"])
+            finally:
+                if self._dispatcher is not None:
+                    self._dispatcher.nodes.unstage(list(files.values()))
+
+    async def _own_gang(self, request: GangRequest) -> Endpoint:
+        """The gang that is there, or one that is started now, also if the caller goes away."""
+        await self._started()
+        with contextlib.suppress(AlchemistError):
+            return await self.endpoint()
+        self._starting = asyncio.ensure_future(self.launch(request))
+        return await asyncio.shield(self._starting)
+
+    async def _started(self) -> None:
+        """Wait for a start that a cancelled call has left behind."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            self._starting = None
+
+    async def _result(self, epoch: int, name: str, reply: Body, file: str) -> Any:
+        """What a function has returned on rank 0."""
+        if reply["matrices"]:
+            known = [about[0] for about in reply["matrices"]]
+            await self.command(epoch, {"op": "free", "matrices": known})
+            raise RoutineError(
+                f"{name} returned a DistMatrix, and its gang does not last: return an array "
+                "(gathered on rank 0), or run it with als.run on a session's gang"
+            )
+        value = reply["value"]
+        if "plain" in value:
+            return decode(value["plain"], lambda _: None)
+        rank0: Any = self._agents[0].parts.options(max_task_retries=-1)
+        return unpickled(await _value(rank0.remote(self._run_name, file)), ())
+
     async def end(self) -> None:
         """End the ranks in good order and give the CPUs back."""
+        await self._started()
         if self._dispatcher is not None and self._dispatcher.nodes.failure is None:
             await self._dispatcher.nodes.shutdown(END_TIMEOUT_S)
         await self._ended()

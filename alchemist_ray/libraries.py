@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.errors import LibraryError, NoSuchRoutineError, from_failure
+from alchemist_ray.endpoint import Endpoint
+from alchemist_ray.errors import (
+    BadArgumentError,
+    LibraryError,
+    NoSuchRoutineError,
+    from_failure,
+)
 from alchemist_ray.events import RoutineBar
 from alchemist_ray.gang import GangClient
-from alchemist_ray.group import Endpoint
 from alchemist_ray.handles import Handle
 from mpi_workers.failures import Failure
 from mpi_workers.signature import MATRIX, REQUIRED, Signature
@@ -28,7 +33,7 @@ def _annotation(kind: str) -> Any:
 def results_of(reply: Body, endpoint: Endpoint) -> Any:
     """A routine's results as the user gets them: one value, a tuple, or None."""
     values = tuple(
-        _handle(value["matrix"], endpoint) if isinstance(value, dict) else value
+        handle_of(value["matrix"], endpoint) if isinstance(value, dict) else value
         for value in reply["values"]
     )
     if not values:
@@ -36,7 +41,8 @@ def results_of(reply: Body, endpoint: Endpoint) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _handle(about: list[Any], endpoint: Endpoint) -> Handle:
+def handle_of(about: list[Any], endpoint: Endpoint) -> Handle:
+    """The handle of a matrix that ranks have made."""
     ident, m, n, dtype, layout = about
     return Handle(
         id=ident,
@@ -54,13 +60,21 @@ class Routine:
     """One routine of a library. Calling it runs it on every rank and waits.
 
     `remote` takes the same arguments, returns a Ray ObjectRef at once, and the
-    results come with `ray.get`.
+    results come with `ray.get`. `options(timeout_s=...)` gives the same routine with a
+    limit to what a call may take.
     """
 
-    def __init__(self, client: GangClient, library: str, signature: Signature) -> None:
+    def __init__(
+        self,
+        client: GangClient,
+        library: str,
+        signature: Signature,
+        timeout_s: float | None = None,
+    ) -> None:
         self._client = client
         self._library = library
         self._routine = signature
+        self._timeout_s = timeout_s
         self.__name__ = signature.name
         self.__qualname__ = f"{library}.{signature.name}"
         self.__doc__ = f"{signature}\n\n{signature.doc}"
@@ -91,6 +105,13 @@ class Routine:
         body = self._bound(args, kwargs)
         return self._client.manager.call.remote(self._client.endpoint.epoch, body)
 
+    def options(self, *, timeout_s: float | None = None) -> Routine:
+        """This routine, cancelled with `CallTimeoutError` if a call takes longer.
+
+        The time in which other calls hold the gang counts as well.
+        """
+        return Routine(self._client, self._library, self._routine, checked_timeout(timeout_s))
+
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
         def matrix(value: Any) -> dict[str, int]:
             if isinstance(value, Handle):
@@ -107,11 +128,20 @@ class Routine:
             "library": self._library,
             "routine": self._routine.name,
             "arguments": arguments,
-            "matrices": sum(r.type == MATRIX for r in self._routine.results),
+            **({} if self._timeout_s is None else {"timeout_s": self._timeout_s}),
         }
 
     def __repr__(self) -> str:
         return f"<routine {self._library}.{self._routine}>"
+
+
+def checked_timeout(timeout_s: Any) -> float | None:
+    """A time limit for a call in seconds, or None. Raises `BadArgumentError`."""
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
+        raise BadArgumentError(f"timeout_s={timeout_s!r}: it is a number of seconds over 0")
+    return float(timeout_s)
 
 
 class Library:

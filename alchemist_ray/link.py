@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,12 +12,13 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
+from alchemist_ray import output
+from alchemist_ray.endpoint import Endpoint
 from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
-from alchemist_ray.group import Endpoint
 from mpi_workers import sockets, wire
 from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure
-from mpi_workers.wire import Body, Kind
+from mpi_workers.wire import Body, Frame, Kind
 
 OnProgress = Callable[[float, str], None]
 MANAGER_GONE = "GroupManager gone"
@@ -25,20 +28,35 @@ class Link(Protocol):
     """Sends commands to a gang and waits for what comes of them."""
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        """Run a command. Raises the tree's errors."""
+        """Run a command. Raises the tree's errors; Ctrl-C cancels it on the gang, too."""
 
     def close(self) -> None:
         """Say goodbye."""
 
 
 class SocketLink:
-    """The quick door: a round trip costs no Ray call. Thread-safe; one command at a time."""
+    """The quick door: a round trip costs no Ray call. Thread-safe; one command at a time.
 
-    def __init__(self, connection: Connection, address: str) -> None:
-        self._connection = connection
+    Parameters
+    ----------
+    dial : callable() -> Connection
+        Opens a connection to the dispatcher.
+    address : str
+        Where that is, for people.
+    """
+
+    def __init__(self, dial: Callable[[], Connection], address: str) -> None:
+        self._dial = dial
         self._address = address
         self._lock = threading.Lock()
         self._ident = 0
+        self._use(dial())
+
+    def _use(self, connection: Connection) -> None:
+        self._connection = connection
+        self._reading = False
+        self._news = select.poll()
+        self._news.register(connection.sock, select.POLLIN)
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         with self._lock:
@@ -46,20 +64,24 @@ class SocketLink:
             try:
                 self._connection.send(Kind.COMMAND, {**body, "id": self._ident})
                 while True:
-                    frame = self._connection.recv()
+                    frame = self._receive()
                     answer = frame.body
                     if frame.kind == Kind.REFUSED:
                         raise from_failure(Failure.from_map(answer))
                     if answer.get("id") != self._ident:
                         continue  # of a command whose wait was broken off
                     if frame.kind == Kind.EVENT:
-                        if on_progress is not None:
+                        if "output" in answer:
+                            output.show(answer["output"])
+                        elif on_progress is not None:
                             on_progress(answer["fraction"], answer["text"])
                         continue
                     if "error" in answer:
                         raise from_failure(Failure.from_map(answer["error"]))
                     result: Body = answer["result"]
                     return result
+            except AlchemistError:  # the answer; a timeout is an OSError as well
+                raise
             except Failure as failure:  # more than a frame's map may hold; nothing was sent
                 raise from_failure(failure) from None
             except (wire.WireError, OSError) as error:
@@ -68,6 +90,28 @@ class SocketLink:
                     f"{error}. request_workers() starts a new one",
                     cause=MANAGER_GONE,
                 ) from error
+            except KeyboardInterrupt:
+                self._cancel()
+                raise
+
+    def _receive(self) -> Frame:
+        # Ctrl-C is awaited where no byte can be lost to it: not in the middle of a frame.
+        if not self._connection.has_news():
+            self._news.poll()
+        self._reading = True
+        frame = self._connection.recv()
+        self._reading = False
+        return frame
+
+    def _cancel(self) -> None:
+        """Nobody waits for the command any more: tell the dispatcher, and go on without it."""
+        with contextlib.suppress(wire.WireError, OSError, Failure):
+            self._connection.send(Kind.COMMAND, {"op": "cancel", "call": self._ident})
+            if self._reading:  # who knows where the next frame begins
+                old = self._connection
+                self._use(self._dial())
+                old.send(Kind.COMMAND, {"op": "goodbye"})
+                old.close()
 
     def close(self) -> None:
         try:
@@ -86,7 +130,12 @@ class RayLink:
         self._epoch = epoch
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        result: Body = ask_manager(self._manager.command.remote(self._epoch, body))
+        ref: Any = self._manager.command.remote(self._epoch, body)
+        try:
+            result: Body = ask_manager(ref)
+        except KeyboardInterrupt:
+            ray.cancel(ref)
+            raise
         return result
 
     def close(self) -> None:
@@ -122,15 +171,13 @@ def open_link(endpoint: Endpoint, manager: ActorHandle, *, owner: bool) -> Link:
     near = [a for a in endpoint.addresses if sockets.reachable_here(a)]
     far = [a for a in endpoint.addresses if a.startswith("tcp:")]
     for address in (*near, *far):
+
+        def dial(address: str = address) -> Connection:
+            hello = {"role": "client", "owner": owner}
+            return connect(address, endpoint.token, hello, timeout_s=3.0, take_fds=False)[0]
+
         try:
-            connection, _ = connect(
-                address,
-                endpoint.token,
-                {"role": "client", "owner": owner},
-                timeout_s=3.0,
-                take_fds=False,
-            )
-            return SocketLink(connection, address)
+            return SocketLink(dial, address)
         except (OSError, wire.WireError):
             continue
         except Failure as failure:

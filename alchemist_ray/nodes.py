@@ -27,21 +27,30 @@ class Round:
     """One message to all nodes, and what came back so far.
 
     `then` is called once: with None when all nodes have answered (or one has
-    failed and the others take their time), or with what ended the gang.
+    failed, or it was `cancelled`, and the others take their time), or with what
+    ended the gang. `collective`: the ranks may meet in MPI.
     """
 
     then: Callable[[Round, AlchemistError | None], None]
     left: int
+    collective: bool = False
     told: bool = False
+    cancelled: Failure | None = None
+    interrupted: int = 0
     errors: list[Body] = field(default_factory=list)
     failed: int = 0
     value: Any = None
     matrices: list[Any] | None = None
 
     def finish(self, error: AlchemistError | None = None) -> None:
-        if not self.told:
-            self.told = True
-            self.then(self, error)
+        if self.told:
+            return
+        self.told = True
+        if self.interrupted and not self.errors and self.cancelled is None:
+            self.cancelled = Failure("CancelledError", "the call was interrupted on every rank")
+        if self.cancelled is not None:  # whatever the ranks made of it
+            self.errors, self.failed = [self.cancelled.to_map()], 1
+        self.then(self, error)
 
 
 class Nodes:
@@ -57,6 +66,8 @@ class Nodes:
         Called once when the gang is lost.
     on_progress : callable(body)
         Called with what a routine tells of its progress.
+    on_output : callable(body)
+        Called with lines that ranks have printed.
 
     Attributes
     ----------
@@ -74,11 +85,13 @@ class Nodes:
         size: int,
         on_lost: Callable[[AlchemistError], None],
         on_progress: Callable[[Body], None],
+        on_output: Callable[[Body], None],
     ) -> None:
         self._count = count
         self._size = size
         self._on_lost = on_lost
         self._on_progress = on_progress
+        self._on_output = on_output
         self._proxies: dict[int, FrameProtocol] = {}
         self._rounds: dict[int, Round] = {}
         self._seq = 0
@@ -94,6 +107,11 @@ class Nodes:
     def busy(self) -> bool:
         """Whether a round is under way."""
         return bool(self._rounds)
+
+    @property
+    def last_round(self) -> int:
+        """Number of the round that was begun last."""
+        return self._seq
 
     def not_connected(self) -> list[int]:
         """Nodes whose proxy has not reached us."""
@@ -137,6 +155,8 @@ class Nodes:
         match body["op"]:
             case "progress":
                 self._on_progress(body)
+            case "output":
+                self._on_output(body)
             case "rank_failed":
                 self._rank_failed(node, body)
             case "rank_ended":
@@ -183,18 +203,46 @@ class Nodes:
         if under_way is not None and not under_way.told:
             under_way.errors.append(body["error"])
             under_way.failed = max(1, under_way.failed)
-            asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, body["error"])
+            what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
+            asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, what, body["error"])
             under_way.finish()
 
-    def _give_up(self, seq: int, error: Body) -> None:
-        """End the gang if a call that failed on one rank still holds others."""
+    def cancel(self, first: int, why: Failure) -> bool:
+        """End the collective round under way, if it has a number from `first`; whether there is.
+
+        Ranks leave it as if it had failed elsewhere, and are signalled as well: nobody
+        waits for an error of theirs. Those that stay in native code have `DRAIN_S`.
+        """
+        for seq, under_way in self._rounds.items():
+            if seq >= first and under_way.collective and not under_way.told:
+                if under_way.cancelled is None:
+                    under_way.cancelled = why
+                    self._tell_all({"op": "interrupt", "seq": seq, "signal": True})
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(FIRST_ERROR_S, self._tell_cancelled, seq, why)
+                return True
+        return False
+
+    def _tell_cancelled(self, seq: int, why: Failure) -> None:
+        under_way = self._rounds.get(seq)
+        if under_way is not None and not under_way.told:
+            loop = asyncio.get_running_loop()
+            loop.call_later(DRAIN_S, self._give_up, seq, "was cancelled", why.to_map())
+            under_way.finish()
+
+    def unstage(self, names: list[str]) -> None:
+        """Remove files from the gang's folders on all nodes."""
+        self._tell_all({"op": "unstage", "names": names})
+
+    def _give_up(self, seq: int, what: str, error: Body) -> None:
+        """End the gang if a call that failed on one rank, or was cancelled, still holds others."""
         if seq in self._rounds:
             rank = error.get("facts", {}).get("rank")
             self.fail(
                 GroupFailedError(
-                    f"a call failed on rank {rank} and others did not come back from it in "
-                    f"{DRAIN_S:.0f} s: they wait for it in MPI calls made by native code. The "
-                    "gang was ended; request_workers() starts a new one",
+                    f"a call {what} and ranks did not come back from it in {DRAIN_S:.0f} s: they "
+                    "are in native code, or wait in MPI calls made by it. The gang was ended; "
+                    "request_workers() starts a new one",
                     rank=rank,
                     cause="ranks stuck in MPI",
                 )
@@ -207,6 +255,7 @@ class Nodes:
         under_way.left -= 1
         under_way.errors += body.get("errors", [])
         under_way.failed += body.get("failed", 0)
+        under_way.interrupted += body.get("interrupted", 0)
         if "value" in body:
             under_way.value = body["value"]
         if not body.get("errors") and not body.get("interrupted"):
@@ -239,7 +288,7 @@ class Nodes:
         if collective and self._renew:
             body["renew"] = True
             self._renew = False
-        self._rounds[self._seq] = Round(then, len(self._proxies))
+        self._rounds[self._seq] = Round(then, len(self._proxies), collective)
         self._tell_all(body)
 
     async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:

@@ -68,7 +68,7 @@ class BlocksPlan:
         nodes = _holders(refs)
         looks = {}
         for node, members in _by_node(nodes):
-            job = _agent(node).run.remote(LookJob(), [refs[i] for i in members])
+            job = agent_of(node).run.remote(LookJob(), [refs[i] for i in members])
             looks[node] = (job, members)
         shapes: list[Shape] = [(0, 0)] * len(refs)
         dtypes = set()
@@ -111,7 +111,7 @@ class BlocksPlan:
                 target,
                 tuple(self._origins[i] for i in members),
             )
-            ref = _agent(node).run.remote(job, [self._refs[i] for i in members])
+            ref = agent_of(node).run.remote(job, [self._refs[i] for i in members])
             running[ref] = (node, sum(self._nbytes(i) for i in members))
 
         for node in batches:
@@ -186,7 +186,8 @@ def _by_node(nodes: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
 _agents: dict[str, ActorHandle] = {}  # an actor keeps its handle through restarts
 
 
-def _agent(node: str) -> Any:
+def agent_of(node: str) -> Any:
+    """The standing agent of a node."""
     if node not in _agents:
         ((_agents[node], _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
     return _agents[node]

@@ -1,4 +1,4 @@
-"""What the routines of `linalg` share: the true shape of a local block, panels, the norm."""
+"""What routines of all libraries share: the true shape of a local block, panels, the norm."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def block(matrix: DistMatrix) -> Array:
     m, n = matrix.shape
     rows, cols = range(row0, m, row_step), range(col0, n, col_step)
     return matrix.local.reshape(len(rows), len(cols), order="F")
+
+
+def shape_text(matrix: DistMatrix) -> str:
+    """Its shape, for a message: ``4 x 3``."""
+    return f"{matrix.shape[0]} x {matrix.shape[1]}"
 
 
 def dealt(length: int, rank: int, size: int) -> int:

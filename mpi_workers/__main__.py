@@ -1,7 +1,7 @@
-"""Where a rank is put together: ``python -m mpi_workers zygote FD`` or ``rank CONFIG``.
+"""Where a rank is put together: ``python -m mpi_workers zygote FD | rank CONFIG | trial ...``.
 
 The one place on the MPI side that knows of `ali`: the rank's loop is handed the
-loader of libraries.
+loader of libraries and the runner of users' own functions and scripts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mpi4py
 mpi4py.rc.initialize = False  # MPI_Init belongs to the rank, after the fork
 
 from ali.registry import load  # noqa: E402
+from ali.run import Programs  # noqa: E402
 from mpi_workers import proxy, trial, worker, zygote  # noqa: E402
 from mpi_workers.specs import RankConfig  # noqa: E402
 
@@ -23,7 +24,7 @@ WARM = ("ali.linalg",)  # what most gangs load first
 
 
 def run_rank(config: RankConfig) -> None:
-    worker.main(config, load)
+    worker.main(config, load, Programs())
 
 
 def main(argv: list[str]) -> None:
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> None:
         case ["trial", *rest]:
             trial.main(rest)
         case _:
-            sys.exit(f"usage: python -m mpi_workers zygote FD | rank CONFIG, not {argv}")
+            sys.exit(f"python -m mpi_workers takes zygote FD, rank CONFIG or trial ..., not {argv}")
     os._exit(0)
 
 

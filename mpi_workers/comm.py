@@ -7,8 +7,9 @@ a rank of the gang fails, the others leave their wait with `Interrupted`, the
 communicator is given up, and the gang goes on with a fresh duplicate.
 
 Collectives and point-to-point calls are covered, with buffers (``Allreduce``)
-and with pickled objects (``allreduce``). Not covered are the waits of requests that
-a routine starts itself (``Irecv``: pass them to `wait`), files, windows, communicator
+and with pickled objects (``allreduce``); what ``Irecv``, ``isend`` and their like return
+is a `GangRequest`, whose waits end as well. Not covered are ``MPI.Request.Waitall`` and its
+like (`GangRequest.Waitall` is, and stands in for it in scripts), files, windows, communicator
 constructors (though what ``Split``, ``Create`` and ``Dup`` return is a `GangComm` again),
 and MPI called from native code.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -77,6 +78,65 @@ def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
         raise
 
 
+def _outcome(test: Callable[[], tuple[bool, T]], requests: Sequence[MPI.Request]) -> T:
+    """What a test of requests gives once they are done. Raises `Interrupted`."""
+    found: list[T] = []
+
+    def done() -> bool:
+        is_done, value = test()
+        if is_done:
+            found.append(value)
+        return is_done
+
+    try:
+        _until(done)
+    except Interrupted:
+        _Rank.abandoned.extend(requests)
+        raise
+    return found[0]
+
+
+class GangRequest(MPI.Request):
+    """An `mpi4py.MPI.Request` with waits that can be interrupted."""
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        wait(self, status)
+        return True
+
+    def wait(self, status: MPI.Status | None = None) -> Any:
+        return _outcome(lambda: self.test(status), [self])
+
+    @classmethod
+    def Waitall(
+        cls, requests: Sequence[MPI.Request], statuses: list[MPI.Status] | None = None
+    ) -> Literal[True]:
+        return _outcome(lambda: (cls.Testall(requests, statuses), True), requests)
+
+    @classmethod
+    def waitall(
+        cls, requests: Sequence[MPI.Request], statuses: list[MPI.Status] | None = None
+    ) -> list[Any]:
+        return _outcome(lambda: cls.testall(requests, statuses), requests) or []
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> int:
+        def test() -> tuple[bool, int]:
+            index, done = cls.Testany(requests, status)
+            return done, index
+
+        return _outcome(test, requests)
+
+
+def _starting(name: str) -> Callable[..., GangRequest]:
+    start = getattr(MPI.Intracomm, name)
+
+    @functools.wraps(start)
+    def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> GangRequest:
+        return GangRequest(start(self, *args, **kwargs))
+
+    return method
+
+
 def _blocking(name: str) -> Callable[..., None]:
     start = getattr(MPI.Intracomm, "I" + name.lower())
 
@@ -89,6 +149,8 @@ def _blocking(name: str) -> Callable[..., None]:
 
 class GangComm(MPI.Intracomm):
     """An `mpi4py.MPI.Intracomm` with waits that can be interrupted."""
+
+    Request = GangRequest  # what its calls that do not block return
 
     Barrier = _blocking("Barrier")
     Bcast = _blocking("Bcast")
@@ -110,6 +172,21 @@ class GangComm(MPI.Intracomm):
     Send = _blocking("Send")
     Ssend = _blocking("Ssend")
     Rsend = _blocking("Rsend")
+
+    Isend = _starting("Isend")
+    Issend = _starting("Issend")
+    Irecv = _starting("Irecv")
+    isend = _starting("isend")
+    issend = _starting("issend")
+    irecv = _starting("irecv")
+    Ibarrier = _starting("Ibarrier")
+    Ibcast = _starting("Ibcast")
+    Igather = _starting("Igather")
+    Iscatter = _starting("Iscatter")
+    Iallgather = _starting("Iallgather")
+    Ialltoall = _starting("Ialltoall")
+    Ireduce = _starting("Ireduce")
+    Iallreduce = _starting("Iallreduce")
 
     def Split(self, color: int = 0, key: int = 0) -> GangComm:
         return GangComm(super().Split(color, key))

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +49,12 @@ class PrivateFolder:
     def socket(self, name: str) -> str:
         """Path for a Unix socket."""
         return str(self.path / f"{name}.sock")
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        """Remove files that others have put here; those that are gone already do not matter."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.path / Path(name).name).unlink()
 
     def remove(self) -> None:
         """Remove the folder and all in it."""
@@ -90,8 +96,8 @@ class GangFolder(PrivateFolder):
         super().remove()
 
 
-def runs_here(gang: str) -> bool:
-    """Whether a gang's proxy lives on this node: only it locks a folder of that name."""
+def folders_of(gang: str) -> Iterator[Path]:
+    """The folders of a gang's proxies that live on this node: only they lock one of that name."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{gang}-*"):
         try:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
@@ -100,10 +106,14 @@ def runs_here(gang: str) -> bool:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return True
+            yield path
         finally:
             os.close(lock)
-    return False
+
+
+def runs_here(gang: str) -> bool:
+    """Whether a gang's proxy lives on this node."""
+    return any(True for _ in folders_of(gang))
 
 
 def _unlink(segments: Iterable[str]) -> None:

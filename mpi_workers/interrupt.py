@@ -1,10 +1,17 @@
-"""The interrupt word: how a node's proxy reaches ranks that are busy in MPI."""
+"""How a call is ended from outside: the interrupt word, and a signal for what never looks at it."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
+from collections.abc import Callable, Container
 from pathlib import Path
+from types import CodeType, FrameType
+
+from mpi_workers.failures import Interrupted
+
+OURS = "mpi_workers."
 
 
 class InterruptWord:
@@ -29,3 +36,30 @@ class InterruptWord:
 
     def ends(self, call: int) -> bool:
         return bool(self._words[0] >= call)
+
+
+def end_on_signal(cancelled: Callable[[], bool], doors: Container[CodeType]) -> None:
+    """Have SIGINT raise `Interrupted` in the code that a cancelled call runs.
+
+    For loops and sleeps that never look at the word. It is raised only in what the
+    functions `doors` have called, and there not within our own functions: a wait in MPI
+    looks for itself, and must not be left with a request that nobody keeps.
+    """
+
+    def on_signal(_number: int, frame: FrameType | None) -> None:
+        if cancelled() and _foreign(frame, doors):
+            raise Interrupted
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it
+
+
+def _foreign(frame: FrameType | None, doors: Container[CodeType]) -> bool:
+    """Whether a routine's or a user's own code runs here, called through one of the doors."""
+    while frame is not None:
+        if frame.f_code in doors:
+            return True
+        if str(frame.f_globals.get("__name__", "")).startswith(OURS):
+            return False
+        frame = frame.f_back
+    return False

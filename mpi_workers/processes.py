@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,12 +20,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from mpi_workers.output import STDERR, STDOUT, Lines
 from mpi_workers.protocol import FrameProtocol
 from mpi_workers.specs import ProxySpec, RankConfig
 from mpi_workers.wire import Body
 
 PR_SET_PDEATHSIG = 1
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
+READ_BYTES = 64 << 10  # 64 KiB: what a pipe holds
+READS = 4  # at once; then others have their turn
+LAUNCHER = -1  # speaks for ranks that have no pipes of their own yet
+
+Speaker = tuple[int, int]  # rank (or LAUNCHER) and stream
 
 
 class RankProcess:
@@ -56,9 +63,11 @@ class LocalRanks:
     Attributes
     ----------
     by_rank : dict of int to RankProcess
-    pipes : dict of int to int
-        File descriptors of what ranks print; mpiexec has one pipe for all, under the
-        first rank.
+    pipes : dict of (int, int) to int
+        File descriptors of what is printed, by rank and stream. mpiexec has a pipe of its
+        own, of what its ranks say until they have found theirs.
+    lines : Lines
+        What ranks have printed and nobody was told yet.
     pmi : dict of int to socket
         Where forked ranks speak PMI; closed by a rank's end and nothing else.
     """
@@ -67,7 +76,10 @@ class LocalRanks:
         self._spec = spec
         self._mpiexec: subprocess.Popen[bytes] | None = None
         self.by_rank = {rank: RankProcess(rank) for rank in spec.local_ranks}
-        self.pipes: dict[int, int] = {}
+        self.pipes: dict[Speaker, int] = {}
+        self.lines = Lines()
+        self._ears: select.poll | None = None
+        self._launcher = RankProcess(LAUNCHER)
         self.pmi: dict[int, socket.socket] = {}
 
     @property
@@ -80,6 +92,11 @@ class LocalRanks:
     ) -> None:
         """Start them. Called before an event loop exists: a fork must not inherit it."""
         if self._spec.mpiexec is not None:
+            for rank in self.by_rank:
+                for stream in (STDOUT, STDERR):
+                    path = own_pipe(folder, rank, stream)
+                    os.mkfifo(path, 0o600)
+                    self.pipes[rank, stream] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._start_mpiexec(self._spec.mpiexec, config, folder / "rank.json")
             return
         for process in self.by_rank.values():
@@ -89,20 +106,21 @@ class LocalRanks:
         self, process: RankProcess, config: RankConfig, run_rank: Callable[[RankConfig], None]
     ) -> None:
         ours, theirs = socket.socketpair()
-        read_end, write_end = os.pipe()
+        pipes = {stream: os.pipe() for stream in (STDOUT, STDERR)}
         parent = os.getpid()
         pid = os.fork()
         if pid:
             theirs.close()
-            os.close(write_end)
             self.pmi[process.rank] = ours
-            self.pipes[process.rank] = read_end
+            for stream, (read_end, write_end) in pipes.items():
+                os.close(write_end)
+                self.pipes[process.rank, stream] = read_end
             process.pid = pid
             return
         try:
             die_with_parent(parent)
-            os.dup2(write_end, 1)
-            os.dup2(write_end, 2)
+            for stream, (_, write_end) in pipes.items():
+                os.dup2(write_end, stream)
             close_all_but(0, 1, 2, theirs.fileno())
             os.environ.update(
                 PMI_FD=str(theirs.fileno()),
@@ -130,31 +148,46 @@ class LocalRanks:
             )
         finally:
             os.close(write_end)
-        self.pipes[next(iter(self.by_rank))] = read_end
+        self.pipes[LAUNCHER, STDOUT] = read_end
 
-    def listen(self, rank: int) -> bool:
-        """Take in, and pass on, what a rank has printed; whether its pipe is still open.
+    def listen(self, speaker: Speaker) -> bool:
+        """Take in what was printed to a pipe, but not for ever; whether it is still open.
 
         The pipe must not block.
         """
-        while True:
+        rank, stream = speaker
+        for _ in range(READS):
             try:
-                data = os.read(self.pipes[rank], 1 << 16)
+                data = os.read(self.pipes[speaker], READ_BYTES)
             except BlockingIOError:
-                return True
+                break
             if not data:
                 return False
-            self.by_rank[rank].said(data)
-            prefix = f"[rank {rank}] " if self.forked else ""
-            for line in data.decode(errors="replace").splitlines():
-                print(f"{prefix}{line}", flush=True)
+            self.by_rank.get(rank, self._launcher).said(data)
+            self.lines.add(rank, stream, data)
+            if len(data) < READ_BYTES:
+                break
+        return True
+
+    def hear_out(self, rank: int | None = None) -> None:
+        """Take in all that a rank (or any) has printed so far, also what has no newline yet."""
+        if self._ears is None:
+            self._ears = select.poll()
+            for pipe in self.pipes.values():
+                self._ears.register(pipe, select.POLLIN)
+        if ready := dict(self._ears.poll(0)):  # one look at all of them
+            for speaker, pipe in self.pipes.items():
+                if pipe in ready:
+                    self.listen(speaker)
+        self.lines.finish(rank)
 
     def last_words(self, rank: int) -> str:
-        """The end of what a rank printed (with mpiexec: of what all printed)."""
-        speaker = rank if rank in self.pipes else next(iter(self.pipes))
-        with contextlib.suppress(OSError):
-            self.listen(speaker)
-        return self.by_rank[speaker].last_words()
+        """The end of what a rank printed (or of what mpiexec said, where it said nothing)."""
+        for speaker in list(self.pipes):
+            if speaker[0] in (rank, LAUNCHER):
+                with contextlib.suppress(OSError):
+                    self.listen(speaker)
+        return self.by_rank[rank].last_words() or self._launcher.last_words()
 
     def ended(self) -> list[tuple[int, str]]:
         """Ranks that have ended since the last look, each with how."""
@@ -198,6 +231,11 @@ class LocalRanks:
             if process.pid is not None and process.status is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
+
+
+def own_pipe(folder: str | Path, rank: int, stream: int) -> str:
+    """Path of the named pipe through which a rank that mpiexec has started speaks."""
+    return f"{folder}/rank{rank}.{'out' if stream == STDOUT else 'err'}"
 
 
 def descendants(pid: int) -> set[int]:

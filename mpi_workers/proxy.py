@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import uvloop
@@ -26,7 +26,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.housekeeping import GangFolder, memory_shortage
 from mpi_workers.layout import Spread, default_grid
 from mpi_workers.pmi import PmiNode, process_mapping
-from mpi_workers.processes import LocalRanks
+from mpi_workers.processes import LocalRanks, Speaker
 from mpi_workers.protocol import FrameProtocol
 from mpi_workers.specs import ProxySpec, RankConfig
 from mpi_workers.wire import Body, Frame, Kind
@@ -35,14 +35,17 @@ EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
 REAP_S = 0.02  # between looks at processes that are about to end
 TOLD_OF_RANKS = ("rank", "size", "pid", "hostname", "addresses", "mpi")
 ERRORS_TOLD = 4  # failing ranks whose tracebacks travel
+SPEECH_S = 0.01  # lines that ranks print are told in batches
+SPEECH_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
+NUDGE_S = 0.5  # between signals to a rank that works on in a call that was cancelled
 
 
 class Pending:
     """A command under way on this node: replies so far."""
 
-    def __init__(self, body: Body, ranks: int) -> None:
+    def __init__(self, body: Body, ranks: Iterable[int]) -> None:
         self.body = body
-        self.left = ranks
+        self.left = set(ranks)
         self.errors: list[Body] = []
         self.interrupted = 0
         self.value: Any = None
@@ -64,6 +67,7 @@ class Proxy:
         self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody holds
         self._silent: set[int] = set()  # ranks whose PMI sockets are closed: they are ending
         self._leaving = False
+        self._speech: asyncio.TimerHandle | None = None
         self._farewell: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
@@ -200,9 +204,34 @@ class Proxy:
         if not self._local.forked and protocol.peer is not None:
             self._rank_ended(protocol.peer.rank, "ended")
 
-    def _listen(self, speaker: int) -> None:
+    def _listen(self, speaker: Speaker) -> None:
+        loop = asyncio.get_running_loop()
         if not self._local.listen(speaker):
-            asyncio.get_running_loop().remove_reader(self._local.pipes[speaker])
+            loop.remove_reader(self._local.pipes[speaker])
+        if self._speech is None and self._local.lines:
+            self._speech = loop.call_later(SPEECH_S, self._speak)
+
+    def _speak(self, *, finished: bool = False) -> None:
+        """Pass on what ranks have printed: to who waits for a command, else to our own log."""
+        if self._speech is not None:
+            self._speech.cancel()
+            self._speech = None
+        lines = self._local.lines
+        transport = self._manager.transport if self._manager is not None else None
+        behind = transport is not None and transport.get_write_buffer_size() > SPEECH_BACKLOG
+        if behind and not finished:
+            loop = asyncio.get_running_loop()
+            self._speech = loop.call_later(SPEECH_S, self._speak)
+        elif not lines:
+            return
+        elif self._pending:
+            self._event("output", seq=max(self._pending), lines=lines.take())
+        else:
+            self._log()
+
+    def _log(self) -> None:
+        for rank, _, text in self._local.lines.take():
+            print(f"[rank {rank}] {text}" if rank >= 0 else text, flush=True)
 
     def _reap(self) -> None:
         for rank, cause in self._local.ended():
@@ -214,13 +243,15 @@ class Proxy:
     def _rank_ended(self, rank: int, cause: str) -> None:
         if self._leaving:
             return
+        tail = self._local.last_words(rank)
+        self._speak(finished=True)
         self._event(
             "rank_ended",
             rank=rank,
             cause=cause,
             hostname=os.uname().nodename,
             pid=self._ranks[rank].pid or 0,
-            tail=self._local.last_words(rank),
+            tail=tail,
         )
         self._stop()
 
@@ -233,12 +264,16 @@ class Proxy:
                     self._pmi.release(body["puts"])
             case "interrupt":
                 self._folder.word.raise_to(body["seq"])
+                if body.get("signal"):
+                    self._nudge(body["seq"])
+            case "unstage":
+                self._folder.remove_files(body["names"])
             case "shutdown":
                 self._farewell = asyncio.ensure_future(self._shutdown())
             case "reserve" if self._shortage(body, 0) is None:
-                self._reply(body["seq"], Pending(body, 0))  # plenty: no rank need wake for it
+                self._reply(body["seq"], Pending(body, ()))  # plenty: no rank need wake for it
             case _:
-                self._pending[body["seq"]] = Pending(body, len(self._ranks))
+                self._pending[body["seq"]] = Pending(body, self._ranks)
                 data = wire.encode(Kind.COMMAND, body)
                 for process in self._ranks.values():
                     if process.control is not None and process.control.transport is not None:
@@ -252,13 +287,16 @@ class Proxy:
         pending = self._pending.get(body.get("seq", -1))
         if frame.kind != Kind.REPLY or pending is None:
             return
-        pending.left -= 1
+        rank = protocol.peer.rank
+        pending.left.discard(rank)
         if "error" in body:
             pending.errors.append(body["error"])
             if len(pending.errors) == 1 and pending.left:
                 # The others may be waiting for this rank inside MPI: let them go.
                 self._folder.word.raise_to(body["seq"])
             if len(pending.errors) == 1:
+                self._local.hear_out(rank)  # what it has said before its reply
+                self._speak(finished=True)
                 self._event("rank_failed", seq=body["seq"], error=body["error"])
         elif body.get("interrupted"):
             pending.interrupted += 1
@@ -266,10 +304,24 @@ class Proxy:
             if "value" in body:
                 pending.value = body["value"]
             pending.idle += body.get("idle", 0)
-            self._agree(pending, protocol.peer.rank, body.get("matrices"))
-        if pending.left == 0:
+            self._agree(pending, rank, body.get("matrices"))
+        if not pending.left:
+            self._local.hear_out()
+            self._speak(finished=True)
             del self._pending[body["seq"]]
             self._reply(body["seq"], pending)
+
+    def _nudge(self, seq: int) -> None:
+        """Signal the ranks that are not back from a cancelled call, until they are."""
+        pending = self._pending.get(seq)
+        if pending is None or self._leaving:
+            return
+        for rank in pending.left:
+            pid = self._ranks[rank].pid
+            if pid:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGINT)
+        asyncio.get_running_loop().call_later(NUDGE_S, self._nudge, seq)
 
     def _agree(self, pending: Pending, rank: int, matrices: list[Any] | None) -> None:
         if pending.matrices is None:
@@ -332,6 +384,7 @@ class Proxy:
         if not self._local.forked:
             self._folder.learn_segments(self._local.pids())
         self._local.kill()
+        self._log()
         self._folder.remove()
 
 

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,13 +25,15 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from mpi_workers import comm as gang_comm
+from mpi_workers import output
 from mpi_workers.comm import GangComm
 from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.interrupt import InterruptWord
+from mpi_workers.interrupt import InterruptWord, end_on_signal
 from mpi_workers.layout import Grid, Spread, default_grid
 from mpi_workers.matrix import DistMatrix, check_dtype
 from mpi_workers.memory import Pool
+from mpi_workers.processes import own_pipe
 from mpi_workers.redistribute import redistribute
 from mpi_workers.server import DataServer
 from mpi_workers.specs import RankConfig
@@ -39,6 +42,8 @@ from mpi_workers.wire import Body, Kind
 
 ORPHANED = 98  # exit code of a rank whose proxy is gone
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback travel
+NOT_SHOWN = ("mpi_workers.worker", "ali.interface", "ali.run")  # the way to the user's own code
+SPEAKING = ("call", "run", "load")  # commands that run code which may print
 
 
 class Library(Protocol):
@@ -52,6 +57,18 @@ class Library(Protocol):
 
     def close(self) -> None:
         """Give up what the library holds."""
+
+
+class Runner(Protocol):
+    """Runs what a user has sent: a function, a script (`ali` provides it)."""
+
+    def run(
+        self, gang: Gang, task: Body, folder: Path, matrix: Callable[[Any], DistMatrix]
+    ) -> tuple[Sequence[DistMatrix], Any]:
+        """Run it on this rank: the matrices that it made, and the result as it travels.
+
+        `folder` is where files for and from it lie, `matrix` finds matrices by id.
+        """
 
 
 Loader = Callable[[str, str | None], Library]
@@ -110,10 +127,13 @@ class Gang:
 class Rank:
     """The loop of one rank."""
 
-    def __init__(self, config: RankConfig, loader: Loader) -> None:
+    def __init__(self, config: RankConfig, loader: Loader, runner: Runner) -> None:
         self._loader = loader
+        self._runner = runner
         self._libraries: dict[str, Library] = {}
+        self._folder = Path(config.directory)
         self._call = 0
+        self._made: list[int] = []  # matrices, by the last call
         world = MPI.COMM_WORLD
         if world.size != config.size:
             raise RuntimeError(
@@ -124,6 +144,7 @@ class Rank:
         path = f"{config.directory}/rank{world.rank}.sock"
         self._server = DataServer(self.storage, config.token, path, config.host)
         gang_comm.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)
+        end_on_signal(gang_comm.interrupted, {Rank._on_call.__code__, Rank._on_run.__code__})
         self.gang = Gang(world, self.storage, self._tell)
         self._control, _ = connect(
             config.control,
@@ -179,15 +200,22 @@ class Rank:
             ).to_map()
         except BaseException as error:  # a routine may even call sys.exit: the gang goes on
             reply["error"] = self._routine_failure(error, body).to_map()
+        if body["op"] in SPEAKING:
+            output.flush()
         return reply
 
     def _routine_failure(self, error: BaseException, body: Body) -> Failure:
-        what = f"{body.get('library', '')}.{body.get('routine', body['op'])}".lstrip(".")
+        routine = body.get("routine") or body.get("name") or body["op"]
+        what = f"{body.get('library', '')}.{routine}".lstrip(".")
+        where = error.__traceback__
+        while where and where.tb_next and where.tb_frame.f_globals.get("__name__") in NOT_SHOWN:
+            where = where.tb_next
+        shown = traceback.format_exception(type(error), error, where)
         return Failure(
             "RoutineError",
             f"{what} failed on rank {self.gang.rank}: {type(error).__name__}: {error}",
             rank=self.gang.rank,
-            traceback="".join(traceback.format_exception(error))[-TRACEBACK_LIMIT:],
+            traceback="".join(shown)[-TRACEBACK_LIMIT:],
         )
 
     def _tell(self, fraction: float, text: str) -> None:
@@ -237,19 +265,13 @@ class Rank:
             name: self.storage.sealed(value["matrix"]) if isinstance(value, dict) else value
             for name, value in body["arguments"].items()
         }
-        try:
-            results = library.call(self.gang, body["routine"], arguments)
-        finally:
-            sys.stdout.flush()
-        ids = iter(body["results"])
-        matrices, values = [], []
+        results = library.call(self.gang, body["routine"], arguments)
+        made = iter(self._keep((r for r in results if isinstance(r, DistMatrix)), body["first"]))
+        values, matrices = [], []
         for result in results:
             if isinstance(result, DistMatrix):
-                matrix_id = next(ids)
-                self.storage.put(matrix_id, result, sealed=True)
-                about = [matrix_id, *result.shape, result.dtype.name, result.layout]
-                matrices.append(about)
-                values.append({"matrix": about})
+                matrices.append(next(made))
+                values.append({"matrix": matrices[-1]})
             else:
                 values.append(result)
         reply: Body = {"matrices": matrices} if matrices else {}
@@ -257,9 +279,34 @@ class Rank:
             reply["value"] = values
         return reply
 
+    def _on_run(self, body: Body) -> Body:
+        self._enter(body)
+        self.gang.check()
+        results, value = self._runner.run(self.gang, body, self._folder, self.storage.sealed)
+        matrices = self._keep(results, body["first"])
+        reply: Body = {"matrices": matrices} if matrices else {}
+        if self.gang.rank == 0:
+            reply["value"] = value
+        return reply
+
+    def _keep(self, results: Iterable[DistMatrix], first: int) -> list[list[Any]]:
+        """Store what a call has made, under ids from `first`; what is to be told of it."""
+        told = []
+        for matrix_id, result in enumerate(results, first):
+            self._made.append(matrix_id)
+            self.storage.put(matrix_id, result, sealed=True)
+            told.append([matrix_id, *result.shape, result.dtype.name, result.layout])
+        return told
+
+    def _on_discard(self, body: Body) -> None:
+        """Free what the last call has made: it failed on other ranks."""
+        for matrix_id in self._made:
+            self.storage.free(matrix_id)
+
     def _enter(self, body: Body) -> None:
         """Before anything collective: waits belong to this call, on a sound communicator."""
         self._call = body["seq"]
+        self._made = []
         gang_comm.begin(self._call)
         if body.get("renew"):
             self.gang.renew()
@@ -274,18 +321,29 @@ def _die_with(control: Connection) -> None:
         os._exit(ORPHANED)
 
 
-def main(config: RankConfig, loader: Loader) -> None:
+def _speak_through(config: RankConfig, rank: int) -> None:
+    """Print to this rank's own pipes, where its launcher has given all ranks the same."""
+    for stream in (output.STDOUT, output.STDERR):
+        path = own_pipe(config.directory, rank, stream)
+        with contextlib.suppress(FileNotFoundError):
+            pipe = os.open(path, os.O_WRONLY)
+            os.dup2(pipe, stream)
+            os.close(pipe)
+
+
+def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     """Be a rank until told to exit. Does not return."""
     status = 1
     try:
         faulthandler.enable()
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        output.speak_in_lines()
         _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         threadpool_limits(config.threads)
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
-        Rank(config, loader).run()
+        _speak_through(config, MPI.COMM_WORLD.rank)
+        Rank(config, loader, runner).run()
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -24,7 +24,7 @@ def examples() -> list[tuple[str, str, dict[str, str]]]:
             name = re.match(r"(?:#|//) (\w+\.(?:py|c))\n", block)
             if name:
                 files[name.group(1)] = block
-            elif "AlchemistSession" in block:
+            elif "AlchemistSession" in block or "import ray, alchemist_ray" in block:
                 where = readme.relative_to(ROOT).as_posix()
                 found.append((f"{where}-{number}", block, dict(files)))
     return found

@@ -3,88 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from mpi4py import MPI
 
-from ali import DistMatrix, blocks, gemm, linalg
+from ali import linalg
 from ali.interface import Context
+from ali.linalg import gemm
 from mpi_workers.failures import Failure
-from mpi_workers.layout import LAYOUTS, Shape
+from mpi_workers.layout import LAYOUTS
 from mpi_workers.matrix import DTYPES
 from mpi_workers.memory import Pool
 from mpi_workers.storage import Storage
 from mpi_workers.worker import Gang
-
-Array = np.ndarray[Any, Any]
-FLOATS = ("float32", "float64", "complex64", "complex128")
-
-
-class Checks:
-    """Collects what is wrong by more than rounding; all ranks agree on it."""
-
-    def __init__(self, gang: Gang) -> None:
-        self.ctx = Context(gang, {})
-        self.done = 0
-        self.wrong: list[Any] = []
-
-    def whole(self, matrix: DistMatrix) -> Array:
-        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
-
-    def spread(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
-        return self.ctx.new_replicated(values, layout)
-
-    def close(self, found: Array, expected: Array, dtype: Any, what: Any, scale: float = 0) -> None:
-        """Equal within 60 roundings of the largest number; integers exactly."""
-        self.done += 1
-        kind = np.dtype(dtype)
-        size = scale or float(np.abs(expected).max(initial=0))
-        limit = 0.0 if kind.kind == "i" else 60 * float(np.finfo(kind).eps) * size
-        error = np.inf
-        if found.shape == expected.shape and found.dtype == kind:
-            error = float(np.abs(found - expected).max(initial=0))
-        if not self.ctx.comm.allreduce(error, MPI.MAX) <= limit:
-            self.wrong.append([what, str(found.dtype), found.shape, error, limit])
-
-    def true(self, value: bool | np.bool, what: Any) -> None:
-        self.done += 1
-        if not self.ctx.comm.allreduce(bool(value), MPI.LAND):
-            self.wrong.append(what)
-
-    def result(self) -> list[Any]:
-        return [self.done, self.wrong]
-
-
-def some(gang: Gang, *choices: Any) -> list[Any]:
-    """All combinations; of them every seventh where ranks crowd the machine.
-
-    Seven divides the length of none of the lists, so that every choice has its turn.
-    """
-    return list(itertools.product(*choices))[:: 1 if gang.size < 4 else 7]
-
-
-def values(shape: Shape, dtype: str, seed: int = 0) -> Array:
-    rng = np.random.default_rng([seed, *shape])
-    if dtype.startswith("int"):
-        return rng.integers(-9, 10, shape).astype(dtype)
-    found = rng.standard_normal(shape)
-    if dtype.startswith("complex"):
-        return (found + 1j * rng.standard_normal(shape)).astype(dtype)
-    return found.astype(dtype)
-
-
-@contextmanager
-def small_panels() -> Iterator[None]:
-    """Panels of a few columns, so that there are many and the last is short."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "PANEL", 600)
-        patch.setattr(blocks, "CHUNK", 256)
-        patch.setattr(gemm, "CHUNK", 64)
-        yield
+from tests.ali.ranks_linalg_checks import (
+    FLOATS,
+    Array,
+    Checks,
+    orthonormal,
+    said_by_all,
+    small_panels,
+    some,
+    values,
+)
 
 
 def products(gang: Gang) -> list[Any]:
@@ -136,10 +79,6 @@ def grams(gang: Gang) -> list[Any]:
             again = check.whole(linalg.gram(check.ctx, check.spread(a, layout)))
         check.close(again, a.conj().T @ a, dtype, ["panels", shape, layout])
     return check.result()
-
-
-def orthonormal(check: Checks, q: Array, what: Any) -> None:
-    check.close(q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype), q.dtype, [what, "orthonormal"])
 
 
 def qrs(gang: Gang) -> list[Any]:
@@ -288,16 +227,6 @@ def random_numbers(gang: Gang) -> dict[str, Any]:
     }
 
 
-def _kinds(ctx: Context, call: Callable[[], Any]) -> list[str]:
-    """The failure of every rank, as kind and message."""
-    said = "nothing"
-    try:
-        call()
-    except Failure as failure:
-        said = f"{failure.kind}: {failure.message}"
-    return list(ctx.comm.allgather(said))
-
-
 def refusals(gang: Gang) -> dict[str, Any]:
     """What is refused before any message: rank 0 calls alone, and may not wait for the others."""
     ctx = Context(gang, {})
@@ -332,12 +261,12 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
             a = values(shape, "float64")
             a[shape[0] - 1, 2] = bad
             A = check.spread(a)
-            found[f"{name} {shape}"] = _kinds(ctx, lambda A=A: linalg.truncated_svd(ctx, A, 3))  # type: ignore[misc]
+            found[f"{name} {shape}"] = said_by_all(ctx, lambda A=A: linalg.truncated_svd(ctx, A, 3))  # type: ignore[misc]
     huge = check.spread(np.full((60, 30), 3e38, "float32"))
-    found["too large"] = _kinds(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
+    found["too large"] = said_by_all(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
     flat = check.spread(values((400, 300), "float64"))
-    found["one restart"] = _kinds(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1))
-    found["after all"] = _kinds(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2))
+    found["one restart"] = said_by_all(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1))
+    found["after all"] = said_by_all(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2))
     return found
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from ali import Context, DistMatrix, echo, routine
 from ali.interface import PythonLibrary, describe
+from mpi_workers import trial
 from mpi_workers.failures import Failure
 from mpi_workers.signature import Signature
-from tests.support import mpi
 
 RANKS = "tests.ali.ranks_interface:"
 
@@ -172,7 +172,7 @@ def test_state_lives_from_call_to_call_until_the_library_is_closed() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> None:
-    assert mpi.run(RANKS + "matrices", ranks) == {
+    assert trial.run(RANKS + "matrices", ranks) == {
         "zeros": True,
         "empty_like": ["MC_MR", [5, 7], "int32"],
         "rows": [[float(10 * (i % ranks)) + i for _ in range(3)] for i in range(5)],
@@ -186,8 +186,8 @@ def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> N
 
 
 def test_the_example_of_the_readme_runs() -> None:
-    assert mpi.run(RANKS + "readme", 2) == [True, True]
+    assert trial.run(RANKS + "readme", 2) == [True, True]
 
 
 def test_echo_runs_on_the_ranks() -> None:
-    assert mpi.run(RANKS + "run_echo", 2) == {"who": [0, 1], "same matrix": True, "values": True}
+    assert trial.run(RANKS + "run_echo", 2) == {"who": [0, 1], "same matrix": True, "values": True}

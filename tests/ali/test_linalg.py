@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali.gemm import plan
+from ali.linalg.gemm import plan
+from mpi_workers import trial
 from mpi_workers.layout import Spread, default_grid
-from tests.support import mpi
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
@@ -19,7 +19,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 @functools.cache
 def launch(ranks: int) -> dict[str, Any] | AssertionError:
     try:
-        found: dict[str, Any] = mpi.run("tests.ali.ranks_linalg:everything", ranks)
+        found: dict[str, Any] = trial.run("tests.ali.ranks_linalg:everything", ranks)
     except AssertionError as error:
         return error
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import types
@@ -16,6 +17,7 @@ from ali import registry
 from ali.registry import load
 from mpi_workers import trial
 from mpi_workers.failures import Failure
+from mpi_workers.signature import Signature
 
 SOURCE = '''"""A library."""
 from ali import Context, routine
@@ -53,18 +55,29 @@ def test_what_is_shipped_loads_and_documents_every_routine(name: str) -> None:
     assert [fields["name"] for fields in about["routines"] if not fields["doc"]] == []
 
 
-def test_linalg_has_the_routines_and_results_of_the_contract() -> None:
-    about = load("linalg").describe()
-    found = {f["name"]: [name for name, _ in f["results"]] for f in about["routines"]}
-    assert found == {
+@pytest.mark.parametrize("name", ["linalg", "scalapack", "elemental"])
+def test_the_same_routine_has_the_same_results_in_every_library(name: str) -> None:
+    """The contract of the design: one name, one order of results, whatever is behind it."""
+    module = importlib.import_module(registry.SHIPPED[name])
+    declared = [getattr(f, "__alchemist__", None) for f in vars(module).values()]
+    found = {s.name: [r.name for r in s.results] for s in declared if isinstance(s, Signature)}
+    contract = {
         "matmul": ["C"],
-        "gram": ["G"],
-        "truncated_svd": ["S", "U", "V"],
+        "svd": ["S", "U", "V"],
+        "svdvals": ["S"],
         "qr": ["Q", "R"],
+        "eigh": ["W", "V"],
+        "cholesky": ["L"],
+        "solve": ["X"],
+        "lstsq": ["X"],
         "norm": ["norm"],
-        "transpose": ["B"],
-        "random_normal": ["A"],
     }
+    if name == "linalg":
+        contract |= {"truncated_svd": ["S", "U", "V"], "gram": ["G"], "transpose": ["B"]}
+    assert {routine: found.get(routine) for routine in contract} == contract
+    taken = {s.name: [p.name for p in s.parameters] for s in declared if isinstance(s, Signature)}
+    assert taken["matmul"] == ["A", "B", "transpose_a", "transpose_b"]
+    assert taken["norm"] == ["A", "ord"]
 
 
 def test_a_file_becomes_a_library(tmp_path: Path) -> None:

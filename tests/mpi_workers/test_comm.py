@@ -6,25 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from mpi_workers import trial
 from mpi_workers.interrupt import InterruptWord
-from tests.support import mpi
 
 RANKS = "tests.mpi_workers.ranks_comm:"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_method_agrees_with_mpi4py(ranks: int) -> None:
-    found = mpi.run(RANKS + "agreement", ranks)
+    found = trial.run(RANKS + "agreement", ranks)
     assert len(found) >= 30
     assert [name for name, same in found.items() if not same] == []
 
 
 def test_communicators_made_from_it_can_be_interrupted_too() -> None:
-    assert mpi.run(RANKS + "derived", 2) == [True] * 5
+    assert trial.run(RANKS + "derived", 2) == [True] * 5
 
 
 def test_wrong_numbers_of_objects_are_refused_on_the_spot() -> None:
-    said = mpi.run(RANKS + "bad_calls", 2)
+    said = trial.run(RANKS + "bad_calls", 2)
     assert said == ["scatter of 3 objects to 2 ranks", "alltoall of 3 objects to 2 ranks"]
 
 
@@ -32,7 +32,7 @@ def test_wrong_numbers_of_objects_are_refused_on_the_spot() -> None:
 def test_an_interrupt_frees_every_wait_and_the_renewed_communicator_works(
     ranks: int, tmp_path: Path
 ) -> None:
-    found = mpi.run(RANKS + "interrupts", ranks, str(tmp_path / "word"))
+    found = trial.run(RANKS + "interrupts", ranks, str(tmp_path / "word"))
     assert len(found) >= 13
     assert [name for name, (freed, _, _) in found.items() if not freed] == []
     assert [name for name, (_, late, _) in found.items() if not 0 < late < 2] == []
@@ -40,7 +40,7 @@ def test_an_interrupt_frees_every_wait_and_the_renewed_communicator_works(
 
 
 def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:
-    assert mpi.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
+    assert trial.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
 
 
 def test_the_word_is_shared_by_everyone_who_opens_the_file(tmp_path: Path) -> None:

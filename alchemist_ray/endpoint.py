@@ -1,0 +1,34 @@
+"""What is asked of a gang's manager, and how to reach the gang that it has started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from alchemist_ray.placement import Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class GangRequest:
+    """What a session asks for."""
+
+    workers: int
+    threads: int
+    cpus: float
+    launcher: str
+    start_timeout_s: float
+    inherited: Reservation | None
+    epoch: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach a gang that is ready."""
+
+    gang: str
+    session: str
+    epoch: int
+    token: str
+    addresses: tuple[str, ...]
+    workers: tuple[dict[str, Any], ...]

@@ -1,0 +1,71 @@
+"""Elemental: dense linear algebra and optimisation on distributed matrices.
+
+Routines of libEl, which is not shipped: it is found as ``load_library("elemental", path)``, in
+the variable ELEMENTAL_LIB, or on the loader's path. Matrices are taken in any layout (all
+14 are Elemental's own, and are used without a copy; what is not in MC_MR, Elemental moves
+there itself) and are never changed. Results come in MC_MR, small ones in STAR_STAR.
+
+A call is native code: it can be neither interrupted nor cancelled, and tells no progress. An
+error that Elemental finds fails the call with its words; if it leaves some ranks waiting in
+native MPI, the gang is ended.
+
+Source: Poulson, Marker, van de Geijn, Hammond, Romero, "Elemental: A new framework for
+distributed memory dense matrix computations", ACM TOMS 39(2), 2013.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ali.elemental.dense import cond, lstsq, matmul, norm, ridge, solve
+from ali.elemental.factor import cholesky, interpolative, lu, qr, qr_pivoted
+from ali.elemental.library import find
+from ali.elemental.models import nmf, rpca
+from ali.elemental.regression import (
+    basis_pursuit,
+    elastic_net,
+    lasso,
+    least_absolute,
+    nnls,
+    svm,
+)
+from ali.elemental.spectral import eigh, pinv, polar, singular_values, svd, svdvals
+from ali.elemental.views import release
+
+__all__ = [
+    "basis_pursuit",
+    "cholesky",
+    "cond",
+    "eigh",
+    "elastic_net",
+    "interpolative",
+    "lasso",
+    "least_absolute",
+    "lstsq",
+    "lu",
+    "matmul",
+    "nmf",
+    "nnls",
+    "norm",
+    "pinv",
+    "polar",
+    "qr",
+    "qr_pivoted",
+    "ridge",
+    "rpca",
+    "singular_values",
+    "solve",
+    "svd",
+    "svdvals",
+    "svm",
+]
+
+
+def load(state: dict[str, Any], path: str | None) -> None:
+    """Find libEl on this rank. Elemental itself starts with the first routine, on all ranks."""
+    state["libEl"] = find(path)
+
+
+def close(state: dict[str, Any]) -> None:
+    """Give up the grid."""
+    release(state)

@@ -1,0 +1,74 @@
+"""What is looked at before a call: by all ranks alike, so that all refuse alike.
+
+Nothing that is local to a rank may go in here, and nothing is left to Elemental: a release
+build of it does not check dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import DistMatrix
+
+
+def require(condition: bool, kind: str, message: str) -> None:
+    """Refuse a call, on all ranks alike: nothing that is local to a rank may go in here."""
+    if not condition:
+        raise Failure(kind, message)
+
+
+def size(matrix: DistMatrix) -> str:
+    return f"{matrix.shape[0]} x {matrix.shape[1]}"
+
+
+def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
+    """Require a matrix to be one column of so many rows."""
+    require(
+        matrix.shape == (rows, 1),
+        "ShapeError",
+        f"{name}: {what} is {size(matrix)}; it must be {rows} x 1",
+    )
+
+
+def common_rows(name: str, A: DistMatrix, B: DistMatrix) -> None:
+    """Require as many rows in B as in A."""
+    require(
+        A.shape[0] == B.shape[0],
+        "ShapeError",
+        f"{name}: A is {size(A)} and B is {size(B)}; B must have A's number of rows",
+    )
+
+
+def square(name: str, A: DistMatrix) -> None:
+    """Require a square matrix."""
+    require(A.shape[0] == A.shape[1], "ShapeError", f"{name}: A is {size(A)}; it must be square")
+
+
+def choice(name: str, what: str, given: str, options: Sequence[str]) -> None:
+    """Require one of some words."""
+    require(
+        given in options,
+        "BadArgumentError",
+        f"{name}: {what}={given!r} is none of {', '.join(options)}",
+    )
+
+
+def real(name: str, *matrices: DistMatrix) -> None:
+    """Require real matrices."""
+    for matrix in matrices:
+        require(
+            matrix.dtype.kind != "c",
+            "DtypeError",
+            f"{name}: a matrix is {matrix.dtype}; this routine is for real ones",
+        )
+
+
+def positive(name: str, what: str, value: float) -> None:
+    """Require a number > 0 that is finite."""
+    require(
+        0 < value < math.inf,
+        "BadArgumentError",
+        f"{name}: {what}={value} is not positive and finite",
+    )

@@ -1,0 +1,214 @@
+"""Factorisations of data: nonnegative, and robust against outliers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ali.elemental.checks import positive, real, require
+from ali.elemental.views import Elemental
+from ali.interface import Context, routine
+from mpi_workers import tiles
+from mpi_workers.matrix import DistMatrix
+
+ADMM = 0  # ElNNLSApproach
+STEP_TOL = 1e-4  # of ADMM inside nmf: the next iteration improves on its result
+STEPS = 5000  # of ADMM at most
+
+
+@routine("X", "Y")
+def nmf(
+    ctx: Context, A: DistMatrix, rank: int, iterations: int = 20, seed: int = 0
+) -> tuple[DistMatrix, DistMatrix]:
+    """Nonnegative matrix factorization: A is nearly X Y^T, with X and Y >= 0.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n), real
+        Nonnegative.
+    rank : int
+        Columns of X and of Y, 1 to min(m, n).
+    iterations : int
+        How often X and Y are improved in turn.
+    seed : int
+        Of the X to begin with. The result is one of many local minima.
+
+    Returns
+    -------
+    X : matrix, shape (m, rank), VC_STAR
+    Y : matrix, shape (n, rank), VC_STAR
+
+    Raises
+    ------
+    BadArgumentError, DtypeError
+    RoutineError
+        If A holds NaN, inf or a negative number.
+
+    Notes
+    -----
+    Nonnegative least squares for X and for Y in turn, each by ADMM for all columns at once:
+    ``4 m n rank / ranks`` flops an iteration, and ``2 rank^2 (m + n) / ranks`` for each of its
+    some hundred steps; two copies of A. Between the two halves of an iteration it can be
+    interrupted. The same seed begins with the same X on any number of ranks. Sources: Kim and
+    Park 2008; Boyd et al. 2011 (ADMM); Ghadimi et al. 2015 (its step length).
+    """
+    (m, n), most = A.shape, min(A.shape)
+    require(1 <= rank <= most, "BadArgumentError", f"nmf: rank={rank} is not between 1 and {most}")
+    require(iterations >= 1, "BadArgumentError", f"nmf: iterations={iterations} is not positive")
+    real("nmf", A)
+    with Elemental(ctx) as el:
+        (A,) = el.floats(A)
+        el.finite("nmf", A)
+    least = np.array([A.local.min(initial=0)], np.float64)
+    ctx.comm.Allreduce(least.copy(), least, MPI.MIN)
+    require(least[0] >= 0, "RoutineError", f"nmf: A holds a negative number, {least[0]}")
+    scale = math.sqrt(_sums(ctx, (A.local.astype(np.float64) ** 2).sum())[0] / (m * n))
+    A = ctx.to_layout(A, "MC_MR")
+    mirrored = _transposed(ctx, A)
+    X = _uniform(ctx, (m, rank), A.dtype, seed)
+    for iteration in range(iterations):
+        Y = ctx.to_layout(_transposed(ctx, _coefficients(ctx, X, A, scale)), "VC_STAR")
+        X = ctx.to_layout(_transposed(ctx, _coefficients(ctx, Y, mirrored, scale)), "VC_STAR")
+        ctx.progress((iteration + 1) / iterations, f"nmf: iteration {iteration + 1}")
+    return X, Y
+
+
+@routine("L", "S")
+def rpca(
+    ctx: Context,
+    A: DistMatrix,
+    weight: float = 0.0,
+    tol: float = 1e-6,
+    max_iterations: int = 1000,
+) -> tuple[DistMatrix, DistMatrix]:
+    """Robust principal component analysis: A is nearly L + S, L of low rank and S sparse.
+
+    Makes ``||L||_nuclear + weight ||S||_1`` least, where A = L + S.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Real or complex.
+    weight : float
+        Of S; 0 takes ``1 / sqrt(max(m, n))``, which recovers L and S with high probability
+        where L is spread out and S hits at random.
+    tol : float
+        ``||A - L - S||_F / ||A||_F`` at which it ends, > 0.
+    max_iterations : int
+        Steps at most, each an SVD.
+
+    Returns
+    -------
+    L, S : matrix, shape (m, n), MC_MR
+        Written where they stay.
+
+    Raises
+    ------
+    BadArgumentError
+    RoutineError
+        If A holds NaN or inf, or tol is not reached.
+
+    Notes
+    -----
+    ADMM, each step a soft threshold and an `svd` of A's size. Source: Candes, Li, Ma, Wright,
+    "Robust principal component analysis?", J. ACM 58(3), 2011, whose step length it takes.
+    """
+    m, n = A.shape
+    positive("rpca", "tol", tol)
+    if weight != 0:
+        positive("rpca", "weight", weight)
+    require(
+        max_iterations >= 1,
+        "BadArgumentError",
+        f"rpca: max_iterations={max_iterations} is not positive",
+    )
+    with Elemental(ctx) as el:
+        (A,) = el.floats(A)
+        el.finite("rpca", A)
+        A = ctx.to_layout(A, "MC_MR")
+        L, S = el.zeros((m, n), A.dtype), el.zeros((m, n), A.dtype)
+        total = _sums(ctx, np.abs(A.local).sum(dtype=np.float64))
+        if total[0] == 0:
+            return L, S
+        control = el.control(
+            "RPCA",
+            A.dtype,
+            useALM=False,
+            progress=False,
+            maxIts=max_iterations,
+            tau=weight,
+            beta=m * n / (4 * total[0]),
+            tol=tol,
+        )
+        el("RPCAXDist", A.dtype, A, L, S, control)
+    rest, whole = _sums(
+        ctx, (np.abs(A.local - L.local - S.local) ** 2).sum(), (np.abs(A.local) ** 2).sum()
+    )
+    left = math.sqrt(rest / whole)
+    require(
+        left <= 2 * tol,
+        "RoutineError",
+        f"rpca: after {max_iterations} iterations ||A - L - S|| is {left:.1e} of ||A||, and "
+        f"tol={tol}; raise max_iterations or tol",
+    )
+    return L, S
+
+
+def _sums(ctx: Context, *mine: float) -> list[float]:
+    """Sums over the ranks. Collective."""
+    values = np.array(mine, np.float64)
+    ctx.comm.Allreduce(values.copy(), values)
+    return [float(v) for v in values]
+
+
+def _uniform(ctx: Context, shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> DistMatrix:
+    """Uniform in [0, 1), a Philox stream a row: the same on any number of ranks."""
+    rows = ctx.empty(shape, dtype, "VC_STAR")
+    for i, row in enumerate(rows.rows):
+        bits = np.random.Philox(key=seed % (1 << 64), counter=[0, 0, row, 0])
+        rows.local[i] = np.random.Generator(bits).random(shape[1])
+    return rows
+
+
+def _coefficients(ctx: Context, X: DistMatrix, B: DistMatrix, scale: float) -> DistMatrix:
+    """The Z >= 0 that makes ||X Z - B|| least, MC_MR; X is in VC_STAR. Collective.
+
+    ADMM with a fixed step converges fast where the step fits the Gram matrix, so X's columns
+    are given length 1 and the step is the geometric mean of the Gram matrix's extremes.
+    """
+    k = X.shape[1]
+    gram = np.zeros((k, k))
+    if X.local.size:
+        mine = X.local.astype(np.float64)
+        gram += mine.T @ mine
+    ctx.comm.Allreduce(gram.copy(), gram)
+    lengths = np.sqrt(np.diagonal(gram))
+    lengths[lengths == 0] = 1
+    unit = ctx.empty_like(X)
+    if X.local.size:
+        unit.local[...] = X.local / lengths
+    extremes = np.linalg.eigvalsh(gram / np.outer(lengths, lengths))[[0, -1]]
+    with Elemental(ctx) as el:
+        Z = el.zeros((k, B.shape[1]), X.dtype)
+        control = el.control("NNLS", X.dtype, approach=ADMM)
+        admm = control.admmCtrl
+        admm.rho = math.sqrt(max(extremes[0], 1e-3 * extremes[1]) * extremes[1]) or 1.0
+        admm.absTol = (scale or 1.0) * math.sqrt(X.shape[0]) * STEP_TOL
+        admm.relTol = STEP_TOL if X.dtype == np.float64 else 10 * STEP_TOL
+        admm.maxIter = STEPS
+        el("NNLSXDist", X.dtype, unit, B, Z, control)
+    if Z.local.size:
+        Z.local[...] /= lengths[np.array(Z.rows)].astype(Z.dtype)[:, None]
+    return Z
+
+
+def _transposed(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """The transpose in the mirrored layout: nothing is communicated."""
+    rows, cols = A.layout.split("_")
+    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, f"{cols}_{rows}")
+    if A.local.size:
+        tiles.copy(B.local, A.local.T)
+    return B

@@ -1,0 +1,364 @@
+"""Our matrices as Elemental's: the same bytes in all 14 layouts, on the gang's own ranks.
+
+`DistMatrix.local` lies as Elemental wants it (Fortran order, aligned at rank 0), so Elemental
+works on it without a copy. What Elemental keeps is kept in `Context.state`:
+a grid for as long as the gang has the same communicator, and matrix objects to be used
+again (its C interface cannot delete them).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ali.elemental.checks import require, size
+from ali.elemental.library import LETTERS, LibEl
+from ali.interface import Context
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import DistMatrix
+
+Array = NDArray[Any]
+
+COLUMN_MAJOR = 1  # ElGridOrderType
+LOWER, UPPER = 0, 1  # ElUpperOrLower
+LEFT = 0  # ElLeftOrRight
+NORMAL, TRANSPOSE, ADJOINT = 0, 1, 2  # ElOrientation
+MAX_NORM = 3  # ElNormType
+DISTS = {"MC": 0, "MD": 1, "MR": 2, "VC": 3, "VR": 4, "STAR": 5, "CIRC": 6}  # ElDist
+INTS = {4: np.int32, 8: np.int64}  # by the bytes of an ElInt
+
+
+class _Object(NamedTuple):
+    """An ElDistMatrix: its address, its number type, its layout."""
+
+    pointer: int
+    letter: str
+    layout: str
+
+
+class _Grid:
+    """What Elemental holds for one communicator of the gang."""
+
+    def __init__(self, lib: LibEl, ctx: Context) -> None:
+        self.comm = ctx.comm
+        self.spare: list[_Object] = []
+        pointer = ctypes.c_void_p()
+        lib.call(
+            "GridCreateSpecific",
+            MPI._handleof(ctx.comm),
+            ctx.grid[0],
+            COLUMN_MAJOR,
+            ctypes.byref(pointer),
+        )
+        self.pointer = pointer.value
+        height, width = ctypes.c_int(), ctypes.c_int()
+        lib.call("GridHeight", self.pointer, ctypes.byref(height))
+        lib.call("GridWidth", self.pointer, ctypes.byref(width))
+        if (height.value, width.value) != ctx.grid:
+            raise Failure(
+                "RoutineError",
+                f"Elemental's grid is {height.value} x {width.value} and the gang's "
+                f"{ctx.grid[0]} x {ctx.grid[1]}",
+            )
+
+
+def _grid(lib: LibEl, ctx: Context) -> _Grid:
+    """The grid on the gang's communicator; a new one where that was renewed. Collective."""
+    held: _Grid | None = ctx.state.get("grid")
+    if held is not None and held.comm is ctx.comm:
+        return held
+    # All ranks have come here for the same reason, so all give up the old grid together.
+    release(ctx.state)
+    begun = ctypes.c_bool()
+    lib.call("Initialized", ctypes.byref(begun))
+    if not begun.value:  # MPI is initialised, so Elemental will not, nor finalize it
+        count, words = ctypes.c_int(0), ctypes.c_void_p()
+        lib.call("Initialize", ctypes.byref(count), ctypes.byref(words))
+    made = ctx.state["grid"] = _Grid(lib, ctx)
+    return made
+
+
+def release(state: dict[str, Any]) -> None:
+    """Give up the grid, if there is one."""
+    held: _Grid | None = state.pop("grid", None)
+    if held is not None:
+        state["libEl"].call("GridDestroy", held.pointer)
+
+
+class Elemental:
+    """One routine's use of Elemental, as a context manager.
+
+    ::
+
+        with Elemental(ctx) as el:
+            C = el.empty((m, n), A.dtype)
+            el("GemmDist", A.dtype, NORMAL, NORMAL, one, A, B, zero, C)
+
+    Matrices among the arguments of a call are attached: those that `empty`, `zeros` and
+    `copy` made so that Elemental may write them, all others locked. After the call,
+    what was written is in our memory, wherever Elemental put it. All ranks come to every
+    call; one that fails raises at once, the others wait for it in `ctx.comm` and not in
+    the next native call, where nothing could interrupt them.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.lib: LibEl = ctx.state["libEl"]
+        self._grid = _grid(self.lib, ctx)
+        self._writable: set[int] = set()
+        self._objects: dict[tuple[int, str], _Object] = {}
+        self._owned: list[_Object] = []
+        self._permutations: list[int] = []
+        self._kept: list[DistMatrix] = []  # so that their ids stay theirs
+
+    def __enter__(self) -> Elemental:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for pointer in self._permutations:
+            self.lib.call("DistPermutationDestroy", pointer)
+        for held in [*self._objects.values(), *self._owned]:
+            self._give_back(held)
+
+    # --- matrices of ours ---
+
+    def empty(self, shape: tuple[int, int], dtype: Any, layout: str = "MC_MR") -> DistMatrix:
+        """A matrix of ours that Elemental may write."""
+        return self._may_write(self.ctx.empty(shape, dtype, layout))
+
+    def zeros(self, shape: tuple[int, int], dtype: Any, layout: str = "MC_MR") -> DistMatrix:
+        """Like `empty`, with zeros in it."""
+        return self._may_write(self.ctx.zeros(shape, dtype, layout))
+
+    def copy(self, matrix: DistMatrix, layout: str = "MC_MR") -> DistMatrix:
+        """A copy that Elemental may overwrite, in another layout if need be."""
+        moved = self.ctx.to_layout(matrix, layout)
+        if moved is matrix:
+            moved = self.ctx.empty_like(matrix)
+            moved.local[...] = matrix.local
+        return self._may_write(moved)
+
+    def _may_write(self, matrix: DistMatrix) -> DistMatrix:
+        self._check_size(matrix.shape, matrix.layout)
+        self._writable.add(id(matrix))
+        self._kept.append(matrix)
+        return matrix
+
+    def floats(self, *matrices: DistMatrix) -> list[DistMatrix]:
+        """The matrices with one floating dtype; those that have it already are themselves."""
+        dtype = np.result_type(*(m.dtype for m in matrices))
+        if dtype.kind == "i":
+            dtype = np.dtype(np.float64)
+        found = []
+        for matrix in matrices:
+            self._check_size(matrix.shape, matrix.layout)
+            if matrix.dtype != dtype:
+                cast = self.ctx.empty(matrix.shape, dtype, matrix.layout)
+                cast.local[...] = matrix.local
+                matrix = cast
+            found.append(matrix)
+        return found
+
+    def finite(self, name: str, *matrices: DistMatrix) -> None:
+        """Refuse NaN and inf, on which iterations may never end. Collective."""
+        good = all(bool(np.isfinite(m.local).all()) for m in matrices)
+        everywhere = np.array([good], np.int32)
+        self.ctx.comm.Allreduce(everywhere.copy(), everywhere, MPI.MIN)
+        require(bool(everywhere[0]), "RoutineError", f"{name}: a matrix holds NaN or inf")
+
+    def _check_size(self, shape: tuple[int, int], layout: str) -> None:
+        """Elemental counts with ElInt, and moves whatever it gets to MC_MR."""
+        m, n = shape
+        height, width = self.ctx.grid
+        require(m > 0 and n > 0, "ShapeError", f"Elemental: a {m} x {n} matrix has no elements")
+        rows, cols = (dist in ("STAR", "CIRC") for dist in layout.split("_"))
+        local = max(
+            -(-m // height) * -(-n // width),
+            (m if rows else 0) * (n if cols else 0),
+        )
+        limit = (1 << (8 * ctypes.sizeof(self.lib.int) - 1)) - 1
+        require(
+            max(m, n, local) <= limit,
+            "ShapeError",
+            f"Elemental: this libEl counts to {limit}, which a {m} x {n} matrix ({local} elements "
+            f"on a rank) exceeds; use more ranks, or a libEl built with 64-bit integers",
+        )
+
+    # --- Elemental's own ---
+
+    def own(self, dtype: Any, layout: str = "MC_MR") -> _Object:
+        """An empty matrix of Elemental's, for results of unknown shape; see `taken`."""
+        made = self._object(_letter(dtype), layout)
+        self._owned.append(made)
+        return made
+
+    def permutation(self) -> int:
+        """An empty DistPermutation."""
+        pointer = ctypes.c_void_p()
+        self.lib.call("DistPermutationCreate", ctypes.byref(pointer), self._grid.pointer)
+        assert pointer.value is not None
+        self._permutations.append(pointer.value)
+        return pointer.value
+
+    def indices(self, permutation: int, length: int) -> DistMatrix:
+        """A permutation as a column, shape (length, 1), int64, STAR_STAR. One copy."""
+        whole = self.empty((length, 1), INTS[ctypes.sizeof(self.lib.int)], "STAR_STAR")
+        held = self._attached(whole, "i")
+        self._checked("DistPermutationExplicitVector", permutation, held.pointer)
+        self._settle(whole, "i")
+        if whole.dtype == np.int64:
+            return whole
+        wide = self.ctx.empty((length, 1), np.int64, "STAR_STAR")
+        wide.local[...] = whole.local
+        return wide
+
+    def shape(self, held: _Object) -> tuple[int, int]:
+        """Height and width of a matrix of Elemental's."""
+        return self._ask(held, "Height"), self._ask(held, "Width")
+
+    def taken(self, held: _Object, dtype: Any, layout: str = "MC_MR") -> DistMatrix:
+        """A matrix of Elemental's in memory of ours. One copy."""
+        matrix = self.empty(self.shape(held), dtype, layout)
+        self._checked(
+            f"CopyDist_{held.letter}", held.pointer, self._attached(matrix, held.letter).pointer
+        )
+        return matrix
+
+    # --- calls ---
+
+    def __call__(self, name: str, dtype: Any, *args: Any) -> None:
+        """Call ``El<name>_<letter of dtype>``. Collective.
+
+        Raises
+        ------
+        Failure
+            RoutineError or ResourceError, with Elemental's words.
+        """
+        matrices = [arg for arg in args if isinstance(arg, DistMatrix)]
+        self._checked(f"{name}_{_letter(dtype)}", *map(self._native, args))
+        for matrix in matrices:
+            if id(matrix) in self._writable:
+                self._settle(matrix, _letter(matrix.dtype))
+
+    def number(self, name: str, dtype: Any, *args: Any) -> float:
+        """Like a call, with a real answer behind the other arguments."""
+        answer = np.zeros(1, np.zeros(0, dtype).real.dtype)
+        self(name, dtype, *args, answer.ctypes.data)
+        return float(answer[0])
+
+    def number_of(self, value: complex, dtype: Any) -> Any:
+        """A number as Elemental takes it beside matrices of this dtype."""
+        return self.lib.scalar(value, _letter(dtype))
+
+    def control(self, name: str, dtype: Any, **settings: Any) -> Any:
+        """Elemental's defaults of a control structure, with `settings` changed."""
+        return self.lib.control(name, _letter(dtype), **settings)
+
+    def _native(self, arg: Any) -> Any:
+        if isinstance(arg, DistMatrix):
+            return self._attached(arg, _letter(arg.dtype)).pointer
+        return arg.pointer if isinstance(arg, _Object) else arg
+
+    def _checked(self, name: str, *args: Any) -> None:
+        self.lib.call(name, *args)
+        self.ctx.comm.Barrier()
+
+    # --- objects ---
+
+    def _object(self, letter: str, layout: str) -> _Object:
+        for spare in self._grid.spare:
+            if (spare.letter, spare.layout) == (letter, layout):
+                self._grid.spare.remove(spare)
+                return spare
+        pointer = ctypes.c_void_p()
+        rows, cols = (DISTS[dist] for dist in layout.split("_"))
+        self.lib.call(
+            f"DistMatrixCreateSpecific_{letter}",
+            rows,
+            cols,
+            self._grid.pointer,
+            ctypes.byref(pointer),
+        )
+        assert pointer.value is not None
+        return _Object(pointer.value, letter, layout)
+
+    def _give_back(self, held: _Object) -> None:
+        self.lib.call(f"DistMatrixEmpty_{held.letter}", held.pointer, True)
+        self._grid.spare.append(held)
+
+    def _attached(self, matrix: DistMatrix, letter: str) -> _Object:
+        key = (id(matrix), letter)
+        if key not in self._objects:
+            self._kept.append(matrix)
+            self._objects[key] = self._attach(matrix, letter)
+        return self._objects[key]
+
+    def _attach(self, matrix: DistMatrix, letter: str) -> _Object:
+        held = self._object(letter, matrix.layout)
+        locked = "" if id(matrix) in self._writable else "Locked"
+        self.lib.call(
+            f"DistMatrix{locked}Attach_{letter}",
+            held.pointer,
+            *matrix.shape,
+            self._grid.pointer,
+            0,  # both alignments: the first row and column lie where the layout begins
+            0,
+            matrix.local.ctypes.data,
+            matrix.leading_dimension,
+            0,  # the root of CIRC_CIRC, the diagonal of MD
+        )
+        return held
+
+    def _ask(self, held: _Object, what: str) -> int:
+        answer = self.lib.int()
+        self.lib.call(f"DistMatrix{what}_{held.letter}", held.pointer, ctypes.byref(answer))
+        return int(answer.value)
+
+    def _settle(self, matrix: DistMatrix, letter: str) -> None:
+        """Bring what was written into our memory, if Elemental has left it on the way.
+
+        An attached matrix that is resized beyond its memory goes on in Elemental's own.
+        Some ranks may have to move and others not: they agree. Collective.
+        """
+        held = self._objects[id(matrix), letter]
+        shape = self.shape(held)
+        if shape != matrix.shape:
+            raise Failure(
+                "RoutineError",
+                f"Elemental returned a {shape[0]} x {shape[1]} matrix instead of {size(matrix)}",
+            )
+        buffer = ctypes.c_void_p()
+        self.lib.call(f"DistMatrixLockedBuffer_{letter}", held.pointer, ctypes.byref(buffer))
+        moved = bool(matrix.local.size) and (
+            buffer.value != matrix.local.ctypes.data
+            or self._ask(held, "LDim") != matrix.leading_dimension
+        )
+        anywhere = np.array([moved], np.int32)
+        self.ctx.comm.Allreduce(anywhere.copy(), anywhere, MPI.MAX)
+        if anywhere[0]:
+            ours = self._attach(matrix, letter)
+            self._checked(f"CopyDist_{letter}", held.pointer, ours.pointer)
+            self._give_back(held)
+            self._objects[id(matrix), letter] = ours
+
+
+def _letter(dtype: Any) -> str:
+    return LETTERS[np.dtype(dtype).name]
+
+
+def set_diagonal(matrix: DistMatrix, value: float, *, below: int = 0) -> DistMatrix:
+    """Set the elements (j + below, j) on the ranks that hold them; the matrix."""
+    for j, col in enumerate(matrix.cols):
+        if col + below in matrix.rows:
+            matrix.local[matrix.rows.index(col + below), j] = value
+    return matrix

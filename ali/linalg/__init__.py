@@ -1,0 +1,58 @@
+"""Linear algebra on a gang, in NumPy, SciPy and MPI alone.
+
+Every routine takes matrices in any layout and says in which layout its results
+come. Factors with many rows come in VC_STAR, whole rows dealt to the ranks.
+
+Create: full, zeros, eye, diag, random_normal, random_uniform. Combine: add, elementwise,
+elementwise_scalar, scale, apply, astype, where. Reduce: sum, mean, var, std, min, max,
+column_stats, norm. Pick: slice, take_rows, take_cols, select_rows, select_cols, concatenate,
+diagonal, trace. Multiply: matmul, gram, transpose. Solve: cholesky, solve, solve_triangular,
+lstsq, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest. Decompose: qr, svd,
+truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
+random_features_ridge, random_features_predict.
+"""
+
+from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_scalar, scale, where
+from ali.linalg.clusters import kmeans
+from ali.linalg.creation import diag, eye, full, random_normal, random_uniform, zeros
+from ali.linalg.eigen import eigh
+from ali.linalg.features import (
+    random_features,
+    random_features_predict,
+    random_features_ridge,
+)
+from ali.linalg.indexing import (
+    concatenate,
+    diagonal,
+    select_cols,
+    select_rows,
+    slice,
+    take_cols,
+    take_rows,
+    trace,
+)
+from ali.linalg.iterative import conjugate_gradient
+from ali.linalg.orthogonal import lstsq, qr, ridge
+from ali.linalg.products import gram, matmul, transpose
+from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var
+from ali.linalg.singular import matrix_rank, pinv, svd, svdvals, truncated_svd
+from ali.linalg.statistics import pca
+from ali.linalg.systems import (
+    cholesky,
+    condest,
+    det,
+    inv,
+    slogdet,
+    solve,
+    solve_triangular,
+)
+
+__all__ = [
+    "add", "apply", "astype", "cholesky", "column_stats", "concatenate", "condest",
+    "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise", "elementwise_scalar",
+    "eye", "full", "gram", "inv", "kmeans", "lstsq", "matmul", "matrix_rank", "max", "mean", "min",
+    "norm", "pca", "pinv", "qr", "random_features", "random_features_predict",
+    "random_features_ridge", "random_normal", "random_uniform", "ridge", "scale", "select_cols",
+    "select_rows", "slice", "slogdet", "solve", "solve_triangular", "std", "sum", "svd", "svdvals",
+    "take_cols", "take_rows", "trace", "transpose", "truncated_svd", "var", "where", "zeros",
+]  # fmt: skip

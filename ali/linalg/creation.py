@@ -1,0 +1,305 @@
+"""Matrices from nothing: filled, diagonal, random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ali.blocks import CHUNK, Array, block, panels, require, shape_text
+from ali.interface import Context, routine
+from mpi_workers import tiles
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES, DistMatrix
+
+UNIFORM = 1  # purpose of a stream: 0 is `random_normal`'s
+
+
+@routine("A")
+def full(
+    ctx: Context,
+    m: int,
+    n: int,
+    value: complex,
+    dtype: str = "float64",
+    layout: str = "VC_STAR",
+) -> DistMatrix:
+    """Matrix with the same value everywhere.
+
+    Parameters
+    ----------
+    m, n : int
+        Its shape, at least 1.
+    value : complex
+        Of a real `dtype` without an imaginary part, of an integer one integral.
+    dtype : str
+        float32, float64, complex64, complex128, int32 or int64.
+    layout : str
+        One of Elemental's 14.
+
+    Returns
+    -------
+    A : matrix, shape (m, n)
+
+    Raises
+    ------
+    ShapeError
+        If m or n is below 1.
+    DtypeError, LayoutError
+        If there is no such dtype or layout.
+    BadArgumentError
+        If `value` cannot be held in `dtype`.
+
+    Notes
+    -----
+    No communication, no flops; ``m n / ranks`` words of memory (more where the layout keeps
+    copies).
+    """
+    kind = _checked("full", m, n, dtype, layout)
+    number = _as_dtype("full", value, kind)
+    A = ctx.empty((m, n), kind, layout)
+    A.local[...] = number
+    return A
+
+
+@routine("A")
+def zeros(
+    ctx: Context, m: int, n: int, dtype: str = "float64", layout: str = "VC_STAR"
+) -> DistMatrix:
+    """Matrix of zeros.
+
+    Parameters
+    ----------
+    m, n : int
+        Its shape, at least 1.
+    dtype, layout : str
+        See `full`.
+
+    Returns
+    -------
+    A : matrix, shape (m, n)
+
+    Raises
+    ------
+    ShapeError, DtypeError, LayoutError
+        See `full`.
+
+    Notes
+    -----
+    No communication; ``m n / ranks`` words of memory.
+    """
+    return ctx.zeros((m, n), _checked("zeros", m, n, dtype, layout), layout)
+
+
+@routine("A")
+def eye(
+    ctx: Context,
+    m: int,
+    n: int | None = None,
+    dtype: str = "float64",
+    layout: str = "VC_STAR",
+) -> DistMatrix:
+    """Ones on the main diagonal, zeros elsewhere.
+
+    Parameters
+    ----------
+    m : int
+        Rows.
+    n : int, optional
+        Columns; as many as rows by default.
+    dtype, layout : str
+        See `full`.
+
+    Returns
+    -------
+    A : matrix, shape (m, n)
+
+    Raises
+    ------
+    ShapeError, DtypeError, LayoutError
+        See `full`.
+
+    Notes
+    -----
+    No communication; ``m n / ranks`` words of memory.
+    """
+    n = m if n is None else n
+    A = ctx.zeros((m, n), _checked("eye", m, n, dtype, layout), layout)
+    _set_diagonal(A, np.ones(min(m, n), A.dtype))
+    return A
+
+
+@routine("D")
+def diag(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """Square matrix with the elements of a row or column on its diagonal.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, 1) or (1, n)
+
+    Returns
+    -------
+    D : matrix, shape (n, n), dtype of A, VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If A has several rows and several columns (`diagonal` takes the diagonal of those).
+
+    Notes
+    -----
+    n words received (A on every rank), ``n^2 / ranks`` words of memory.
+    """
+    require(
+        1 in A.shape,
+        "ShapeError",
+        f"diag: A is {shape_text(A)}; it must be one row or one column (diagonal takes one out)",
+    )
+    values = ctx.to_layout(A, "STAR_STAR").local.reshape(-1)
+    D = ctx.zeros((values.size, values.size), A.dtype)
+    _set_diagonal(D, values)
+    return D
+
+
+@routine("A")
+def random_normal(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
+    """Matrix of independent standard normal numbers.
+
+    Parameters
+    ----------
+    m, n : int
+        Its shape.
+    seed : int
+        The same seed and n give the same rows, whatever m and the number of ranks.
+
+    Returns
+    -------
+    A : matrix, shape (m, n), float64, VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If m or n is below 1.
+
+    Notes
+    -----
+    A Philox stream for each row, keyed by the seed and counted from the row's index; no
+    communication. About 4 microseconds a row and 20 nanoseconds an element. Source: Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    require(m >= 1 and n >= 1, "ShapeError", f"random_normal: {m} x {n} is not a shape")
+    A = ctx.empty((m, n), np.float64)
+    _fill_rows(A, RowStreams(seed), lambda stream, row: stream.standard_normal(out=row))
+    return A
+
+
+@routine("A")
+def random_uniform(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
+    """Matrix of independent numbers, uniform in the half-open interval [0, 1).
+
+    Parameters
+    ----------
+    m, n : int
+        Its shape.
+    seed : int
+        The same seed and n give the same rows, whatever m and the number of ranks.
+
+    Returns
+    -------
+    A : matrix, shape (m, n), float64, VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If m or n is below 1.
+
+    Notes
+    -----
+    As `random_normal`: a Philox stream for each row, no communication; 53 random bits a number.
+    """
+    require(m >= 1 and n >= 1, "ShapeError", f"random_uniform: {m} x {n} is not a shape")
+    A = ctx.empty((m, n), np.float64)
+    _fill_rows(A, RowStreams(seed, UNIFORM), lambda stream, row: stream.random(out=row))
+    return A
+
+
+class RowStreams:
+    """A stream of random numbers for each row: the same whoever draws from it.
+
+    Parameters
+    ----------
+    seed : int
+    purpose : int
+        Streams of other purposes are others, with the same seed as well.
+    """
+
+    def __init__(self, seed: int, purpose: int = 0) -> None:
+        self._bits = np.random.Philox(key=seed % (1 << 64))
+        self._generator = np.random.Generator(self._bits)
+        self._state = self._bits.state
+        self._state["state"]["counter"][3] = purpose
+
+    def at(self, row: int) -> np.random.Generator:
+        """At the start of the stream of a row; good until the next is asked for."""
+        self._state["state"]["counter"][2] = row
+        self._bits.state = self._state
+        return self._generator
+
+
+def normal_rows(m: int, n: int, seed: int, purpose: int) -> Array:
+    """Independent standard normal numbers, the same on every rank. No communication."""
+    found, streams = np.empty((m, n)), RowStreams(seed, purpose)
+    for row in range(m):
+        streams.at(row).standard_normal(out=found[row])
+    return found
+
+
+def _fill_rows(
+    A: DistMatrix, streams: RowStreams, draw: Callable[[np.random.Generator, Array], Any]
+) -> None:
+    some = np.empty((max(1, CHUNK // (8 * A.shape[1])), A.shape[1]))
+    for part in panels(len(A.rows), some.shape[0]):
+        rows = A.rows[part]
+        for row, values in zip(rows, some, strict=False):
+            draw(streams.at(row), values)
+        tiles.copy(A.local[part], some[: len(rows)])
+
+
+def _set_diagonal(A: DistMatrix, values: Array) -> None:
+    """Put `values`, which every rank has whole, on the diagonal."""
+    local = block(A)
+    for j, col in enumerate(A.cols):
+        if col in A.rows and col < values.size:
+            local[A.rows.index(col), j] = values[col]
+
+
+def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any]:
+    require(m >= 1 and n >= 1, "ShapeError", f"{name}: {m} x {n} is not a shape")
+    require(
+        dtype in DTYPES,
+        "DtypeError",
+        f"{name}: dtype={dtype!r}; a matrix is one of {', '.join(DTYPES)}",
+    )
+    require(
+        layout in LAYOUTS,
+        "LayoutError",
+        f"{name}: layout={layout!r}; the layouts are {', '.join(LAYOUTS)}",
+    )
+    return np.dtype(dtype)
+
+
+def _as_dtype(name: str, value: complex, dtype: np.dtype[Any]) -> complex | float | int:
+    message = f"{name}: {value} cannot be held in {dtype}"
+    if dtype.kind == "c":
+        return value
+    require(value.imag == 0, "BadArgumentError", message)
+    if dtype.kind == "f":
+        return value.real
+    limits = np.iinfo(dtype)
+    require(
+        float(value.real).is_integer() and limits.min <= int(value.real) <= limits.max,
+        "BadArgumentError",
+        message,
+    )
+    return int(value.real)

@@ -1,0 +1,80 @@
+"""Eigenvalues and eigenvectors of Hermitian matrices of moderate size."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+from ali.blocks import block, frobenius, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.systems import copied
+from mpi_workers.matrix import DistMatrix
+
+LIMIT = 30_000  # beyond, one rank's LAPACK would take hours, and its integers come to their end
+
+
+@routine("W", "V")
+def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """Eigenvalues and eigenvectors of a Hermitian matrix: A V = V diag(W).
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+        Hermitian, n up to 30000; only its lower triangle is looked at. Integers are promoted to
+        float64.
+
+    Returns
+    -------
+    W : matrix, shape (n, 1), real, STAR_STAR
+        Ascending.
+    V : matrix, shape (n, n), VC_STAR
+        Orthonormal columns.
+
+    Raises
+    ------
+    ShapeError
+        If A is not square, or larger than the limit.
+    ResourceError
+        If rank 0's node has not the memory.
+    RoutineError
+        If A holds NaN or inf, or LAPACK does not converge.
+
+    Notes
+    -----
+    Not distributed: A is gathered on rank 0, LAPACK's evr is run there, V is dealt out: about
+    ``9 n^3`` flops on one rank, ``2 n^2`` words, ``3 n^2`` words of memory on rank 0, which are
+    asked for first. For a few eigenvalues of a large positive semidefinite matrix use
+    `truncated_svd`; for all of a large one, load the library "scalapack" or "elemental".
+    """
+    n = A.shape[0]
+    require(A.shape[1] == n, "ShapeError", f"eigh: A is {shape_text(A)}; it must be square")
+    require(
+        n <= LIMIT,
+        "ShapeError",
+        f"eigh: A is {shape_text(A)}, and this eigh runs on one rank, for n up to {LIMIT}: load "
+        'the library "scalapack" or "elemental", or use truncated_svd for the leading ones',
+    )
+    dtype = np.result_type(A.dtype, np.float32)
+    V = ctx.empty((n, n), dtype, "CIRC_CIRC")  # raises here where memory is short
+    spare = ctx.empty((n, n), dtype, "CIRC_CIRC")  # as much as LAPACK will take
+    del spare
+    rows = copied(ctx, A, dtype)
+    lower = block(rows)
+    for i, row in enumerate(rows.rows):
+        lower[i, row + 1 :] = 0  # what is not looked at may hold anything
+    scale = frobenius(ctx, rows)
+    require(np.isfinite(scale), "RoutineError", f"eigh: A holds NaN or inf (its norm is {scale})")
+    whole = ctx.to_layout(rows, "CIRC_CIRC")
+    W = np.empty(n, np.zeros(0, dtype).real.dtype)
+    trouble = ""
+    if ctx.rank == 0:
+        try:
+            W[...], V.local[...] = scipy.linalg.eigh(
+                whole.local, overwrite_a=True, check_finite=False, driver="evr"
+            )
+        except scipy.linalg.LinAlgError as error:
+            trouble = str(error)
+    trouble = ctx.comm.bcast(trouble)
+    require(not trouble, "RoutineError", f"eigh: {trouble}")
+    ctx.comm.Bcast(W)
+    return ctx.new_replicated(W), ctx.to_layout(V, "VC_STAR")

@@ -1,0 +1,160 @@
+"""LU with partial pivoting over whole rows dealt to the ranks, without moving a row.
+
+Rows stay with their ranks: a row that has been chosen as pivot is sent to all, leaves the
+active ones, and its part of U is kept by the rank whose turn it is in VC_STAR. Each panel of
+active rows is gathered and factored on rank 0, so pivots are chosen once, for all. Source:
+Golub, Van Loan, "Matrix Computations", 4th ed., 3.4; LAPACK's getrf.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from ali.blocks import CHUNK, Array, block, panels
+from ali.interface import Context
+from ali.linalg import rows
+from ali.linalg.rows import first, own
+from mpi_workers.matrix import DistMatrix
+
+NOT_FINITE = -1
+
+
+class Eliminated(NamedTuple):
+    """``L^-1 P [A B] = [U Y]``.
+
+    Attributes
+    ----------
+    U : DistMatrix, shape (n, n), VC_STAR
+    Y : DistMatrix, shape (n, r), VC_STAR, or None if there was no B
+    order : ndarray of int64, shape (n,)
+        Row of A that became row i of U.
+    trouble : int
+        0; k, if the k-th pivot (from 1) is exactly zero; NOT_FINITE. The same on all ranks.
+    """
+
+    U: DistMatrix
+    Y: DistMatrix | None
+    order: Array
+    trouble: int
+
+
+def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Eliminated:
+    """Gaussian elimination of a square A, and of right-hand sides with it. Collective.
+
+    Parameters
+    ----------
+    A : DistMatrix, shape (n, n), VC_STAR, floating point
+    B : DistMatrix, shape (n, r), VC_STAR, of A's dtype; or None
+
+    Notes
+    -----
+    ``2/3 n^3 / ranks`` flops, and ``n^2 BLOCK`` on rank 0; a rank receives ``n^2 / 2`` words and
+    rank 0 as many again. Memory: a copy of A and B, and U.
+    """
+    n, me, size = A.shape[0], ctx.rank, ctx.size
+    active = np.hstack([block(A), block(B)] if B is not None else [block(A)])
+    active = np.ascontiguousarray(active)
+    ids = np.arange(me, n, size)
+    alive = np.ones(n, bool)
+    order = np.empty(n, np.int64)
+    U = ctx.zeros((n, n), A.dtype)
+    Y = None if B is None else ctx.empty(B.shape, B.dtype)
+    u, y = block(U), None if Y is None else block(Y)
+    for cols in panels(n, rows.BLOCK):
+        ctx.check()
+        start, stop = cols.start, cols.stop
+        width = stop - start
+        corner, lower, pivots, trouble = _panel(ctx, active[:, :width], alive)
+        order[cols] = pivots
+        if trouble:
+            return Eliminated(U, Y, order, trouble if trouble < 0 else start + trouble)
+        alive[pivots] = False
+        chosen = _chosen(ctx, active[:, width:], ids, pivots)
+        upper = scipy.linalg.solve_triangular(
+            corner, chosen, lower=True, unit_diagonal=True, check_finite=False
+        )
+        mine = own(start, me, size)
+        place = slice(first(start, me, size), first(stop, me, size))
+        u[place, cols] = np.triu(corner)[mine]
+        u[place, stop:] = upper[mine, : n - stop]
+        if y is not None:
+            y[place] = upper[mine, n - stop :]
+        keep = alive[ids]
+        ids, active, lower = ids[keep], active[keep, width:], lower[keep]
+        strip = max(32, 4 * CHUNK // max(1, len(active) * active.itemsize))
+        for some in panels(active.shape[1], strip):
+            active[:, some] -= lower @ upper[:, some]
+        ctx.progress(1 - (1 - stop / n) ** 3, f"column {stop} of {n}")
+    return Eliminated(U, Y, order, 0)
+
+
+def _panel(ctx: Context, mine: Array, alive: Array) -> tuple[Array, Array, Array, int]:
+    """Factor a panel: its square corner, own rows of L (the chosen ones' mean nothing), pivots."""
+    width, size = mine.shape[1], ctx.size
+    owners = np.flatnonzero(alive) % size
+    counts = [int((owners == q).sum()) * width for q in range(size)]
+    sent = np.ascontiguousarray(mine).reshape(-1)
+    lower = np.empty(mine.shape, mine.dtype)
+    header = np.zeros(width + 1, np.int64)
+    corner = np.empty((width, width), mine.dtype)
+    if ctx.rank == 0:
+        packed = np.empty(sum(counts), mine.dtype)
+        ctx.comm.Gatherv(sent, [packed, counts])
+        by_rank = np.argsort(owners, kind="stable")  # from the order of rows to that of ranks
+        panel = np.empty((owners.size, width), mine.dtype, order="F")
+        panel[by_rank] = packed.reshape(-1, width)
+        position = np.arange(owners.size)
+        header[-1] = _factor(panel, position)
+        header[:-1] = np.flatnonzero(alive)[position[:width]]
+        corner[...] = panel[:width]
+        back = np.empty_like(panel)
+        back[position] = panel
+        ctx.comm.Scatterv([np.ascontiguousarray(back[by_rank]).reshape(-1), counts], lower)
+    else:
+        ctx.comm.Gatherv(sent, None)
+        ctx.comm.Scatterv(None, lower)
+    ctx.comm.Bcast(header)
+    ctx.comm.Bcast(corner)
+    return corner, lower, header[:-1], int(header[-1])
+
+
+def _factor(panel: Array, position: Array) -> int:
+    """Overwrite a panel by its LU factors and `position` by where its rows came from."""
+    if not np.isfinite(panel).all():
+        return NOT_FINITE
+    (getrf,) = scipy.linalg.get_lapack_funcs(("getrf",), (panel,))
+    factors, swaps, info = getrf(panel)
+    panel[...] = factors
+    for i, other in enumerate(swaps):
+        position[[i, other]] = position[[other, i]]
+    return int(info)
+
+
+def _chosen(ctx: Context, rest: Array, ids: Array, pivots: Array) -> Array:
+    """The remaining columns of the pivot rows, in their order, on every rank."""
+    width, owners = rest.shape[1], pivots % ctx.size
+    mine: Array = rest[np.searchsorted(ids, pivots[owners == ctx.rank])]
+    if ctx.size == 1:
+        return mine
+    counts = [int((owners == q).sum()) * width for q in range(ctx.size)]
+    packed = np.empty(pivots.size * width, rest.dtype)
+    ctx.comm.Allgatherv(np.ascontiguousarray(mine).reshape(-1), [packed, counts])
+    found = np.empty((pivots.size, width), rest.dtype)
+    found[np.argsort(owners, kind="stable")] = packed.reshape(pivots.size, width)
+    return found
+
+
+def parity(order: Array) -> int:
+    """1 or -1: whether a permutation takes an even number of exchanges."""
+    seen, sign = np.zeros(order.size, bool), 1
+    for start in range(order.size):
+        at, length = start, 0
+        while not seen[at]:
+            seen[at] = True
+            at, length = int(order[at]), length + 1
+        if length and length % 2 == 0:
+            sign = -sign
+    return sign

@@ -1,0 +1,250 @@
+"""Kernel regression with random Fourier features, whose matrix need never be formed.
+
+Sources: Rahimi, Recht, "Random features for large-scale kernel machines", NIPS 2007; Gittens
+et al., "Accelerating large-scale data analysis by offloading to high-performance computing
+libraries using Alchemist", KDD 2018 (the experiment: (Z^T Z + m lam I) W = Z^T Y by CG).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ali.blocks import PANEL, Array, block, panels, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.creation import RowStreams, normal_rows
+from ali.linalg.folds import total
+from ali.linalg.iterative import check_search, search
+from mpi_workers.matrix import DistMatrix
+
+PURPOSE = 4  # of the random streams: of frequencies, and one more of phases
+
+
+@routine("Z")
+def random_features(
+    ctx: Context, X: DistMatrix, features: int, sigma: float, seed: int = 0
+) -> DistMatrix:
+    """Random Fourier features of the rows of X, whose products are nearly a Gaussian kernel.
+
+    Parameters
+    ----------
+    X : matrix, shape (m, d), real
+        A sample in each row. Best in VC_STAR.
+    features : int
+        How many, at least 1; the error falls with the root of it.
+    sigma : float
+        Width of the kernel ``exp(-|x - y|^2 / (2 sigma^2))``, above 0.
+    seed : int
+        The same seed gives the same features, whatever X and the number of ranks.
+
+    Returns
+    -------
+    Z : matrix, shape (m, features), VC_STAR
+        ``sqrt(2 / features) cos(X F / sigma + b)``, F standard normal, b uniform in [0, 2 pi).
+
+    Raises
+    ------
+    DtypeError
+        If X is complex.
+    BadArgumentError
+        If `features` is below 1 or sigma is not above 0.
+
+    Notes
+    -----
+    ``2 m d features / ranks`` flops and ``m features / ranks`` cosines, no communication. Memory
+    beside Z: ``d features`` on each rank.
+    """
+    _check("random_features", X, features, sigma)
+    mapped = _Features(ctx, X, features, sigma, seed)
+    Z = ctx.empty((X.shape[0], features), mapped.dtype)
+    out = block(Z)
+    for part in mapped.parts():
+        ctx.check()
+        out[part] = mapped.of(part)
+    return Z
+
+
+@routine("W", "iterations", "residual")
+def random_features_ridge(
+    ctx: Context,
+    X: DistMatrix,
+    Y: DistMatrix,
+    features: int,
+    sigma: float,
+    lam: float,
+    seed: int = 0,
+    tol: float = 1e-6,
+    max_iterations: int = 500,
+    keep_bytes: int = 1 << 30,
+) -> tuple[DistMatrix, int, float]:
+    """Kernel ridge regression of Y on X through random features, by conjugate gradients.
+
+    Parameters
+    ----------
+    X : matrix, shape (m, d), real
+        A sample in each row. Best in VC_STAR.
+    Y : matrix, shape (m, r), real
+        What is to be predicted: values, or a column of 0 and 1 (or -1 and 1) for each class.
+    features, sigma, seed
+        See `random_features`.
+    lam : float
+        Above 0: W makes ``|Z W - Y|^2 / m + lam |W|^2`` least.
+    tol : float
+        Relative residual of the normal equations that every column must reach.
+    max_iterations : int
+        At most.
+    keep_bytes : int
+        The features are kept where a rank's part of them is no larger than this, and computed
+        again in every iteration where it is.
+
+    Returns
+    -------
+    W : matrix, shape (features, r), VC_STAR
+        For `random_features_predict`.
+    iterations : int
+    residual : float
+        The largest relative residual of a column of the normal equations.
+
+    Raises
+    ------
+    DtypeError
+        If X or Y is complex.
+    ShapeError
+        If X and Y differ in their numbers of rows.
+    BadArgumentError
+        If features, sigma, lam, tol, max_iterations or keep_bytes is out of range.
+    RoutineError
+        If X or Y holds NaN or inf, or max_iterations do not suffice.
+
+    Notes
+    -----
+    Conjugate gradients on ``(Z^T Z + m lam I) W = Z^T Y``, neither matrix formed. An iteration
+    costs ``4 m features r / ranks`` flops, and ``2 m d features / ranks`` with cosines where the
+    features are not kept; ``features r`` words in ``2 log2(ranks)`` messages. Memory on each
+    rank: ``(d + 5 r) features``, and 32 MiB or what is kept.
+    """
+    m, r = Y.shape
+    name = "random_features_ridge"
+    _check(name, X, features, sigma)
+    require(Y.dtype.kind != "c", "DtypeError", f"{name}: Y is {Y.dtype}; it must be real")
+    require(
+        X.shape[0] == m,
+        "ShapeError",
+        f"{name}: X is {shape_text(X)} and Y is {shape_text(Y)}; they must have as many rows",
+    )
+    require(lam > 0, "BadArgumentError", f"{name}: lam={lam} is not above 0")
+    require(keep_bytes >= 0, "BadArgumentError", f"{name}: keep_bytes={keep_bytes} is negative")
+    check_search(name, tol, max_iterations)
+    mapped = _Features(ctx, X, features, sigma, seed)
+    right = block(ctx.to_layout(Y, "VC_STAR")).astype(mapped.dtype, copy=False)
+    most = -(-m // ctx.size) * features * mapped.dtype.itemsize  # not this rank's: all alike
+    if most <= keep_bytes:
+        mapped.keep()
+
+    def normal(W: Array) -> Array:
+        mine = np.zeros_like(W)
+        for part in mapped.parts():
+            ctx.check()
+            z = mapped.of(part)
+            mine += z.T @ (z @ W)
+        return np.asarray(total(ctx.comm, mine) + (m * lam) * W)
+
+    def dots(a: Array, b: Array) -> Array:
+        # W is whole on every rank, and rounding may differ between them: rank 0's counts.
+        products: Array = np.einsum("ij,ij->j", a, b).astype(np.float64)
+        ctx.comm.Bcast(products)
+        return products
+
+    side = np.zeros((features, r), mapped.dtype)
+    for part in mapped.parts():
+        side += mapped.of(part).T @ right[part]
+    side = total(ctx.comm, side)
+    W, count, residual = search(ctx, name, normal, dots, side, tol, max_iterations)
+    return ctx.new_replicated(W, "VC_STAR"), count, residual
+
+
+@routine("Y")
+def random_features_predict(
+    ctx: Context, X: DistMatrix, W: DistMatrix, sigma: float, seed: int = 0
+) -> DistMatrix:
+    """Predictions Y = Z W for new rows of X, with the weights of `random_features_ridge`.
+
+    Parameters
+    ----------
+    X : matrix, shape (m, d), real
+        Best in VC_STAR.
+    W : matrix, shape (features, r), real
+    sigma, seed
+        Those with which W was found.
+
+    Returns
+    -------
+    Y : matrix, shape (m, r), VC_STAR
+
+    Raises
+    ------
+    DtypeError
+        If X or W is complex.
+    BadArgumentError
+        If sigma is not above 0.
+
+    Notes
+    -----
+    ``2 m (d + r) features / ranks`` flops, ``features r`` words received. Memory on each rank:
+    ``(d + r) features`` and 32 MiB of features at a time.
+    """
+    _check("random_features_predict", X, W.shape[0], sigma)
+    require(
+        W.dtype.kind != "c",
+        "DtypeError",
+        f"random_features_predict: W is {W.dtype}; it must be real",
+    )
+    mapped = _Features(ctx, X, W.shape[0], sigma, seed)
+    weights = block(ctx.to_layout(W, "STAR_STAR")).astype(mapped.dtype, copy=False)
+    Y = ctx.empty((X.shape[0], W.shape[1]), mapped.dtype)
+    out = block(Y)
+    for part in mapped.parts():
+        ctx.check()
+        out[part] = mapped.of(part) @ weights
+    return Y
+
+
+class _Features:
+    """Features of this rank's rows of X, a panel of rows at a time."""
+
+    def __init__(self, ctx: Context, X: DistMatrix, features: int, sigma: float, seed: int) -> None:
+        self.dtype: np.dtype[np.generic] = np.result_type(X.dtype, np.float32)
+        self._local = block(ctx.to_layout(X, "VC_STAR")).astype(self.dtype, copy=False)
+        # A stream for each feature: fewer features are the first of more.
+        frequencies = normal_rows(features, X.shape[1], seed, PURPOSE) / sigma
+        streams = RowStreams(seed, PURPOSE + 1)
+        phases = [streams.at(row).random() for row in range(features)]
+        self._frequencies = np.asfortranarray(frequencies.T.astype(self.dtype))
+        self._phases = (2 * np.pi * np.array(phases)).astype(self.dtype)
+        self._height = max(1, PANEL // (features * self.dtype.itemsize))
+        self._kept: list[Array] = []
+
+    def parts(self) -> list[slice]:
+        return list(panels(len(self._local), self._height))
+
+    def keep(self) -> None:
+        """Compute all features once, and hold them."""
+        self._kept = [self._computed(part) for part in self.parts()]
+
+    def of(self, part: slice) -> Array:
+        if self._kept:
+            index: int = part.start // self._height
+            return self._kept[index]
+        return self._computed(part)
+
+    def _computed(self, part: slice) -> Array:
+        z: Array = self._local[part] @ self._frequencies
+        z += self._phases
+        np.cos(z, out=z)
+        z *= (2 / self._phases.size) ** 0.5
+        return z
+
+
+def _check(name: str, X: DistMatrix, features: int, sigma: float) -> None:
+    require(X.dtype.kind != "c", "DtypeError", f"{name}: X is {X.dtype}; it must be real")
+    require(features >= 1, "BadArgumentError", f"{name}: features={features} is below 1")
+    require(sigma > 0, "BadArgumentError", f"{name}: sigma={sigma} is not above 0")

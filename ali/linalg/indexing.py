@@ -1,0 +1,319 @@
+"""Rows, columns, slices, diagonals, and matrices put together."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+
+from ali.blocks import Array, block, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.folds import total
+from ali.linalg.moving import Way, transfer
+from mpi_workers.matrix import DistMatrix
+
+
+@routine("B")
+def slice(
+    ctx: Context,
+    A: DistMatrix,
+    row_start: int | None = None,
+    row_stop: int | None = None,
+    row_step: int | None = None,
+    col_start: int | None = None,
+    col_stop: int | None = None,
+    col_step: int | None = None,
+) -> DistMatrix:
+    """``A[row_start:row_stop:row_step, col_start:col_stop:col_step]``.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    row_start, row_stop, row_step, col_start, col_stop, col_step : int, optional
+        As in a Python slice: negative ones count from the end, steps may be negative, what is
+        beyond the end is cut off.
+
+    Returns
+    -------
+    B : matrix, dtype and layout of A
+        A copy.
+
+    Raises
+    ------
+    BadArgumentError
+        If a step is 0.
+    ShapeError
+        If nothing is left.
+
+    Notes
+    -----
+    Each element crosses the network at most once per copy that the layout keeps; where step
+    and start are multiples of what A is dealt by, none does. Memory beside B: two messages of
+    16 MiB, and 32 bytes for each row and column of B.
+    """
+    steps = (row_step, col_step)
+    require(0 not in steps, "BadArgumentError", f"slice: steps are {steps}; 0 is none")
+    rows = range(*builtins.slice(row_start, row_stop, row_step).indices(A.shape[0]))
+    cols = range(*builtins.slice(col_start, col_stop, col_step).indices(A.shape[1]))
+    require(
+        bool(rows) and bool(cols),
+        "ShapeError",
+        f"slice: {len(rows)} rows and {len(cols)} columns of a {shape_text(A)} matrix are left; "
+        "a matrix has at least one of each",
+    )
+    return _taken(ctx, A, np.array(rows), np.array(cols))
+
+
+@routine("B")
+def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
+    """The rows of these indices, in their order: ``A[rows]``.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    rows : list of int
+        At least one, each from -m to m - 1 (negative ones count from the end); they may repeat.
+
+    Returns
+    -------
+    B : matrix, shape (len(rows), n), dtype and layout of A
+
+    Raises
+    ------
+    BadArgumentError
+        If an index is out of range.
+    ShapeError
+        If there is none.
+
+    Notes
+    -----
+    As `slice`; every rank holds the list.
+    """
+    index = _indices("take_rows", rows, A.shape[0], "rows")
+    return _taken(ctx, A, index, np.arange(A.shape[1]))
+
+
+@routine("B")
+def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
+    """The columns of these indices, in their order: ``A[:, cols]``.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    cols : list of int
+        At least one, each from -n to n - 1 (negative ones count from the end); they may repeat.
+
+    Returns
+    -------
+    B : matrix, shape (m, len(cols)), dtype and layout of A
+
+    Raises
+    ------
+    BadArgumentError
+        If an index is out of range.
+    ShapeError
+        If there is none.
+
+    Notes
+    -----
+    As `slice`; every rank holds the list.
+    """
+    index = _indices("take_cols", cols, A.shape[1], "columns")
+    return _taken(ctx, A, np.arange(A.shape[0]), index)
+
+
+@routine("B")
+def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
+    """The rows for which a mask is not zero: ``A[mask]``.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    mask : matrix, shape (m, 1)
+        For instance the result of a comparison.
+
+    Returns
+    -------
+    B : matrix, dtype and layout of A
+
+    Raises
+    ------
+    ShapeError
+        If the mask is not a column of m, or all of it is zero.
+
+    Notes
+    -----
+    As `slice`; every rank receives the mask, m words.
+    """
+    require(
+        mask.shape == (A.shape[0], 1),
+        "ShapeError",
+        f"select_rows: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
+        f"{A.shape[0]} x 1",
+    )
+    index = _marked(ctx, "select_rows", mask)
+    return _taken(ctx, A, index, np.arange(A.shape[1]))
+
+
+@routine("B")
+def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
+    """The columns for which a mask is not zero: ``A[:, mask]``.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    mask : matrix, shape (1, n)
+        For instance the result of a comparison.
+
+    Returns
+    -------
+    B : matrix, dtype and layout of A
+
+    Raises
+    ------
+    ShapeError
+        If the mask is not a row of n, or all of it is zero.
+
+    Notes
+    -----
+    As `slice`; every rank receives the mask, n words.
+    """
+    require(
+        mask.shape == (1, A.shape[1]),
+        "ShapeError",
+        f"select_cols: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
+        f"1 x {A.shape[1]}",
+    )
+    index = _marked(ctx, "select_cols", mask)
+    return _taken(ctx, A, np.arange(A.shape[0]), index)
+
+
+@routine("C")
+def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> DistMatrix:
+    """B below A (``axis=0``), or B to the right of A (1).
+
+    Parameters
+    ----------
+    A, B : matrices
+        As many columns (``axis=0``) or rows (1); any layouts and dtypes.
+    axis : int
+
+    Returns
+    -------
+    C : matrix, NumPy's common dtype, layout of the larger of the two
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not go together.
+    BadArgumentError
+        If axis is neither 0 nor 1.
+
+    Notes
+    -----
+    Each element crosses the network at most once per copy that the layout keeps. Where dtypes
+    differ, one operand is copied locally first.
+    """
+    require(axis in (0, 1), "BadArgumentError", f"concatenate: axis={axis} is neither 0 nor 1")
+    other = 1 - axis
+    require(
+        A.shape[other] == B.shape[other],
+        "ShapeError",
+        f"concatenate: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many "
+        f"{'columns' if axis == 0 else 'rows'}",
+    )
+    dtype = np.result_type(A.dtype, B.dtype)
+    shape = [A.shape[0], A.shape[1]]
+    shape[axis] += B.shape[axis]
+    layout = A.layout if A.nbytes >= B.nbytes else B.layout
+    C = ctx.empty((shape[0], shape[1]), dtype, layout)
+    offset = 0
+    for part in (A, B):
+        converted = part
+        if part.dtype != dtype:
+            converted = ctx.empty(part.shape, dtype, part.layout)
+            converted.local[...] = part.local
+        ways = [Way(np.arange(n), np.arange(n)) for n in part.shape]
+        ways[axis] = Way(ways[axis].source, ways[axis].target + offset)
+        transfer(ctx, converted, C, ways[0], ways[1])
+        offset += part.shape[axis]
+    return C
+
+
+@routine("D")
+def diagonal(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """The main diagonal, as a column.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+
+    Returns
+    -------
+    D : matrix, shape (min(m, n), 1), dtype of A, STAR_STAR
+
+    Notes
+    -----
+    ``min(m, n)`` words in ``2 log2(ranks)`` messages.
+    """
+    return ctx.new_replicated(diagonal_of(ctx, A))
+
+
+@routine("trace")
+def trace(ctx: Context, A: DistMatrix) -> complex:
+    """Sum of the main diagonal, in double precision.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+
+    Returns
+    -------
+    trace : complex
+        With an imaginary part of 0 where A is real.
+
+    Notes
+    -----
+    As `diagonal`.
+    """
+    return complex(diagonal_of(ctx, A).sum(dtype=np.complex128))
+
+
+def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
+    """The main diagonal, whole on every rank. Collective."""
+    found = np.zeros(min(A.shape), A.dtype)
+    if any(group[0] == ctx.rank for group in A.spread.owners()):  # each copy counts once
+        local = block(A)
+        for j, col in enumerate(A.cols):
+            if col in A.rows:
+                found[col] = local[A.rows.index(col), j]
+    return total(ctx.comm, found)
+
+
+def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
+    B = ctx.empty((rows.size, cols.size), A.dtype, A.layout)
+    ways = [Way(index, np.arange(index.size)) for index in (rows, cols)]
+    transfer(ctx, A, B, ways[0], ways[1])
+    return B
+
+
+def _indices(name: str, given: list[int], length: int, what: str) -> Array:
+    require(bool(given), "ShapeError", f"{name}: no {what} are asked for")
+    index = np.array(given, np.int64)
+    wrong = (index < -length) | (index >= length)
+    require(
+        not wrong.any(),
+        "BadArgumentError",
+        f"{name}: A has {length} {what}, and no {index[wrong][0] if wrong.any() else ''}",
+    )
+    return np.where(index < 0, index + length, index)
+
+
+def _marked(ctx: Context, name: str, mask: DistMatrix) -> Array:
+    index = np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
+    require(
+        index.size > 0,
+        "ShapeError",
+        f"{name}: the mask is zero everywhere; a matrix has at least one row and column",
+    )
+    return index

@@ -1,0 +1,161 @@
+"""Parts of a matrix to places in another one, picked row by row and column by column.
+
+As in `redistribute`, each rank works out for itself what every other one needs of it: both
+sides know all indices, so none travels. Ranks exchange in pairs at a growing distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from ali.blocks import Array
+from ali.interface import Context
+from mpi_workers.layout import Spread
+from mpi_workers.matrix import DistMatrix
+
+MESSAGE = 16 << 20  # 16 MiB
+TAG = 14
+
+
+class Way(NamedTuple):
+    """Index ``source[k]`` of one matrix goes to index ``target[k]`` of the other (int64)."""
+
+    source: Array
+    target: Array
+
+
+class _Share(NamedTuple):
+    """Local positions on one side of a transfer between two ranks."""
+
+    rows: Array
+    cols: Array
+
+
+def transfer(ctx: Context, source: DistMatrix, target: DistMatrix, rows: Way, cols: Way) -> None:
+    """``target[rows.target, cols.target] = source[rows.source, cols.source]``. Collective.
+
+    Both have the same dtype and any layouts; no place of the target may come twice. Each element
+    crosses the network at most once per copy that the target keeps; beside it two messages
+    of 16 MiB are needed, and the indices.
+    """
+    me, size = ctx.rank, ctx.size
+    groups = {member: group for group in source.spread.owners() for member in group}
+    giving = [_narrow(w.source, w, owned) for w, owned in _pairs(rows, cols, source.spread, me)]
+    taking = [_narrow(w.target, w, owned) for w, owned in _pairs(rows, cols, target.spread, me)]
+    for distance in range(size):
+        ctx.check()
+        taker, giver = (me + distance) % size, (me - distance) % size
+        outgoing = incoming = None
+        if me in groups and _sender(groups[me], taker) == me:
+            outgoing = _share(giving, target.spread, taker, True, source)
+        if giver in groups and _sender(groups[giver], me) == giver:
+            incoming = _share(taking, source.spread, giver, False, target)
+        if distance == 0:
+            if outgoing is not None and incoming is not None:
+                for cut, place in zip(
+                    _cuts(source, outgoing), _cuts(target, incoming), strict=True
+                ):
+                    _put(target.local, place, _get(source.local, cut))
+            continue
+        for cut, place in zip_longest(_cuts(source, outgoing), _cuts(target, incoming)):
+            _exchange(ctx, source, target, (taker, cut), (giver, place))
+
+
+def _exchange(
+    ctx: Context,
+    source: DistMatrix,
+    target: DistMatrix,
+    to: tuple[int, _Share | None],
+    frm: tuple[int, _Share | None],
+) -> None:
+    (taker, cut), (giver, place) = to, frm
+    packed = buffer = None
+    if cut is not None:
+        packed = np.asfortranarray(_get(source.local, cut))
+    if place is not None:
+        shape = (place.rows.size, place.cols.size)
+        buffer = np.empty(shape, target.dtype, order="F")
+    if packed is not None and buffer is not None:
+        ctx.comm.Sendrecv(_raw(packed), taker, TAG, _raw(buffer), giver, TAG)
+    elif packed is not None:
+        ctx.comm.Send(_raw(packed), taker, TAG)
+    elif buffer is not None:
+        ctx.comm.Recv(_raw(buffer), giver, TAG)
+    if buffer is not None and place is not None:
+        _put(target.local, place, buffer)
+
+
+def _pairs(rows: Way, cols: Way, spread: Spread, rank: int) -> list[tuple[Way, range]]:
+    piece = spread.piece(rank)
+    return [(rows, piece.rows), (cols, piece.cols)]
+
+
+def _narrow(side: Array, way: Way, owned: range) -> Way:
+    """The part of a way whose `side` is among the indices that a rank owns."""
+    if not owned:
+        return Way(side[:0], side[:0])
+    mine = side % owned.step == owned.start % owned.step
+    return Way(way.source[mine], way.target[mine])
+
+
+def _share(
+    ways: list[Way], other: Spread, rank: int, giving: bool, matrix: DistMatrix
+) -> _Share | None:
+    """What of my own part goes to, or comes from, the part of another rank."""
+    theirs, found = other.piece(rank), []
+    for way, owned, mine in zip(
+        ways, (theirs.rows, theirs.cols), (matrix.rows, matrix.cols), strict=True
+    ):
+        part = _narrow(way.target if giving else way.source, way, owned)
+        index = part.source if giving else part.target
+        found.append((index - mine.start) // max(1, mine.step))
+    return _Share(*found) if found[0].size and found[1].size else None
+
+
+def _sender(group: tuple[int, ...], receiver: int) -> int:
+    """Which rank of a group of copies serves `receiver`: itself if it can."""
+    return receiver if receiver in group else group[receiver % len(group)]
+
+
+def _cuts(matrix: DistMatrix, share: _Share | None) -> Iterator[_Share]:
+    if share is None:
+        return
+    width = max(1, MESSAGE // (share.rows.size * matrix.dtype.itemsize))
+    for start in range(0, share.cols.size, width):
+        yield _Share(share.rows, share.cols[start : start + width])
+
+
+def _get(local: Array, share: _Share) -> Array:
+    rows, cols = _index(share.rows), _index(share.cols)
+    if isinstance(rows, slice) or isinstance(cols, slice):
+        found: Array = local[rows, cols]
+        return found
+    found = local[np.ix_(rows, cols)]
+    return found
+
+
+def _put(local: Array, share: _Share, values: Array) -> None:
+    rows, cols = _index(share.rows), _index(share.cols)
+    if isinstance(rows, slice) or isinstance(cols, slice):
+        local[rows, cols] = values
+    else:
+        local[np.ix_(rows, cols)] = values
+
+
+def _index(positions: Array) -> slice | Array:
+    """Positions as a slice, if they rise evenly: that is a view, and much quicker."""
+    if positions.size == 1:
+        return slice(int(positions[0]), int(positions[0]) + 1)
+    steps = np.diff(positions)
+    step = int(steps[0])
+    if step > 0 and (steps == step).all():
+        return slice(int(positions[0]), int(positions[-1]) + 1, step)
+    return positions
+
+
+def _raw(array: Array) -> Array:
+    return array.reshape(-1, order="F").view(np.uint8)

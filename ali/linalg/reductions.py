@@ -1,0 +1,336 @@
+"""Sums, means, extremes and norms, of rows, of columns or of all; statistics of columns.
+
+With ``axis=0`` there is a number for each column, a (1, n) matrix; with 1 one for each row,
+(m, 1); with None one, (1, 1). The result lies beside the parts of A (of VC_STAR: a row on every
+rank, a column dealt like the rows), so that A minus its mean takes no communication.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ali.blocks import Array, frobenius, require
+from ali.interface import Context, routine
+from ali.linalg.reduce import (
+    Measure,
+    check_axis,
+    extremes,
+    join_moments,
+    matrix_of,
+    moments,
+    reduced,
+    sums,
+)
+from ali.linalg.singular import singular_values
+from mpi_workers.matrix import DistMatrix
+
+NORMS = ("fro", "1", "inf", "2", "nuc", "max")
+
+
+@routine("R")
+def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Sum of the elements of each column (``axis=0``), each row (1) or all (None).
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    axis : int, optional
+
+    Returns
+    -------
+    R : matrix, shape (1, n), (m, 1) or (1, 1)
+        Beside A's parts (A in VC_STAR: STAR_STAR for axis 0, VC_STAR for 1); (1, 1) in
+        STAR_STAR. The dtype of A, int64 for int32.
+
+    Raises
+    ------
+    BadArgumentError
+        If axis is none of 0, 1 and None.
+
+    Notes
+    -----
+    ``m n / ranks`` flops in one pass, in double precision. A tree over the ranks among which
+    what is summed is dealt out: ``2 log2(ranks)`` messages of the result's local part. MD and
+    CIRC layouts are redistributed to VC_STAR first.
+    """
+    check_axis("sum", axis)
+    measure, nothing = sums(A.dtype)
+    values, layout, shape = reduced(ctx, A, axis, measure, nothing, np.add)
+    return matrix_of(ctx, values, np.int64 if A.dtype.kind == "i" else A.dtype, layout, shape)
+
+
+@routine("R")
+def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Mean of each column (``axis=0``), each row (1) or of all (None).
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    axis : int, optional
+
+    Returns
+    -------
+    R : matrix, shape (1, n), (m, 1) or (1, 1)
+        As `sum` lays it out; the dtype of A, float64 for integers.
+
+    Raises
+    ------
+    BadArgumentError
+        If axis is none of 0, 1 and None.
+
+    Notes
+    -----
+    As `sum`, which it is divided by the count.
+    """
+    check_axis("mean", axis)
+    kind = A.dtype if A.dtype.kind != "i" else np.dtype(np.float64)
+    wide = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype  # integers may not wrap
+    measure, nothing = sums(wide)
+    values, layout, shape = reduced(ctx, A, axis, measure, nothing, np.add)
+    count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
+    return matrix_of(ctx, values / count, kind, layout, shape)
+
+
+@routine("R")
+def var(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
+    """Variance of each column (``axis=0``), each row (1) or of all (None).
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    axis : int, optional
+    ddof : int
+        The sum of squares is divided by the count minus this: 0 as NumPy, 1 for a sample.
+
+    Returns
+    -------
+    R : matrix, shape (1, n), (m, 1) or (1, 1), real
+        As `sum` lays it out; A's precision, float64 for integers. nan or inf where the count is
+        not above ddof.
+
+    Raises
+    ------
+    BadArgumentError
+        If axis is none of 0, 1 and None, or ddof is negative.
+
+    Notes
+    -----
+    ``4 m n / ranks`` flops in one pass. Each piece of 1 MiB is centred on its own mean, and
+    pieces and ranks are joined by Chan's rule: a mean much larger than the deviation costs no
+    digits. Three times the words of `sum`. Source: Chan, Golub, LeVeque 1983.
+    """
+    return _spread(ctx, "var", A, axis, ddof, root=False)
+
+
+@routine("R")
+def std(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
+    """Standard deviation of each column (``axis=0``), each row (1) or of all (None).
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    axis : int, optional
+    ddof : int
+        See `var`.
+
+    Returns
+    -------
+    R : matrix, shape (1, n), (m, 1) or (1, 1), real
+        As `var`.
+
+    Raises
+    ------
+    BadArgumentError
+        If axis is none of 0, 1 and None, or ddof is negative.
+
+    Notes
+    -----
+    The square root of `var`, taken in double precision.
+    """
+    return _spread(ctx, "std", A, axis, ddof, root=True)
+
+
+@routine("R")
+def min(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Smallest element of each column (``axis=0``), each row (1) or of all (None).
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Complex numbers are ordered by real part, then imaginary part.
+    axis : int, optional
+
+    Returns
+    -------
+    R : matrix, shape (1, n), (m, 1) or (1, 1), dtype of A
+        As `sum` lays it out; nan where there is a nan.
+
+    Raises
+    ------
+    BadArgumentError
+        If axis is none of 0, 1 and None.
+
+    Notes
+    -----
+    One pass; words as `sum`.
+    """
+    return _extreme(ctx, "min", A, axis, largest=False)
+
+
+@routine("R")
+def max(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Largest element of each column (``axis=0``), each row (1) or of all (None).
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Complex numbers are ordered by real part, then imaginary part.
+    axis : int, optional
+
+    Returns
+    -------
+    R : matrix, shape (1, n), (m, 1) or (1, 1), dtype of A
+        As `sum` lays it out; nan where there is a nan.
+
+    Raises
+    ------
+    BadArgumentError
+        If axis is none of 0, 1 and None.
+
+    Notes
+    -----
+    One pass; words as `sum`.
+    """
+    return _extreme(ctx, "max", A, axis, largest=True)
+
+
+@routine("mean", "std", "min", "max")
+def column_stats(
+    ctx: Context, A: DistMatrix, ddof: int = 0
+) -> tuple[DistMatrix, DistMatrix, DistMatrix, DistMatrix]:
+    """Mean, standard deviation, minimum and maximum of every column, in one pass.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n), real
+    ddof : int
+        See `var`.
+
+    Returns
+    -------
+    mean, std, min, max : matrices, shape (1, n)
+        As `sum` lays them out; A's precision, float64 for integers.
+
+    Raises
+    ------
+    DtypeError
+        If A is complex.
+    BadArgumentError
+        If ddof is negative.
+
+    Notes
+    -----
+    ``6 m n / ranks`` flops, one tree with messages of ``5 n`` words; accurate as `var`.
+    """
+    require(A.dtype.kind != "c", "DtypeError", f"column_stats: A is {A.dtype}, which has no order")
+    _check_ddof("column_stats", ddof)
+    basic, nothing = moments(A.dtype)
+
+    def measure(piece: Array, axis: int | None) -> Array:
+        ends = [np.minimum.reduce(piece, axis=axis), np.maximum.reduce(piece, axis=axis)]
+        return np.concatenate([basic(piece, axis), np.stack(ends).reshape(2, -1)])
+
+    def join(a: Array, b: Array) -> Array:
+        ends = [np.minimum(a[3], b[3]), np.maximum(a[4], b[4])]
+        return np.concatenate([join_moments(a[:3], b[:3]), np.stack(ends)])
+
+    empty = np.concatenate([nothing, [[np.inf], [-np.inf]]])
+    values, layout, shape = reduced(ctx, A, 0, measure, empty, join)
+    kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype
+    with np.errstate(all="ignore"):
+        deviation = np.sqrt(values[2] / np.maximum(values[0] - ddof, 0))
+    wanted = (values[1], deviation, values[3], values[4])
+    first, second, third, fourth = (matrix_of(ctx, x, kind, layout, shape) for x in wanted)
+    return first, second, third, fourth
+
+
+@routine("norm")
+def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
+    """A norm of a matrix; the Frobenius norm, without overflow or underflow on the way.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Any dtype and layout. NaN gives nan, else inf gives inf ("2", "nuc": an error).
+    ord : str
+        "fro": Frobenius; "1", "inf": largest sum of absolute values of a column, of a row;
+        "2": largest singular value; "nuc": sum of the singular values; "max": largest absolute
+        value (no norm of products).
+
+    Returns
+    -------
+    norm : float
+        The same on every rank.
+
+    Raises
+    ------
+    BadArgumentError
+        If `ord` is none of these.
+    RoutineError
+        "2" and "nuc": if A holds NaN or inf.
+
+    Notes
+    -----
+    "fro": one pass over A in pieces of 1 MiB, in float64; two words from each rank. Source:
+    LAPACK's lassq. "1", "inf", "max": one pass, words as `sum` has. "2", "nuc": as `svdvals`.
+    """
+    require(ord in NORMS, "BadArgumentError", f"norm: ord={ord!r} is none of {', '.join(NORMS)}")
+    if ord == "fro":
+        return frobenius(ctx, A)
+    if ord in ("2", "nuc"):
+        values = singular_values(ctx, "norm", A).astype(np.float64)
+        return float(values[0] if ord == "2" else values.sum())
+    if ord == "max":
+
+        def measure(piece: Array, axis: int | None) -> Array:
+            wide = piece.astype(np.float64) if A.dtype.kind == "i" else piece
+            return np.asarray(np.abs(wide).max(axis=axis), np.float64).reshape(1, -1)
+
+        found, _, _ = reduced(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)
+        return float(found[0, 0])
+    return largest_sum(ctx, A, 0 if ord == "1" else 1)
+
+
+def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
+    """The largest sum of absolute values of a column (``axis=0``) or of a row (1). Collective."""
+    measure, nothing = sums(A.dtype, absolute=True)
+    values, layout, shape = reduced(ctx, A, axis, measure, nothing, np.add)
+    sums_of = matrix_of(ctx, values, np.float64, layout, shape)
+    measure, nothing, join = extremes(np.dtype(np.float64), largest=True)
+    found, _, _ = reduced(ctx, sums_of, None, measure, nothing, join)
+    return float(found[0, 0])
+
+
+def _extreme(ctx: Context, name: str, A: DistMatrix, axis: int | None, largest: bool) -> DistMatrix:
+    check_axis(name, axis)
+    measure, nothing, join = extremes(A.dtype, largest)
+    values, layout, shape = reduced(ctx, A, axis, measure, nothing, join)
+    return matrix_of(ctx, values, A.dtype, layout, shape)
+
+
+def _spread(
+    ctx: Context, name: str, A: DistMatrix, axis: int | None, ddof: int, root: bool
+) -> DistMatrix:
+    check_axis(name, axis)
+    _check_ddof(name, ddof)
+    measure: Measure
+    measure, nothing = moments(A.dtype)
+    values, layout, shape = reduced(ctx, A, axis, measure, nothing, join_moments)
+    with np.errstate(all="ignore"):
+        found = values[2].real / np.maximum(values[0].real - ddof, 0)
+    kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype.type(0).real.dtype
+    return matrix_of(ctx, np.sqrt(found) if root else found, kind, layout, shape)
+
+
+def _check_ddof(name: str, ddof: int) -> None:
+    require(ddof >= 0, "BadArgumentError", f"{name}: ddof={ddof} is negative")

@@ -1,0 +1,315 @@
+"""Singular values and vectors, and what they tell of a matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ali.blocks import Array, block, floating, frobenius, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.krylov import basis_size, right_vectors
+from ali.linalg.randomized import range_basis
+from ali.linalg.tsqr import TallQR
+from mpi_workers.matrix import DistMatrix
+
+Basis = Callable[[Array, float], Array | None]  # of this rank's rows of X, and X's norm
+
+METHODS = ("arpack", "randomized")
+
+
+@routine("S", "U", "V")
+def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    """Thin singular value decomposition A = U diag(S) V^H.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Best in VC_STAR where tall, in STAR_VC where wide. Integers are promoted to float64.
+
+    Returns
+    -------
+    S : matrix, shape (k, 1), real, STAR_STAR, with k = min(m, n)
+        Descending.
+    U : matrix, shape (m, k), VC_STAR
+    V : matrix, shape (n, k), VC_STAR
+        Orthonormal columns, whatever the rank of A.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf, or its norm is too large for its dtype.
+
+    Notes
+    -----
+    With l = max(m, n): TSQR of A (or A^T) down to a k x k triangle, whose SVD is taken on
+    rank 0: ``6 l k^2 / ranks + 20 k^3`` flops, ``3 k^2`` words in each of ``log2(ranks)`` messages;
+    memory ``2 l k / ranks``, and ``4 k^2`` on rank 0: made for k up to some thousands.
+    Sources: Demmel et al. 2012 (TSQR); LAPACK's gesdd.
+    """
+    return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
+
+
+@routine("S", "U", "V")
+def truncated_svd(
+    ctx: Context,
+    A: DistMatrix,
+    rank: int,
+    tol: float = 0.0,
+    max_iterations: int = 0,
+    method: str = "arpack",
+    oversampling: int = 10,
+    power_iterations: int = 2,
+    seed: int = 0,
+) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    """Leading singular values and vectors: A is nearly U diag(S) V^H.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Best in VC_STAR where tall, in STAR_VC where wide: no copy is made then.
+        Integers are promoted to float64.
+    rank : int
+        How many, 1 to min(m, n).
+    tol : float
+        "arpack": relative accuracy asked of the eigenvalues of the Gram matrix; 0 is
+        machine precision.
+    max_iterations : int
+        "arpack": restarts at most; 0 is ten times min(m, n).
+    method : str
+        "arpack": accurate to rounding. "randomized": a few passes over A whatever it holds, and
+        an error that depends on how fast its singular values fall off.
+    oversampling : int
+        "randomized": how many more random vectors than `rank`, 0 or more.
+    power_iterations : int
+        "randomized": 0 for values that fall off fast; 2 is good for most, more for noise.
+    seed : int
+        "randomized": of the random vectors, which do not depend on the number of ranks.
+
+    Returns
+    -------
+    S : matrix, shape (rank, 1), real, STAR_STAR
+        Descending.
+    U : matrix, shape (m, rank), VC_STAR
+    V : matrix, shape (n, rank), VC_STAR
+        Orthonormal columns, also where A has a smaller rank than asked for.
+
+    Raises
+    ------
+    BadArgumentError
+        If rank, tol, max_iterations, method, oversampling or power_iterations is out of range.
+    RoutineError
+        If A holds NaN or inf, or ARPACK does not converge.
+
+    Notes
+    -----
+    ARPACK on the Gram matrix of the smaller side, which is not formed; then a thin QR and
+    a small SVD of the product of A with the vectors found, so that U is orthonormal and
+    the values are accurate to rounding times the largest. Where ARPACK would keep as many vectors
+    as there are (``max(2 rank + 1, 20) >= min(m, n)``) the SVD is dense, through TSQR.
+
+    With s = min(m, n), l = max(m, n): ``4 m n / ranks`` flops and two messages of s words a
+    product, some 2 to 10 products per value; then ``6 l rank^2 / ranks`` flops. Memory per
+    rank: ``s rank`` (``s max(2 rank, 20)`` on rank 0) and two times ``l rank / ranks``.
+    Dense: ``6 l s^2 / ranks + 20 s^3`` flops, ``l s / ranks + s^2`` memory.
+
+    Randomized, with k = rank + oversampling: ``4 m n k (power_iterations + 1) / ranks`` flops in
+    products of matrices, ``2 s k`` words in ``2 log2(ranks)`` messages an iteration, a QR of s x k
+    on rank 0; memory ``s k`` on each rank and ``2 l k / ranks``.
+
+    Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
+    Demmel et al. 2012 (TSQR); Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4
+    (randomized).
+    """
+    smaller = min(A.shape)
+    require(
+        1 <= rank <= smaller,
+        "BadArgumentError",
+        f"truncated_svd: rank={rank}, and a {shape_text(A)} matrix has 1 to {smaller} singular "
+        "values",
+    )
+    require(tol >= 0, "BadArgumentError", f"truncated_svd: tol={tol} is not >= 0")
+    for name, value in (
+        ("max_iterations", max_iterations),
+        ("oversampling", oversampling),
+        ("power_iterations", power_iterations),
+    ):
+        require(value >= 0, "BadArgumentError", f"truncated_svd: {name}={value} is negative")
+    require(
+        method in METHODS,
+        "BadArgumentError",
+        f"truncated_svd: method={method!r} is none of {', '.join(METHODS)}",
+    )
+
+    def basis(tall: Array, scale: float) -> Array | None:
+        if method == "randomized" and rank + oversampling < smaller:
+            return range_basis(ctx, tall, rank + oversampling, scale, power_iterations, seed)
+        if method == "arpack" and basis_size(rank, smaller) < smaller:
+            return right_vectors(ctx, tall, rank, scale, tol, max_iterations)
+        return None
+
+    return _decomposed(ctx, "truncated_svd", A, rank, basis)
+
+
+@routine("S")
+def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """All singular values of A.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+
+    Returns
+    -------
+    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+        Descending.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf, or its norm is too large for its dtype.
+
+    Notes
+    -----
+    As `svd` without vectors: with s = min(m, n), l = max(m, n), ``4 l s^2 / ranks + 3 s^3``
+    flops, of which the last are rank 0's.
+    """
+    return ctx.new_replicated(singular_values(ctx, "svdvals", A))
+
+
+@routine("X")
+def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
+    """Moore-Penrose inverse X of A.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    rcond : float
+        Singular values up to ``rcond`` times the largest count as zero; negative (the
+        default): max(m, n) times the machine epsilon.
+
+    Returns
+    -------
+    X : matrix, shape (n, m)
+        In STAR_VC where A is tall, else in VC_STAR.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    `svd`, then ``2 m n min(m, n) / ranks`` flops for the product of the factors.
+    """
+    (m, n), k = A.shape, min(A.shape)
+    S, U, V = _decomposed(ctx, "pinv", A, k, lambda tall, scale: None)
+    count = _rank(S.local[:, 0], A.shape, rcond)
+    inverse = np.zeros_like(S.local[:, 0])
+    inverse[:count] = 1 / S.local[:count, 0]
+    left, right = block(U), block(V)
+    if m < n:
+        X = ctx.empty((n, m), U.dtype)
+        whole = block(ctx.to_layout(U, "STAR_STAR"))
+        np.matmul(right * inverse, whole.conj().T, out=block(X))
+        return X
+    X = ctx.empty((n, m), U.dtype, "STAR_VC")
+    whole = block(ctx.to_layout(V, "STAR_STAR"))
+    np.matmul(whole * inverse, left.conj().T, out=block(X))
+    return X
+
+
+@routine("rank")
+def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
+    """How many singular values of A are not zero, but for rounding.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    rcond : float
+        Singular values up to ``rcond`` times the largest count as zero; negative (the
+        default): max(m, n) times the machine epsilon, as NumPy's.
+
+    Returns
+    -------
+    rank : int
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    As `svdvals`.
+    """
+    return _rank(singular_values(ctx, "matrix_rank", A), A.shape, rcond)
+
+
+def singular_values(ctx: Context, name: str, A: DistMatrix) -> Array:
+    """All of them, descending, on every rank. Collective."""
+    tall, _ = _tall(ctx, name, A)
+    factors = TallQR(ctx.comm, tall)
+    S = np.empty(min(A.shape), np.zeros(0, tall.dtype).real.dtype)
+    if factors.r is not None:
+        S[...] = np.linalg.svd(factors.r, compute_uv=False)
+    ctx.comm.Bcast(S)
+    return S
+
+
+def _rank(values: Array, shape: tuple[int, int], rcond: float) -> int:
+    limit = rcond if rcond >= 0 else max(shape) * float(np.finfo(values.dtype).eps)
+    return int((values > limit * values[0]).sum())
+
+
+def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:
+    """This rank's rows of X = A, or of X = A^T where A is wide, and A's norm."""
+    wide = A.shape[0] < A.shape[1]
+    A = ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")
+    tall = floating(block(A).T if wide else block(A))
+    scale = frobenius(ctx, A)
+    require(
+        math.isfinite(scale) and scale <= float(np.finfo(tall.dtype).max),
+        "RoutineError",
+        f"{name}: A holds NaN or inf, or is too large (its norm is {scale})",
+    )
+    return tall, scale
+
+
+def _decomposed(
+    ctx: Context, name: str, A: DistMatrix, rank: int, basis_of: Basis
+) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    m, n = A.shape
+    tall, scale = _tall(ctx, name, A)
+    basis: Array | None = None
+    if scale > 0:
+        basis = basis_of(tall, scale)
+    elif rank < min(m, n):
+        basis = np.eye(min(m, n), rank, dtype=tall.dtype)  # any vectors are as good
+    S, left, right = _project(ctx, tall, basis, rank)
+    if m < n:  # A^T = X = left S right^H, so A = conj(right) S conj(left)^H
+        left, right = right.conj(), left.conj()
+    U, V = ctx.new_from_rows(left, m), ctx.new_from_rows(right, n)
+    ctx.progress(1.0, "done")
+    return ctx.new_replicated(S), U, V
+
+
+def _project(
+    ctx: Context, tall: Array, basis: Array | None, rank: int
+) -> tuple[Array, Array, Array]:
+    """SVD of X restricted to a basis (None: all of it): S, and this rank's rows of U and of V."""
+    factors = TallQR(ctx.comm, tall if basis is None else tall @ basis)
+    columns = tall.shape[1] if basis is None else basis.shape[1]
+    left: Array | None = None
+    S = np.empty(rank, np.zeros(0, tall.dtype).real.dtype)
+    right_h = np.empty((rank, columns), tall.dtype)
+    if factors.r is not None:
+        u, s, vh = np.linalg.svd(factors.r)
+        left, S[...], right_h[...] = u[:, :rank], s[:rank], vh[:rank]
+    ctx.comm.Bcast(S)
+    ctx.comm.Bcast(right_h)
+    U = factors.times(left, rank, tall.dtype)
+    mine = slice(ctx.rank, None, ctx.size)
+    V = right_h.conj().T[mine] if basis is None else basis[mine] @ right_h.conj().T
+    return S, U, V

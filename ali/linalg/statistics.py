@@ -1,0 +1,117 @@
+"""Principal components."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ali.blocks import block, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.folds import fold
+from ali.linalg.reduce import join_moments, moments, reduced
+from ali.linalg.singular import truncated_svd
+from mpi_workers.matrix import DistMatrix
+
+
+@routine("components", "explained_variance", "mean", "scores", "explained_ratio", "deviation")
+def pca(
+    ctx: Context,
+    A: DistMatrix,
+    k: int,
+    center: bool = True,
+    scale: bool = False,
+    method: str = "arpack",
+    seed: int = 0,
+) -> tuple[DistMatrix, DistMatrix, DistMatrix, DistMatrix, DistMatrix, DistMatrix]:
+    """Principal components of the rows of A.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n), real
+        A row for each sample, at least two. Best in VC_STAR.
+    k : int
+        How many components, 1 to min(m, n).
+    center : bool
+        Whether to subtract the columns' means.
+    scale : bool
+        Whether to divide columns by their standard deviations (ddof 1); constant ones stay.
+    method : str
+        "arpack" or "randomized", see `truncated_svd`.
+    seed : int
+        For "randomized".
+
+    Returns
+    -------
+    components : matrix, shape (k, n), STAR_STAR
+        Orthonormal rows, in the order of their variances; of each the element of the largest
+        absolute value is positive.
+    explained_variance : matrix, shape (k, 1), STAR_STAR
+        With ddof 1, descending.
+    mean : matrix, shape (1, n), STAR_STAR
+        What was subtracted (zeros without `center`).
+    scores : matrix, shape (m, k), VC_STAR
+        ``(A - mean) / deviation @ components.T``.
+    explained_ratio : matrix, shape (k, 1), STAR_STAR
+        Of the sum of all variances.
+    deviation : matrix, shape (1, n), STAR_STAR
+        By what was divided (ones without `scale`).
+
+    Raises
+    ------
+    DtypeError
+        If A is complex.
+    ShapeError
+        If A has only one row.
+    BadArgumentError
+        If k or `method` is not possible.
+    RoutineError
+        If A holds NaN or inf, or ARPACK does not converge.
+
+    Notes
+    -----
+    Two passes over A, one copy of A, and a truncated SVD of it. Results are those of
+    scikit-learn's PCA (with ``svd_flip`` by components). Source: Jolliffe, "Principal Component
+    Analysis", 2nd ed., 2002.
+    """
+    m, n = A.shape
+    require(A.dtype.kind != "c", "DtypeError", f"pca: A is {A.dtype}; it must be real")
+    require(m >= 2, "ShapeError", f"pca: A is {shape_text(A)}; it must have two rows or more")
+    require(
+        1 <= k <= min(m, n),
+        "BadArgumentError",
+        f"pca: k={k}, and a {shape_text(A)} matrix has 1 to {min(m, n)} components",
+    )
+    dtype = np.result_type(A.dtype, np.float32)
+    rows = ctx.to_layout(A, "VC_STAR")
+    measure, nothing = moments(A.dtype)
+    found, _, _ = reduced(ctx, rows, 0, measure, nothing, join_moments)
+    with np.errstate(all="ignore"):
+        squares = found[2] if center else found[2] + m * found[1] ** 2
+        deviation = np.sqrt(found[2] / (m - 1)) if scale else np.ones(n)
+    require(
+        bool(np.isfinite(squares).all()), "RoutineError", "pca: A holds NaN or inf, or is too large"
+    )
+    deviation[deviation == 0] = 1.0
+    mean = found[1] if center else np.zeros(n)
+    total = math.fsum((squares / deviation**2).tolist()) / (m - 1)
+    X = ctx.empty(A.shape, dtype)
+    np.subtract(block(rows), mean, out=block(X), casting="same_kind")
+    block(X)[...] /= deviation.astype(dtype)
+    S, U, V = truncated_svd(ctx, X, k, method=method, seed=seed)
+    components = np.ascontiguousarray(ctx.to_layout(V, "STAR_STAR").local.T)
+    largest = np.argmax(np.abs(components), axis=1)
+    signs = np.sign(components[np.arange(k), largest])
+    signs = fold(ctx.comm, range(ctx.size), signs, lambda a, b: a)  # rank 0 decides
+    values = S.local[:, 0]
+    scores = ctx.empty(U.shape, dtype)
+    np.multiply(block(U), values * signs, out=block(scores))
+    variance = values.astype(np.float64) ** 2 / (m - 1)
+    return (
+        ctx.new_replicated(components * signs[:, None]),
+        ctx.new_replicated(variance.astype(dtype)),
+        ctx.new_replicated(mean[None, :].astype(dtype)),
+        scores,
+        ctx.new_replicated((variance / total if total else variance).astype(dtype)),
+        ctx.new_replicated(deviation[None, :].astype(dtype)),
+    )

@@ -1,0 +1,375 @@
+"""Cholesky and LU: factors, solutions, inverses, determinants, condition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ali.blocks import Array, block, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.elimination import NOT_FINITE, Eliminated, eliminate, parity
+from ali.linalg.indexing import diagonal_of
+from ali.linalg.reductions import largest_sum
+from ali.linalg.singular import singular_values
+from ali.linalg.triangles import cholesky_in_place, triangular_solve
+from mpi_workers.matrix import DistMatrix
+
+ASSUMPTIONS = ("general", "positive")
+
+
+@routine("L")
+def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """Cholesky factor: the lower triangular L with A = L L^H.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+        Hermitian positive definite. Only its lower triangle is looked at, and only the real
+        parts of its diagonal. Best in VC_STAR; integers are promoted to float64.
+
+    Returns
+    -------
+    L : matrix, shape (n, n), VC_STAR
+        With a real diagonal > 0, and zeros above it.
+
+    Raises
+    ------
+    ShapeError
+        If A is not square.
+    RoutineError
+        If a leading minor is not positive definite (the message says of which order), also
+        because of NaN.
+
+    Notes
+    -----
+    ``n^3 / (3 ranks)`` flops (and ``n BLOCK^2 / 3`` on rank 0); a rank receives ``n^2 / 2`` words
+    in two messages for each panel of 128 columns. Memory: L, and a panel of ``128 n`` words.
+    Source: LAPACK's potrf; see ali/linalg/triangles.py.
+    """
+    _square("cholesky", A)
+    return _cholesky(ctx, "cholesky", A)
+
+
+@routine("X")
+def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -> DistMatrix:
+    """Solution X of A X = B.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+    B : matrix, shape (n, r)
+        Right-hand sides. Best in VC_STAR, as A.
+    assume : str
+        "general": LU with partial pivoting. "positive": A is Hermitian positive definite, and
+        only its lower triangle is looked at; half the work, by Cholesky.
+
+    Returns
+    -------
+    X : matrix, shape (n, r), VC_STAR
+        In the common floating dtype of A and B (float64 for integers).
+
+    Raises
+    ------
+    ShapeError
+        If A is not square, or B has other rows.
+    BadArgumentError
+        If `assume` is none of the two.
+    RoutineError
+        If A is singular to the last bit, holds NaN or inf, or is not positive definite where it
+        should be. A nearly singular A passes: see `condest`.
+
+    Notes
+    -----
+    ``2/3 n^3 / ranks`` flops, and ``128 n^2`` on rank 0, which factors the panels; ``2 n^2 r /
+    ranks`` for the right-hand sides. A rank receives ``n^2 + 2 n r`` words (rank 0 half as much
+    again). Memory: two copies of A, two of B. Rows are not exchanged: the pivots' ranks have
+    less to do later, evenly so unless A's large elements all lie on one rank.
+    Source: LAPACK's gesv and posv; see ali/linalg/elimination.py.
+    """
+    _square("solve", A)
+    require(
+        B.shape[0] == A.shape[0],
+        "ShapeError",
+        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
+    )
+    require(
+        assume in ASSUMPTIONS,
+        "BadArgumentError",
+        f"solve: assume={assume!r} is none of {', '.join(ASSUMPTIONS)}",
+    )
+    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    if assume == "positive":
+        L = _cholesky(ctx, "solve", A, dtype)
+        X = copied(ctx, B, dtype)
+        triangular_solve(ctx, L, X, lower=True)
+        triangular_solve(ctx, L, X, lower=True, adjoint=True)
+        return X
+    done = eliminate(ctx, in_rows(ctx, A, dtype), in_rows(ctx, B, dtype))
+    _refuse_singular("solve", done)
+    assert done.Y is not None
+    triangular_solve(ctx, done.U, done.Y, lower=False)
+    return done.Y
+
+
+@routine("X")
+def solve_triangular(
+    ctx: Context, A: DistMatrix, B: DistMatrix, lower: bool = True, adjoint: bool = False
+) -> DistMatrix:
+    """Solution X of A X = B, or of A^H X = B, with a triangular A.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+        Best in VC_STAR. The other triangle is not looked at.
+    B : matrix, shape (n, r)
+    lower : bool
+        Which triangle of A.
+    adjoint : bool
+        Whether to solve with A^H.
+
+    Returns
+    -------
+    X : matrix, shape (n, r), VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If A is not square, or B has other rows.
+    RoutineError
+        If the diagonal of A holds a zero.
+
+    Notes
+    -----
+    ``n^2 r / ranks`` flops; a rank receives ``n (r + 128)`` words in two messages (adjoint:
+    and a tree) for each block of 128 rows. Memory: X. Source: LAPACK's trtrs.
+    """
+    _square("solve_triangular", A)
+    require(
+        B.shape[0] == A.shape[0],
+        "ShapeError",
+        f"solve_triangular: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many "
+        "rows",
+    )
+    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    X = copied(ctx, B, dtype)
+    zero = triangular_solve(ctx, in_rows(ctx, A, dtype), X, lower=lower, adjoint=adjoint)
+    require(
+        zero == 0,
+        "RoutineError",
+        f"solve_triangular: A is singular: element ({zero - 1}, {zero - 1}) of its diagonal is 0",
+    )
+    return X
+
+
+@routine("X")
+def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """Inverse X of A. To solve a system, `solve` is quicker and more accurate.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+
+    Returns
+    -------
+    X : matrix, shape (n, n), VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If A is not square.
+    RoutineError
+        If A is singular to the last bit, or holds NaN or inf.
+
+    Notes
+    -----
+    `solve` with the identity: ``8/3 n^3 / ranks`` flops, ``3 n^2`` words received; four times
+    the memory of A.
+    """
+    _square("inv", A)
+    X, done = _inverse(ctx, A)
+    _refuse_singular("inv", done)
+    return X
+
+
+@routine("det")
+def det(ctx: Context, A: DistMatrix) -> complex:
+    """Determinant; of a large matrix it over- or underflows easily: see `slogdet`.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+
+    Returns
+    -------
+    det : complex
+        With an imaginary part of 0 where A is real. 0 for a matrix that is singular to the
+        last bit.
+
+    Raises
+    ------
+    ShapeError
+        If A is not square.
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    As `slogdet`.
+    """
+    _square("det", A)
+    sign, sizes = _pivots(ctx, "det", A)
+    mantissa, exponent = 1.0, 0
+    for size in sizes.tolist():  # not by logarithms, which would cost digits
+        mantissa, more = math.frexp(mantissa * size)
+        exponent += more
+    try:
+        return sign * math.ldexp(mantissa, exponent)
+    except OverflowError:
+        # Not inf times the sign: that would make nan of a part that is 0.
+        return complex(*(math.copysign(math.inf, x) if x else 0.0 for x in (sign.real, sign.imag)))
+
+
+@routine("sign", "logabsdet")
+def slogdet(ctx: Context, A: DistMatrix) -> tuple[complex, float]:
+    """Sign and logarithm of the determinant: it is ``sign * exp(logabsdet)``.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+
+    Returns
+    -------
+    sign : complex
+        Of absolute value 1 (1 or -1 where A is real), or 0.
+    logabsdet : float
+        Natural logarithm of the absolute value; -inf for a determinant of 0.
+
+    Raises
+    ------
+    ShapeError
+        If A is not square.
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    LU: ``2/3 n^3 / ranks`` flops, ``n^2`` words received, two copies of A.
+    """
+    _square("slogdet", A)
+    sign, sizes = _pivots(ctx, "slogdet", A)
+    return sign, math.fsum(np.log(sizes).tolist()) if sign else -math.inf
+
+
+@routine("cond")
+def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
+    """Condition number ``|A| |A^-1|``: how much larger relative errors can get in `solve`.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n); any shape for "2"
+    ord : str
+        "1": in the norm of column sums, by the explicit inverse. "2": largest over smallest
+        singular value.
+
+    Returns
+    -------
+    cond : float
+        At least 1; inf for a singular matrix.
+
+    Raises
+    ------
+    BadArgumentError
+        If `ord` is neither "1" nor "2".
+    ShapeError
+        For "1", if A is not square.
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    "1": as `inv`, ``8/3 n^3 / ranks`` flops; not an estimate from below, as Hager's and Higham's
+    is, but the number up to the rounding of the inverse. "2": as `svdvals`, and accurate up to
+    1 / epsilon.
+    """
+    require(ord in ("1", "2"), "BadArgumentError", f'condest: ord={ord!r} is neither "1" nor "2"')
+    if ord == "2":
+        values = singular_values(ctx, "condest", A).astype(np.float64)
+        return float(values[0] / values[-1]) if values[-1] > 0 else math.inf
+    _square("condest", A)
+    X, done = _inverse(ctx, A)
+    if done.trouble > 0:
+        return math.inf
+    _refuse_singular("condest", done)
+    return largest_sum(ctx, A, 0) * largest_sum(ctx, X, 0)
+
+
+def copied(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+    """A in VC_STAR and another dtype, to be written to."""
+    moved = ctx.to_layout(A, "VC_STAR")
+    if moved is not A and moved.dtype == dtype:
+        return moved
+    copy = ctx.empty(A.shape, dtype)
+    copy.local[...] = moved.local
+    return copy
+
+
+def in_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+    """A in VC_STAR and another dtype, to be read; itself, if it is so."""
+    return A if (A.layout, A.dtype) == ("VC_STAR", dtype) else copied(ctx, A, dtype)
+
+
+def _cholesky(
+    ctx: Context, name: str, A: DistMatrix, dtype: np.dtype[np.generic] | None = None
+) -> DistMatrix:
+    L = copied(ctx, A, dtype or np.result_type(A.dtype, np.float32))
+    minor = cholesky_in_place(ctx, L)
+    require(
+        minor == 0,
+        "RoutineError",
+        f"{name}: A is not positive definite: its leading minor of order {minor} is not (or holds "
+        "NaN or inf)",
+    )
+    return L
+
+
+def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Eliminated]:
+    """The inverse, if the elimination tells of no trouble."""
+    n, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
+    identity = ctx.zeros((n, n), dtype)
+    block(identity)[range(len(identity.rows)), identity.rows] = 1
+    done = eliminate(ctx, in_rows(ctx, A, dtype), identity)
+    X = done.Y
+    assert X is not None
+    if not done.trouble:
+        triangular_solve(ctx, done.U, X, lower=False)
+    return X, done
+
+
+def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
+    """The sign of the determinant, and the absolute values of its factors."""
+    done = eliminate(ctx, in_rows(ctx, A, np.result_type(A.dtype, np.float32)), None)
+    if done.trouble > 0:
+        return 0j, np.zeros(1)
+    _refuse_singular(name, done)
+    pivots = diagonal_of(ctx, done.U).astype(np.complex128)
+    sizes = np.abs(pivots)
+    return complex(parity(done.order) * np.prod(pivots / sizes)), sizes
+
+
+def _refuse_singular(name: str, done: Eliminated) -> None:
+    require(done.trouble != NOT_FINITE, "RoutineError", f"{name}: A holds NaN or inf")
+    require(
+        done.trouble == 0,
+        "RoutineError",
+        f"{name}: A is singular: pivot {done.trouble} of {done.U.shape[0]} is exactly zero (lstsq "
+        "takes singular matrices)",
+    )
+
+
+def _square(name: str, A: DistMatrix) -> None:
+    require(
+        A.shape[0] == A.shape[1],
+        "ShapeError",
+        f"{name}: A is {shape_text(A)}; it must be square",
+    )

@@ -1,0 +1,117 @@
+"""Cholesky factors, and systems with triangular matrices, over whole rows dealt to the ranks.
+
+Blocked and right-looking: a panel's square corner is factored on rank 0 and sent to all, each
+rank solves for its rows of the panel, the panel goes to all, and each rank updates its own
+rows of what is left. Source: Golub, Van Loan, "Matrix Computations", 4th ed., 3.1 and 4.2;
+LAPACK's potrf.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+from ali.blocks import CHUNK, Array, block, panels
+from ali.interface import Context
+from ali.linalg import rows
+from ali.linalg.folds import total
+from ali.linalg.rows import first, gathered, own
+from mpi_workers.matrix import DistMatrix
+
+
+def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
+    """Overwrite a Hermitian matrix in VC_STAR, whose lower triangle is read, by its factor.
+
+    Returns
+    -------
+    int
+        0, or the order of the leading minor that is not positive definite; the same on all
+        ranks.
+    """
+    n, local = L.shape[0], block(L)
+    me, size = ctx.rank, ctx.size
+    for cols in panels(n, rows.BLOCK):
+        ctx.check()
+        start, stop = cols.start, cols.stop
+        width, begin, end = stop - start, first(start, me, size), first(stop, me, size)
+        corner = gathered(ctx, local[begin:end, cols], start, stop)
+        message = np.empty(width * width + 1, local.dtype)  # the factor, and what went wrong
+        if ctx.rank == 0:
+            message[-1] = _factor(corner)
+            message[:-1] = corner.reshape(-1)
+        ctx.comm.Bcast(message)
+        if minor := int(message[-1].real):
+            return int(start + minor)
+        corner = message[:-1].reshape(width, width)
+        local[begin:end, cols] = corner[own(start, me, size)]
+        # X corner^H = panel, as corner conj(X)^T = ...: the rows of X^T are solved for.
+        below = local[end:, cols].T
+        below = scipy.linalg.solve_triangular(
+            corner.conj(), below, lower=True, check_finite=False
+        ).T
+        local[end:, cols] = below
+        whole = gathered(ctx, below, stop, n)
+        strip = max(32, 4 * CHUNK // max(1, (len(local) - end) * local.itemsize))
+        for some in panels(n - stop, strip):  # of the lower triangle, and little more
+            at = first(stop + some.start, me, size)
+            update = below[at - end :] @ whole[some].conj().T
+            local[at:, stop + some.start : stop + some.stop] -= update
+        ctx.progress(1 - (1 - stop / n) ** 3, f"column {stop} of {n}")
+    for j, col in enumerate(L.cols):
+        local[: first(col, me, size), j] = 0
+    return 0
+
+
+def _factor(corner: Array) -> int:
+    """Overwrite a block by its Cholesky factor; the order of the minor that fails, or 0."""
+    (potrf,) = scipy.linalg.get_lapack_funcs(("potrf",), (corner,))
+    factor, info = potrf(corner, lower=True, clean=True)
+    diagonal = np.diagonal(factor)
+    if info == 0 and not np.isfinite(diagonal).all():  # not every LAPACK looks for NaN
+        info = int(np.flatnonzero(~np.isfinite(diagonal))[0]) + 1
+    corner[...] = factor
+    return int(info)
+
+
+def triangular_solve(
+    ctx: Context, T: DistMatrix, X: DistMatrix, *, lower: bool, adjoint: bool = False
+) -> int:
+    """Overwrite X by the solution of ``T X = X`` or ``T^H X = X``; both in VC_STAR. Collective.
+
+    Only the triangle that is asked for is read.
+
+    Returns
+    -------
+    int
+        0, or the first position on the diagonal, from 1, that is zero; the same on all ranks.
+        X is spoilt then.
+
+    Notes
+    -----
+    ``n^2 r / ranks`` flops; per block of rows two messages to all, of the block's square and
+    of r words for each of its rows.
+    """
+    n, t, x = T.shape[0], block(T), block(X)
+    me, size = ctx.rank, ctx.size
+    forward = lower != adjoint
+    blocks = list(panels(n, rows.BLOCK))
+    for part in blocks if forward else reversed(blocks):
+        ctx.check()
+        start, stop = part.start, part.stop
+        mine = slice(first(start, me, size), first(stop, me, size))
+        corner = gathered(ctx, t[mine, part], start, stop)
+        zeros = np.flatnonzero(np.diagonal(corner) == 0)
+        if zeros.size:
+            return int(start + zeros[0] + 1)
+        side = gathered(ctx, x[mine], start, stop)
+        done = slice(0, mine.start) if forward else slice(mine.stop, None)
+        ahead = slice(mine.stop, None) if forward else slice(0, mine.start)
+        if adjoint:
+            side = side - total(ctx.comm, t[done, part].conj().T @ x[done])
+        side = scipy.linalg.solve_triangular(
+            corner, side, lower=lower, trans="C" if adjoint else "N", check_finite=False
+        )
+        x[mine] = side[own(start, me, size)]
+        if not adjoint:
+            x[ahead] -= t[ahead, part] @ side
+    return 0

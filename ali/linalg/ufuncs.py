@@ -1,0 +1,78 @@
+"""Which functions there are element by element, and the dtypes of what they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ali.blocks import require
+from mpi_workers.matrix import DTYPES, DistMatrix
+
+BINARY: dict[str, Any] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide,
+    "floor_divide": np.floor_divide, "remainder": np.remainder, "power": np.power,
+    "minimum": np.minimum, "maximum": np.maximum, "arctan2": np.arctan2, "hypot": np.hypot,
+    "equal": np.equal, "not_equal": np.not_equal, "less": np.less,
+    "less_equal": np.less_equal, "greater": np.greater, "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
+}  # fmt: skip
+UNARY: dict[str, Any] = {
+    "negative": np.negative, "abs": np.absolute, "sign": np.sign, "conj": np.conjugate,
+    "square": np.square, "sqrt": np.sqrt, "reciprocal": np.reciprocal, "exp": np.exp,
+    "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10,
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "arcsin": np.arcsin, "arccos": np.arccos,
+    "arctan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "isnan": np.isnan,
+    "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
+}  # fmt: skip
+PARTS = ("real", "imag")  # no ufuncs in NumPy
+
+
+def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
+    known = [*table, *(PARTS if table is UNARY else ())]
+    require(
+        op in table, "BadArgumentError", f"{name}: op={op!r}; it can be one of {', '.join(known)}"
+    )
+    return table[op]
+
+
+def result_dtype(
+    name: str, function: Any, A: DistMatrix, other: Any, op: str = "", reflected: bool = False
+) -> np.dtype[Any]:
+    """The dtype of the result; `other`: a dtype, a Python type, or None."""
+    types = (A.dtype, None) if other is None else (A.dtype, other, None)
+    if reflected:
+        types = (other, A.dtype, None)
+    try:
+        found: np.dtype[Any] = function.resolve_dtypes(types)[-1]
+    except TypeError:
+        found = np.dtype(object)
+    what = str(A.dtype) if other is None else f"{A.dtype} and {getattr(other, '__name__', other)}"
+    found = np.dtype(np.int32) if found.kind == "b" else found
+    require(found.name in DTYPES, "DtypeError", f"{name}: {op} is not defined for {what}")
+    return found
+
+
+def number_of(name: str, value: complex, dtype: np.dtype[Any], kind: str) -> complex | float | int:
+    """The scalar as the Python number of its kind, as `elementwise_scalar` says."""
+    real = value.real
+    if kind == "complex" or (kind == "" and value.imag != 0):
+        return value
+    require(value.imag == 0, "BadArgumentError", f"{name}: {value} is not of kind {kind!r}")
+    whole = float(real).is_integer()
+    if kind == "int" or (kind == "" and whole and dtype.kind == "i"):
+        require(whole, "BadArgumentError", f"{name}: {real} is not of kind 'int'")
+        return int(real)
+    return float(real)
+
+
+def check_range(name: str, number: complex | float | int, dtype: np.dtype[Any]) -> None:
+    if dtype.kind != "i" or not isinstance(number, int):
+        return
+    limits = np.iinfo(dtype)
+    require(
+        limits.min <= number <= limits.max,
+        "BadArgumentError",
+        f"{name}: {number} cannot be held in {dtype}",
+    )

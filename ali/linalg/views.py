@@ -1,0 +1,42 @@
+"""A matrix looked at as its transpose: the mirrored layout, and not a word moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ali.blocks import Array
+from mpi_workers.layout import Spread
+from mpi_workers.matrix import DistMatrix
+
+if TYPE_CHECKING:
+    from mpi_workers.memory import Block
+
+OPERATIONS = ("N", "T", "C")
+
+
+class _View:
+    """Stands where a matrix has its block of memory, and is an array that lies elsewhere."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def matrix(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        return self._array.reshape(shape) if not self._array.size else self._array
+
+
+def operand(A: DistMatrix, operation: str) -> DistMatrix:
+    """A ("N"), A^T ("T") or A^H ("C") to read from; not to be returned from a routine.
+
+    Notes
+    -----
+    "T" is a view whose local block is C-ordered. "C" of a complex matrix copies the local
+    block once, since BLAS takes a conjugate only of what is transposed as well.
+    """
+    if operation == "N":
+        return A
+    rows, cols = A.layout.split("_")
+    spread = Spread(f"{cols}_{rows}", (A.shape[1], A.shape[0]), A.grid)
+    local = A.local.conj() if operation == "C" and A.dtype.kind == "c" else A.local
+    return DistMatrix(spread, A.rank, A.dtype, cast("Block", _View(local.T)))

@@ -1,0 +1,288 @@
+"""What runs a user's own function, or an existing mpi4py script, on a rank.
+
+The function and what it is given lie as files in the gang's private folder on this
+node: Ray has brought them there, no socket did. Inside of it `context()` gives what a
+routine of a library is given as its first parameter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import linecache
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from ali.interface import Context
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.matrix import DistMatrix
+from mpi_workers.values import NotPlain, decode, encode
+
+if TYPE_CHECKING:
+    from mpi_workers.worker import Gang
+
+Find = Callable[[Any], DistMatrix]
+
+SIZES = struct.Struct("!Q")
+
+_running: Context | None = None
+
+
+def context() -> Context:
+    """The context of the function or script that runs on this rank.
+
+    Raises
+    ------
+    RuntimeError
+        Outside of `AlchemistSession.run`, `run_script` and `mpi_function`.
+    """
+    if _running is None:
+        raise RuntimeError(
+            "ali.context() is for functions that als.run (or run_script, or mpi_function) runs on "
+            "a gang's ranks; a library's routine is given its Context as first parameter"
+        )
+    return _running
+
+
+class Programs:
+    """Runs functions and scripts; keeps nothing from one to the next."""
+
+    def run(
+        self, gang: Gang, task: dict[str, Any], folder: Path, matrix: Find
+    ) -> tuple[Sequence[DistMatrix], Any]:
+        """Run what a task names: the matrices it made, and rank 0's result as it travels."""
+        global _running
+        _running = Context(gang, {})
+        try:
+            if task["script"]:
+                _run_script(_running, task, (folder / task["code"]).read_bytes())
+                return [], {"plain": None}
+            result = _run_function(_running, task, folder, matrix)
+        finally:
+            _running = None
+        return _packed(result, task, folder / task["result"], gang.rank)
+
+
+# --- functions --------------------------------------------------------------------------
+
+
+def _run_function(ctx: Context, task: dict[str, Any], folder: Path, matrix: Find) -> Any:
+    try:
+        values = _load(folder / task["values"], matrix, ()) if task.get("values") else ()
+        function = _load(folder / task["code"], matrix, values)
+        if task.get("given"):
+            args, kwargs = _load(folder / task["given"], matrix, values)
+        else:
+            args, kwargs = decode(task["plain"], matrix)
+    except (Failure, Interrupted):
+        raise
+    except Exception as error:
+        raise Failure(
+            "RoutineError",
+            f"{task['name']} or its arguments cannot be loaded on rank {ctx.rank}: "
+            f"{type(error).__name__}: {error}. What they import must be installed on the gang's "
+            "nodes too",
+            rank=ctx.rank,
+        ) from error
+    return function(ctx.comm, *args, **kwargs)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts matrices for handles, and values for Ray's object refs."""
+
+    def __init__(self, file: io.BufferedIOBase, matrix: Find, values: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._matrix = matrix
+        self._values = values
+
+    def persistent_load(self, ident: tuple[str, int]) -> Any:
+        kind, which = ident
+        return self._matrix(which) if kind == "matrix" else self._values[which]
+
+
+def _load(path: Path, matrix: Find, values: Sequence[Any]) -> Any:
+    with path.open("rb") as file:
+        return _Unpickler(file, matrix, values).load()
+
+
+# --- results ----------------------------------------------------------------------------
+
+
+class _Found:
+    """Numbers matrices in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self.matrices: list[DistMatrix] = []
+
+    def __call__(self, value: Any) -> int | None:
+        if not isinstance(value, DistMatrix):
+            return None
+        for index, known in enumerate(self.matrices):
+            if known is value:
+                return index
+        self.matrices.append(value)
+        return len(self.matrices) - 1
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Notes matrices by their place among the results, and keeps large buffers out."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self.buffers: list[pickle.PickleBuffer] = []
+        super().__init__(file, protocol=5, buffer_callback=self.buffers.append)
+        self.found = _Found()
+
+    def persistent_id(self, value: Any) -> tuple[str, int] | None:
+        index = self.found(value)
+        return None if index is None else ("matrix", index)
+
+
+def _packed(
+    result: Any, task: dict[str, Any], path: Path, rank: int
+) -> tuple[Sequence[DistMatrix], Any]:
+    """The matrices in a result, and the rest: in the reply if it is plain, else in a file."""
+    found = _Found()
+    with contextlib.suppress(NotPlain):
+        plain = encode(result, found)
+        return found.matrices, {"plain": plain}
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(result)
+    except Interrupted:
+        raise
+    except Exception as error:
+        if rank != 0:  # what others return does not travel; their parts of matrices count
+            return pickler.found.matrices, None
+        raise Failure(
+            "RoutineError",
+            f"{task['name']} returned what cannot be pickled on rank {rank}: "
+            f"{type(error).__name__}: {error}. Return NumPy arrays, matrices and plain values",
+            rank=rank,
+        ) from error
+    if rank != 0:
+        return pickler.found.matrices, None
+    try:
+        write_result(path, file.getbuffer(), [buffer.raw() for buffer in pickler.buffers])
+    except OSError as error:
+        raise Failure(
+            "ResourceError",
+            f"rank {rank} cannot write what {task['name']} returned to {path.parent}: {error}. "
+            "Return what is large as a DistMatrix",
+            rank=rank,
+        ) from error
+    return pickler.found.matrices, {"file": path.name}
+
+
+def write_result(path: Path, pickled: memoryview, buffers: Sequence[memoryview]) -> None:
+    """Write a pickle and its buffers: how many parts, the bytes of each, then the parts."""
+    parts = [pickled, *buffers]
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(SIZES.pack(len(parts)))
+        for part in parts:
+            file.write(SIZES.pack(part.nbytes))
+        for part in parts:
+            file.write(part)
+
+
+# --- scripts ----------------------------------------------------------------------------
+
+
+def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
+    """Run a script's text as `__main__`. What it registers to be done at exit is done at its end.
+
+    Raises
+    ------
+    Failure
+        RoutineError, if it leaves with another exit code than 0.
+    """
+    with _script_world(ctx, task) as main:
+        try:
+            lines = text.decode(errors="replace").splitlines(keepends=True)
+            linecache.cache[task["path"]] = (len(text), None, lines, task["path"])  # tracebacks
+            # Not inherited: this file's own __future__ statements.
+            exec(compile(text, task["path"], "exec", dont_inherit=True), vars(main))
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                said = error.code if isinstance(error.code, int) else f"1: {error.code}"
+                raise Failure(
+                    "RoutineError",
+                    f"{task['name']} left with exit code {said} on rank {ctx.rank}",
+                    rank=ctx.rank,
+                    exit_code=error.code if isinstance(error.code, int) else 1,
+                ) from None
+
+
+@contextlib.contextmanager
+def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
+    """What a script finds: `__main__`, argv, path, folder, environment, MPI.COMM_WORLD.
+
+    The ranks outlive it: MPI stays initialised whatever it calls, and all is put back.
+    """
+    from mpi4py import MPI  # noqa: PLC0415  (imported with ali, it would initialise MPI)
+
+    main = ModuleType("__main__")
+    main.__file__ = task["path"]
+    folder = os.path.dirname(task["path"])
+    at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        at_exit.append((function, args, kwargs))
+        return function
+
+    def unregister(function: Callable[..., Any]) -> None:
+        at_exit[:] = [entry for entry in at_exit if entry[0] != function]
+
+    with contextlib.ExitStack() as put_back:
+        put_back.callback(os.chdir, os.getcwd())
+        _enter_folder(task, ctx.rank)
+        before = dict(os.environ)
+        put_back.callback(os.environ.update, before)
+        put_back.callback(os.environ.clear)  # first: the last that was noted
+        os.environ.update(task["env"])
+        for owner, name, value in (
+            (sys, "argv", [task["path"], *task["argv"]]),
+            (sys, "path", [folder, *sys.path] if os.path.isdir(folder) else list(sys.path)),
+            (MPI, "COMM_WORLD", ctx.comm),
+            (MPI, "Request", type(ctx.comm).Request),
+            (MPI, "Init", lambda: None),
+            (MPI, "Init_thread", lambda required=MPI.THREAD_MULTIPLE: MPI.Query_thread()),
+            (MPI, "Finalize", lambda: None),
+            (atexit, "register", register),
+            (atexit, "unregister", unregister),
+        ):
+            put_back.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        put_back.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
+        sys.modules["__main__"] = main
+        try:
+            yield main
+        finally:
+            while at_exit:
+                function, args, kwargs = at_exit.pop()
+                function(*args, **kwargs)
+
+
+def _enter_folder(task: dict[str, Any], rank: int) -> None:
+    """Be in the folder that the caller has named, or in his own where this node has it."""
+    if task["cwd"] is None:
+        return
+    try:
+        os.chdir(task["cwd"])
+    except OSError as error:
+        if task["cwd_needed"]:
+            raise Failure(
+                "RoutineError",
+                f"{task['name']}: rank {rank} on {os.uname().nodename} cannot work in "
+                f"{task['cwd']}: {error.strerror}",
+                rank=rank,
+            ) from None

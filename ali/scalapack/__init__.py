@@ -1,0 +1,55 @@
+"""ScaLAPACK: dense linear algebra that stays distributed, for matrices that are not tall.
+
+The site's own ScaLAPACK (Cray LibSci, MKL, a distribution's) is found and loaded on
+the ranks; ``load_library("scalapack", "/path/to/lib.so")`` or ``SCALAPACK_LIB`` names one,
+`about` says which it is.
+
+Every routine takes matrices in any layout and leaves them as they are; results
+come in MC_MR (Elemental's, which is ScaLAPACK's block-cyclic distribution with
+blocks of one element), small vectors in STAR_STAR. float32, float64, complex64 and complex128
+are computed as they are, integers as float64. A native call cannot be interrupted: a call that is
+cancelled, or has failed on another rank, ends when ScaLAPACK returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ali.interface import Context, routine
+from ali.scalapack import find, grid
+from ali.scalapack.condition import condest
+from ali.scalapack.orthogonal import lq, lstsq, qr
+from ali.scalapack.products import matmul, norm
+from ali.scalapack.spectra import eigh, svd, svdvals
+from ali.scalapack.systems import cholesky, lu, solve
+
+__all__ = [
+    "about", "cholesky", "condest", "eigh", "lq", "lstsq", "lu", "matmul", "norm", "qr", "solve",
+    "svd", "svdvals",
+]  # fmt: skip
+
+
+def load(state: dict[str, Any], path: str | None) -> None:
+    """Find and load ScaLAPACK on this rank's node; see find.py."""
+    state["native"] = find.load(path)
+
+
+def close(state: dict[str, Any]) -> None:
+    """Give up the BLACS grid. What is loaded stays loaded."""
+    grid.close(state)
+
+
+@routine("library")
+def about(ctx: Context) -> str:
+    """Which ScaLAPACK this gang runs on, and which BLAS: rank 0's files, a line each.
+
+    Also what was found before it and could not be used.
+
+    Notes
+    -----
+    The BLAS makes the speed, and the reference BLAS (a libblas.so.3 and nothing else) has
+    no tuned kernels: ``apt-get install libopenblas0-pthread``, and the system's loader takes
+    that instead (``update-alternatives --config libblas.so.3-x86_64-linux-gnu`` shows
+    the choice).
+    """
+    return find.describe(ctx.state["native"])

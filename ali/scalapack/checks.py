@@ -1,0 +1,80 @@
+"""What is refused before ScaLAPACK sees it: it would print, or end the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ali.interface import Context
+from ali.scalapack.native import INT_MAX
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import DistMatrix
+
+CHUNK = 1 << 20  # 1 MiB: what is looked at in one go
+
+
+def require(condition: bool, kind: str, message: str) -> None:
+    """Refuse a call, on all ranks alike: nothing that is local to a rank may go in here."""
+    if not condition:
+        raise Failure(kind, message)
+
+
+def size_of(matrix: DistMatrix) -> str:
+    return f"{matrix.shape[0]} x {matrix.shape[1]}"
+
+
+def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
+    """The dtype in which to compute: NumPy's common one, with integers as float64.
+
+    Raises
+    ------
+    Failure
+        ShapeError, if a matrix is empty or has a dimension that 32 bits do not hold.
+    """
+    for matrix in matrices:
+        require(
+            min(matrix.shape) >= 1 and max(matrix.shape) <= INT_MAX,
+            "ShapeError",
+            f"{routine}: a matrix is {size_of(matrix)}; ScaLAPACK takes 1 to {INT_MAX} rows and "
+            "columns",
+        )
+    kinds = [np.dtype(np.float64) if m.dtype.kind == "i" else m.dtype for m in matrices]
+    return np.result_type(*kinds)
+
+
+def require_square(routine: str, matrix: DistMatrix) -> int:
+    require(
+        matrix.shape[0] == matrix.shape[1],
+        "ShapeError",
+        f"{routine}: A is {size_of(matrix)}, and must be square",
+    )
+    return matrix.shape[0]
+
+
+def require_choice(routine: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    require(
+        value in choices,
+        "BadArgumentError",
+        f"{routine}: {name}={value!r} is not one of {', '.join(map(repr, choices))}",
+    )
+
+
+def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
+    """Refuse NaN and inf, with which ScaLAPACK's pivoting and iterations go astray. Collective.
+
+    One pass over the matrices and one word from each rank.
+    """
+    mine = np.array([all(_finite(matrix) for matrix in matrices)], np.int32)
+    every = np.zeros(1, np.int32)
+    ctx.comm.Allreduce(mine, every, MPI.MIN)
+    require(bool(every[0]), "RoutineError", f"{routine}: a matrix holds NaN or inf")
+
+
+def _finite(matrix: DistMatrix) -> bool:
+    if matrix.dtype.kind == "i":
+        return True
+    local = matrix.local.reshape(-1, order="F")
+    step = CHUNK // matrix.dtype.itemsize
+    return all(np.isfinite(local[i : i + step]).all() for i in range(0, local.size, step))

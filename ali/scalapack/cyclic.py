@@ -1,0 +1,280 @@
+"""Block-cyclic matrices: ours as they lie, and copies in larger blocks.
+
+Elemental's MC_MR on a column-major grid is ScaLAPACK's block-cyclic distribution with
+blocks of one element, so a matrix in MC_MR is handed to ScaLAPACK where it lies.
+Factorizations are slow on such blocks (a panel is one column); above a size
+(`BLOCKED_FROM`) they run on a copy in blocks of `BLOCK`, brought there and
+back by ScaLAPACK's own ``p?gemr2d``. On one rank nothing has to move: any
+block size describes the same memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ali.interface import Context
+from ali.scalapack.checks import require
+from ali.scalapack.grid import BlacsGrid, grid_of
+from ali.scalapack.native import INT_MAX, Native, real
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import DistMatrix
+
+Array = NDArray[Any]
+
+NATURAL = "MC_MR"
+BLOCK = 64
+NEVER = 1 << 31
+# The smallest dimension of a matrix from which a copy in blocks pays for itself, by routine:
+# measured, see ali/README.md. PBLAS gathers blocks of its own for a product; p?lange only reads.
+BLOCKED_FROM = {
+    "gemm": NEVER, "lange": NEVER, "getrf": 48, "potrf": 48, "geqrf": 48, "gesvd": 48, "syevd": 1,
+}  # fmt: skip
+ROUNDED = 2 * float(np.finfo(np.float32).eps)  # what an answer in float32 may be short by
+MOVED = 64 << 20  # 64 MiB: what p?gemr2d may stage on a rank, in memory that it does not ask for
+
+
+def owned(length: int, block: int, proc: int, procs: int) -> int:
+    """How many of `length` indices a process holds (ScaLAPACK's numroc)."""
+    whole, rest = divmod(length, block)
+    mine, extra = divmod(whole, procs)
+    return mine * block + (block if proc < extra else rest if proc == extra else 0)
+
+
+def indices(length: int, block: int, proc: int, procs: int) -> NDArray[np.int64]:
+    """Global indices of what a process holds, ascending."""
+    everything = np.arange(length, dtype=np.int64)
+    found: NDArray[np.int64] = everything[everything // block % procs == proc]
+    return found
+
+
+class Cyclic:
+    """This rank's part of a block-cyclic matrix.
+
+    Attributes
+    ----------
+    m, n, block : int
+        Its shape, and the height and width of its blocks.
+    data : ndarray
+        The local elements in Fortran order, at least one.
+    desc : ndarray of int32, shape (9,)
+        The descriptor.
+    matrix : DistMatrix or None
+        The MC_MR matrix whose memory this is, if the two are the same.
+    """
+
+    def __init__(
+        self,
+        grid: BlacsGrid,
+        shape: tuple[int, int],
+        block: int,
+        data: Array,
+        matrix: DistMatrix | None = None,
+    ) -> None:
+        self._grid = grid
+        self.m, self.n = shape
+        self.block = block
+        self.data = data if data.size else np.zeros(1, data.dtype)
+        self.matrix = matrix
+        self.rows = owned(self.m, block, grid.row, grid.height)
+        self.cols = owned(self.n, block, grid.col, grid.width)
+        self.desc = np.array(
+            [1, grid.context, self.m, self.n, block, block, 0, 0, max(1, self.rows)], np.int32
+        )
+
+    @property
+    def submatrix(self) -> tuple[Array, int, int, Array]:
+        """All of it, as four arguments: A, IA, JA, DESCA."""
+        return self.data, 1, 1, self.desc
+
+    def pivots(self) -> NDArray[np.int32]:
+        """Room for the row interchanges of an LU factorization."""
+        return np.zeros(self.rows + self.block, np.int32)
+
+    def diagonal(self) -> tuple[NDArray[np.int64], Array]:
+        """Global positions and values of the diagonal elements that this rank holds."""
+        rows = indices(self.m, self.block, self._grid.row, self._grid.height)
+        cols = indices(self.n, self.block, self._grid.col, self._grid.width)
+        both, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
+        return both, self.data[i + j * self.rows] if both.size else self.data[:0]
+
+
+class Call:
+    """One call of a routine on this rank: its matrices, its memory, its native calls.
+
+    Parameters
+    ----------
+    ctx : Context
+    dtype : dtype
+        What all matrices are computed in.
+    kind : str
+        A key of `BLOCKED_FROM`.
+    extent : int
+        The smallest dimension of the matrices.
+    """
+
+    def __init__(self, ctx: Context, dtype: np.dtype[Any], kind: str, extent: int) -> None:
+        self.ctx = ctx
+        self.dtype = dtype
+        self.native: Native = ctx.state["native"]
+        self.grid = grid_of(ctx)
+        self.block = BLOCK if ctx.size == 1 or extent >= BLOCKED_FROM[kind] else 1
+
+    # --- memory ---
+
+    def vector(self, count: int, dtype: Any = None) -> Array:
+        """Work space of this rank alone. Raises `Failure` (ResourceError) if there is none."""
+        _fits(self.ctx, count)
+        kind = self.dtype if dtype is None else np.dtype(dtype)
+        # Row r of a VC_STAR matrix with a row per rank is rank r's: its memory is asked for.
+        return self.ctx.empty((self.ctx.size, max(1, count)), kind, "VC_STAR").local.reshape(-1)
+
+    def new(self, m: int, n: int) -> Cyclic:
+        """A matrix with elements that are not set."""
+        rows = owned(m, self.block, self.grid.row, self.grid.height)
+        cols = owned(n, self.block, self.grid.col, self.grid.width)
+        _fits(self.ctx, rows * cols)
+        if self.block == 1 or self.ctx.size == 1:
+            return self._as_it_lies(self.ctx.empty((m, n), self.dtype, NATURAL))
+        return Cyclic(self.grid, (m, n), self.block, self.vector(rows * cols))
+
+    def largest_part(self, m: int, n: int) -> tuple[int, int]:
+        """Rows and columns of the largest part that a rank has of such a matrix."""
+        height, width = self.ctx.grid
+        return owned(m, self.block, 0, height), owned(n, self.block, 0, width)
+
+    def _as_it_lies(self, matrix: DistMatrix) -> Cyclic:
+        _fits(self.ctx, matrix.local.size)
+        block = self.block if self.ctx.size == 1 else 1
+        data = matrix.local.reshape(-1, order="F")
+        return Cyclic(self.grid, matrix.shape, block, data, matrix)
+
+    # --- from our matrices, and back ---
+
+    def operand(self, matrix: DistMatrix) -> Cyclic:
+        """A matrix to be read: in its own memory if that will do, else a copy."""
+        if matrix.dtype != self.dtype:
+            other = self.ctx.empty(matrix.shape, self.dtype, matrix.layout)
+            other.local[...] = matrix.local
+            matrix = other
+        there = self._as_it_lies(self.ctx.to_layout(matrix, NATURAL))
+        if there.block == self.block:
+            return there
+        copy = self.new(there.m, there.n)
+        self._move(there, copy, there.m, there.n)
+        return copy
+
+    def copy(self, matrix: DistMatrix, rows: int | None = None) -> Cyclic:
+        """A copy that may be overwritten; with `rows` of them below, not set or cut off."""
+        there = self.operand(matrix)
+        if there.matrix is not matrix and rows in (None, there.m):
+            return there  # made for us
+        copy = self.new(there.m if rows is None else rows, there.n)
+        if copy.m == there.m and there.matrix is not None:
+            copy.data[...] = there.data
+        else:
+            self._move(there, copy, min(there.m, copy.m), there.n)
+        return copy
+
+    def result(self, source: Cyclic) -> DistMatrix:
+        """The matrix in MC_MR: its own memory if that is what it is."""
+        return source.matrix or self.leading(source, source.m, source.n)
+
+    def leading(self, source: Cyclic, m: int, n: int) -> DistMatrix:
+        """A copy in MC_MR of the first `m` rows and `n` columns."""
+        matrix = self.ctx.empty((m, n), self.dtype, NATURAL)
+        if source.matrix is not None:
+            rows, cols = matrix.local.shape
+            matrix.local[...] = source.matrix.local[:rows, :cols]
+        else:
+            self._move(source, self._as_it_lies(matrix), m, n)
+        return matrix
+
+    def _move(self, source: Cyclic, target: Cyclic, m: int, n: int) -> None:
+        """Copy the first `m` rows and `n` columns between block sizes, in panels of columns."""
+        width = max(1, MOVED * self.ctx.size // (m * self.dtype.itemsize))
+        for first in range(0, n, width):
+            self.ctx.comm.Barrier()
+            self.native.call(
+                "p?gemr2d", self.dtype, m, min(width, n - first),
+                source.data, 1, first + 1, source.desc,
+                target.data, 1, first + 1, target.desc, self.grid.context,
+            )  # fmt: skip
+
+    # --- native calls ---
+
+    def run(self, name: str, *arguments: Any, info: bool = True) -> int:
+        """Call a subroutine; what it returns in INFO, which is 0 or positive, on all ranks.
+
+        All ranks meet first, where they can be interrupted: if one of them has not got
+        here (its memory was short), the others leave instead of waiting in native code.
+
+        Raises
+        ------
+        Failure
+            RoutineError, if ScaLAPACK refuses an argument: a fault of this library.
+        """
+        self.ctx.comm.Barrier()
+        if not info:
+            self.native.call(name, self.dtype, *arguments)
+            return 0
+        found = ctypes.c_int(0)
+        self.native.call(name, self.dtype, *arguments, found)
+        said = np.zeros(self.ctx.size, np.int64)
+        self.ctx.comm.Allgather(np.array([found.value], np.int64), said)
+        require(
+            int(said.min()) >= 0,
+            "RoutineError",
+            f"scalapack: {name} refused argument {-int(said.min())} (as ScaLAPACK counts them)",
+        )
+        return int(said.max())
+
+    def norm(self, kind: str, matrix: Cyclic) -> float:
+        """What ``p?lange`` calls "F", "1", "I" or "M"."""
+        work = self.vector(matrix.rows + matrix.cols + 2 * self.block, real(self.dtype))
+        self.ctx.comm.Barrier()
+        shape = matrix.m, matrix.n
+        return self.native.norm(self.dtype, kind, *shape, *matrix.submatrix, work)
+
+    def run_with_work(
+        self,
+        name: str,
+        *arguments: Any,
+        work: tuple[Any, ...] = (None,),
+        after: tuple[Any, ...] = (),
+        least: int = 1,
+    ) -> int:
+        """Call a subroutine that is asked first how much work space it wants.
+
+        `work` has the dtypes of its work arrays (None: the matrix's own); each is passed
+        with its length after it, then `after`, then INFO, which is returned as by `run`.
+        `least`: elements that each gets at any rate.
+        """
+        kinds = [self.dtype if kind is None else np.dtype(kind) for kind in work]
+        asked: list[Any] = []
+        for kind in kinds:
+            asked += [np.zeros(3, kind), -1]
+        self.run(name, *arguments, *asked, *after)
+        # What one rank is told can be too little for what it is asked for on the way.
+        wanted = np.array([float(array[0].real) for array in asked[::2]])
+        most = np.empty_like(wanted)
+        self.ctx.comm.Allreduce(wanted, most, MPI.MAX)
+        given: list[Any] = []
+        for kind, enough in zip(kinds, most.tolist(), strict=True):
+            count = max(least, math.ceil(enough * (1 + ROUNDED)))
+            given += [self.vector(count, kind), count]
+        return self.run(name, *arguments, *given, *after)
+
+
+def _fits(ctx: Context, count: int) -> None:
+    if count > INT_MAX:
+        raise Failure(
+            "ResourceError",
+            f"scalapack: rank {ctx.rank} would hold {count} elements, and ScaLAPACK counts with "
+            f"32 bits, to {INT_MAX}: ask for more workers",
+        )

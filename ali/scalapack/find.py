@@ -1,0 +1,259 @@
+"""Finding ScaLAPACK on this node and loading it.
+
+Looked for in this order; a file that is named is the only one that is tried:
+
+1. the path given to ``load_library("scalapack", path)``,
+2. the environment's ``SCALAPACK_LIB``,
+3. Cray LibSci: ``libsci_*_mpi.so`` below ``CRAY_LIBSCI_PREFIX_DIR``,
+4. the ``mkl`` wheel, or any MKL, in this Python's own ``lib`` folder,
+5. ``libscalapack-mpich.so.*``, then ``libscalapack.so.*``, on ``LD_LIBRARY_PATH``, in this
+   Python's ``lib`` folder and in the system's library folders.
+
+What a user has set up comes before what is merely there, and an optimised library
+that was put beside this Python before the system's. A path, or ``SCALAPACK_LIB``, may be several
+files separated by colons, for a library in parts, loaded together.
+
+A library that was linked to another family of MPI than ours (Open MPI and MPICH
+differ in what an MPI_Comm is) is refused before it is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpi4py import MPI
+
+from ali.scalapack.loader import known_processor, load_together, provide_mpich
+from ali.scalapack.native import Native
+from mpi_workers.failures import Failure
+
+VARIABLE = "SCALAPACK_LIB"
+HOW_TO_GET_ONE = (
+    "To get one: `apt-get install libscalapack-mpich2.2` (Debian, Ubuntu), `pip install mkl`, "
+    "`module load cray-libsci` on a Cray, or name a file: "
+    f'load_library("scalapack", "/path/to/lib.so"), or {VARIABLE} in the environment of the '
+    "node's Ray processes. It must be built for MPICH's ABI and 32-bit integers (LP64)"
+)
+SYSTEM_FOLDERS = ("/usr/lib64/mpich/lib", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+MKL_SCALAPACK = "libmkl_scalapack_lp64.so"
+# The sequential one of its threading layers: ranks fill the cores.
+MKL_PARTS = (
+    "libmkl_core.so",
+    "libmkl_sequential.so",
+    "libmkl_intel_lp64.so",
+    "libmkl_blacs_intelmpi_lp64.so",
+)
+MPI_NEEDED = re.compile(rb"\0(libmpi[\w+-]*)\.so\.(\d+)(?=\0)")  # in an ELF file's table of names
+MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|f|f90)?")  # its ABI, and Fortran's way into it
+OPEN_MPI_VERSIONS = (0, 1, 20, 40)  # libmpi.so.N of Open MPI; MPICH's ABI is 12
+
+
+class _Loaded:
+    """What this process runs on: symbols of a second library would mix with the first's."""
+
+    native: Native | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Files that may be ScaLAPACK together; the last one is, the others are its parts."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.files[-1]
+
+
+def load(path: str | None = None) -> Native:
+    """ScaLAPACK, loaded into this process.
+
+    Raises
+    ------
+    Failure
+        LibraryNotFoundError if there is none, LibraryLoadError if what there is cannot be
+        used. Both say where was looked, what the loader said, and how to get one.
+    """
+    named, source = path or os.environ.get(VARIABLE) or None, "given" if path else VARIABLE
+    candidates = _named(named, source) if named else list(dict.fromkeys(search()))
+    if not candidates:
+        raise Failure(
+            "LibraryNotFoundError",
+            f"there is no ScaLAPACK on node {os.uname().nodename}. Looked for {_places()}. "
+            + HOW_TO_GET_ONE,
+        )
+    reasons = []
+    for candidate in candidates:
+        try:
+            native = _open(candidate)
+        except (OSError, ValueError) as error:  # ValueError: a file without content
+            reasons.append(f"{candidate.path}: {error}")
+        else:
+            native.passed_over = reasons
+            return native
+    raise Failure(
+        "LibraryLoadError",
+        f"no ScaLAPACK that can be used on node {os.uname().nodename}. "
+        + "; ".join(reasons)
+        + f". {HOW_TO_GET_ONE}",
+    )
+
+
+def _named(files: str, source: str) -> list[Candidate]:
+    paths = tuple(Path(file) for file in files.split(os.pathsep))
+    for path in paths:
+        if not path.is_file():
+            raise Failure(
+                "LibraryNotFoundError",
+                f"scalapack: there is no file {path} ({source}) on node {os.uname().nodename}. "
+                + HOW_TO_GET_ONE,
+            )
+    if len(paths) == 1 and paths[0].name.startswith(MKL_SCALAPACK):
+        return [_with_parts(paths[0])]
+    return [Candidate(paths)]
+
+
+def search() -> Iterator[Candidate]:
+    """What there is on this node, best first."""
+    if sci := os.environ.get("CRAY_LIBSCI_PREFIX_DIR"):
+        yield from _single(Path(sci) / "lib", "libsci_*_mpi.so*")
+    for path in _matching(_own_folder(), f"{MKL_SCALAPACK}*"):
+        yield _with_parts(path)
+    for pattern in ("libscalapack-mpich.so*", "libscalapack.so*"):
+        for folder in _folders():
+            yield from _single(folder, pattern)
+
+
+def _own_folder() -> Path:
+    return Path(sys.prefix) / "lib"
+
+
+def _folders() -> list[Path]:
+    given = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    own = [_own_folder(), *([Path("/usr/lib") / multiarch] if multiarch else [])]
+    return [*(Path(folder) for folder in given if folder), *own, *map(Path, SYSTEM_FOLDERS)]
+
+
+def _places() -> str:
+    sci = os.environ.get("CRAY_LIBSCI_PREFIX_DIR", "CRAY_LIBSCI_PREFIX_DIR, which is not set")
+    return (
+        f"{VARIABLE} (not set), Cray LibSci ({sci}), MKL ({_own_folder()}/{MKL_SCALAPACK}*), and "
+        f"libscalapack-mpich.so* or libscalapack.so* in {', '.join(map(str, _folders()))}"
+    )
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Files of that name, the newest version first, without other names of the same file."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.glob(pattern), key=_version, reverse=True):
+        files.setdefault(os.path.realpath(path), path)
+    return list(files.values())
+
+
+def _version(path: Path) -> tuple[list[int], int]:
+    return [int(part) for part in re.findall(r"\d+", path.name)], -len(path.name)
+
+
+def _single(folder: Path, pattern: str) -> Iterator[Candidate]:
+    yield from (Candidate((path,)) for path in _matching(folder, pattern))
+
+
+def _with_parts(scalapack: Path) -> Candidate:
+    """MKL comes in parts, with no word in the files of which go together."""
+    parts = (_matching(scalapack.parent, f"{part}*") for part in MKL_PARTS)
+    return Candidate((*(found[0] for found in parts if found), scalapack))
+
+
+def _open(candidate: Candidate) -> Native:
+    """Load it. Raises `OSError` with the reason why it cannot be."""
+    path = os.path.realpath(candidate.path)
+    loaded = _Loaded.native
+    if loaded is not None:
+        if loaded.path == path:
+            return loaded
+        raise OSError(
+            f"these ranks run on {loaded.path} already, and two would mix: ask for new workers"
+        )
+    for file in candidate.files:
+        if needed := foreign_mpi(file):
+            raise OSError(f"refused: it needs {needed}, and these ranks run on {_our_mpi()}")
+    provide_mpich()
+    with known_processor():
+        if len(candidate.files) > 1:
+            handle = load_together([_mpi_file(), *map(str, candidate.files)])
+        else:
+            handle = ctypes.CDLL(str(candidate.path))
+    native = Native(handle, path)
+    if missing := native.missing():
+        raise OSError(
+            f"it lacks {len(missing)} of the functions needed, {missing[0]} among them: is it "
+            "ScaLAPACK, with the BLACS?"
+        )
+    _Loaded.native = native
+    return native
+
+
+def foreign_mpi(file: Path) -> str | None:
+    """The MPI library that a file was linked to, if that is not the one that runs here.
+
+    Another family, or a build of MPICH with a name of its own (Cray's libmpi_gnu_123.so.12)
+    that is not loaded: it would come in beside ours, not initialised.
+    """
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        found = MPI_NEEDED.findall(text)
+    here = [Path(mapped).name for mapped in mapped_files()]
+    for name, version in ((name.decode(), int(version)) for name, version in found):
+        of_our_family = (version in OPEN_MPI_VERSIONS) == _is_open_mpi()
+        known = MPICH_NAMES.fullmatch(name) or any(f.startswith(f"{name}.so") for f in here)
+        if not (of_our_family and (known or _is_open_mpi())):
+            return f"{name}.so.{version}"
+    return None
+
+
+def _our_mpi() -> str:
+    return " ".join(MPI.Get_library_version().split("\n")[0].strip("\0 ").split())
+
+
+def _is_open_mpi() -> bool:
+    return "Open MPI" in _our_mpi()
+
+
+def _mpi_file() -> str:
+    """The file of the MPI that is loaded."""
+    return next(
+        (path for path in mapped_files() if re.match(r"libmpi(ch)?(_\w+)?\.so", Path(path).name)),
+        "libmpi.so.12",
+    )
+
+
+def mapped_files() -> Iterable[str]:
+    """Shared objects in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return dict.fromkeys(line.split()[-1] for line in lines if "/" in line and ".so" in line)
+
+
+def describe(native: Native) -> str:
+    """What is loaded, which BLAS with it, and what was passed over."""
+    blas = [
+        path
+        for path in mapped_files()
+        if re.search(r"blas|blis|libmkl_(core|avx|def)|libsci", Path(path).name)
+        and "site-packages" not in path  # NumPy's and SciPy's own
+        and path != native.path
+    ]
+    told = [
+        f"ScaLAPACK: {native.path}",
+        f"BLAS: {', '.join(blas) or 'its own'}{native.openblas_core()}",
+        f"MPI: {_our_mpi()}",
+        *(f"passed over: {reason}" for reason in native.passed_over),
+    ]
+    return "\n".join(told)

@@ -1,0 +1,163 @@
+"""Orthogonal factorizations and least squares."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ali.interface import Context, routine
+from ali.scalapack.checks import computed_in, require, require_finite, size_of
+from ali.scalapack.cyclic import Call
+from ali.scalapack.parts import (
+    diagonal,
+    keep_lower,
+    keep_upper,
+    phases,
+    scale_cols,
+    scale_rows,
+    set_real_diagonal,
+)
+from mpi_workers.matrix import DistMatrix
+
+
+@routine("Q", "R")
+def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """Thin QR factorization A = Q R.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Best in MC_MR. Integers are promoted to float64.
+
+    Returns
+    -------
+    Q : matrix, shape (m, min(m, n)), MC_MR
+        Orthonormal columns, whatever the rank of A.
+    R : matrix, shape (min(m, n), n), MC_MR
+        Upper triangular with a real diagonal >= 0, as `linalg.qr` gives it.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    ``4 (m n s - (m + n) s^2 / 2 + s^3 / 3) / ranks`` flops with s = min(m, n), some
+    ``m n log(ranks) / sqrt(ranks)`` words and ``n log(ranks)`` messages per rank: for a very tall
+    A `linalg.qr` sends far fewer. Memory for a copy of A and the results, and a further copy
+    where it is in blocks (ali/README.md). Cannot be interrupted while it computes. Source:
+    ScaLAPACK Users' Guide, ``p?geqrf``, ``p?orgqr`` (``p?ungqr``).
+    """
+    dtype = computed_in("qr", A)
+    (m, n), k = A.shape, min(A.shape)
+    require_finite(ctx, "qr", A)
+    call = Call(ctx, dtype, "geqrf", k)
+    a = call.copy(A)
+    tau = np.zeros(a.cols + a.block, dtype)
+    call.run_with_work("p?geqrf", m, n, *a.submatrix, tau)
+    turn = phases(diagonal(ctx, a))
+    R = call.leading(a, k, n)
+    call.run_with_work("p?orgqr", m, k, k, *a.submatrix, tau)
+    Q = call.result(a) if n == k else call.leading(a, m, k)
+    keep_upper(R)
+    scale_rows(R, turn.conj())
+    set_real_diagonal(R)
+    scale_cols(Q, turn)
+    return Q, R
+
+
+@routine("L", "Q")
+def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """Thin LQ factorization A = L Q.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Best in MC_MR. Integers are promoted to float64.
+
+    Returns
+    -------
+    L : matrix, shape (m, min(m, n)), MC_MR
+        Lower triangular with a real diagonal >= 0.
+    Q : matrix, shape (min(m, n), n), MC_MR
+        Orthonormal rows, whatever the rank of A.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf.
+
+    Notes
+    -----
+    Costs what `qr` of A^H costs. Cannot be interrupted while it computes. Source: ScaLAPACK
+    Users' Guide, ``p?gelqf``, ``p?orglq`` (``p?unglq``).
+    """
+    dtype = computed_in("lq", A)
+    (m, n), k = A.shape, min(A.shape)
+    require_finite(ctx, "lq", A)
+    call = Call(ctx, dtype, "geqrf", k)
+    a = call.copy(A)
+    tau = np.zeros(a.rows + a.block, dtype)
+    call.run_with_work("p?gelqf", m, n, *a.submatrix, tau)
+    turn = phases(diagonal(ctx, a))
+    L = call.leading(a, m, k)
+    call.run_with_work("p?orglq", k, n, k, *a.submatrix, tau)
+    Q = call.result(a) if m == k else call.leading(a, k, n)
+    keep_lower(L)
+    scale_cols(L, turn.conj())
+    set_real_diagonal(L)
+    scale_rows(Q, turn)
+    return L, Q
+
+
+@routine("X")
+def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
+    """Least squares: the X that makes the norm of A X - B smallest.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Of full rank. Any layouts (best MC_MR) and dtypes.
+    B : matrix, shape (m, k)
+        Each column is a problem of its own. Integers are promoted to float64.
+
+    Returns
+    -------
+    X : matrix, shape (n, k), MC_MR
+        For a wide A, where many X solve A X = B, those with the smallest norm.
+
+    Raises
+    ------
+    ShapeError
+        If A and B differ in their number of rows.
+    RoutineError
+        If A has not full rank: the smallest diagonal element of its triangular factor is
+        within ``max(m, n)`` roundings of the largest. For such an A take `svd`. Also if a matrix
+        holds NaN or inf.
+
+    Notes
+    -----
+    QR (LQ for a wide A): ``(2 l s^2 - 2/3 s^3 + 4 l s k) / ranks`` flops with l = max(m, n),
+    s = min(m, n). Memory for copies of A and of B with l rows, twice where they are in blocks
+    (ali/README.md). Cannot be interrupted while it computes. Source: ScaLAPACK Users' Guide,
+    ``p?gels``.
+    """
+    dtype = computed_in("lstsq", A, B)
+    (m, n), k = A.shape, B.shape[1]
+    require(
+        B.shape[0] == m,
+        "ShapeError",
+        f"lstsq: A is {size_of(A)} and B is {size_of(B)}; they must have as many rows",
+    )
+    require_finite(ctx, "lstsq", A, B)
+    call = Call(ctx, dtype, "geqrf", min(m, n))
+    a, b = call.copy(A), call.copy(B, max(m, n))
+    call.run_with_work("p?gels", "N", m, n, k, *a.submatrix, *b.submatrix)
+    lengths = np.abs(diagonal(ctx, a))
+    limit = max(m, n) * float(np.finfo(dtype).eps) * float(lengths.max())
+    require(
+        float(lengths.min()) > limit,
+        "RoutineError",
+        f"lstsq: A ({size_of(A)}) has not full rank, to rounding: take svd",
+    )
+    return call.result(b) if m <= n else call.leading(b, n, k)

@@ -1,0 +1,71 @@
+"""Triangles and diagonals of matrices in MC_MR, which every rank cuts out of what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ali.interface import Context
+from ali.scalapack.cyclic import Cyclic
+from mpi_workers.matrix import DistMatrix
+
+
+def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:
+    """Zero what is above the diagonal; `unit`: the diagonal becomes ones."""
+    for j, col in enumerate(matrix.cols):
+        above = _before(matrix.rows, col)
+        matrix.local[:above, j] = 0
+        if unit and col in matrix.rows:
+            matrix.local[above, j] = 1
+
+
+def keep_upper(matrix: DistMatrix) -> None:
+    """Zero what is below the diagonal."""
+    for j, col in enumerate(matrix.cols):
+        matrix.local[_before(matrix.rows, col + 1) :, j] = 0
+
+
+def _before(owned: range, index: int) -> int:
+    """How many of the owned indices are below `index`."""
+    return len(range(owned.start, min(index, owned.stop), owned.step))
+
+
+def diagonal(ctx: Context, matrix: Cyclic) -> NDArray[Any]:
+    """The whole diagonal, on every rank. Collective: as many words as it has."""
+    at, values = matrix.diagonal()
+    mine = np.zeros(min(matrix.m, matrix.n), matrix.data.dtype)
+    mine[at] = values
+    everything = np.empty_like(mine)
+    ctx.comm.Allreduce(mine, everything, MPI.SUM)
+    return everything
+
+
+def phases(values: NDArray[Any]) -> NDArray[Any]:
+    """``v / abs(v)``, and 1 for zero."""
+    length = np.abs(values)
+    found: NDArray[Any] = np.where(length > 0, values, 1) / np.where(length > 0, length, 1)
+    return found.astype(values.dtype)
+
+
+def scale_rows(matrix: DistMatrix, factors: NDArray[Any]) -> None:
+    """Multiply row i by ``factors[i]``."""
+    if matrix.local.size:
+        matrix.local[...] *= factors[np.array(matrix.rows), None]
+
+
+def scale_cols(matrix: DistMatrix, factors: NDArray[Any]) -> None:
+    """Multiply column j by ``factors[j]``."""
+    if matrix.local.size:
+        matrix.local[...] *= factors[np.array(matrix.cols)]
+
+
+def set_real_diagonal(matrix: DistMatrix) -> None:
+    """Take rounding's imaginary parts off a diagonal that is real."""
+    if matrix.dtype.kind == "c":
+        for j, col in enumerate(matrix.cols):
+            if col in matrix.rows:
+                i = matrix.rows.index(col)
+                matrix.local[i, j] = matrix.local[i, j].real

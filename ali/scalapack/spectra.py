@@ -1,0 +1,167 @@
+"""Eigenvalues and singular values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ali.interface import Context, routine
+from ali.scalapack.checks import computed_in, require, require_finite, require_square
+from ali.scalapack.cyclic import NATURAL, Call, Cyclic
+from ali.scalapack.native import real
+from mpi_workers import tiles
+from mpi_workers.matrix import DistMatrix
+
+
+@routine("W", "V")
+def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """Eigenvalues and eigenvectors of a Hermitian matrix: A V = V diag(W).
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+        Only its lower triangle counts: that the upper one is its mirror image is not checked.
+        Best in MC_MR. Integers are promoted to float64.
+
+    Returns
+    -------
+    W : matrix, shape (n, 1), real, STAR_STAR
+        Ascending.
+    V : matrix, shape (n, n), MC_MR
+        Orthonormal columns.
+
+    Raises
+    ------
+    ShapeError
+        If A is not square.
+    RoutineError
+        If A holds NaN or inf, or the iteration does not converge.
+
+    Notes
+    -----
+    Tridiagonal form and divide and conquer: 4/3 to 16/3 ``n^3 / ranks`` flops, less where
+    eigenvalues lie close; half of those of the tridiagonal form are matrix-vector products, at
+    the speed of memory. Memory per rank: some ``5 n^2 / ranks + 10 n`` elements. Cannot be
+    interrupted while it computes. Source: ScaLAPACK Users' Guide, ``p?syevd`` (``p?heevd``).
+    """
+    dtype = computed_in("eigh", A)
+    n = require_square("eigh", A)
+    require_finite(ctx, "eigh", A)
+    call = Call(ctx, dtype, "syevd", n)
+    a, v = call.copy(A), call.new(n, n)
+    w = np.zeros(n, real(dtype))
+    kinds: tuple[Any, ...] = (
+        (None, real(dtype), np.int32) if dtype.kind == "c" else (None, np.int32)
+    )
+    # p?syevd forgets what p?ormtr, which it calls, needs, and ignores its complaint.
+    rows, cols = call.largest_part(n, n)
+    least = 4 * n + (rows + cols + 2 * call.block) * call.block
+    info = call.run_with_work(
+        "p?syevd", "V", "L", n, *a.submatrix, w, *v.submatrix, work=kinds, least=least
+    )
+    require(info == 0, "RoutineError", f"eigh: no convergence (p?syevd says {info})")
+    ctx.comm.Bcast(w)  # of a matrix within one block, ranks that hold nothing are not told
+    return ctx.new_replicated(w), call.result(v)
+
+
+@routine("S", "U", "V")
+def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    """Thin singular value decomposition A = U diag(S) V^H.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Best in MC_MR. Integers are promoted to float64.
+
+    Returns
+    -------
+    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+        Descending.
+    U : matrix, shape (m, min(m, n)), MC_MR
+    V : matrix, shape (n, min(m, n)), MC_MR
+        Orthonormal columns.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf, or the iteration does not converge.
+
+    Notes
+    -----
+    Bidiagonal form and QR iteration, with s = min(m, n), l = max(m, n): ``(4 l s^2 - 4/3 s^3) /
+    ranks`` flops, half of them at the speed of memory, ``O(l s^2 / ranks)`` for the vectors
+    and ``O(s^2)`` on every rank for the iteration. For a few leading vectors
+    `linalg.truncated_svd` is far quicker. Memory: some 4 copies of A. Cannot be interrupted while
+    it computes. Source: ScaLAPACK Users' Guide, ``p?gesvd``.
+    """
+    dtype = computed_in("svd", A)
+    (m, n), k = A.shape, min(A.shape)
+    require_finite(ctx, "svd", A)
+    call = Call(ctx, dtype, "gesvd", k)
+    u, vh = call.new(m, k), call.new(k, n)
+    S = _values(call, "svd", call.copy(A), "V", u, vh)
+    return ctx.new_replicated(S), call.result(u), _adjoint(ctx, call.result(vh))
+
+
+@routine("S")
+def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """Singular values.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+        Best in MC_MR. Integers are promoted to float64.
+
+    Returns
+    -------
+    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+        Descending.
+
+    Raises
+    ------
+    RoutineError
+        If A holds NaN or inf, or the iteration does not converge.
+
+    Notes
+    -----
+    The bidiagonal form of `svd`, and ``O(s^2)`` flops on every rank. Cannot be interrupted while
+    it computes. Source: ScaLAPACK Users' Guide, ``p?gesvd``.
+    """
+    dtype = computed_in("svdvals", A)
+    require_finite(ctx, "svdvals", A)
+    call = Call(ctx, dtype, "gesvd", min(A.shape))
+    unused = call.new(1, 1)
+    return ctx.new_replicated(_values(call, "svdvals", call.copy(A), "N", unused, unused))
+
+
+def _values(
+    call: Call, routine_name: str, a: Cyclic, job: str, u: Cyclic, vh: Cyclic
+) -> NDArray[Any]:
+    """Run p?gesvd, which for complex matrices takes a work array that it is not asked about."""
+    S = np.zeros(min(a.m, a.n), real(call.dtype))
+    given: tuple[Any, ...] = (job, job, a.m, a.n, *a.submatrix, S, *u.submatrix, *vh.submatrix)
+    own = (call.vector(1 + 4 * max(a.m, a.n), S.dtype),) if call.dtype.kind == "c" else ()
+    info = call.run_with_work("p?gesvd", *given, after=own)
+    mine = S.copy()
+    call.ctx.comm.Bcast(S)  # the same on all ranks to the last bit
+    if info == len(S) + 1:
+        # "Ranks found different values": those without a part of the vectors run another
+        # iteration, whose values are as good.
+        apart, most = np.abs(mine - S).max(keepdims=True), np.empty(1, S.dtype)
+        call.ctx.comm.Allreduce(apart, most, MPI.MAX)
+        info = 0 if most[0] <= 10 * len(S) * np.finfo(S.dtype).eps * S[0] else info
+    require(info == 0, "RoutineError", f"{routine_name}: no convergence (p?gesvd says {info})")
+    return S
+
+
+def _adjoint(ctx: Context, matrix: DistMatrix) -> DistMatrix:
+    """The conjugate transpose, in MC_MR."""
+    m, n = matrix.shape
+    mirrored = ctx.empty((n, m), matrix.dtype, "MR_MC")
+    if matrix.local.size:
+        tiles.copy(mirrored.local, matrix.local.T)
+        np.conjugate(mirrored.local, out=mirrored.local)
+    return ctx.to_layout(mirrored, NATURAL)

@@ -1,0 +1,486 @@
+"""`als.run`: a function is enough."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import (
+    BadArgumentError,
+    CallTimeoutError,
+    MatrixNotFoundError,
+    RoutineError,
+    SessionError,
+    StaleHandleError,
+)
+from tests.support import traces
+
+
+@pytest.fixture(scope="module")
+def gang(cluster: str) -> Iterator[AlchemistSession]:
+    """One session for all tests of this file: none of them harms its gang."""
+    with AlchemistSession(3) as opened:
+        yield opened
+
+
+@pytest.fixture
+def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    yield gang
+    for handle in gang.list_matrices():
+        handle.free()
+    assert gang.run(total) == 3  # whatever happened, it goes on
+
+
+# Functions of a module that no rank can import travel whole.
+
+
+def total(comm: Any) -> int:
+    ranks: int = comm.allreduce(comm.rank)
+    return ranks
+
+
+def scaled(comm: Any, A: Any, k: float = 3.0) -> Any:
+    from ali import context  # noqa: PLC0415
+
+    B = context().empty_like(A)
+    B.local[...] = k * A.local
+    return B
+
+
+def test_a_function_runs_on_every_rank(als: AlchemistSession) -> None:
+    assert als.run(total) == 0 + 1 + 2
+    assert als.run(lambda comm, a, *, b: (comm.size, a, b), 1, b="two") == (3, 1, "two")
+
+
+def test_handles_are_matrices_on_the_ranks_and_matrices_are_handles_here(
+    als: AlchemistSession,
+) -> None:
+    matrix = np.arange(12.0).reshape(4, 3)
+    A = als.send_matrix(matrix)
+    B = als.run(scaled, A, k=2)
+    assert isinstance(B, Handle)
+    assert B in als.list_matrices()
+    np.testing.assert_array_equal(B.fetch(), 2 * matrix)
+    np.testing.assert_array_equal(als.run(scaled, B).fetch(), 6 * matrix)
+
+
+def test_handles_may_be_anywhere_in_the_arguments(als: AlchemistSession) -> None:
+    A, B = als.send_matrix(np.eye(3)), als.send_matrix(2 * np.eye(3))
+    large = np.ones(20_000)  # not plain: this call's arguments go as a pickle
+
+    def sums(comm: Any, things: dict[str, Any], *more: Any) -> list[float]:
+        matrices = [*things["list"], things["deep"]["B"], A]  # one from the closure
+        return [comm.allreduce(float(m.local.sum())) for m in matrices]
+
+    things = {"list": [A, B], "deep": {"B": B}}
+    assert als.run(sums, things) == [3.0, 6.0, 6.0, 3.0]
+    assert als.run(sums, things, large) == [3.0, 6.0, 6.0, 3.0]
+
+
+def test_results_hold_values_arrays_and_matrices(als: AlchemistSession) -> None:
+    def everything(comm: Any, n: int) -> dict[str, Any]:
+        from ali import context  # noqa: PLC0415
+
+        Z = context().zeros((2, 2), "float64")
+        return {"Z": Z, "twice": [Z, (1, 2.5, 1j, None, True, "x", b"y")],
+                "array": np.arange(float(n)), "ints": np.eye(2, dtype="int32"),
+                "scalar": np.float32(1.5)}  # fmt: skip
+
+    for n in (5, 300_000):  # in the reply, and through the object store
+        found = als.run(everything, n)
+        np.testing.assert_array_equal(found["Z"].fetch(), np.zeros((2, 2)))
+        assert found["twice"] == [found["Z"], (1, 2.5, 1j, None, True, "x", b"y")]
+        np.testing.assert_array_equal(found["array"], np.arange(float(n)))
+        assert found["ints"].dtype == np.int32
+        assert isinstance(found["scalar"], np.float32)
+        found["array"][0] = 7.0  # it is mine
+        found["Z"].free()
+    assert als.list_matrices() == []
+
+
+def test_arrays_and_object_refs_are_copied_to_every_rank(als: AlchemistSession) -> None:
+    def check(comm: Any, x: Any, y: Any) -> list[float]:
+        return comm.gather(float(x.sum() + y.sum()), 0)  # type: ignore[no-any-return]
+
+    for n in (10, 200_000):
+        ref = ray.put(np.ones(n))
+        assert als.run(check, np.ones(n), ref) == [2.0 * n] * 3
+        assert als.run(check, x=ref, y=np.ones(n)) == [2.0 * n] * 3
+
+
+def test_partials_methods_and_classes_of_ones_own_travel(als: AlchemistSession) -> None:
+    class Adder:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def __call__(self, comm: Any) -> int:
+            return self.n + comm.rank
+
+        def add(self, comm: Any, m: int) -> Adder:
+            return Adder(self.n + m)
+
+    assert als.run(Adder(5)) == 5
+    assert als.run(functools.partial(lambda comm, a, b: a - b, b=1), 4) == 3
+    found = als.run(Adder(1).add, 2)
+    assert isinstance(found, Adder)
+    assert found.n == 3
+
+
+def test_a_module_of_the_users_own_folder_need_not_be_on_the_nodes(
+    als: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_helpers_of_run.py").write_text("def twice(x):\n    return 2 * x\n")
+    (tmp_path / "my_module_of_run.py").write_text(
+        textwrap.dedent(
+            """
+            import my_helpers_of_run as helpers
+            from my_helpers_of_run import twice
+            FACTOR = 10
+
+            def f(comm, x):
+                import sys
+                assert "my_module_of_run" not in sys.modules
+                return FACTOR * twice(x) + helpers.twice(comm.size)
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import my_module_of_run  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    assert als.run(my_module_of_run.f, 4) == 86
+
+
+def test_nothing_is_kept_between_runs(als: AlchemistSession) -> None:
+    def count(comm: Any, seen: list[int] = []) -> int:  # noqa: B006
+        seen.append(1)
+        return len(seen)
+
+    assert [als.run(count) for _ in range(3)] == [1, 1, 1]
+
+
+def test_context_is_there_inside_and_not_outside(als: AlchemistSession) -> None:
+    def layouts(comm: Any, A: Any) -> Any:
+        from ali import context  # noqa: PLC0415
+
+        ctx = context()
+        ctx.check()
+        ctx.progress(0.5, "half")
+        return ctx.rank, ctx.size, ctx.to_layout(A, "MC_MR")
+
+    rank, size, B = als.run(layouts, als.send_matrix(np.eye(4)))
+    assert (rank, size, B.layout) == (0, 3, "MC_MR")
+    import ali  # noqa: PLC0415
+
+    with pytest.raises(RuntimeError, match=r"als\.run"):
+        ali.context()
+
+
+def test_progress_reaches_the_bar(cluster: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def steps(comm: Any) -> None:
+        import time  # noqa: PLC0415
+
+        from ali import context  # noqa: PLC0415
+
+        for i in range(4):
+            context().progress(i / 4, f"step {i}")
+            time.sleep(0.12)
+
+    with AlchemistSession(1, progress=True) as als:
+        als.run(steps)
+    assert "step 3" in capfd.readouterr().err
+
+
+# --- what goes wrong --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 2])
+def test_an_exception_comes_with_its_rank_and_traceback(als: AlchemistSession, rank: int) -> None:
+    def broken(comm: Any, where: int) -> None:
+        if where in (-1, comm.rank):
+            raise ValueError("no luck")
+        comm.Barrier()
+
+    with pytest.raises(RoutineError, match="ValueError: no luck") as caught:
+        als.run(broken, rank)
+    assert caught.value.rank == max(rank, 0)
+    shown = caught.value.traceback or ""
+    assert "in broken" in shown
+    assert 'raise ValueError("no luck")' in shown
+    assert "worker.py" not in shown  # our own frames tell a user nothing
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(als: AlchemistSession) -> None:
+    def broken(comm: Any) -> None:
+        import threading  # noqa: PLC0415
+
+        class OddError(Exception):
+            def __init__(self) -> None:
+                super().__init__("odd")
+                self.lock = threading.Lock()
+
+        raise OddError
+
+    with pytest.raises(RoutineError, match="OddError: odd"):
+        als.run(broken)
+
+
+@pytest.mark.parametrize("code", [0, 3, "enough", None])
+def test_sys_exit_fails_the_call_alone(als: AlchemistSession, code: object) -> None:
+    def leave(comm: Any) -> None:
+        if comm.rank == 1:
+            sys.exit(code)  # type: ignore[arg-type]
+        comm.Barrier()
+
+    with pytest.raises(RoutineError, match="SystemExit") as caught:
+        als.run(leave)
+    assert caught.value.rank == 1
+
+
+def test_what_is_not_a_function_is_refused(als: AlchemistSession) -> None:
+    with pytest.raises(BadArgumentError, match="a str cannot be called"):
+        als.run("total")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        als.run(np.eye(2))  # type: ignore[arg-type]
+    with pytest.raises(BadArgumentError, match="timeout_s"):
+        als.run(total, timeout_s=0)
+
+
+def test_what_cannot_be_pickled_is_named(als: AlchemistSession) -> None:
+    lock = threading.Lock()
+
+    def closes_over(comm: Any) -> Any:
+        return lock
+
+    with pytest.raises(BadArgumentError, match=r"closes_over uses .* 'lock' \(a lock\)"):
+        als.run(closes_over)
+    with pytest.raises(BadArgumentError, match="total: its argument number 2"):
+        als.run(total, 1, lock)
+    with pytest.raises(BadArgumentError, match="total: its argument 'k'"):
+        als.run(total, k=[lock])
+    with pytest.raises(BadArgumentError, match="ObjectRef inside"):
+        als.run(total, [ray.put(1)])
+
+    def returns_one(comm: Any) -> Any:
+        import threading  # noqa: PLC0415
+
+        return [threading.Lock()]
+
+    with pytest.raises(RoutineError, match="returned what cannot be pickled on rank 0"):
+        als.run(returns_one)
+
+
+def test_matrices_must_be_here_and_the_same_on_all_ranks(als: AlchemistSession) -> None:
+    A = als.send_matrix(np.eye(3))
+    A.free()
+    with pytest.raises(MatrixNotFoundError, match="freed"):
+        als.run(scaled, A)
+    with AlchemistSession(1) as other, pytest.raises(MatrixNotFoundError, match="session"):
+        other.run(scaled, als.send_matrix(np.eye(2)))
+
+    def uneven(comm: Any) -> Any:
+        from ali import context  # noqa: PLC0415
+
+        return context().zeros((2 + comm.rank, 2), "float64")
+
+    with pytest.raises(RoutineError, match="other shapes or layouts"):
+        als.run(uneven)
+
+    def some(comm: Any) -> Any:
+        from ali import context  # noqa: PLC0415
+
+        Z = context().zeros((2, 2), "float64")
+        return Z if comm.rank == 0 else None
+
+    with pytest.raises(RoutineError, match="other shapes or layouts"):
+        als.run(some)
+    assert len(als.list_matrices()) == 1  # the one that was sent
+
+
+def test_a_session_without_workers_says_so(cluster: str) -> None:
+    with AlchemistSession() as als:
+        with pytest.raises(SessionError, match="no workers"):
+            als.run(total)
+        als.request_workers(1)
+        A = als.send_matrix(np.eye(2))
+        als.yield_workers()
+        als.request_workers(1)
+        with pytest.raises(StaleHandleError):
+            als.run(scaled, A)
+
+
+def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession) -> None:
+    def hang(comm: Any, how: str) -> None:
+        if how == "mpi" and comm.rank == 0:
+            comm.recv(source=1)
+        while how == "loop":
+            pass
+        time.sleep(60)
+
+    for how in ("mpi", "loop", "sleep"):
+        start = time.monotonic()
+        with pytest.raises(CallTimeoutError, match=r"0\.3 s") as caught:
+            als.run(hang, how, timeout_s=0.3)
+        assert isinstance(caught.value, TimeoutError)
+        assert als.run(total) == 3
+        assert time.monotonic() - start < 4
+    sleep = als.load_library("echo").sleep.options(timeout_s=0.3)
+    with pytest.raises(CallTimeoutError):
+        sleep(30.0)
+    with pytest.raises(BadArgumentError):
+        sleep.options(timeout_s="soon")
+
+
+# --- how it travels ---------------------------------------------------------------------
+
+
+def test_no_pickle_crosses_a_socket(als: AlchemistSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    connection = als._gang()._link._connection  # type: ignore[attr-defined]
+    send = connection.write
+    monkeypatch.setattr(connection, "write", lambda raw: (seen.append(bytes(raw)), send(raw)))
+
+    def marked(comm: Any, x: Any) -> Any:
+        return "a mark within the function", x
+
+    assert als.run(marked, {frozenset("m")})[0] == "a mark within the function"
+    assert any(b"code-" in raw and b"given-" in raw for raw in seen)
+    assert not any(b"a mark within" in raw or b"frozenset" in raw for raw in seen)
+
+
+def staged() -> list[str]:
+    """Names of the files that lie in gangs' folders for runs, arguments and results."""
+    names = [path.name for folder in traces.folders() for path in folder.iterdir()]
+    return [name for name in names if re.match(r"(code|given|result|values)-", name)]
+
+
+def test_files_do_not_stay(cluster: str) -> None:
+    def large(comm: Any, x: Any) -> Any:
+        return x
+
+    def raises(comm: Any, x: Any) -> None:
+        raise ValueError
+
+    def made(i: int) -> Any:
+        return lambda comm: i
+
+    before = staged()
+    with AlchemistSession(2) as als:
+        als.run(large, np.ones(100_000))
+        with pytest.raises(RoutineError):
+            als.run(raises, np.ones(100_000))
+        kept = [name for name in staged() if name not in before]
+        assert {name.partition("-")[0] for name in kept} == {"code"}
+        assert len(kept) == 2
+        folder = next(f for f in traces.folders() if (f / kept[0]).exists())
+        assert (folder / kept[0]).stat().st_mode & 0o777 == 0o600
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert [als.run(made(i)) for i in range(80)] == list(range(80))
+        assert traces.wait_until(lambda: len(staged()) - len(before) <= 64, 2.0) is not None
+
+
+# --- what ranks print -------------------------------------------------------------------
+
+
+def test_prints_come_with_their_rank(
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speak(comm: Any) -> None:
+        libc = ctypes.CDLL(None)
+        print("one")
+        libc.puts(b"two, from C")
+        print("three", end="")
+        sys.stderr.write("an error\n")
+        os.write(1, b" and four\nfive without an end")
+
+    als.run(speak)
+    told = capsys.readouterr()
+    for rank in range(3):
+        mine = [line for line in told.out.splitlines() if line.startswith(f"[rank {rank}] ")]
+        assert [line.partition("] ")[2] for line in mine] == [
+            "one", "two, from C", "three and four", "five without an end",
+        ]  # fmt: skip
+        assert f"[rank {rank}] an error\n" in told.err
+    als.load_library("echo").say("hello")
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {r}] hello" for r in range(3)]
+
+
+def test_prints_are_shown_as_they_are_printed_and_before_the_result(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[float, str]] = []
+
+    class Screen:
+        def write(self, text: str) -> None:
+            shown.append((time.monotonic(), text))
+
+        def flush(self) -> None: ...
+
+    def slowly(comm: Any) -> None:
+        if comm.rank == 1:
+            for i in range(3):
+                print("step", i)
+                time.sleep(0.3)
+
+    def fails(comm: Any) -> None:
+        print("before", end="")
+        raise ValueError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Screen())
+        als.run(slowly)
+        assert [text for _, text in shown] == [f"[rank 1] step {i}\n" for i in range(3)]
+        assert shown[2][0] - shown[0][0] > 0.4
+        shown.clear()
+        with pytest.raises(RoutineError):
+            als.run(fails)
+        assert "[rank 0] before\n" in "".join(text for _, text in shown)
+
+
+def test_a_flood_of_output_is_bounded_and_says_what_was_dropped(
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flood(comm: Any) -> int:
+        if comm.rank == 0:
+            line = b"x" * 199 + b"\n"
+            for _ in range(300):
+                os.write(1, line * 500)
+        return 300 * 500 * 200
+
+    nbytes = als.run(flood)
+    told = capsys.readouterr()
+    dropped = sum(map(int, re.findall(r"(\d+) bytes of output dropped", told.err)))
+    shown = sum(len(line) - len("[rank 0] ") + 1 for line in told.out.splitlines())
+    assert shown + dropped == nbytes
+    assert als.run(total) == 3
+
+
+def test_output_can_be_silenced(cluster: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with AlchemistSession(1, output=False) as als:
+        als.run(lambda comm: print("silence"))
+        als.load_library("echo").say("silence")
+    told = capfd.readouterr()
+    assert "silence" not in told.out + told.err
+
+
+def test_ranks_of_mpiexec_speak_as_well(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with AlchemistSession(2, launcher="mpiexec") as als:
+        assert als.run(lambda comm: print("here I am") or comm.allreduce(1)) == 2
+        with pytest.raises(CallTimeoutError):
+            als.run(lambda comm: time.sleep(60), timeout_s=0.2)
+        assert als.run(total) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == ["[rank 0] here I am", "[rank 1] here I am"]

@@ -1,0 +1,328 @@
+"""What test_linalg_arrays.py runs on the ranks: matrices as NumPy has arrays."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from ali import linalg
+from ali.interface import Context
+from ali.linalg.ufuncs import UNARY
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES
+from mpi_workers.worker import Gang
+from tests.ali.ranks_linalg_checks import Array, Checks, said_by_all, sample, small_panels, values
+
+SHAPES = [(13, 7), (1, 1), (2, 30), (40, 1)]
+SOME_LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC", "MD_STAR", "CIRC_CIRC", "STAR_MR", "STAR_STAR")
+
+
+def sent(found: Array) -> Array:
+    """NumPy's result in a dtype that a matrix can have."""
+    return found.astype(np.int32) if found.dtype.kind == "b" else found
+
+
+def sums_of_two(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for one, other in sample(gang, DTYPES, DTYPES):
+        a, b = values((9, 5), one), values((9, 5), other, 1)
+        A, B = check.spread(a, "MC_MR"), check.spread(b)
+        for alpha, beta in ((1, 1), (1, -1), (2, -3), (0.5, 1), (1, 2j)):
+            C = linalg.add(check.ctx, A, B, alpha, beta)
+            with small_panels():
+                D = linalg.add(check.ctx, A, B, alpha, beta)
+            factors = [
+                int(f) if isinstance(f, int) and x.dtype.kind == "i" else f * 1.0
+                for f, x in ((alpha, a), (beta, b))
+            ]
+            expected = np.multiply(a, factors[0]) + np.multiply(b, factors[1])
+            what = [one, other, alpha, beta]
+            check.close(check.whole(C), expected, expected.dtype, what)
+            check.close(check.whole(D), expected, expected.dtype, [*what, "in strips"])
+    for left, right in sample(gang, LAYOUTS, SOME_LAYOUTS):
+        a, b = values((11, 6), "float64"), values((11, 6), "float64", 1)
+        C = linalg.add(check.ctx, check.spread(a, left), check.spread(b, right))
+        check.close(check.whole(C), a + b, "float64", [left, right])
+        check.true(C.layout in (left, right), [left, right, C.layout])
+    return check.result()
+
+
+def broadcasts(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    shapes = [(8, 6), (1, 6), (8, 1), (1, 1)]
+    for one, other, layout, small in sample(gang, shapes, shapes, LAYOUTS, ("VC_STAR", "MR_MC")):
+        a, b = values(one, "float64"), values(other, "int32", 1)
+        C = linalg.elementwise(
+            check.ctx, "subtract", check.spread(a, layout), check.spread(b, small)
+        )
+        check.close(check.whole(C), a - b, "float64", [one, other, layout, small])
+        test = check.spread((values((8, 1), "int32") > 0).astype(np.int32), small)
+        C = linalg.where(check.ctx, test, check.spread(a, layout), check.spread(b, small))
+        expected = np.where(values((8, 1), "int32") > 0, a, b)
+        check.close(check.whole(C), expected, "float64", ["where", one, other, layout, small])
+    a = values((8, 6), "float64")
+    A = check.spread(a)
+    moved = check.ctx.comm.allreduce(0)  # the mean of VC_STAR lies where A is: no move
+    check.true(moved == 0 and linalg.mean(check.ctx, A, 0).layout == "STAR_STAR", "a row by A")
+    C = linalg.elementwise(check.ctx, "subtract", A, linalg.mean(check.ctx, A, 0))
+    check.close(check.whole(C), a - a.mean(axis=0), "float64", "centred")
+    return check.result()
+
+
+def operations(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    binary = [
+        "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "minimum", "maximum",
+        "arctan2", "hypot", "equal", "not_equal", "less", "less_equal", "greater",
+        "greater_equal", "logical_and", "logical_or", "logical_xor",
+    ]  # fmt: skip
+    real_only = {"floor_divide", "remainder", "arctan2", "hypot"}
+    for op, one, other in sample(gang, binary, DTYPES, DTYPES):
+        if op in real_only and "complex" in one + other:
+            continue
+        a, b = values((6, 4), one), values((6, 4), other, 1)
+        with np.errstate(all="ignore"):
+            expected = sent(getattr(np, op)(a, b))
+            found = linalg.elementwise(check.ctx, op, check.spread(a), check.spread(b))
+            check.same(check.whole(found), expected, [op, one, other])
+    for op, dtype, reflected in sample(
+        gang, [b for b in binary if b not in real_only], DTYPES, (False, True)
+    ):
+        a = values((6, 4), dtype)
+        for number in (2, 2.5, 1 - 2j):
+            kind = type(number).__name__
+            with np.errstate(all="ignore"):
+                expected = sent(getattr(np, op)(*((number, a) if reflected else (a, number))))
+            found = linalg.elementwise_scalar(
+                check.ctx, op, check.spread(a, "STAR_VC"), number, reflected, kind
+            )
+            check.same(check.whole(found), expected, [op, dtype, number, reflected])
+    for exponent in (2, 0.5, 3):
+        a = values((5, 4), "int64") ** 2
+        found = linalg.elementwise_scalar(check.ctx, "power", check.spread(a), exponent)
+        check.same(check.whole(found), a**exponent, ["power", exponent])
+    return check.result()
+
+
+def functions_of_one(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for op, dtype in itertools.product((*UNARY, "real", "imag"), DTYPES):
+        a = values((6, 5), dtype)
+        if op in ("floor", "ceil", "rint", "log2") and dtype.startswith("complex"):
+            if op in ("floor", "ceil"):
+                continue
+            a = a.real.astype(dtype)
+        with np.errstate(all="ignore"):
+            expected = sent(np.asarray(getattr(np, op)(a)))
+        found = linalg.apply(check.ctx, op, check.spread(a, "MC_MR"))
+        check.same(check.whole(found), expected, [op, dtype])
+    for one, other in itertools.product(DTYPES, DTYPES):
+        if one.startswith("complex") and not other.startswith("complex"):
+            continue
+        a = values((5, 4), one)
+        found = linalg.astype(check.ctx, check.spread(a, "STAR_VC"), other)
+        check.same(check.whole(found), a.astype(other), ["astype", one, other])
+    a = values((5, 4), "complex64")
+    found = linalg.scale(check.ctx, check.spread(a), 2 - 1j)
+    check.close(check.whole(found), a * (2 - 1j), "complex64", "scale")
+    found = linalg.scale(check.ctx, check.spread(values((5, 4), "int32")), 3)
+    check.same(check.whole(found), values((5, 4), "int32") * 3, "scale int")
+    return check.result()
+
+
+def reductions(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    names = ("sum", "mean", "min", "max", "var", "std")
+    # All layouts with one dtype, all dtypes with one layout: six names, 14 layouts, three axes.
+    typed = [("float64", layout) for layout in LAYOUTS] + [(t, "MC_MR") for t in DTYPES]
+    for shape, (dtype, layout), name in sample(gang, SHAPES, typed, names):
+        a = values(shape, dtype)
+        A = check.spread(a, layout)
+        wide = a.astype("complex128") if a.dtype.kind == "c" else a
+        for axis in (0, 1, None):
+            with small_panels():
+                R = getattr(linalg, name)(check.ctx, A, axis)
+            expected = getattr(np, name)(wide, axis=axis, keepdims=True)
+            kind = getattr(np, name)(a, axis=axis).dtype
+            scale = 20.0 * (a.size if name in ("sum", "var") else 1)
+            check.close(
+                check.whole(R), expected.astype(kind), kind, [name, shape, dtype, layout, axis],
+                scale if kind.kind != "i" else 0,
+            )  # fmt: skip
+    a = values((40, 6), "float64") + 1e8  # what is naive has no digit left
+    A = check.spread(a)
+    check.close(
+        check.whole(linalg.var(check.ctx, A, 0, 1)), a.var(axis=0, ddof=1, keepdims=True),
+        "float64", "var with a large mean", 1e6,
+    )  # fmt: skip
+    for dtype, layout in sample(gang, ("float32", "float64", "int32"), LAYOUTS):
+        a = values((23, 5), dtype)
+        with small_panels():
+            found = linalg.column_stats(check.ctx, check.spread(a, layout), 1)
+        kind = np.dtype("float64" if dtype == "int32" else dtype)
+        for M, expected in zip(
+            found, (a.mean(0), a.std(0, ddof=1), a.min(0), a.max(0)), strict=True
+        ):
+            check.close(check.whole(M), expected[None].astype(kind), kind, ["stats", dtype], 20)
+    a = values((9, 4), "float64")
+    a[3, 1], a[4, 2] = np.nan, -np.inf
+    for name in ("sum", "mean", "min", "max"):
+        R = check.whole(getattr(linalg, name)(check.ctx, check.spread(a), 0))
+        check.same(R, getattr(np, name)(a, axis=0, keepdims=True), [name, "not finite"])
+    a[3, 1] = np.inf
+    for rows in (a, a[3:5]):  # two rows are less than ranks
+        M, _, _, _ = linalg.column_stats(check.ctx, check.spread(rows))
+        check.same(check.whole(M), rows.mean(axis=0, keepdims=True), "mean with inf")
+    big = np.full((70_000, 1), 2**31 - 1, "int32")
+    check.same(check.whole(linalg.sum(check.ctx, check.spread(big))), big.sum(keepdims=True), "i32")
+    return check.result()
+
+
+def other_norms(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    orders: dict[str, Any] = {"1": 1, "inf": np.inf, "2": 2, "nuc": "nuc", "fro": "fro"}
+    for shape, dtype, layout, name in sample(
+        gang, SHAPES, DTYPES, ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR"), orders
+    ):
+        a = values(shape, dtype)
+        found = linalg.norm(check.ctx, check.spread(a, layout), name)
+        wide = a.astype("complex128")
+        expected = float(np.linalg.norm(wide, orders[name]))
+        used = "float64" if dtype in ("float64", "complex128", "int32", "int64") else "float32"
+        check.close(
+            np.array([found], used), np.array([expected], used), used, [name, shape, dtype, layout]
+        )
+        if name == "fro":
+            found = linalg.norm(check.ctx, check.spread(a, layout), "max")
+            check.close(np.array([found]), np.array([np.abs(a).max()], float), "float64", "max")
+    return check.result()
+
+
+def slices(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    cuts = [(None, None, None), (2, 9, 1), (None, None, 3), (None, None, -1), (-2, None, -4)]
+    for layout, rows, cols, dtype in sample(gang, LAYOUTS, cuts, cuts, ("float32", "complex128")):
+        a = values((14, 11), dtype)
+        with small_panels():
+            B = linalg.slice(check.ctx, check.spread(a, layout), *rows, *cols)
+        expected = a[slice(*rows), slice(*cols)]
+        check.same(check.whole(B), expected, [layout, rows, cols, dtype])
+        check.true(B.layout == layout, "layout")
+    picks = [[0], [-1, 3, 3, 0], list(range(13, -1, -1)), [5, 6, 7], [2, 9, 4]]
+    for layout, pick, dtype in sample(gang, LAYOUTS, picks, DTYPES):
+        a = values((14, 15), dtype)
+        A = check.spread(a, layout)
+        check.same(check.whole(linalg.take_rows(check.ctx, A, pick)), a[pick], [layout, pick])
+        check.same(check.whole(linalg.take_cols(check.ctx, A, pick)), a[:, pick], [layout, pick])
+    a = values((14, 15), "float64")
+    A = check.spread(a, "MC_MR")
+    zero = check.spread(np.zeros((1, 1)))
+    column = linalg.elementwise(check.ctx, "greater", linalg.slice(check.ctx, A, col_stop=1), zero)
+    check.same(
+        check.whole(linalg.select_rows(check.ctx, A, column)), a[a[:, 0] > 0], "rows by mask"
+    )
+    row = linalg.elementwise(check.ctx, "greater", linalg.slice(check.ctx, A, row_stop=1), zero)
+    check.same(
+        check.whole(linalg.select_cols(check.ctx, A, row)), a[:, a[0] > 0], "columns by mask"
+    )
+    for left, right, axis in sample(gang, LAYOUTS, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
+        a, b = values((8, 8), "float32"), values((5, 8) if axis == 0 else (8, 5), "int64")
+        C = linalg.concatenate(check.ctx, check.spread(a, left), check.spread(b, right), axis)
+        check.same(check.whole(C), np.concatenate([a, b], axis), [left, right, axis])
+    return check.result()
+
+
+def diagonals_and_fills(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for layout, dtype, shape in sample(gang, LAYOUTS, DTYPES, [(9, 5), (4, 11), (1, 1), (6, 6)]):
+        a = values(shape, dtype)
+        A = check.spread(a, layout)
+        expected = np.diagonal(a)[:, None]
+        check.same(check.whole(linalg.diagonal(check.ctx, A)), expected, [layout, dtype])
+        found = np.array([linalg.trace(check.ctx, A)])
+        check.close(found, np.array([complex(np.trace(a))]), "complex128", "trace", 1e9)
+        E = linalg.eye(check.ctx, *shape, dtype=dtype, layout=layout)
+        check.same(check.whole(E), np.eye(*shape, dtype=dtype), ["eye", layout])
+        F = linalg.full(check.ctx, *shape, value=3, dtype=dtype, layout=layout)
+        check.same(check.whole(F), np.full(shape, 3, dtype), ["full", layout])
+        Z = linalg.zeros(check.ctx, *shape, dtype=dtype, layout=layout)
+        check.same(check.whole(Z), np.zeros(shape, dtype), ["zeros", layout])
+        check.true((E.layout, F.layout, Z.layout) == (layout,) * 3, layout)
+    for shape, layout in itertools.product([(7, 1), (1, 7), (1, 1)], LAYOUTS):
+        a = values(shape, "float32")
+        D = linalg.diag(check.ctx, check.spread(a, layout))
+        check.same(check.whole(D), np.diag(a.reshape(-1)), ["diag", shape, layout])
+    return check.result()
+
+
+def uniform_numbers(gang: Gang) -> dict[str, Any]:
+    check = Checks(gang)
+    large = check.whole(linalg.random_uniform(check.ctx, 300, 200, 3))
+    normal = check.whole(linalg.random_normal(check.ctx, 300, 200, 3))
+    return {
+        "values": check.whole(linalg.random_uniform(check.ctx, 7, 5, 3)).tolist(),
+        "more rows": check.whole(linalg.random_uniform(check.ctx, 9, 5, 3))[:7].tolist(),
+        "other seed": check.whole(linalg.random_uniform(check.ctx, 7, 5, 4)).tolist(),
+        "range": [float(large.min()), float(large.max())],
+        "moments": [float(((large - 0.5) ** k).mean()) for k in (1, 2, 4)],
+        "across": float(np.abs(np.corrcoef(large) - np.eye(300)).max()),
+        "with normal": float(abs(np.corrcoef(large.reshape(-1), normal.reshape(-1))[0, 1])),
+    }
+
+
+def refused(gang: Gang) -> dict[str, list[str]]:
+    """What every rank says of calls that cannot be."""
+    ctx = Context(gang, {})
+    A, B = ctx.zeros((4, 3), "float64"), ctx.zeros((3, 4), "float64")
+    J, Z = ctx.zeros((4, 3), "int32"), ctx.zeros((4, 3), "complex64")
+    minus = linalg.full(ctx, 4, 3, -1, "int32", "MC_MR")
+    calls: dict[str, Any] = {
+        "shapes": lambda: linalg.add(ctx, A, B),
+        "three shapes": lambda: linalg.where(ctx, A, A, B),
+        "op": lambda: linalg.elementwise(ctx, "plus", A, A),
+        "unary op": lambda: linalg.apply(ctx, "cosine", A),
+        "complex floor_divide": lambda: linalg.elementwise(ctx, "floor_divide", A, Z),
+        "complex floor": lambda: linalg.apply(ctx, "floor", Z),
+        "kind": lambda: linalg.elementwise_scalar(ctx, "add", A, 1, kind="double"),
+        "not whole": lambda: linalg.elementwise_scalar(ctx, "add", A, 1.5, kind="int"),
+        "not real": lambda: linalg.elementwise_scalar(ctx, "add", A, 1j, kind="float"),
+        "out of range": lambda: linalg.elementwise_scalar(ctx, "add", J, 2**40),
+        "power": lambda: linalg.elementwise(ctx, "power", J, minus),
+        "scalar power": lambda: linalg.elementwise_scalar(ctx, "power", J, -1),
+        "astype": lambda: linalg.astype(ctx, A, "float16"),
+        "drop": lambda: linalg.astype(ctx, Z, "float64"),
+        "axis": lambda: linalg.sum(ctx, A, 2),
+        "ddof": lambda: linalg.var(ctx, A, 0, -1),
+        "complex stats": lambda: linalg.column_stats(ctx, Z),
+        "ord": lambda: linalg.norm(ctx, A, "3"),
+        "empty slice": lambda: linalg.slice(ctx, A, 4),
+        "step": lambda: linalg.slice(ctx, A, row_step=0),
+        "row 4": lambda: linalg.take_rows(ctx, A, [0, 4]),
+        "column -4": lambda: linalg.take_cols(ctx, A, [-4]),
+        "no rows": lambda: linalg.take_rows(ctx, A, []),
+        "mask": lambda: linalg.select_rows(ctx, A, A),
+        "row mask": lambda: linalg.select_cols(ctx, A, A),
+        "empty mask": lambda: linalg.select_cols(ctx, A, ctx.zeros((1, 3), "int32")),
+        "side": lambda: linalg.concatenate(ctx, A, B),
+        "side axis": lambda: linalg.concatenate(ctx, A, A, 2),
+        "diag": lambda: linalg.diag(ctx, A),
+        "full shape": lambda: linalg.full(ctx, 0, 3, 1),
+        "full dtype": lambda: linalg.full(ctx, 2, 3, 1, "float16"),
+        "full layout": lambda: linalg.full(ctx, 2, 3, 1, "float32", "MC_MC"),
+        "full value": lambda: linalg.full(ctx, 2, 3, 1.5, "int32"),
+        "full imaginary": lambda: linalg.full(ctx, 2, 3, 1j, "float32"),
+        "uniform": lambda: linalg.random_uniform(ctx, 0, 3, 1),
+        "matmul": lambda: linalg.matmul(ctx, A, B, "X"),
+        "matmul shapes": lambda: linalg.matmul(ctx, A, B, "T"),
+    }
+    return {name: said_by_all(ctx, call) for name, call in calls.items()}
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    functions = (
+        sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms, slices,
+        diagonals_and_fills, uniform_numbers, refused,
+    )  # fmt: skip
+    return {function.__name__: function(gang) for function in functions}

@@ -1,0 +1,137 @@
+"""How the checks of linalg compare with NumPy what ranks find, and what they start from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali import DistMatrix, blocks
+from ali.interface import Context
+from ali.linalg import (
+    arithmetic,
+    clusters,
+    elimination,
+    features,
+    gemm,
+    krylov,
+    moving,
+    reduce,
+    triangles,
+)
+from mpi_workers.failures import Failure
+from mpi_workers.layout import Shape
+from mpi_workers.worker import Gang
+
+Array = np.ndarray[Any, Any]
+FLOATS = ("float32", "float64", "complex64", "complex128")
+
+
+class Checks:
+    """Collects what is wrong by more than rounding, on any of the ranks."""
+
+    def __init__(self, gang: Gang) -> None:
+        self.ctx = Context(gang, {})
+        self.done = 0
+        self.wrong: list[Any] = []
+
+    def whole(self, matrix: DistMatrix) -> Array:
+        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+
+    def spread(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
+        return self.ctx.new_replicated(values, layout)
+
+    def close(self, found: Array, expected: Array, dtype: Any, what: Any, scale: float = 0) -> None:
+        """Equal within 60 roundings of the largest number; integers exactly."""
+        self.done += 1
+        kind = np.dtype(dtype)
+        size = scale or float(np.abs(expected).max(initial=0))
+        limit = 0.0 if kind.kind == "i" else 60 * float(np.finfo(kind).eps) * size
+        error = np.inf
+        if found.shape == expected.shape and found.dtype == kind:
+            error = float(np.abs(found - expected).max(initial=0))
+        if not error <= limit:
+            self.wrong.append([what, str(found.dtype), found.shape, error, limit])
+
+    def same(self, found: Array, expected: Array, what: Any) -> None:
+        """Equal within a few roundings of each number; NaN and inf alike, integers exactly."""
+        self.done += 1
+        good = found.shape == expected.shape and found.dtype == expected.dtype
+        if good and expected.dtype.kind == "i":
+            good = np.array_equal(found, expected)
+        elif good:
+            limit = 8 * float(np.finfo(expected.dtype).eps)
+            with np.errstate(all="ignore"):
+                good = np.allclose(found, expected, rtol=limit, atol=limit / 8, equal_nan=True)
+        if not good:
+            self.wrong.append([what, str(found.dtype), str(expected.dtype), found.shape])
+
+    def true(self, value: bool | np.bool, what: Any) -> None:
+        self.done += 1
+        if not value:
+            self.wrong.append(what)
+
+    def result(self) -> list[Any]:
+        """How many checks there were, and what was wrong; collective."""
+        gathered = self.ctx.comm.allgather(self.wrong)
+        return [self.done, [[rank, what] for rank, some in enumerate(gathered) for what in some]]
+
+
+def some(gang: Gang, *choices: Any) -> list[Any]:
+    """All combinations; of them every seventh where ranks crowd the machine.
+
+    Seven divides the length of none of the lists, so that every choice has its turn.
+    """
+    return list(itertools.product(*choices))[:: 1 if gang.size < 4 else 7]
+
+
+def sample(gang: Gang, *choices: Any) -> list[Any]:
+    """Every eleventh of all combinations (29th where ranks crowd the machine), others on each
+    number of ranks.
+
+    Neither divides the length of any of the lists, so that every choice has its turn.
+    """
+    step = 11 if gang.size < 3 else 29
+    return list(itertools.product(*map(list, choices)))[gang.size % step :: step]
+
+
+def values(shape: Shape, dtype: str, seed: int = 0) -> Array:
+    rng = np.random.default_rng([seed, *shape])
+    if dtype.startswith("int"):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    found = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        return (found + 1j * rng.standard_normal(shape)).astype(dtype)
+    return found.astype(dtype)
+
+
+@contextmanager
+def small_panels() -> Iterator[None]:
+    """Panels and pieces of a few elements, so that there are many and the last is short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "PANEL", 600)
+        patch.setattr(blocks, "CHUNK", 256)
+        patch.setattr(gemm, "CHUNK", 64)
+        patch.setattr(moving, "MESSAGE", 128)
+        patch.setattr(features, "PANEL", 2000)
+        for module in (arithmetic, clusters, elimination, krylov, reduce, triangles):
+            patch.setattr(module, "CHUNK", 256)
+        yield
+
+
+def orthonormal(check: Checks, q: Array, what: Any) -> None:
+    check.close(q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype), q.dtype, [what, "orthonormal"])
+
+
+def said_by_all(ctx: Context, call: Callable[[], Any]) -> list[str]:
+    """The failure of every rank, as kind and message."""
+    said = "nothing"
+    try:
+        call()
+    except Failure as failure:
+        said = f"{failure.kind}: {failure.message}"
+    return list(ctx.comm.allgather(said))

@@ -1,0 +1,180 @@
+"""What test_linalg_learning.py runs on the ranks: components, clusters, kernel regression."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from ali import linalg
+from ali.interface import Context
+from mpi_workers.worker import Gang
+from tests.ali.ranks_linalg_checks import Array, Checks, said_by_all, small_panels, values
+
+REALS = ("float32", "float64", "int32")
+
+
+def components(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    cases = itertools.product([(60, 8), (8, 30), (3, 4)], REALS, (True, False), (True, False))
+    for shape, dtype, center, scale in list(cases)[:: 1 if gang.size < 4 else 5]:
+        a = values(shape, dtype) * np.arange(1, shape[1] + 1) + 5
+        a = a.astype(dtype)
+        k = min(2, shape[0] - 1)
+        layout = ("VC_STAR", "MC_MR", "STAR_VC")[gang.size % 3]
+        found = linalg.pca(check.ctx, check.spread(a, layout), k, center, scale)
+        parts, variance, mean, scores, ratio, deviation = (check.whole(x) for x in found)
+        wide = a.astype("float64")
+        used = np.dtype("float64" if dtype == "int32" else dtype)
+        what = [shape, dtype, center, scale]
+        divisor = wide.std(axis=0, ddof=1, keepdims=True) if scale else np.ones((1, shape[1]))
+        divisor[divisor == 0] = 1
+        x = (wide - wide.mean(axis=0) * center) / divisor
+        _, s, vh = np.linalg.svd(x, full_matrices=False)
+        vh *= np.sign(vh[np.arange(len(vh)), np.abs(vh).argmax(axis=1)])[:, None]
+        top = float(s[0])
+        slack = 20 * (1 + top)
+        check.close(mean, (wide.mean(axis=0, keepdims=True) * center).astype(used), used, what, 90)
+        check.close(deviation, divisor.astype(used), used, [*what, "deviation"], 90)
+        all_of_it = (wide - wide.mean(axis=0) * center) ** 2 / divisor**2
+        expected = (s[:k, None] ** 2 / (shape[0] - 1)).astype(used)
+        check.close(variance, expected, used, [*what, "variance"], slack * top)
+        total = all_of_it.sum() / (shape[0] - 1)
+        check.close(ratio, (expected / total).astype(used), used, [*what, "ratio"], slack)
+        check.close(
+            scores, (x @ parts.astype(float).T).astype(used), used, [*what, "scores"], slack
+        )
+        gaps = -np.diff(s[: k + 1]).min(initial=top) if len(s) > 1 else top
+        check.close(parts, vh[:k].astype(used), used, [*what, "parts"], slack * top / float(gaps))
+    a = np.ones((6, 3))
+    a[:, 1] = np.arange(6)
+    found = linalg.pca(check.ctx, check.spread(a), 1, True, True, "randomized")
+    check.close(check.whole(found[0]), np.array([[0.0, 1, 0]]), "float64", "a constant column", 1)
+    check.close(check.whole(found[4]), np.ones((1, 1)), "float64", "all of the variance")
+    return check.result()
+
+
+def blobs(k: int, each: int) -> tuple[Array, Array]:
+    """Points around k centers far from each other, and which belongs to which."""
+    rng = np.random.default_rng(k)
+    centers = 50 * rng.permutation(np.eye(k, 6))
+    labels = np.arange(k * each) % k
+    return centers[labels] + rng.standard_normal((k * each, 6)) + 1000, labels
+
+
+def clusters(gang: Gang) -> dict[str, Any]:
+    check = Checks(gang)
+    ctx = check.ctx
+    points, labels = blobs(5, 40)
+    found: dict[str, Any] = {}
+    for dtype, layout in (("float64", "VC_STAR"), ("float32", "MC_MR"), ("int32", "STAR_VC")):
+        a = points.astype(dtype)
+        with small_panels():
+            C, L, inertia, count = linalg.kmeans(ctx, check.spread(a, layout), 5, 3)
+        c, mine = check.whole(C), check.whole(L)[:, 0]
+        check.true((L.layout, L.dtype.name, mine.shape) == ("VC_STAR", "int32", (200,)), dtype)
+        pairs = {(int(x), int(y)) for x, y in zip(mine, labels, strict=True)}
+        check.true(len(pairs) == 5 and len({x for x, _ in pairs}) == 5, [dtype, sorted(pairs)])
+        used = np.dtype("float64" if dtype == "int32" else dtype)
+        expected = np.stack([a[mine == j].mean(axis=0, dtype="float64") for j in range(5)])
+        check.close(c, expected.astype(used), used, [dtype, "centers"])
+        exact = float(((a - expected[mine]) ** 2).sum())
+        check.close(
+            np.array([inertia], used), np.array([exact], used), used, [dtype, "inertia"], exact * 99
+        )
+        found[dtype] = [inertia, int(count), mine.tolist()]
+    uneven = values((70, 3), "float64")
+    C, L, inertia, count = linalg.kmeans(ctx, check.spread(uneven), 7, 1, 300, 0.0)
+    mine, c = check.whole(L)[:, 0], check.whole(C)
+    away = ((uneven[:, None, :] - c) ** 2).sum(axis=2)
+    check.true(np.array_equal(away.argmin(axis=1), mine), "each row has the nearest center")
+    means = np.stack([uneven[mine == j].mean(axis=0) for j in range(7)])
+    check.close(c, means, "float64", "a fixed point of Lloyd's")
+    found["uneven"] = [inertia, int(count), mine.tolist()]
+    few = np.repeat(np.eye(3), 4, axis=0)  # three different rows
+    for seed in range(8):  # a row that is a center already is never drawn again
+        C, L, inertia, _ = linalg.kmeans(ctx, check.spread(few), 3, seed, 1)
+        check.true(inertia < 1e-20 and len(set(check.whole(L)[:, 0].tolist())) == 3, ["few", seed])
+    C, L, inertia, _ = linalg.kmeans(ctx, check.spread(few), 5, 0)
+    check.true(inertia < 1e-20, "more clusters than different rows")
+    one = linalg.kmeans(ctx, check.spread(uneven), 1)
+    check.close(
+        check.whole(one[0]), uneven.mean(axis=0, keepdims=True), "float64", "one cluster", 1
+    )
+    alone = linalg.kmeans(ctx, check.spread(uneven[:1]), 1)
+    check.close(check.whole(alone[0]), uneven[:1], "float64", "one row")
+    return {**found, "checks": check.result()}
+
+
+def kernels(gang: Gang) -> dict[str, Any]:
+    check = Checks(gang)
+    ctx = check.ctx
+    x = values((80, 3), "float64")
+    y = np.stack([np.sin(x[:, 0]), x[:, 1] * x[:, 2]], axis=1)
+    z = check.whole(linalg.random_features(ctx, check.spread(x, "MC_MR"), 2000, 1.5, 7))
+    distances = ((x[:, None] - x) ** 2).sum(axis=2)
+    off = float(np.abs(z @ z.T - np.exp(-distances / (2 * 1.5**2))).max())
+    fewer = check.whole(linalg.random_features(ctx, check.spread(x), 10, 1.5, 7))
+    check.close(fewer * (10 / 2000) ** 0.5, z[:, :10], "float64", "fewer are the first of more", 9)
+    X, Y, m, lam = check.spread(x), check.spread(y, "MR_STAR"), 80, 1e-4
+    z = check.whole(linalg.random_features(ctx, X, 60, 2.0, 1))
+    exact = np.linalg.solve(z.T @ z + m * lam * np.eye(60), z.T @ y)
+    for keep, dtype in ((1 << 30, "float64"), (0, "float64"), (0, "float32")):
+        used = [check.spread(v.astype(dtype)) for v in (x, y)]
+        tol = 1e-12 if dtype == "float64" else 1e-6
+        with small_panels():
+            W, count, residual = linalg.random_features_ridge(
+                ctx, *used, 60, 2.0, lam, 1, tol, 2000, keep
+            )
+        w = check.whole(W)
+        check.true(0 < count < 2000 and residual < 100 * tol, [keep, dtype, count, residual])
+        normal = (z.T @ z + m * lam * np.eye(60)) @ w - z.T @ y
+        relative = np.linalg.norm(normal, axis=0) / np.linalg.norm(z.T @ y, axis=0)
+        check.true(relative.max() < 100 * tol, [keep, dtype, float(relative.max())])
+        P = linalg.random_features_predict(ctx, used[0], W, 2.0, 1)
+        check.close(check.whole(P), (z @ w).astype(dtype), dtype, [keep, dtype, "predict"], 900)
+        if dtype == "float64":
+            check.close(w, exact, dtype, [keep, "weights"], 1e6)
+    P = linalg.random_features_predict(ctx, X, check.spread(exact, "STAR_VC"), 2.0, 1)
+    fit = float(np.abs(check.whole(P) - y).max())
+    same = check.whole(linalg.random_features(ctx, check.spread(x[:3]), 4, 1.0, 5))
+    del Y
+    return {"off": off, "fit": fit, "values": same.tolist(), "checks": check.result()}
+
+
+def refused(gang: Gang) -> dict[str, list[str]]:
+    """What every rank says of calls that cannot be."""
+    ctx = Context(gang, {})
+    A, Z = ctx.zeros((4, 3), "float64"), ctx.zeros((4, 3), "complex64")
+    bad = linalg.full(ctx, 4, 3, float("nan"))
+    row, y = ctx.zeros((1, 3), "float64"), ctx.zeros((4, 1), "float64")
+    ridge = linalg.random_features_ridge
+    calls: dict[str, Any] = {
+        "pca complex": lambda: linalg.pca(ctx, Z, 1),
+        "pca row": lambda: linalg.pca(ctx, row, 1),
+        "pca k": lambda: linalg.pca(ctx, A, 4),
+        "pca nan": lambda: linalg.pca(ctx, bad, 1),
+        "kmeans complex": lambda: linalg.kmeans(ctx, Z, 1),
+        "kmeans k": lambda: linalg.kmeans(ctx, A, 5),
+        "kmeans iterations": lambda: linalg.kmeans(ctx, A, 1, 0, 0),
+        "kmeans tol": lambda: linalg.kmeans(ctx, A, 1, 0, 9, -1.0),
+        "kmeans nan": lambda: linalg.kmeans(ctx, bad, 2),
+        "features": lambda: linalg.random_features(ctx, A, 0, 1.0),
+        "sigma": lambda: linalg.random_features(ctx, A, 5, 0.0),
+        "features complex": lambda: linalg.random_features(ctx, Z, 5, 1.0),
+        "ridge rows": lambda: ridge(ctx, A, row, 5, 1.0, 1.0),
+        "ridge lam": lambda: ridge(ctx, A, y, 5, 1.0, 0.0),
+        "ridge nan": lambda: ridge(ctx, bad, linalg.full(ctx, 4, 1, 1), 5, 1.0, 1.0),
+        "ridge iterations": lambda: ridge(
+            ctx, linalg.random_normal(ctx, 40, 2, 1), linalg.random_normal(ctx, 40, 1, 2), 30, 1.0,
+            1e-9, 0, 1e-12, 2,
+        ),
+        "predict complex": lambda: linalg.random_features_predict(ctx, A, Z, 1.0),
+    }  # fmt: skip
+    return {name: said_by_all(ctx, call) for name, call in calls.items()}
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    functions = (components, clusters, kernels, refused)
+    return {function.__name__: function(gang) for function in functions}

@@ -1,0 +1,337 @@
+"""What test_linalg_solvers.py runs on the ranks: systems, decompositions, learning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali import linalg
+from ali.interface import Context
+from ali.linalg import rows
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES
+from mpi_workers.worker import Gang
+from tests.ali.ranks_linalg_checks import (
+    FLOATS,
+    Array,
+    Checks,
+    orthonormal,
+    said_by_all,
+    sample,
+    values,
+)
+
+SIZES = (1, 2, 5, 9, 24)
+SIDES = ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR")
+
+
+@contextmanager
+def small_blocks(width: int) -> Iterator[None]:
+    """Panels of a few columns, so that there are many and the last is short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "BLOCK", width)
+        yield
+
+
+def used_dtype(*dtypes: str) -> np.dtype[Any]:
+    return np.result_type(*dtypes, "float32")
+
+
+def positive(n: int, dtype: str) -> Array:
+    a = values((n, n + 3), dtype)
+    return a @ a.conj().T + np.eye(n, dtype=dtype) * 4
+
+
+def well(n: int, dtype: str) -> Array:
+    """Of a small condition, and still in need of pivots: a large element below each zero."""
+    a = np.asarray(values((n, n), dtype) * 0.3)
+    a = np.roll(a + (6 * np.eye(n)).astype(a.dtype), 1, axis=0)
+    if n > 1:
+        a[0, 0] = 0
+    return a.round().astype(dtype) if dtype.startswith("int") else a.astype(dtype)
+
+
+def solutions(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for n, dtype, (layout, width), r in sample(
+        gang, SIZES, DTYPES, itertools.product(SIDES, (4, 5, 128)), (1, 3)
+    ):
+        what = [n, dtype, layout, width, r]
+        a, b = well(n, dtype), values((n, r), dtype, 5)
+        p = positive(n, dtype)
+        used = used_dtype(dtype)
+        exact = np.dtype("complex128" if used.kind == "c" else "float64")
+        A, B = check.spread(a, layout), check.spread(b, "STAR_VC")
+        P = check.spread(p, layout)
+        with small_blocks(width):
+            X = linalg.solve(check.ctx, A, B)
+            L = linalg.cholesky(check.ctx, P)
+            Y = linalg.solve(check.ctx, P, B, "positive")
+            T = linalg.solve_triangular(check.ctx, L, B)
+            H = linalg.solve_triangular(check.ctx, L, B, True, True)
+            R = linalg.transpose(check.ctx, L, True)
+            U = linalg.solve_triangular(check.ctx, R, B, False)
+            V = linalg.solve_triangular(check.ctx, R, B, False, True)
+            inverse = linalg.inv(check.ctx, A)
+            sign, log = linalg.slogdet(check.ctx, A)
+        check.close(check.whole(A), a, dtype, [*what, "A is as it was"], 1e-300)
+        check.close(check.whole(P), p, dtype, [*what, "P is as it was"], 1e-300)
+        wide, side = a.astype(exact), b.astype(exact)
+        check.close(
+            check.whole(X), np.linalg.solve(wide, side).astype(used), used, [*what, "lu"], 9
+        )
+        lower = check.whole(L)
+        check.true(not np.triu(lower, 1).any() and L.layout == "VC_STAR", [*what, "lower"])
+        size = 10 * float(np.abs(p).max())
+        check.close(lower @ lower.conj().T, p.astype(used), used, [*what, "cholesky"], size)
+        found = p.astype(exact) @ check.whole(Y).astype(exact)
+        check.close(found.astype(used), b.astype(used), used, [*what, "positive"], 10 * size)
+        for name, Z, t in (("L", T, lower), ("L^H", H, lower.conj().T)):
+            found = t.astype(exact) @ check.whole(Z).astype(exact)
+            check.close(found.astype(used), b.astype(used), used, [*what, name], 10 * size)
+        check.close(check.whole(U), check.whole(H), used, [*what, "upper"], 100)
+        check.close(check.whole(V), check.whole(T), used, [*what, "upper adjoint"], 100)
+        check.close(check.whole(inverse), np.linalg.inv(wide).astype(used), used, [*what, "inv"], 9)
+        expected = np.linalg.slogdet(wide)
+        check.close(
+            np.array([sign, log]), np.array(expected, complex), "complex128", [*what, "slogdet"],
+            100 * float(np.finfo(used).eps / 2e-16),
+        )  # fmt: skip
+    return check.result()
+
+
+def pivoting(gang: Gang) -> list[Any]:
+    """Where it goes wrong without pivots, and where ranks run out of rows early."""
+    check = Checks(gang)
+    n = 30
+    permuted = np.eye(n)[::-1] * np.arange(1, n + 1)
+    # All large elements in rows that one rank owns, so that its rows are the first to go.
+    uneven = values((n, n), "float64") * np.where(np.arange(n) % gang.size == 0, 1e6, 1.0)[:, None]
+    hilbert = 1.0 / (np.arange(n)[:, None] + np.arange(n) + 1.0) + 1e-3 * np.eye(n)
+    for name, a in (("permuted", permuted), ("uneven", uneven), ("hilbert", hilbert)):
+        b = values((n, 2), "float64", 3)
+        for width in (4, 128):
+            with small_blocks(width):
+                X = linalg.solve(check.ctx, check.spread(a), check.spread(b))
+                d = linalg.det(check.ctx, check.spread(a))
+            x = check.whole(X)
+            backward = np.abs(a @ x - b).max() / (np.abs(a).sum(1).max() * np.abs(x).max())
+            check.true(backward < 1e-14, [name, width, "backward error", float(backward)])
+            ratio = np.array([d / np.linalg.det(a)])
+            check.close(ratio, np.ones(1, complex), "complex128", [name, "det"], 20)
+    half = np.eye(n)
+    half[::2] *= 1e-3
+    A = check.spread(half)
+    found = np.array([linalg.condest(check.ctx, A), linalg.condest(check.ctx, A, "2")])
+    check.close(found, np.array([1e3, 1e3]), "float64", "condition")
+    flat = check.spread(np.ones((n, n)))
+    check.true(linalg.condest(check.ctx, flat) == np.inf, "singular")
+    check.true(linalg.det(check.ctx, flat) == 0, "det of singular")
+    check.true(linalg.slogdet(check.ctx, flat)[1] == -np.inf, "slogdet of singular")
+    huge = check.spread(1e200 * np.diag([-1.0, 1.0, 1.0]))
+    check.true(linalg.det(check.ctx, huge) == -np.inf, "det overflows")
+    a = values((40, 6), "float64")
+    expected = np.array([np.linalg.cond(a)])
+    found = np.array([linalg.condest(check.ctx, check.spread(a), "2")])
+    check.close(found, expected, "float64", "condition of a tall matrix")
+    return check.result()
+
+
+def least_squares(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    shapes = [(30, 4), (4, 30), (7, 7), (1, 1), (5, 1), (1, 5), (9, 8)]
+    for (m, n), dtype, layout, kind in sample(gang, shapes, DTYPES, SIDES, ("", "low", "zero")):
+        a = values((m, n), dtype)
+        if kind == "low":
+            a[:, n // 2 :] = a[:, :1]
+        elif kind == "zero":
+            a[...] = 0
+        b = values((m, 2), dtype, 7)
+        used = used_dtype(dtype)
+        exact = np.dtype("complex128" if used.kind == "c" else "float64")
+        A, B = check.spread(a, layout), check.spread(b, "MC_MR")
+        what = [m, n, dtype, layout, kind]
+        X = linalg.lstsq(check.ctx, A, B)
+        S, rank = linalg.svdvals(check.ctx, A), linalg.matrix_rank(check.ctx, A)
+        wide, side = a.astype(exact), b.astype(exact)
+        limit = max(m, n) * np.finfo(used).eps
+        x, _, r, s = np.linalg.lstsq(wide, side, limit)
+        check.true(rank == r, [*what, rank, int(r)])
+        smallest = float(s[r - 1]) if r else 1.0
+        blow = 20 * (1 + float(s[0]) / smallest) ** 2 * (1 + float(np.abs(x).max()))
+        check.close(check.whole(X), x.astype(used), used, [*what, "X"], blow)
+        real = used.type(0).real.dtype
+        check.close(check.whole(S), s[:, None].astype(real), real, [*what, "S"], 50)
+        inverse = np.linalg.pinv(wide, limit)
+        check.close(check.whole(linalg.pinv(check.ctx, A)), inverse.astype(used), used, what, blow)
+        X = linalg.ridge(check.ctx, A, B, 0.5)
+        gram = wide.conj().T @ wide + 0.5 * np.eye(n)
+        x = np.linalg.solve(gram, wide.conj().T @ side)
+        check.close(check.whole(X), x.astype(used), used, [*what, "ridge"], 500)
+    return check.result()
+
+
+def decompositions(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    shapes = [(30, 6), (6, 30), (8, 8), (1, 1), (1, 4), (2, 1)]
+    for shape, dtype, layout in sample(gang, shapes, DTYPES, LAYOUTS):
+        a = values(shape, dtype)
+        used = used_dtype(dtype)
+        real = used.type(0).real.dtype
+        A, what = check.spread(a, layout), [shape, dtype, layout]
+        S, U, V = linalg.svd(check.ctx, A)
+        s, u, v = (check.whole(x) for x in (S, U, V))
+        k = min(shape)
+        check.true((s.shape, u.shape, v.shape) == ((k, 1), (shape[0], k), (shape[1], k)), what)
+        exact = np.linalg.svd(a.astype(used), compute_uv=False)
+        check.close(s, exact[:, None].astype(real), real, [*what, "S"], 50)
+        check.close((u * s[:, 0]) @ v.conj().T, a.astype(used), used, [*what, "U S V^H"], 50)
+        orthonormal(check, u, [*what, "U"])
+        orthonormal(check, v, [*what, "V"])
+        found = check.whole(linalg.svdvals(check.ctx, A))
+        check.close(found, s, real, [*what, "svdvals"], 50)
+    for n, dtype, layout in sample(gang, SIZES, DTYPES, LAYOUTS):
+        a = values((n, n), dtype)
+        hermitian = np.tril(a) + np.tril(a, -1).conj().T
+        np.fill_diagonal(hermitian, np.diagonal(a).real)
+        used = used_dtype(dtype)
+        A, what = check.spread(np.tril(a) + np.triu(a, 1) * 3, layout), [n, dtype, layout]
+        W, V = linalg.eigh(check.ctx, A)
+        w, v = check.whole(W), check.whole(V)
+        check.true((W.layout, V.layout, w.shape) == ("STAR_STAR", "VC_STAR", (n, 1)), what)
+        exact = np.linalg.eigvalsh(hermitian.astype(used))[:, None]
+        check.close(w, exact, exact.dtype, [*what, "W"], 90)
+        check.close(hermitian.astype(used) @ v, v * w[:, 0], used, [*what, "A V = V W"], 90)
+        orthonormal(check, v, [*what, "V"])
+    a = values((9, 9), "float64")
+    a[0, 8] = np.nan  # where eigh does not look
+    W, _ = linalg.eigh(check.ctx, check.spread(a))
+    check.close(check.whole(W), np.linalg.eigvalsh(a)[:, None], "float64", "upper triangle", 90)
+    for dtype, shape, q in itertools.product(FLOATS, [(90, 40), (40, 90)], (0, 1, 3)):
+        layout = SIDES[(q + gang.size) % 3]
+        u, s, vh = np.linalg.svd(values(shape, dtype), full_matrices=False)
+        a = ((u * 0.8 ** np.arange(len(s))) @ vh).astype(dtype)
+        S, U, V = linalg.truncated_svd(
+            check.ctx, check.spread(a, layout), 5, method="randomized", power_iterations=q
+        )
+        s, u, v = (check.whole(x) for x in (S, U, V))
+        what = ["randomized", dtype, shape, q, layout]
+        # The first that is left out is 0.8^11 of the last that is wanted.
+        rest = 0.8 ** (11 * (4 * q + 2)) / (60 * float(np.finfo(dtype).eps))
+        exact = (0.8 ** np.arange(5))[:, None].astype(s.dtype)
+        check.close(s, exact, s.dtype, [*what, "S"], 5 + rest)
+        if shape[0] > shape[1]:  # exact within what was found, on the side of the long vectors
+            check.close(a @ v, u * s[:, 0], dtype, [*what, "A V = U S"], 9)
+        else:
+            check.close(a.conj().T @ u, v * s[:, 0], dtype, [*what, "A^H U = V S"], 9)
+        orthonormal(check, u, [*what, "U"])
+        orthonormal(check, v, [*what, "V"])
+    return check.result()
+
+
+def transposed_products(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    how = ("N", "T", "C")
+    for left, right, dtype, layout, (m, k, n) in sample(
+        gang, how, how, DTYPES, LAYOUTS, [(9, 14, 5), (1, 3, 8), (40, 2, 3), (6, 6, 6)]
+    ):
+        a, b = values((m, k), dtype), values((k, n), dtype, 1)
+
+        def stored(x: Array, op: str) -> Array:
+            return {"N": x, "T": x.T, "C": x.conj().T}[op]
+
+        A = check.spread(np.array(stored(a, left)), layout)
+        B = check.spread(np.array(stored(b, right)), "VC_STAR")
+        C = linalg.matmul(check.ctx, A, B, left, right)
+        what = [left, right, dtype, layout, (m, k, n)]
+        check.close(check.whole(C), a @ b, dtype, what, 60)
+        check.close(check.whole(A), stored(a, left), dtype, [*what, "A is as it was"], 1e-300)
+    a = values((50, 4), "complex64")
+    C = linalg.matmul(check.ctx, check.spread(a), check.spread(a), "C")
+    check.close(check.whole(C), a.conj().T @ a, "complex64", "A^H A", 60)
+    check.true(C.layout == "VC_STAR", "no operand moved")
+    H = linalg.transpose(check.ctx, check.spread(a, "MC_MR"), True)
+    check.close(check.whole(H), a.conj().T, "complex64", "A^H", 1e-300)
+    return check.result()
+
+
+def searches(gang: Gang) -> list[Any]:
+    check = Checks(gang)
+    for n, dtype, layout in sample(gang, (1, 2, 9, 40), DTYPES, SIDES):
+        p, b = positive(n, dtype), values((n, 3), dtype, 2)
+        b[:, 1] = 0
+        used = used_dtype(dtype)
+        tol = 1e-5 if used.name in ("float32", "complex64") else 1e-10
+        X, count, residual = linalg.conjugate_gradient(
+            check.ctx, check.spread(p, layout), check.spread(b, "MC_MR"), tol
+        )
+        check.true(residual < 10 * tol and 0 < count <= 10 * n, [n, dtype, count, residual])
+        x = check.whole(X)
+        exact = np.linalg.solve(p.astype(used), b.astype(used))
+        check.close(x, exact, used, [n, dtype], 1e-2 * tol / np.finfo(used).eps)
+        check.true(not x[:, 1].any(), "of zero zero")
+    return check.result()
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    functions = (
+        solutions, pivoting, least_squares, decompositions, transposed_products, searches, troubles,
+    )  # fmt: skip
+    return {function.__name__: function(gang) for function in functions}
+
+
+def troubles(gang: Gang) -> dict[str, list[str]]:
+    """What every rank says of matrices that are not what they should be."""
+    ctx = Context(gang, {})
+    check = Checks(gang)
+    A = ctx.zeros((4, 3), "float64")
+    indefinite = positive(20, "float64")
+    indefinite[13, 13] = -1
+    singular = values((20, 20), "float64")
+    singular[:, 7] = 0
+    bad = values((20, 20), "float64")
+    bad[19, 3] = np.nan
+    triangle = np.tril(values((20, 20), "float64")) + 5 * np.eye(20)
+    triangle[9, 9] = 0
+    P, S, N, T = (check.spread(x) for x in (indefinite, singular, bad, triangle))
+    B = ctx.zeros((20, 1), "float64")
+    ones = linalg.full(ctx, 20, 1, 1)
+    stiff = check.spread(np.diag(np.arange(1.0, 21)))
+    calls: dict[str, Any] = {
+        "not square": lambda: linalg.cholesky(ctx, A),
+        "other rows": lambda: linalg.solve(ctx, P, A),
+        "assume": lambda: linalg.solve(ctx, P, B, "hermitian"),
+        "minor": lambda: linalg.cholesky(ctx, P),
+        "solve minor": lambda: linalg.solve(ctx, P, B, "positive"),
+        "nan minor": lambda: linalg.cholesky(ctx, linalg.add(ctx, P, N)),
+        "singular": lambda: linalg.solve(ctx, S, B),
+        "inv singular": lambda: linalg.inv(ctx, S),
+        "nan": lambda: linalg.solve(ctx, N, B),
+        "nan det": lambda: linalg.det(ctx, N),
+        "nan cond": lambda: linalg.condest(ctx, N),
+        "ord": lambda: linalg.condest(ctx, N, "fro"),
+        "triangle": lambda: linalg.solve_triangular(ctx, T, B),
+        "lstsq rows": lambda: linalg.lstsq(ctx, P, A),
+        "lstsq nan": lambda: linalg.lstsq(ctx, N, B),
+        "ridge nan": lambda: linalg.ridge(ctx, P, linalg.scale(ctx, ones, float("nan")), 1.0),
+        "ridge lam": lambda: linalg.ridge(ctx, P, B, 0.0),
+        "svd nan": lambda: linalg.svd(ctx, N),
+        "rank nan": lambda: linalg.matrix_rank(ctx, N),
+        "eigh": lambda: linalg.eigh(ctx, A),
+        "eigh nan": lambda: linalg.eigh(ctx, N),
+        "method": lambda: linalg.truncated_svd(ctx, P, 2, method="lanczos"),
+        "oversampling": lambda: linalg.truncated_svd(ctx, P, 2, oversampling=-1),
+        "cg shape": lambda: linalg.conjugate_gradient(ctx, A, A),
+        "cg tol": lambda: linalg.conjugate_gradient(ctx, P, B, 0.0),
+        "cg indefinite": lambda: linalg.conjugate_gradient(ctx, P, ones),
+        "cg nan": lambda: linalg.conjugate_gradient(ctx, N, ones),
+        "cg iterations": lambda: linalg.conjugate_gradient(ctx, stiff, ones, 1e-10, 5),
+        "after all": lambda: linalg.solve(ctx, stiff, ones),
+    }
+    with small_blocks(6):
+        return {name: said_by_all(ctx, call) for name, call in calls.items()}

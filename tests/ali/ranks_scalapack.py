@@ -1,0 +1,372 @@
+"""What test_scalapack.py runs on the ranks: every routine against NumPy on the whole matrix."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ali import DistMatrix, scalapack
+from ali.interface import Context
+from ali.scalapack import cyclic, grid
+from mpi_workers.failures import Failure
+from mpi_workers.worker import Gang
+
+Array = np.ndarray[Any, Any]
+FLOATS = ("float32", "float64", "complex64", "complex128")
+SHAPES = [(67, 23), (23, 67), (40, 40), (1, 1), (1, 5), (5, 1), (3, 2), (16, 16)]
+LAYOUTS = itertools.cycle(["VC_STAR", "MC_MR", "STAR_STAR", "STAR_VC", "CIRC_CIRC", "MR_MC"])
+
+
+class Checks:
+    """Collects what is wrong by more than rounding; all ranks agree on it."""
+
+    def __init__(self, gang: Gang) -> None:
+        state: dict[str, Any] = {}
+        scalapack.load(state, None)
+        self.ctx = Context(gang, state)
+        self.done = 0
+        self.wrong: list[Any] = []
+
+    def spread(self, values: Array, layout: str = "") -> DistMatrix:
+        return self.ctx.new_replicated(values, layout or next(LAYOUTS))
+
+    def whole(self, matrix: DistMatrix) -> Array:
+        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+
+    def true(self, value: bool | np.bool, what: Any) -> None:
+        self.done += 1
+        if not self.ctx.comm.allreduce(bool(value), MPI.LAND):
+            self.wrong.append(what)
+
+    def close(self, found: Any, expected: Any, scale: float, dtype: Any, what: Any) -> None:
+        """Equal within 40 roundings of `scale` for each of the matrix's rows and columns."""
+        self.done += 1
+        found, expected = np.asarray(found), np.asarray(expected)
+        limit = 40 * max(8, *found.shape) * float(np.finfo(dtype).eps) * scale
+        error = np.inf
+        if found.shape == expected.shape:
+            error = float(np.abs(found - expected).max(initial=0))
+        if not self.ctx.comm.allreduce(error, MPI.MAX) <= limit:
+            self.wrong.append([what, str(found.shape), error, limit])
+
+    def product(self, expected: Array, *factors: Array, what: Any) -> None:
+        """The product of factors is what it should be; they have its dtype, or are real."""
+        kind = expected.dtype
+        same = all(f.dtype in (kind, np.zeros(0, kind).real.dtype) for f in factors)
+        self.true(same, [what, "dtypes", [str(f.dtype) for f in factors]])
+        found = factors[0]
+        for factor in factors[1:]:
+            found = found @ factor
+        self.close(found, expected, max(1e-30, float(np.linalg.norm(expected))), kind, what)
+
+    def orthonormal(self, q: Array, what: Any) -> None:
+        self.close(q.conj().T @ q, np.eye(q.shape[1]), 1, q.dtype, [what, "orthonormal"])
+
+    def layouts(self, results: Any, expected: str, what: Any) -> None:
+        found = [r.layout for r in results]
+        self.true(found == expected.split(), [what, "layouts", found])
+
+    def result(self) -> list[Any]:
+        scalapack.close(self.ctx.state)
+        return [self.done, self.wrong]
+
+
+@contextmanager
+def blocks(way: str) -> Iterator[None]:
+    """Blocks of one element as they lie, or copies in blocks so small that there are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cyclic, "BLOCK", 8)
+        patch.setattr(cyclic, "MOVED", 1 << 10)
+        for kind in cyclic.BLOCKED_FROM:
+            if kind != "lange":
+                patch.setitem(cyclic.BLOCKED_FROM, kind, 1 if way == "blocks" else 1 << 30)
+        yield
+
+
+def values(shape: tuple[int, int], dtype: str, kind: str = "", seed: int = 0) -> Array:
+    """Random numbers; of low rank, zero or ill-conditioned if `kind` says so."""
+    rng = np.random.default_rng([seed, *shape])
+    if dtype.startswith("int"):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    found = rng.standard_normal(shape)
+    if dtype.startswith("complex"):
+        found = found + 1j * rng.standard_normal(shape)
+    if kind == "zero":
+        found[...] = 0
+    elif kind == "low rank":
+        found[:, shape[1] // 2 :] = found[:, : shape[1] - shape[1] // 2]
+    elif kind == "ill-conditioned":
+        u, _, vh = np.linalg.svd(found, full_matrices=False)
+        found = (u * np.logspace(0, -14, min(shape))) @ vh
+    return found.astype(dtype)
+
+
+def some(gang: Gang, everything: list[Any]) -> list[Any]:
+    """All on one rank; else some, others on each number of ranks, with every choice among them."""
+    stride = {1: 1, 2: 3}.get(gang.size, 13)
+    return everything[gang.size % stride :: stride]
+
+
+def cases(gang: Gang) -> list[tuple[str, tuple[int, int], str, str]]:
+    """Way, shape, dtype, kind; some of them where ranks crowd the machine (see `some`)."""
+    found = [
+        (way, shape, dtype, "")
+        for way, shape, dtype in itertools.product(("lies", "blocks"), SHAPES, FLOATS)
+    ]
+    kinds = ("zero", "low rank", "ill-conditioned")
+    for way, dtype, kind in itertools.product(("lies", "blocks"), FLOATS, kinds):
+        found += [(way, (30, 19), dtype, kind), (way, (19, 30), dtype, kind)]
+    return some(gang, found)
+
+
+def factorizations(gang: Gang) -> list[Any]:
+    """lu, qr, lq, svd, svdvals of all shapes."""
+    check = Checks(gang)
+    ctx = check.ctx
+    for case in cases(gang):
+        way, shape, dtype, kind = case
+        a, k = values(shape, dtype, kind), min(shape)
+        A = check.spread(a)
+        with blocks(way):
+            results = scalapack.lu(ctx, A)
+            check.layouts(results, "MC_MR MC_MR STAR_STAR", ["lu", case])
+            low, up, order = map(check.whole, results)
+            check.product(a[order[:, 0]], low, up, what=["lu", case])
+            check.true(not np.triu(low, 1).any() and not np.tril(up, -1).any(), ["lu", case])
+            check.true((np.diagonal(low) == 1).all(), ["lu: unit diagonal", case])
+            check.true(sorted(order[:, 0]) == list(range(shape[0])), ["lu: permutation", case])
+
+            results = scalapack.qr(ctx, A)
+            check.layouts(results, "MC_MR MC_MR", ["qr", case])
+            q, r = map(check.whole, results)
+            check.product(a, q, r, what=["qr", case])
+            check.orthonormal(q, ["qr", case])
+            check.true(not np.tril(r, -1).any(), ["qr: triangular", case])
+            _real_diagonal(check, r, ["qr", case])
+
+            low, q = map(check.whole, scalapack.lq(ctx, A))
+            check.product(a, low, q, what=["lq", case])
+            check.orthonormal(q.conj().T, ["lq", case])
+            check.true(not np.triu(low, 1).any(), ["lq: triangular", case])
+            _real_diagonal(check, low, ["lq", case])
+
+            results = scalapack.svd(ctx, A)
+            check.layouts(results, "STAR_STAR MC_MR MC_MR", ["svd", case])
+            s, u, v = map(check.whole, results)
+            check.product(a, u * s[:, 0], v.conj().T, what=["svd", case])
+            check.orthonormal(u, ["svd: U", case])
+            check.orthonormal(v, ["svd: V", case])
+            exact = np.linalg.svd(a.astype("complex128"), compute_uv=False)[:, None]
+            top = float(exact[0, 0]) or 1e-30
+            check.close(s, exact, top, dtype, ["svd: S", case])
+            alone = check.whole(scalapack.svdvals(ctx, A))
+            check.close(alone, exact, top, dtype, ["svdvals", case])
+            check.true(s.shape == (k, 1) and (np.diff(s[:, 0]) <= 0).all(), ["svd: S", case])
+        check.true(np.array_equal(check.whole(A), a), ["A is as it was", case])
+    return check.result()
+
+
+def _real_diagonal(check: Checks, r: Array, what: Any) -> None:
+    diagonal = np.diagonal(r)
+    check.true((diagonal.real >= 0).all() and not diagonal.imag.any(), [what, "diagonal"])
+
+
+def systems(gang: Gang) -> list[Any]:
+    """solve, cholesky, lstsq, eigh, condest."""
+    check = Checks(gang)
+    ctx = check.ctx
+    choices = list(itertools.product(("lies", "blocks"), (1, 2, 7, 16, 45), FLOATS))
+    for case in some(gang, choices):
+        way, n, dtype = case
+        a = values((n, n), dtype) + n * np.eye(n, dtype=dtype)
+        h = values((n, n), dtype, seed=1)
+        h = h @ h.conj().T + np.eye(n, dtype=dtype)
+        b = values((n, 3), dtype, seed=2)
+        A, B, H = check.spread(a), check.spread(b), check.spread(h)
+        with blocks(way):
+            X = scalapack.solve(ctx, A, B)
+            check.layouts([X], "MC_MR", ["solve", case])
+            check.product(b, a, check.whole(X), what=["solve", case])
+
+            L = check.whole(scalapack.cholesky(ctx, check.spread(np.tril(h))))
+            check.product(h, L, L.conj().T, what=["cholesky", case])
+            check.true(not np.triu(L, 1).any(), ["cholesky: triangular", case])
+            _real_diagonal(check, L, ["cholesky", case])
+
+            for g in (h, np.tril(values((n, n), dtype))):  # definite, and not
+                full = g if g is h else g + g.conj().T
+                W, V = scalapack.eigh(ctx, check.spread(g if g is h else np.tril(full)))
+                check.layouts([W, V], "STAR_STAR MC_MR", ["eigh", case])
+                w, v = check.whole(W), check.whole(V)
+                check.product(full, v * w[:, 0], v.conj().T, what=["eigh", case])
+                check.orthonormal(v, ["eigh", case])
+                check.true((np.diff(w[:, 0]) >= 0).all(), ["eigh: ascending", case])
+
+            for m, (kind, order) in itertools.product((a, values((n, n), dtype)), CONDITIONS):
+                found = scalapack.condest(ctx, check.spread(m), kind)
+                found /= float(np.linalg.cond(m.astype("complex128"), order))
+                check.true(0.2 < found < 1.01, ["condest", kind, case, found])
+
+            for shape in ((n + 20, n), (n, n), (n, n + 20)):
+                m = values(shape, dtype, seed=3)
+                rhs = values((shape[0], 2), dtype, seed=4)
+                X = scalapack.lstsq(ctx, check.spread(m), check.spread(rhs))
+                check.layouts([X], "MC_MR", ["lstsq", case, shape])
+                exact = np.linalg.lstsq(m, rhs, rcond=None)[0]
+                size = float(np.linalg.cond(m)) * float(np.abs(exact).max())
+                check.close(check.whole(X), exact, size, dtype, ["lstsq", case, shape])
+        for matrix, was in ((A, a), (B, b), (H, h)):
+            check.true(np.array_equal(check.whole(matrix), was), ["as it was", case])
+    return check.result()
+
+
+ORDERS = {"fro": "fro", "1": 1, "inf": np.inf}
+CONDITIONS = (("1", 1), ("inf", np.inf))
+
+
+def products(gang: Gang) -> list[Any]:
+    """matmul in all transposes and mixtures of dtypes, norm in all kinds."""
+    check = Checks(gang)
+    ctx = check.ctx
+    turned: dict[str, Callable[[Array], Array]] = {
+        "N": lambda x: x,
+        "T": lambda x: x.T,
+        "C": lambda x: x.conj().T,
+    }
+    choices = itertools.product(
+        ("lies", "blocks"),
+        [(17, 23, 13), (1, 40, 5), (2, 3, 2)],
+        FLOATS,
+        ["NN", "TN", "NC", "CT", "TT"],
+    )
+    for way, (m, k, n), dtype, (one, two) in some(gang, list(choices)):
+        a = values((m, k) if one == "N" else (k, m), dtype)
+        b = values((k, n) if two == "N" else (n, k), dtype, seed=1)
+        with blocks(way):
+            C = scalapack.matmul(ctx, check.spread(a), check.spread(b), one, two)
+        check.layouts([C], "MC_MR", ["matmul", way])
+        expected = turned[one](a) @ turned[two](b)
+        scale = float(np.linalg.norm(a) * np.linalg.norm(b))
+        what = ["matmul", way, (m, k, n), dtype, one, two]
+        check.close(check.whole(C), expected, scale, dtype, what)
+    for one, two in itertools.product((*FLOATS, "int32"), ("float64", "complex64", "int64")):
+        a, b = values((7, 5), one), values((5, 9), two, seed=1)
+        C = check.whole(scalapack.matmul(ctx, check.spread(a), check.spread(b)))
+        kind = np.result_type(*(np.float64 if x.dtype.kind == "i" else x.dtype for x in (a, b)))
+        check.true(C.dtype == kind, ["matmul", one, two, str(C.dtype)])
+        check.close(C, a @ b, 400, kind, ["matmul", one, two])
+    for shape, dtype in itertools.product([(13, 7), (1, 1), (2, 50)], (*FLOATS, "int32")):
+        a = values(shape, dtype)
+        A = check.spread(a)
+        used = "float64" if dtype == "int32" else dtype
+        for kind, order in ORDERS.items():
+            exact = float(np.linalg.norm(a.astype("complex128"), order))
+            found = scalapack.norm(ctx, A, kind)
+            check.close([found], [exact], exact, used, ["norm", kind, shape, dtype])
+        top = np.abs(a).max()
+        check.close([scalapack.norm(ctx, A, "max")], [top], top, used, ["max", shape, dtype])
+    a = values((30, 20), "float64")
+    check.close([scalapack.norm(ctx, check.spread(a * 1e300))],
+                [np.linalg.norm(a) * 1e300], 1e302, "float64", "no overflow")  # fmt: skip
+    a[29, 19] = np.nan
+    check.true(np.isnan(scalapack.norm(ctx, check.spread(a), "max")), "norm of NaN")
+    same = check.spread(values((9, 9), "float64"), "MC_MR")
+    C = scalapack.matmul(ctx, same, same)
+    square = values((9, 9), "float64")
+    check.close(check.whole(C), square @ square, 100, "float64", "A A")
+    check.true(np.array_equal(check.whole(same), square), "A is as it was")
+    return check.result()
+
+
+def refusals(gang: Gang) -> dict[str, str]:
+    """What is refused before any message: rank 0 calls alone, and may not wait for the others."""
+    state: dict[str, Any] = {}
+    scalapack.load(state, None)
+    ctx = Context(gang, state)
+    tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
+    empty = ctx.zeros((0, 3), "float64")
+    calls: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: scalapack.matmul(ctx, tall, tall),
+        "matmul transposed": lambda: scalapack.matmul(ctx, tall, other, "T"),
+        "matmul op": lambda: scalapack.matmul(ctx, tall, tall, "H"),
+        "solve": lambda: scalapack.solve(ctx, tall, tall),
+        "solve rows": lambda: scalapack.solve(ctx, other, tall),
+        "cholesky": lambda: scalapack.cholesky(ctx, tall),
+        "eigh": lambda: scalapack.eigh(ctx, tall),
+        "condest": lambda: scalapack.condest(ctx, tall),
+        "condest kind": lambda: scalapack.condest(ctx, other, "fro"),
+        "lstsq": lambda: scalapack.lstsq(ctx, tall, other),
+        "norm": lambda: scalapack.norm(ctx, tall, "2"),
+        "svd of nothing": lambda: scalapack.svd(ctx, empty),
+    }
+    said: dict[str, str] = {}
+    if gang.rank == 0:
+        for name, call in calls.items():
+            try:
+                call()
+            except Failure as failure:
+                said[name] = f"{failure.kind}: {failure.message}"
+    return said
+
+
+def troubles(gang: Gang) -> dict[str, list[str]]:
+    """Failures that ScaLAPACK finds, or that only all ranks together see."""
+    check = Checks(gang)
+    ctx = check.ctx
+    ones = check.spread(np.ones((12, 12)))
+    bad = np.eye(12)
+    bad[11, 10] = np.inf
+    infinite, good = check.spread(bad), check.spread(np.eye(12) * 2)
+    low = check.spread(values((30, 12), "float64", "low rank"))
+    calls: dict[str, Callable[[], Any]] = {
+        "singular": lambda: scalapack.solve(ctx, check.spread(np.diag([1.0] * 8 + [0.0])), nine),
+        "not definite": lambda: scalapack.cholesky(ctx, check.spread(np.diag([1.0, 1.0, -1.0]))),
+        "not of full rank": lambda: scalapack.lstsq(ctx, low, low),
+    }
+    nine = check.spread(np.ones((9, 1)))
+    for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
+        calls[name] = lambda name=name: getattr(scalapack, name)(ctx, infinite)  # type: ignore[misc]
+    calls["solve"] = lambda: scalapack.solve(ctx, good, infinite)
+    calls["lstsq"] = lambda: scalapack.lstsq(ctx, infinite, good)
+    found = {}
+    for way, (name, call) in itertools.product(("lies", "blocks"), calls.items()):
+        said = "nothing"
+        with blocks(way):
+            try:
+                call()
+            except Failure as failure:
+                said = f"{failure.kind}: {failure.message}"
+        found[f"{name}, {way}"] = list(ctx.comm.allgather(said))
+    found["condest of a singular matrix"] = [str(scalapack.condest(ctx, ones))]
+    return found
+
+
+def renewal(gang: Gang) -> list[Any]:
+    """After a failed call the gang has another communicator: the grid follows."""
+    check = Checks(gang)
+    grids = []
+    a = values((20, 20), "float64")
+    A = check.spread(a)
+    for _ in range(3):
+        check.product(a @ a, check.whole(scalapack.matmul(check.ctx, A, A)), what="matmul")
+        grids.append(grid.grid_of(check.ctx))
+        check.true(grids[-1] is grid.grid_of(check.ctx), "one grid per communicator")
+        gang.renew()
+    check.true(len({id(g) for g in grids}) == 3, "a grid for each communicator")
+    return check.result()
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    """All of it in one launch: starting ranks takes longer than most checks."""
+    try:
+        scalapack.load({}, None)
+    except Failure as failure:
+        return {"missing": failure.message}
+    functions = (products, factorizations, systems, refusals, troubles, renewal)
+    return {function.__name__: function(gang) for function in functions}

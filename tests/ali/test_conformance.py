@@ -1,0 +1,138 @@
+"""Every shipped library does what every library must do (`ali.testing`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ali.testing import Case, LibraryTests
+from mpi_workers import trial
+
+R = np.random.default_rng(7)
+A = R.standard_normal((9, 4))
+B = R.standard_normal((4, 5))
+Q = R.standard_normal((4, 4)) + 4 * np.eye(4)  # well conditioned
+H = Q @ Q.T
+Y = R.standard_normal((9, 2))
+S = np.linalg.svd(A, compute_uv=False)[:, None]
+EIGEN = np.linalg.eigvalsh(H)[:, None]
+QR_R = np.linalg.qr(A)[1]
+QR_R = QR_R * np.sign(np.diagonal(QR_R))[:, None]
+RIDGE = np.linalg.solve(A.T @ A + 0.5 * np.eye(4), A.T @ Y)
+LOOSE = 1e-6
+
+# The same name and order of results in every library.
+SHARED = (
+    Case("matmul", {"A": A, "B": B}, [A @ B]),
+    Case("matmul", {"A": A, "B": A, "transpose_a": "T"}, [A.T @ A]),
+    Case("matmul", {"A": A, "B": A}, raises="ShapeError: matmul: A is 9 x 4"),
+    Case("svd", {"A": A}, [S, None, None]),
+    Case("qr", {"A": A}, [None, QR_R]),
+    Case("eigh", {"A": H}, [EIGEN, None]),
+    Case("cholesky", {"A": H}, [np.linalg.cholesky(H)]),
+    Case("cholesky", {"A": -H}, raises="RoutineError"),
+    Case("solve", {"A": Q, "B": B}, [np.linalg.solve(Q, B)]),
+    Case("solve", {"A": Q, "B": A}, raises="ShapeError"),
+    Case("lstsq", {"A": A, "B": Y}, [np.linalg.lstsq(A, Y)[0]]),
+    Case("norm", {"A": A}, [np.linalg.norm(A)]),
+)
+
+
+class TestEcho(LibraryTests):
+    library = "echo"
+    cases = (
+        Case("nothing", {}, []),
+        Case("echo", {"A": A}, [A, *[None] * 9]),
+        Case("echo", {"A": A, "texts": ["ä"]}, [A, *[None] * 8, ["ä"]]),
+        Case("who"),
+        Case("say", {"text": "hello"}, []),
+        Case("sleep", {"seconds": 0.01}, []),
+        Case("fail", {"message": "no luck"}, raises="no luck"),
+    )
+
+
+class TestLinalg(LibraryTests):
+    library = "linalg"
+    sizes = (2, 3, 6)
+    cases = (
+        *SHARED,
+        Case("add", {"A": A, "B": A, "beta": -2.0}, [-A]),
+        Case("apply", {"op": "abs", "A": A}, [np.abs(A)]),
+        Case("astype", {"A": A, "dtype": "float32"}, [A.astype("float32")]),
+        Case("elementwise", {"op": "multiply", "A": A, "B": A[:1]}, [A * A[:1]]),
+        Case("elementwise", {"op": "add", "A": A, "B": B}, raises="ShapeError"),
+        Case("elementwise_scalar", {"op": "divide", "A": A, "value": 2.0}, [A / 2]),
+        Case("scale", {"A": A, "alpha": 3.0}, [3 * A]),
+        Case("where", {"condition": (A > 0).astype("int32"), "A": A, "B": -A}, [np.abs(A)]),
+        Case("kmeans", {"A": A, "k": 3}),
+        Case("diag", {"A": A[:, :1]}, [np.diag(A[:, 0])]),
+        Case("eye", {"m": 3, "n": 5}, [np.eye(3, 5)]),
+        Case("full", {"m": 2, "n": 9, "value": 1.5}, [np.full((2, 9), 1.5)]),
+        Case("random_normal", {"m": 7, "n": 2, "seed": 3}),
+        Case("random_uniform", {"m": 7, "n": 2, "seed": 3}),
+        Case("zeros", {"m": 2, "n": 2}, [np.zeros((2, 2))]),
+        Case("random_features", {"X": A, "features": 5, "sigma": 1.0}),
+        Case(
+            "random_features_ridge",
+            {"X": A, "Y": Y, "features": 5, "sigma": 1.0, "lam": 0.1},
+        ),
+        Case(
+            "random_features_predict",
+            {"X": A, "W": R.standard_normal((5, 2)), "sigma": 1.0},
+        ),
+        Case("concatenate", {"A": A, "B": -A}, [np.concatenate([A, -A])]),
+        Case("diagonal", {"A": A}, [np.diagonal(A)[:, None]]),
+        Case("select_cols", {"A": A, "mask": np.array([[1, 0, 1, 1]])}, [A[:, [0, 2, 3]]]),
+        Case("select_rows", {"A": Q, "mask": np.array([[1], [0], [1], [1]])}, [Q[[0, 2, 3]]]),
+        Case("slice", {"A": A, "row_start": 1, "row_step": 3, "col_stop": 2}, [A[1::3, :2]]),
+        Case("take_cols", {"A": A, "cols": [3, 0, 0]}, [A[:, [3, 0, 0]]]),
+        Case("take_rows", {"A": A, "rows": [-1, 4]}, [A[[-1, 4]]]),
+        Case("trace", {"A": Q}, [np.trace(Q)]),
+        Case(
+            "conjugate_gradient", {"A": H, "B": B}, [np.linalg.solve(H, B), None, None], rtol=LOOSE,
+        ),
+        Case("ridge", {"A": A, "B": Y, "lam": 0.5}, [RIDGE]),
+        Case("gram", {"A": A}, [A.T @ A]),
+        Case("transpose", {"A": A}, [A.T]),
+        Case("column_stats", {"A": A}, [
+            A.mean(0, keepdims=True), A.std(0, keepdims=True), A.min(0, keepdims=True),
+            A.max(0, keepdims=True),
+        ]),
+        Case("max", {"A": A, "axis": 0}, [A.max(0, keepdims=True)]),
+        Case("mean", {"A": A, "axis": 1}, [A.mean(1, keepdims=True)]),
+        Case("min", {"A": A}, [[[A.min()]]]),
+        Case("std", {"A": A, "axis": 0, "ddof": 1}, [A.std(0, ddof=1, keepdims=True)]),
+        Case("sum", {"A": A, "axis": 0}, [A.sum(0, keepdims=True)]),
+        Case("var", {"A": A, "axis": 0}, [A.var(0, keepdims=True)]),
+        Case("matrix_rank", {"A": A}, [4]),
+        Case("pinv", {"A": A}, [np.linalg.pinv(A)]),
+        Case("svdvals", {"A": A}, [S]),
+        Case("truncated_svd", {"A": A, "rank": 2}, [S[:2], None, None]),
+        Case("truncated_svd", {"A": A, "rank": 5}, raises="has 1 to 4 singular values"),
+        Case("pca", {"A": A, "k": 2}),
+        Case("condest", {"A": Q}, [np.linalg.cond(Q, 1)], rtol=LOOSE),
+        Case("det", {"A": Q}, [np.linalg.det(Q)]),
+        Case("inv", {"A": Q}, [np.linalg.inv(Q)]),
+        Case("slogdet", {"A": Q}, [*np.linalg.slogdet(Q)]),
+        Case("solve_triangular", {"A": np.tril(Q), "B": B}, [np.linalg.solve(np.tril(Q), B)]),
+    )  # fmt: skip
+
+
+class TestScalapack(LibraryTests):
+    library = "scalapack"
+    sizes = (2, 6)
+    interruptible = False
+    cases = (
+        *SHARED,
+        Case("lq", {"A": A}),
+        Case("svdvals", {"A": A}, [S]),
+        Case("lu", {"A": A}),
+        Case("condest", {"A": Q}, [np.linalg.cond(Q, 1)], rtol=0.9),
+        Case("about"),
+    )
+
+    @pytest.fixture(autouse=True)
+    def _scalapack(self) -> None:
+        about = trial.run("tests.ali.ranks_native:described", 1, "scalapack")
+        if about.get("kind") == "LibraryNotFoundError":
+            pytest.skip(about["message"])

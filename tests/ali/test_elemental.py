@@ -1,0 +1,170 @@
+"""Every routine of elemental agrees with NumPy, on any number of ranks, where there is a libEl."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
+from mpi_workers import trial
+
+if TYPE_CHECKING:
+    from alchemist_ray import AlchemistSession
+
+RANK_COUNTS = [1, 2, 3, 4, 6]
+
+
+@functools.cache
+def missing() -> str:
+    """Why there is no libEl for the ranks; empty if there is one."""
+    reason: str = trial.run("tests.ali.ranks_elemental:found", 1)
+    return reason
+
+
+@pytest.fixture
+def libel() -> None:
+    """Skip where a rank does not find libEl."""
+    if missing():
+        pytest.skip(missing())
+
+
+@functools.cache
+def launch(ranks: int) -> dict[str, Any] | AssertionError:
+    try:
+        found: dict[str, Any] = trial.run(
+            "tests.ali.ranks_elemental:everything", ranks, timeout=100
+        )
+    except AssertionError as error:
+        return error
+    return found
+
+
+def results(ranks: int) -> dict[str, Any]:
+    """What all functions of ranks_elemental.py find on so many ranks; one launch."""
+    found = launch(ranks)
+    if isinstance(found, AssertionError):
+        raise found
+    return found
+
+
+@pytest.mark.usefixtures("libel")
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        ("layouts", 169),
+        ("products", 30),
+        ("factorizations", 45),
+        ("spectra", 40),
+        ("numbers", 20),
+        ("systems", 10),
+    ],
+)
+def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
+    done, wrong = results(ranks)[function]
+    assert wrong == []
+    assert done >= (least if ranks > 2 else 2 * least)
+
+
+@pytest.mark.usefixtures("libel")
+@pytest.mark.parametrize("ranks", RANK_COUNTS[:3])
+@pytest.mark.parametrize(("function", "least"), [("models", 8), ("factorised_data", 10)])
+def test_models_find_what_was_planted_or_the_optimum(ranks: int, function: str, least: int) -> None:
+    done, wrong = results(ranks)[function]
+    assert wrong == []
+    assert done >= (least if ranks > 2 else 2 * least)
+
+
+@pytest.mark.usefixtures("libel")
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_bad_calls_are_refused_on_all_ranks_alike(ranks: int) -> None:
+    found = results(ranks)["refusals"]
+    assert [name for name, said in found.items() if len(said) != ranks or len(set(said)) > 1] == []
+    words = {name: said[0] for name, said in found.items()}
+    assert words.pop("after all") == "nothing"
+    native = [words.pop(f"Elemental, {what}") for what in ("cholesky", "solve")]
+    assert [w for w in words.values() if "Elemental's" in w or "Error: " not in w] == []
+    assert {name: w.split(":")[0] for name, w in words.items() if "," not in name} == {
+        "matmul": "ShapeError",
+        "solve": "ShapeError",
+        "cholesky": "ShapeError",
+        "eigh": "ShapeError",
+        "lstsq": "ShapeError",
+        "ridge": "BadArgumentError",
+        "norm": "BadArgumentError",
+        "cond": "ShapeError",
+        "interpolative": "BadArgumentError",
+        "lasso": "ShapeError",
+        "basis_pursuit": "ShapeError",
+        "least_absolute": "ShapeError",
+        "svm": "RoutineError",
+        "nmf": "RoutineError",
+    }
+    assert "A is 4 x 3 (N) and B is 4 x 3 (N)" in words["matmul"]
+    # What Elemental finds out itself comes with its own words.
+    assert native == [
+        "RoutineError: Elemental's ElCholeskyDist_d failed: A was not numerically HPD "
+        "(EL_RUNTIME_ERROR)",
+        "RoutineError: Elemental's ElLinearSolveDist_d failed: Matrix was singular "
+        "(EL_RUNTIME_ERROR)",
+    ]
+
+
+@pytest.mark.usefixtures("libel")
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_a_new_communicator_gets_a_new_grid(ranks: int) -> None:
+    assert results(ranks)["renewals"] == [True, True, True]
+
+
+@pytest.mark.usefixtures("libel")
+@pytest.mark.parametrize("ranks", RANK_COUNTS[:3])
+def test_nothing_is_copied_that_elemental_can_write_in_place(ranks: int) -> None:
+    found = {name: copies for name, copies in results(ranks)["copies"].items() if copies}
+    # pinv's result and its work are Elemental's, for only it knows their shapes on the way.
+    assert found.pop("eigh", 0) == (1 if ranks > 1 else 0)
+    assert found == {"pinv": 2, "lstsq": 1, "ridge": 1}
+
+
+@pytest.mark.usefixtures("libel")
+def test_control_structures_are_laid_out_as_elementals() -> None:
+    expected = [True, True, 1000, 1.0, 6.0, 1e-5, 2, 500, 1.0, True, 100, 0.99, False, True]
+    for found in results(1)["controls"].values():
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("libel")
+@pytest.mark.parametrize("ranks", RANK_COUNTS[:2])
+def test_what_elemental_cannot_count_is_refused(ranks: int) -> None:
+    assert results(ranks)["too_large"].startswith("ShapeError: ")
+    assert "this libEl counts" in results(ranks)["too_large"]
+
+
+@pytest.mark.usefixtures("libel")
+def test_a_session_uses_it(session: AlchemistSession) -> None:
+    a = np.random.default_rng(1).standard_normal((60, 12))
+    A = session.send_matrix(a)
+    path = os.environ.get("ELEMENTAL_LIB")
+    lib = session.load_library("elemental", path)
+    assert "ELEMENTAL_LIB" in (lib.__doc__ or "")
+    S, U, V = lib.svd(A)
+    assert np.abs((U.fetch() * S.fetch()[:, 0]) @ V.fetch().T - a).max() < 1e-13
+    assert abs(lib.norm(A, ord="2") - S.fetch()[0, 0]) < 1e-13
+    indefinite = session.send_matrix(np.diag([1.0, -1.0, 1.0]))
+    for _ in range(2):  # each failure costs the gang its communicator, and Elemental its grid
+        with pytest.raises(RoutineError, match="not numerically HPD"):
+            lib.cholesky(indefinite)
+        with pytest.raises(ShapeError, match="60 x 12"):
+            lib.cholesky(A)
+        assert np.abs(lib.matmul(A, A, transpose_a="T").fetch() - a.T @ a).max() < 1e-12
+    again = session.load_library("elemental")
+    assert np.abs(again.singular_values(A).fetch() - S.fetch()).max() < 1e-13
+
+
+def test_a_session_is_told_what_is_missing(session: AlchemistSession) -> None:
+    with pytest.raises(LibraryNotFoundError, match=r"no file /nowhere/libEl\.so on node"):
+        session.load_library("elemental", "/nowhere/libEl.so")
+    assert session.list_libraries() == []

@@ -1,0 +1,196 @@
+"""Finding libEl, and what is said when it is not there or does not fit: needs no Elemental."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ali import elemental, registry
+from ali.elemental import library, words
+from mpi_workers.failures import Failure
+
+ABSENT = "libEl-that-is-nowhere.so"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "NAME", ABSENT)
+    monkeypatch.setattr(library, "_opened", {})
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+
+
+def refused(path: str | None = None) -> tuple[str, str]:
+    with pytest.raises(Failure) as error:
+        library.find(path)
+    return error.value.kind, error.value.message
+
+
+def test_where_it_is_nowhere_it_says_what_was_looked_for_and_how_to_get_it() -> None:
+    kind, message = refused()
+    assert kind == "LibraryNotFoundError"
+    assert f"{library.VARIABLE} is not set" in message
+    assert f"node {os.uname().nodename}" in message
+    assert "cannot open shared object file" in message  # the loader's own words
+    assert "build it as a shared library against the MPICH that the gang uses" in message
+
+
+def test_the_registry_passes_the_refusal_on() -> None:
+    with pytest.raises(Failure) as error:
+        registry.load("elemental")
+    assert error.value.kind == "LibraryNotFoundError"
+
+
+@pytest.mark.parametrize("way", ["load_library()", library.VARIABLE])
+def test_a_path_to_nothing_is_named_with_where_it_came_from(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/nowhere/libEl.so"
+    if way == library.VARIABLE:
+        monkeypatch.setenv(library.VARIABLE, path)
+    kind, message = refused(None if way == library.VARIABLE else path)
+    assert kind == "LibraryNotFoundError"
+    assert f"no file {path} on node {os.uname().nodename} (from {way})" in message
+
+
+def test_an_explicit_path_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "/nowhere/one.so")
+    assert "/nowhere/two.so" in refused("/nowhere/two.so")[1]
+
+
+def test_a_file_that_is_no_library_is_refused_with_the_loaders_words(tmp_path: Path) -> None:
+    path = tmp_path / "libEl.so"
+    path.write_text("x" * 5000)
+    kind, message = refused(str(path))
+    assert kind == "LibraryLoadError"
+    assert f"{path} does not load" in message
+    assert "invalid ELF header" in message
+
+
+def test_a_library_that_is_not_elemental_is_refused() -> None:
+    path = importlib.import_module("numpy._core._multiarray_umath").__file__
+    kind, message = refused(path)
+    assert kind == "LibraryLoadError"
+    assert "has no ElUsing64BitInt" in message
+    assert "more: it is not Elemental 0.88's libEl with its C interface" in message
+
+
+def stub(folder: Path, name: str, source: str = "", *, leave_out: str = "") -> str:
+    """A shared object with all the functions that are asked of libEl, which do nothing."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    wanted = [*library.PLAIN]
+    for table, letters in library.TABLES:
+        wanted += [f"{function}_{letter}" for function in table for letter in letters]
+    lines = [f"int El{name}(void) {{ return 0; }}" for name in wanted if name != leave_out]
+    code, path = folder / f"{name}.c", folder / f"{name}.so"
+    code.write_text("\n".join([*lines, source]))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, code], check=True, timeout=60)
+    return str(path)
+
+
+def test_a_missing_function_is_named(tmp_path: Path) -> None:
+    kind, message = refused(stub(tmp_path, "old", leave_out="SVDDist_z"))
+    assert kind == "LibraryLoadError"
+    assert "has no ElSVDDist_z: it is not Elemental 0.88's" in message
+
+
+def test_one_that_brings_another_mpi_is_refused(tmp_path: Path) -> None:
+    other = stub(tmp_path, "other", "int MPI_Comm_rank(void) { return 0; }")
+    kind, message = refused(other)
+    assert kind == "LibraryLoadError"
+    assert f"is linked to the MPI in {other}" in message
+    assert "this gang runs on the MPI in" in message
+    assert library._opened == {}
+
+
+def test_a_process_holds_one_elemental(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_check_mpi", lambda *_: None)
+    one, two = stub(tmp_path, "one"), stub(tmp_path, "two")
+    found = library.find(one)
+    (tmp_path / "link.so").symlink_to(one)
+    monkeypatch.setenv(library.VARIABLE, one)
+    assert library.find(str(tmp_path / "link.so")) is library.find() is found
+    kind, message = refused(two)
+    assert kind == "LibraryLoadError"
+    assert f"has loaded {one}" in message
+    assert "request_workers() anew" in message
+
+
+def test_it_is_loaded_when_the_library_is_and_documents_every_routine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_check_mpi", lambda *_: None)
+    loaded = registry.load("elemental", stub(tmp_path, "stub"))
+    about = {fields["name"]: fields for fields in loaded.describe()["routines"]}
+    assert sorted(about) == sorted(elemental.__all__)
+    assert {name: [r for r, _ in fields["results"]] for name, fields in about.items()}.items() >= {
+        "matmul": ["C"],
+        "svd": ["S", "U", "V"],
+        "qr": ["Q", "R"],
+        "eigh": ["W", "V"],
+        "cholesky": ["L"],
+        "solve": ["X"],
+        "norm": ["norm"],
+    }.items()
+    for name, fields in about.items():
+        for part in ("Parameters\n----------", "Notes\n-----", "ource"):
+            assert part in fields["doc"], f"{name} lacks {part!r}"
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "name"),
+    [
+        (1, "ResourceError", "EL_ALLOC_ERROR"),
+        (3, "RoutineError", "EL_ARG_ERROR"),
+        (4, "RoutineError", "EL_LOGIC_ERROR"),
+        (5, "RoutineError", "EL_RUNTIME_ERROR"),
+        (-1, "RoutineError", "EL_ERROR"),
+        (77, "RoutineError", "77"),
+    ],
+)
+def test_codes_become_failures(code: int, kind: str, name: str) -> None:
+    failure = library.failure("ElSVDDist_d", code, "it would not")
+    assert failure.kind == kind
+    assert failure.message == f"Elemental's ElSVDDist_d failed: it would not ({name})"
+    assert "stderr" in library.failure("ElSVDDist_d", code, "").message
+
+
+def test_words_are_caught_from_cerr_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        cpp = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        pytest.skip("no libstdc++ here")
+    cpp._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(64))  # as <iostream> does
+    insert = cpp._ZSt16__ostream_insertIcSt11char_traitsIcEERSt13basic_ostreamIT_T0_ES6_PKS3_l
+    insert.argtypes, insert.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_ssize_t], None
+    cerr = ctypes.addressof(ctypes.c_char.in_dll(cpp, words.CERR))
+
+    def say(text: bytes) -> None:
+        insert(cerr, text, len(text))
+
+    caught = words.Words(cpp)
+    say(b"before ")
+    for turn in ("one", "two"):
+        with caught.listen():
+            say(f"Process 3 caught error message:\nturn {turn}\n failed\n".encode())
+            os.write(2, b"a crash speaks here ")
+        assert caught.take() == f"turn {turn} failed"
+    assert caught.take() == ""
+    say(b"after")
+    assert capfd.readouterr().err == "before a crash speaks here a crash speaks here after"
+
+
+def test_without_libstdcxx_nothing_is_caught_and_nothing_breaks() -> None:
+    caught = words.Words(ctypes.CDLL(np.linalg._umath_linalg.__file__))
+    with caught.listen():
+        pass
+    assert caught.take() == ""

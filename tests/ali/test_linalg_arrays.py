@@ -1,0 +1,152 @@
+"""Matrices on a gang behave as NumPy's arrays do, in every layout, on any number of ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali.linalg.align import common_layout, part_layout
+from mpi_workers import trial
+from mpi_workers.layout import LAYOUTS, Spread
+
+RANK_COUNTS = [1, 2, 3, 4, 6]
+
+
+@functools.cache
+def results(ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = trial.run(
+        "tests.ali.ranks_linalg_arrays:everything", ranks, timeout=100
+    )
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        ("sums_of_two", 40),
+        ("broadcasts", 80),
+        ("operations", 100),
+        ("functions_of_one", 200),
+        ("reductions", 130),
+        ("other_norms", 60),
+        ("slices", 200),
+        ("diagonals_and_fills", 200),
+    ],
+)
+def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
+    done, wrong = results(ranks)[function]
+    assert wrong == []
+    assert done >= (least if ranks < 3 else least / 3)
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_uniform_numbers_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
+    assert results(ranks)["uniform_numbers"] == results(1)["uniform_numbers"]
+
+
+def test_uniform_numbers_are_uniform_and_independent() -> None:
+    found = results(1)["uniform_numbers"]
+    assert 0 <= found["range"][0] < 1e-3
+    assert 1 - 1e-3 < found["range"][1] < 1
+    mean, second, fourth = found["moments"]
+    # Four deviations of the moments of 60 000 numbers.
+    assert abs(mean) < 4 * (1 / 12 / 60_000) ** 0.5
+    assert abs(second - 1 / 12) < 4 * (1 / 180 / 60_000) ** 0.5
+    assert abs(fourth - 1 / 80) < 4 * (1 / 3600 / 60_000) ** 0.5
+    assert found["across"] < 0.45
+    assert found["with normal"] < 0.02  # the same seed, and other numbers
+    assert found["values"] == found["more rows"]
+    assert not np.isin(found["values"], found["other seed"]).any()
+
+
+WORDS = {
+    "shapes": "ShapeError: add: 4 x 3 and 3 x 4 do not go together",
+    "three shapes": "ShapeError: where: 4 x 3 and 4 x 3 and 3 x 4 do not go together",
+    "op": "BadArgumentError: elementwise: op='plus'; it can be one of add, subtract",
+    "unary op": "BadArgumentError: apply: op='cosine'; it can be one of negative, abs",
+    "complex floor_divide": "DtypeError: elementwise: floor_divide is not defined for float64 and",
+    "complex floor": "DtypeError: apply: floor is not defined for complex64",
+    "kind": "BadArgumentError: elementwise_scalar: kind='double' is none of",
+    "not whole": "BadArgumentError: elementwise_scalar: 1.5 is not of kind 'int'",
+    "not real": "BadArgumentError: elementwise_scalar: 1j is not of kind 'float'",
+    "out of range": "BadArgumentError: elementwise_scalar: 1099511627776 cannot be held in int32",
+    "power": "RoutineError: elementwise: integers to negative integer powers",
+    "scalar power": "RoutineError: elementwise_scalar: integers to negative integer powers",
+    "astype": "DtypeError: astype: dtype='float16'; a matrix is one of float32",
+    "drop": "DtypeError: astype: complex64 to float64 would drop the imaginary parts",
+    "axis": "BadArgumentError: sum: axis=2; it can be 0",
+    "ddof": "BadArgumentError: var: ddof=-1 is negative",
+    "complex stats": "DtypeError: column_stats: A is complex64",
+    "ord": "BadArgumentError: norm: ord='3' is none of fro, 1, inf",
+    "empty slice": "ShapeError: slice: 0 rows and 3 columns of a 4 x 3 matrix are left",
+    "step": "BadArgumentError: slice: steps are (0, None)",
+    "row 4": "BadArgumentError: take_rows: A has 4 rows, and no 4",
+    "column -4": "BadArgumentError: take_cols: A has 3 columns, and no -4",
+    "no rows": "ShapeError: take_rows: no rows are asked for",
+    "mask": "ShapeError: select_rows: the mask is 4 x 3 and A is 4 x 3; it must be 4 x 1",
+    "row mask": "ShapeError: select_cols: the mask is 4 x 3 and A is 4 x 3; it must be 1 x 3",
+    "empty mask": "ShapeError: select_cols: the mask is zero everywhere",
+    "side": "ShapeError: concatenate: A is 4 x 3 and B is 3 x 4; they must have as many columns",
+    "side axis": "BadArgumentError: concatenate: axis=2 is neither 0 nor 1",
+    "diag": "ShapeError: diag: A is 4 x 3; it must be one row or one column",
+    "full shape": "ShapeError: full: 0 x 3 is not a shape",
+    "full dtype": "DtypeError: full: dtype='float16'",
+    "full layout": "LayoutError: full: layout='MC_MC'; the layouts are",
+    "full value": "BadArgumentError: full: 1.5 cannot be held in int32",
+    "full imaginary": "BadArgumentError: full: 1j cannot be held in float32",
+    "uniform": "ShapeError: random_uniform: 0 x 3 is not a shape",
+    "matmul": "BadArgumentError: matmul: transpose_a='X' is none of",
+    "matmul shapes": "ShapeError: matmul: A is 3 x 4 after transposing and B is 3 x 4; A must",
+}
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_what_cannot_be_is_refused_by_all_ranks_alike(ranks: int) -> None:
+    found = results(ranks)["refused"]
+    assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
+    wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(WORDS[name])}
+    assert wrong == {}
+    assert found.keys() == WORDS.keys()
+
+
+class Operand:
+    """What the choice of a layout looks at."""
+
+    def __init__(self, layout: str, shape: tuple[int, int], itemsize: int = 8) -> None:
+        self.spread = Spread(layout, shape, (2, 2))
+        self.layout, self.shape, self.grid = layout, shape, (2, 2)
+        self.nbytes = shape[0] * shape[1] * itemsize
+
+
+@pytest.mark.parametrize(
+    ("layouts", "chosen"),
+    [
+        (("VC_STAR", "VC_STAR"), "VC_STAR"),
+        (("VC_STAR", "STAR_VC"), "VC_STAR"),  # a tie: the first
+        (("STAR_STAR", "MC_MR"), "MC_MR"),  # cut from what is everywhere, for nothing
+        (("CIRC_CIRC", "MC_MR"), "MC_MR"),  # not all to one rank
+        (("MC_STAR", "VC_STAR"), "VC_STAR"),  # fewer copies
+    ],
+)
+def test_the_cheaper_side_moves(layouts: tuple[str, str], chosen: str) -> None:
+    operands: Any = [Operand(layout, (100, 50)) for layout in layouts]
+    assert common_layout(operands, (100, 50)) == chosen
+
+
+def test_the_smaller_dtype_moves() -> None:
+    operands: Any = [Operand("VC_STAR", (9, 9), 4), Operand("MC_MR", (9, 9), 16)]
+    assert common_layout(operands, (9, 9)) == "MC_MR"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_or_column_lies_where_the_matrix_does(layout: str) -> None:
+    rows, cols = layout.split("_")
+    circ = layout == "CIRC_CIRC"
+    assert part_layout(layout, (1, 7), (5, 7)) == (layout if circ else f"STAR_{cols}")
+    assert part_layout(layout, (5, 1), (5, 7)) == (layout if circ else f"{rows}_STAR")
+    assert part_layout(layout, (1, 1), (5, 7)) == (layout if circ else "STAR_STAR")
+    assert part_layout(layout, (5, 7), (5, 7)) == layout

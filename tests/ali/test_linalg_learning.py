@@ -1,0 +1,86 @@
+"""Components, clusters and kernel regression: right, and the same on any number of ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_workers import trial
+
+RANK_COUNTS = [1, 2, 3, 4, 6]
+
+
+@functools.cache
+def results(ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = trial.run(
+        "tests.ali.ranks_linalg_learning:everything", ranks, timeout=100
+    )
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_components_are_those_of_the_centred_matrix(ranks: int) -> None:
+    done, wrong = results(ranks)["components"]
+    assert wrong == []
+    assert done >= (200 if ranks < 4 else 40)
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_clusters_are_found_and_are_a_fixed_point(ranks: int) -> None:
+    done, wrong = results(ranks)["clusters"]["checks"]
+    assert wrong == []
+    assert done == 25
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
+@pytest.mark.parametrize("data", ["float64", "float32", "int32", "uneven"])
+def test_clusters_do_not_depend_on_the_number_of_ranks(ranks: int, data: str) -> None:
+    inertia, *found = results(ranks)["clusters"][data]
+    alone, *expected = results(1)["clusters"][data]
+    assert found == expected
+    assert inertia == pytest.approx(alone, rel=1e-4 if data == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_random_features_regress_as_the_normal_equations_say(ranks: int) -> None:
+    found = results(ranks)["kernels"]
+    done, wrong = found["checks"]
+    assert wrong == []
+    assert done == 12
+    # Products of 2000 features are the kernel within 4 deviations of sqrt(1 / 2000) or so.
+    assert found["off"] < 0.1
+    assert found["fit"] < 0.5
+    assert np.allclose(found["values"], results(1)["kernels"]["values"], rtol=0, atol=1e-13)
+
+
+WORDS = {
+    "pca complex": "DtypeError: pca: A is complex64; it must be real",
+    "pca row": "ShapeError: pca: A is 1 x 3; it must have two rows or more",
+    "pca k": "BadArgumentError: pca: k=4, and a 4 x 3 matrix has 1 to 3 components",
+    "pca nan": "RoutineError: pca: A holds NaN or inf",
+    "kmeans complex": "DtypeError: kmeans: A is complex64; it must be real",
+    "kmeans k": "BadArgumentError: kmeans: k=5, and A is 4 x 3: 1 to 4 rows",
+    "kmeans iterations": "BadArgumentError: kmeans: max_iterations=0 is below 1",
+    "kmeans tol": "BadArgumentError: kmeans: tol=-1.0 is not >= 0",
+    "kmeans nan": "RoutineError: kmeans: A holds NaN or inf",
+    "features": "BadArgumentError: random_features: features=0 is below 1",
+    "sigma": "BadArgumentError: random_features: sigma=0.0 is not above 0",
+    "features complex": "DtypeError: random_features: X is complex64; it must be real",
+    "ridge rows": "ShapeError: random_features_ridge: X is 4 x 3 and Y is 1 x 3; they must have",
+    "ridge lam": "BadArgumentError: random_features_ridge: lam=0.0 is not above 0",
+    "ridge nan": "RoutineError: random_features_ridge: the matrices hold NaN or inf",
+    "ridge iterations": "RoutineError: random_features_ridge: a relative residual of 5.5e-01 after",
+    "predict complex": "DtypeError: random_features_predict: W is complex64; it must be real",
+}
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_what_cannot_be_learnt_is_refused_by_all_ranks_alike(ranks: int) -> None:
+    found = results(ranks)["refused"]
+    assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
+    wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(WORDS[name])}
+    assert wrong == {}
+    assert found.keys() == WORDS.keys()

@@ -1,0 +1,128 @@
+"""Systems and decompositions agree with LAPACK's, on any number of ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali import linalg
+from ali.linalg.elimination import parity
+from mpi_workers import trial
+from mpi_workers.signature import Signature
+
+RANK_COUNTS = [1, 2, 3, 4, 6]
+
+
+@functools.cache
+def results(ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = trial.run(
+        "tests.ali.ranks_linalg_solvers:everything", ranks, timeout=100
+    )
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        ("solutions", 900),
+        ("pivoting", 18),
+        ("least_squares", 270),
+        ("decompositions", 420),
+        ("transposed_products", 500),
+        ("searches", 30),
+    ],
+)
+def test_it_agrees_with_lapack(ranks: int, function: str, least: int) -> None:
+    done, wrong = results(ranks)[function]
+    assert wrong == []
+    assert done >= (least if ranks < 3 else least / 3)
+
+
+MINOR = "A is not positive definite: its leading minor of order 14 is not"
+WORDS = {
+    "not square": "ShapeError: cholesky: A is 4 x 3; it must be square",
+    "other rows": "ShapeError: solve: A is 20 x 20 and B is 4 x 3; they must have as many rows",
+    "assume": "BadArgumentError: solve: assume='hermitian' is none of general, positive",
+    "minor": f"RoutineError: cholesky: {MINOR}",
+    "solve minor": f"RoutineError: solve: {MINOR}",
+    "nan minor": f"RoutineError: cholesky: {MINOR}",
+    "singular": "RoutineError: solve: A is singular: pivot 8 of 20 is exactly zero",
+    "inv singular": "RoutineError: inv: A is singular: pivot 8 of 20 is exactly zero",
+    "nan": "RoutineError: solve: A holds NaN or inf",
+    "nan det": "RoutineError: det: A holds NaN or inf",
+    "nan cond": "RoutineError: condest: A holds NaN or inf",
+    "ord": "BadArgumentError: condest: ord='fro' is neither",
+    "triangle": "RoutineError: solve_triangular: A is singular: element (9, 9) of its diagonal",
+    "lstsq rows": "ShapeError: lstsq: A is 20 x 20 and B is 4 x 3; they must have as many rows",
+    "lstsq nan": "RoutineError: lstsq: A holds NaN or inf",
+    "ridge nan": "RoutineError: ridge: B holds NaN or inf",
+    "ridge lam": "BadArgumentError: ridge: lam=0.0 is not above 0",
+    "svd nan": "RoutineError: svd: A holds NaN or inf",
+    "rank nan": "RoutineError: matrix_rank: A holds NaN or inf",
+    "eigh": "ShapeError: eigh: A is 4 x 3; it must be square",
+    "eigh nan": "RoutineError: eigh: A holds NaN or inf",
+    "method": "BadArgumentError: truncated_svd: method='lanczos' is none of arpack, randomized",
+    "oversampling": "BadArgumentError: truncated_svd: oversampling=-1 is negative",
+    "cg shape": "ShapeError: conjugate_gradient: A is 4 x 3; it must be square",
+    "cg tol": "BadArgumentError: conjugate_gradient: tol=0.0 is not above 0",
+    "cg indefinite": "RoutineError: conjugate_gradient: A is not positive definite",
+    "cg nan": "RoutineError: conjugate_gradient: the matrices hold NaN or inf",
+    "cg iterations": "RoutineError: conjugate_gradient: a relative residual of 1.4e-01 after 5",
+    "after all": "nothing",
+}
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_what_cannot_be_solved_is_refused_by_all_ranks_alike(ranks: int) -> None:
+    found = results(ranks)["troubles"]
+    assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
+    wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(WORDS[name])}
+    assert wrong == {}
+    assert found.keys() == WORDS.keys()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_parity_of_a_permutation_is_its_determinant(seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(seed + 1)
+    assert parity(order) == round(np.linalg.det(np.eye(seed + 1)[order]))
+
+
+def routines() -> dict[str, Signature]:
+    return {
+        name: function.__alchemist__
+        for name, function in vars(linalg).items()
+        if isinstance(getattr(function, "__alchemist__", None), Signature)
+    }
+
+
+def test_all_that_is_exported_is_a_routine_of_that_name() -> None:
+    assert sorted(routines()) == sorted(linalg.__all__)
+    assert all(signature.name == name for name, signature in routines().items())
+    assert all(name in (linalg.__doc__ or "") for name in linalg.__all__)
+
+
+@pytest.mark.parametrize("name", linalg.__all__)
+def test_every_routine_says_what_it_takes_gives_and_costs(name: str) -> None:
+    signature = routines()[name]
+    for section in ("Parameters", "Returns", "Notes"):
+        assert f"\n{section}\n---" in signature.doc
+    text = signature.doc.partition("\nParameters\n")[2].partition("\nReturns\n")[0]
+    assert [p.name for p in signature.parameters if p.name not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "results_of"),
+    [
+        ("matmul", ["C"]), ("svd", ["S", "U", "V"]), ("truncated_svd", ["S", "U", "V"]),
+        ("qr", ["Q", "R"]), ("eigh", ["W", "V"]), ("cholesky", ["L"]), ("solve", ["X"]),
+        ("norm", ["norm"]),
+    ],
+)  # fmt: skip
+def test_what_every_library_shares_has_the_agreed_results(name: str, results_of: list[str]) -> None:
+    signature = routines()[name]
+    assert [result.name for result in signature.results] == results_of
+    assert signature.parameters[0].name == "A"

@@ -1,0 +1,120 @@
+"""Every routine of scalapack agrees with NumPy, in blocks of one element and in larger ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
+from mpi_workers import trial
+
+RANK_COUNTS = [1, 2, 3, 4, 6]
+
+
+@functools.cache
+def launch(ranks: int) -> dict[str, Any] | AssertionError:
+    try:
+        found: dict[str, Any] = trial.run(
+            "tests.ali.ranks_scalapack:everything", ranks, timeout=100
+        )
+    except AssertionError as error:
+        return error
+    return found
+
+
+def results(ranks: int) -> dict[str, Any]:
+    """What ranks_scalapack.py finds on so many ranks; one launch, however it ends."""
+    found = launch(ranks)
+    if isinstance(found, AssertionError):
+        raise found
+    if "missing" in found:
+        pytest.skip(found["missing"])
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize(
+    ("function", "least"), [("products", 320), ("factorizations", 2900), ("systems", 1000)]
+)
+def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
+    done, wrong = results(ranks)[function]
+    assert wrong == []
+    assert done >= (least if ranks == 1 else least / 16)
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
+    said = results(ranks)["refusals"]
+    assert {name: words.split(":")[0] for name, words in said.items()} == {
+        "matmul": "ShapeError",
+        "matmul transposed": "ShapeError",
+        "matmul op": "BadArgumentError",
+        "solve": "ShapeError",
+        "solve rows": "ShapeError",
+        "cholesky": "ShapeError",
+        "eigh": "ShapeError",
+        "condest": "ShapeError",
+        "condest kind": "BadArgumentError",
+        "lstsq": "ShapeError",
+        "norm": "BadArgumentError",
+        "svd of nothing": "ShapeError",
+    }
+    assert "A is 4 x 3 (T) and B is 5 x 5 (N)" in said["matmul transposed"]
+    assert "'fro', '1', 'inf', 'max'" in said["norm"]
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
+    found = results(ranks)["troubles"]
+    assert found.pop("condest of a singular matrix") == ["inf"]
+    assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
+    words = {name: said[0] for name, said in found.items()}
+    assert len(words) == 26
+    for way in ("lies", "blocks"):
+        assert words.pop(f"singular, {way}").endswith("A is singular: pivot 9 of 9 is zero")
+        assert "its leading 3 x 3 part" in words.pop(f"not definite, {way}")
+        assert "not full rank" in words.pop(f"not of full rank, {way}")
+    for name, said in words.items():
+        routine = name.partition(",")[0]
+        assert said == f"RoutineError: {routine}: a matrix holds NaN or inf"
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_the_grid_follows_the_communicator(ranks: int) -> None:
+    assert results(ranks)["renewal"][1] == []
+
+
+def test_a_user_solves_a_system(session: AlchemistSession) -> None:
+    try:
+        lib = session.load_library("scalapack")
+    except LibraryNotFoundError as error:
+        pytest.skip(str(error))
+    assert "ScaLAPACK: /" in lib.about()
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((60, 60)), rng.standard_normal((60, 2))
+    A, B = session.send_matrix(a), session.send_matrix(b)
+    X = lib.solve(A, B)
+    assert (X.shape, X.layout) == ((60, 2), "MC_MR")
+    np.testing.assert_allclose(a @ X.fetch(), b, atol=1e-10)
+    S, U, V = lib.svd(A)
+    np.testing.assert_allclose((U.fetch() * S.fetch()[:, 0]) @ V.fetch().T, a, atol=1e-12)
+
+    with pytest.raises(ShapeError, match="as many rows"):
+        lib.solve(A, session.send_matrix(b[:9]))
+    with pytest.raises(RoutineError, match="singular"):
+        lib.solve(session.send_matrix(np.zeros((60, 60))), B)
+    with pytest.raises(RoutineError, match="on purpose"):  # one rank fails, the other waits
+        session.load_library("echo").fail(rank=1)
+    np.testing.assert_allclose(lib.solve(A, B).fetch(), X.fetch(), atol=1e-12)
+    lib = session.load_library("scalapack")  # again: a grid of its own, the same library
+    assert lib.norm(A) == pytest.approx(np.linalg.norm(a))
+    assert lib.condest(A) == pytest.approx(np.linalg.cond(a, 1), rel=0.8)
+
+
+def test_a_path_that_is_wrong_is_told_to_the_user(session: AlchemistSession) -> None:
+    with pytest.raises(LibraryNotFoundError, match=r"there is no file .*/nowhere/lib\.so"):
+        session.load_library("scalapack", "/nowhere/lib.so")

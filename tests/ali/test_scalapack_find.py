@@ -1,0 +1,83 @@
+"""Where ScaLAPACK is looked for, and that a user is told why one cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpi_workers import trial
+
+HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci", "SCALAPACK_LIB")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = str(tmp_path_factory.mktemp("libraries"))
+    found: dict[str, str] = trial.run("tests.ali.ranks_scalapack_find:failures", 1, folder)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("nowhere", "LibraryNotFoundError", ("there is no ScaLAPACK on node", "libsci", "/system")),
+        ("no file", "LibraryNotFoundError", ("there is no file", "/no.so (given)")),
+        ("variable", "LibraryNotFoundError", ("there is no file", "/other.so (SCALAPACK_LIB)")),
+        ("text", "LibraryLoadError", ("text.so", "file too short")),
+        ("empty", "LibraryLoadError", ("empty.so", "psgemm_", "is it ScaLAPACK")),
+        ("Open MPI", "LibraryLoadError", ("refused: it needs libmpi.so.40", "run on MPICH")),
+        ("Cray", "LibraryLoadError", ("refused: it needs libmpi_gnu_123.so.12",)),
+        ("no content", "LibraryLoadError", ("nothing.so: ", "empty file")),
+        ("two parts", "LibraryLoadError", ("refused: it needs libmpi.so.40",)),
+        ("found", "LibraryLoadError", ("libnot.there.so.1: cannot open", "needs libmpi.so.40")),
+    ],
+)
+def test_a_failure_says_what_and_where_and_what_to_do(
+    said: dict[str, str], case: str, kind: str, words: tuple[str, ...]
+) -> None:
+    assert said[case].startswith(f"{kind}: ")
+    for word in (*words, *HELP):
+        assert word in said[case]
+
+
+def test_what_a_user_has_set_up_comes_first(tmp_path: Path) -> None:
+    assert trial.run("tests.ali.ranks_scalapack_find:order", 1, str(tmp_path)) == [
+        ["sci/lib/libsci_gnu_mpi.so.6"],
+        [
+            "own/libmkl_core.so.2",
+            "own/libmkl_sequential.so.2",
+            "own/libmkl_intel_lp64.so.2",
+            "own/libmkl_blacs_intelmpi_lp64.so.2",
+            "own/libmkl_scalapack_lp64.so.2",
+        ],
+        ["system/libscalapack-mpich.so.2.10"],
+        ["system/libscalapack-mpich.so.2.2"],
+        ["own/libscalapack.so.2.1"],
+    ]
+
+
+def test_an_old_openblas_is_told_the_processor(tmp_path: Path) -> None:
+    assert trial.run("tests.ali.ranks_scalapack_find:processors", 1, str(tmp_path)) == {
+        "no file": None,
+        "old": None,
+        "new": "HASWELL",
+        "newest": "SKYLAKEX",
+        "in part": "HASWELL",
+        "told": "HASWELL",
+        "after": False,
+        "chosen": "ZEN",
+    }
+
+
+def test_it_runs_on_the_mpi_that_is_there() -> None:
+    found = trial.run("tests.ali.ranks_scalapack_find:second_mpi", 2)
+    if "missing" in found:
+        pytest.skip(found["missing"])
+    assert len(found["mpi"]) == 1
+    assert found["alias"]
+    assert found["again"]
+    assert found["another"].startswith("LibraryLoadError: ")
+    assert f"these ranks run on {found['loaded']} already" in found["another"]
+    assert found["loaded"] in found["about"]
+    assert "MPICH" in found["about"]

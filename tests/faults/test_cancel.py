@@ -1,0 +1,160 @@
+"""A call is cancelled: Ctrl-C in the user's program, with the Ray task, or while it waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import TaskCancelledError
+
+from alchemist_ray import nodes
+from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
+from tests.faults.conftest import NEWS_S, Gang, kill, record, strike, until_told
+
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+PROGRAM = """
+    import os, sys, time
+    import ray
+    from alchemist_ray import AlchemistSession
+    ray.init(address=sys.argv[1], log_to_driver=False)
+
+    def hang(comm, how):
+        print("in it", flush=True)
+        if how == "mpi":
+            comm.recv(source=0)
+        while how == "loop":
+            pass
+        if how == "output":
+            while True:
+                print("line", flush=True)
+        time.sleep(60)
+
+    with AlchemistSession(2) as als:
+        pids = [w.pid for w in als.list_workers()]
+        echo = als.load_library("echo")
+        for how in sys.argv[2:]:
+            print("ready", how, flush=True)
+            start = time.monotonic()
+            try:
+                echo.sleep(60.0) if how == "routine" else als.run(hang, how)
+            except KeyboardInterrupt:
+                told = time.monotonic()
+            assert als.run(lambda comm: comm.allreduce(comm.rank)) == 1
+            assert echo.who() == [0, 1]
+            print("again", how, round(time.monotonic() - told, 3), flush=True)
+        assert [w.pid for w in als.list_workers()] == pids
+    print("done", flush=True)
+"""
+
+
+def test_ctrl_c_cancels_the_call_and_the_gang_goes_on(cluster: str, bystander: Gang) -> None:
+    ways = ["mpi", "loop", "sleep", "output", "routine"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), cluster, *ways],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    worst = 0.0
+    try:
+        for line in child.stdout:
+            words = line.split()
+            if words[:1] == ["ready"]:
+                threading.Timer(0.7, child.send_signal, (signal.SIGINT,)).start()
+            elif words[:1] == ["again"]:
+                assert words[1] == ways.pop(0)
+                worst = max(worst, float(words[2]))
+            elif words[:1] == ["done"]:
+                break
+    finally:
+        code = child.wait(30)
+        child.stdout.close()
+    assert code == 0
+    assert ways == []
+    assert worst < NEWS_S
+    record("Ctrl-C while a call is waited for (until the next is done)", worst, None, "-")
+
+
+def hang(comm: Any) -> None:
+    comm.recv(source=0)
+
+
+def test_a_cancelled_ray_task_cancels_its_call(gang: Gang) -> None:
+    ref = gang.lib.collective.remote(missing=2)
+    time.sleep(0.3)
+    start = time.monotonic()
+    ray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        ray.get(ref, timeout=10)
+    assert gang.works()
+    assert time.monotonic() - start < NEWS_S
+
+
+def test_a_call_that_waits_for_another_can_be_cancelled(gang: Gang) -> None:
+    first = gang.lib.late.remote(-1, 1.0)
+    time.sleep(0.1)
+    start = time.monotonic()
+    with pytest.raises(CallTimeoutError):
+        gang.session.run(hang, timeout_s=0.2)
+    assert time.monotonic() - start < 0.9
+    ray.get(first)
+
+
+def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
+    start = time.monotonic()
+    with pytest.raises(CancelledError) as caught:
+        gang.session.run(hang, timeout_s=0.3)
+    seconds = time.monotonic() - start - 0.3
+    assert seconds < NEWS_S
+    record("timeout_s of a call, ranks wait in MPI", seconds, None, caught.value)
+    for _ in range(10):
+        with pytest.raises(CancelledError):
+            gang.session.run(hang, timeout_s=0.01)
+    assert gang.works()
+
+
+def test_a_rank_killed_in_a_function_ends_the_gang(gang: Gang) -> None:
+    told = strike(lambda: kill(gang.ranks[2]), lambda: gang.session.run(hang))
+    gang.lost("kill -9 of a rank in als.run", told, "rank 2", "SIGKILL")
+
+
+def test_an_exit_in_a_function_ends_the_gang_and_shows_its_last_words(gang: Gang) -> None:
+    def leave(comm: Any) -> None:
+        if comm.rank == 1:
+            os.write(2, b"I cannot go on")
+            os._exit(3)
+        comm.Barrier()
+
+    told = until_told(lambda: None, lambda: gang.session.run(leave))
+    gang.lost("os._exit in als.run", told, "rank 1", "code 3", "I cannot go on")
+
+
+def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None:
+    def stuck(comm: Any) -> None:
+        from mpi4py import MPI  # noqa: PLC0415
+
+        if comm.rank == 0:
+            MPI.COMM_WORLD.recv(source=1, tag=5)
+
+    def drain(seconds: float) -> None:
+        set_to = lambda self, s=seconds: setattr(nodes, "DRAIN_S", s)  # noqa: E731
+        ray.get(gang.manager.__ray_call__.remote(set_to))
+
+    drain(1.0)
+    start = time.monotonic()
+    with pytest.raises(CallTimeoutError):
+        gang.session.run(stuck, timeout_s=0.2)
+    assert time.monotonic() - start < NEWS_S
+    told = until_told(lambda: None, gang.session.list_workers)
+    assert isinstance(told.error, GroupFailedError)
+    drain(30.0)
+    gang.lost("  cancelled, stuck in native MPI: DRAIN_S later", told, "cancelled", "native")
