@@ -32,7 +32,7 @@ TALL = (100_000, 200)  # qr
 THIN = (20_000, 200)  # svd
 SVD, RANK = (100_000, 500), 20
 ROUNDS = 3
-SPARK_LIMIT_S = 300
+SPARK_LIMIT_S = 600
 
 
 def run() -> Report:
@@ -226,6 +226,7 @@ def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
         "linalg, randomized": _Ours(
             als, lambda a: svd(a, rank=RANK, method="randomized"), (A,), "VC_STAR"
         ),
+        "linalg, Gram": _Ours(als, lambda a: svd(a, rank=RANK, method="gram"), (A,), "VC_STAR"),
     }
     found = _turns(
         f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}",
@@ -304,7 +305,8 @@ def _spark(report: Report, ours_s: float) -> None:
         multiply["end_to_end_s"] / ours_s,
         20,
         "x as quick as Spark",
-        detail=f"Spark {multiply['end_to_end_s']:.1f} s, its data already in its workers",
+        detail=f"Spark {multiply['end_to_end_s']:.1f} s, of which multiply "
+        f"{multiply['compute_s']:.1f} s",
     )
     svd = _mllib("svd", *SVD, RANK)
     if isinstance(svd, str):

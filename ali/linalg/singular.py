@@ -9,6 +9,7 @@ import numpy as np
 
 from ali.blocks import Array, block, floating, frobenius, require, shape_text
 from ali.interface import Context, routine
+from ali.linalg.gramroute import leading_vectors
 from ali.linalg.krylov import basis_size, right_vectors
 from ali.linalg.randomized import range_basis
 from ali.linalg.tsqr import TallQR
@@ -16,7 +17,7 @@ from mpi_workers.matrix import DistMatrix
 
 Basis = Callable[[Array, float], Array | None]  # of this rank's rows of X, and X's norm
 
-METHODS = ("arpack", "randomized")
+METHODS = ("arpack", "randomized", "gram")
 
 
 @routine("S", "U", "V")
@@ -79,7 +80,9 @@ def truncated_svd(
         "arpack": restarts at most; 0 is ten times min(m, n).
     method : str
         "arpack": accurate to rounding. "randomized": a few passes over A whatever it holds, and
-        an error that depends on how fast its singular values fall off.
+        an error that depends on how fast its singular values fall off. "gram": the quickest while
+        min(m, n) is at most some thousands; singular values below the root of the machine
+        epsilon (1e-8 for float64) times the largest, and their vectors, are rounding.
     oversampling : int
         "randomized": how many more random vectors than `rank`, 0 or more.
     power_iterations : int
@@ -118,6 +121,9 @@ def truncated_svd(
     products of matrices, ``2 s k`` words in ``2 log2(ranks)`` messages an iteration, a QR of s x k
     on rank 0; memory ``s k`` on each rank and ``2 l k / ranks``.
 
+    Gram: ``m n s / ranks`` flops in products of matrices, one pass over A, ``s^2`` words up a tree
+    of ranks, ``9 s^3`` flops at most on rank 0; memory ``2 s^2 + 2 l rank / ranks`` on each rank.
+
     Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
     Demmel et al. 2012 (TSQR); Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4
     (randomized).
@@ -147,6 +153,8 @@ def truncated_svd(
             return range_basis(ctx, tall, rank + oversampling, scale, power_iterations, seed)
         if method == "arpack" and basis_size(rank, smaller) < smaller:
             return right_vectors(ctx, tall, rank, scale, tol, max_iterations)
+        if method == "gram" and rank < smaller:
+            return leading_vectors(ctx, tall, rank, scale)
         return None
 
     return _decomposed(ctx, "truncated_svd", A, rank, basis)

@@ -231,6 +231,20 @@ def decompositions(gang: Gang) -> list[Any]:
             check.close(a.conj().T @ u, v * s[:, 0], dtype, [*what, "A^H U = V S"], 9)
         orthonormal(check, u, [*what, "U"])
         orthonormal(check, v, [*what, "V"])
+    for dtype, shape, huge in itertools.product(FLOATS, [(90, 40), (40, 90)], (False, True)):
+        size = float(np.finfo(dtype).max) ** (0.4 if huge else 0.0)  # squared, it would overflow
+        u, s, vh = np.linalg.svd(values(shape, dtype), full_matrices=False)
+        a = ((u * (size * 0.8 ** np.arange(len(s)))) @ vh).astype(dtype)
+        what = ["gram", dtype, shape, huge]
+        with np.errstate(over="raise"):
+            S, U, V = linalg.truncated_svd(check.ctx, check.spread(a), 5, method="gram")
+        s, u, v = (check.whole(x) for x in (S, U, V))
+        s, a = (s / size).astype(s.dtype), (a / size).astype(dtype)
+        exact = (0.8 ** np.arange(5))[:, None].astype(s.dtype)
+        check.close(s, exact, s.dtype, [*what, "S"], 9)
+        check.close(a @ v, u * s[:, 0], dtype, [*what, "A V = U S"], 90)
+        orthonormal(check, u, [*what, "U"])
+        orthonormal(check, v, [*what, "V"])
     return check.result()
 
 

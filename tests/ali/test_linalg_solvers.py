@@ -65,7 +65,7 @@ WORDS = {
     "rank nan": "RoutineError: matrix_rank: A holds NaN or inf",
     "eigh": "ShapeError: eigh: A is 4 x 3; it must be square",
     "eigh nan": "RoutineError: eigh: A holds NaN or inf",
-    "method": "BadArgumentError: truncated_svd: method='lanczos' is none of arpack, randomized",
+    "method": "BadArgumentError: truncated_svd: method='lanczos' is none of arpack, randomized, ",
     "oversampling": "BadArgumentError: truncated_svd: oversampling=-1 is negative",
     "cg shape": "ShapeError: conjugate_gradient: A is 4 x 3; it must be square",
     "cg tol": "BadArgumentError: conjugate_gradient: tol=0.0 is not above 0",
