@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from ali.elemental.controls import control
 from ali.elemental.words import Words
+from ali.loader import known_processor, provide_mpich
 from mpi_workers.failures import Failure
 
 VARIABLE = "ELEMENTAL_LIB"
@@ -238,8 +239,10 @@ def find(path: str | None = None) -> LibEl:
             f"library 'elemental': this gang has loaded {next(iter(_opened))}, and a process "
             f"holds one Elemental; request_workers() anew to use {name}",
         )
+    provide_mpich()
     try:
-        library = ctypes.CDLL(name)
+        with known_processor():
+            library = ctypes.CDLL(name)
     except OSError as error:
         if name == NAME and str(error).startswith(f"{NAME}: cannot open"):
             raise Failure(

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ali.interface import Context, no_such_routine
+from ali.loader import known_processor, provide_mpich
+from ali.mpi_family import foreign_mpi, our_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.host import Frame, Host, text_of
 from mpi_workers.failures import Failure, Interrupted
@@ -228,10 +230,18 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
     identity = (about.st_dev, about.st_ino, about.st_mtime_ns)
     if identity not in known:
         known.append(identity)
+    if needed := foreign_mpi(path):
+        raise Failure(
+            "LibraryLoadError",
+            f"library {name!r}: {path} is linked to {needed}, and this gang runs on {our_mpi()}: "
+            "build it with the gang's own mpicc (`python -m ali mpicc`)",
+        )
+    provide_mpich()
     # The loader knows objects by the name they were asked for: another file, another spelling.
     spelling = f"{path.parent}/{'./' * known.index(identity)}{path.name}"
     try:
-        return ctypes.CDLL(spelling, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        with known_processor():
+            return ctypes.CDLL(spelling, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise Failure(
             "LibraryLoadError",

@@ -20,18 +20,16 @@ differ in what an MPI_Comm is) is refused before it is loaded.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpi4py import MPI
-
-from ali.scalapack.loader import known_processor, load_together, provide_mpich
+from ali.loader import known_processor, load_together, provide_mpich
+from ali.mpi_family import foreign_mpi, mapped_files, mpi_file, our_mpi
 from ali.scalapack.native import Native
 from mpi_workers.failures import Failure
 
@@ -51,9 +49,6 @@ MKL_PARTS = (
     "libmkl_intel_lp64.so",
     "libmkl_blacs_intelmpi_lp64.so",
 )
-MPI_NEEDED = re.compile(rb"\0(libmpi[\w+-]*)\.so\.(\d+)(?=\0)")  # in an ELF file's table of names
-MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|f|f90)?")  # its ABI, and Fortran's way into it
-OPEN_MPI_VERSIONS = (0, 1, 20, 40)  # libmpi.so.N of Open MPI; MPICH's ABI is 12
 
 
 class _Loaded:
@@ -185,11 +180,11 @@ def _open(candidate: Candidate) -> Native:
         )
     for file in candidate.files:
         if needed := foreign_mpi(file):
-            raise OSError(f"refused: it needs {needed}, and these ranks run on {_our_mpi()}")
+            raise OSError(f"refused: it needs {needed}, and these ranks run on {our_mpi()}")
     provide_mpich()
     with known_processor():
         if len(candidate.files) > 1:
-            handle = load_together([_mpi_file(), *map(str, candidate.files)])
+            handle = load_together([mpi_file(), *map(str, candidate.files)])
         else:
             handle = ctypes.CDLL(str(candidate.path))
     native = Native(handle, path)
@@ -200,45 +195,6 @@ def _open(candidate: Candidate) -> Native:
         )
     _Loaded.native = native
     return native
-
-
-def foreign_mpi(file: Path) -> str | None:
-    """The MPI library that a file was linked to, if that is not the one that runs here.
-
-    Another family, or a build of MPICH with a name of its own (Cray's libmpi_gnu_123.so.12)
-    that is not loaded: it would come in beside ours, not initialised.
-    """
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        found = MPI_NEEDED.findall(text)
-    here = [Path(mapped).name for mapped in mapped_files()]
-    for name, version in ((name.decode(), int(version)) for name, version in found):
-        of_our_family = (version in OPEN_MPI_VERSIONS) == _is_open_mpi()
-        known = MPICH_NAMES.fullmatch(name) or any(f.startswith(f"{name}.so") for f in here)
-        if not (of_our_family and (known or _is_open_mpi())):
-            return f"{name}.so.{version}"
-    return None
-
-
-def _our_mpi() -> str:
-    return " ".join(MPI.Get_library_version().split("\n")[0].strip("\0 ").split())
-
-
-def _is_open_mpi() -> bool:
-    return "Open MPI" in _our_mpi()
-
-
-def _mpi_file() -> str:
-    """The file of the MPI that is loaded."""
-    return next(
-        (path for path in mapped_files() if re.match(r"libmpi(ch)?(_\w+)?\.so", Path(path).name)),
-        "libmpi.so.12",
-    )
-
-
-def mapped_files() -> Iterable[str]:
-    """Shared objects in this process."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return dict.fromkeys(line.split()[-1] for line in lines if "/" in line and ".so" in line)
 
 
 def describe(native: Native) -> str:
@@ -253,7 +209,7 @@ def describe(native: Native) -> str:
     told = [
         f"ScaLAPACK: {native.path}",
         f"BLAS: {', '.join(blas) or 'its own'}{native.openblas_core()}",
-        f"MPI: {_our_mpi()}",
+        f"MPI: {our_mpi()}",
         *(f"passed over: {reason}" for reason in native.passed_over),
     ]
     return "\n".join(told)

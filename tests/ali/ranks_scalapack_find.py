@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ali.scalapack import find, loader
+from ali import loader, mpi_family
+from ali.scalapack import find
 from mpi_workers.failures import Failure
 from mpi_workers.worker import Gang
 
@@ -112,8 +113,8 @@ def second_mpi(gang: Gang) -> dict[str, Any]:
         native = find.load()
     except Failure as failure:
         return {"missing": failure.message}
-    other = next(path for path in find.mapped_files() if "libm.so" in path)
-    files = {Path(path).name.partition(".so")[0] for path in find.mapped_files()}
+    other = next(path for path in mpi_family.mapped_files() if "libm.so" in path)
+    files = {Path(path).name.partition(".so")[0] for path in mpi_family.mapped_files()}
     return {
         "loaded": native.path,
         "mpi": sorted(name for name in files if name in ("libmpi", "libmpich")),

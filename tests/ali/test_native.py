@@ -212,6 +212,25 @@ def test_the_loaders_own_words_are_told(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_a_library_of_another_mpi_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "x.c"
+    source.write_text("int nothing;\n")
+    shared_object(source, tmp_path / "libmpi.so.40", "-Wl,-soname,libmpi.so.40")
+    source.write_text(LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY))
+    path = shared_object(
+        source, tmp_path / "libx.so", "-Wl,--no-as-needed", str(tmp_path / "libmpi.so.40")
+    )
+    with pytest.raises(Failure, match=r"is linked to libmpi\.so\.40, and this gang runs on MPICH"):
+        load("x", str(path))
+
+
+def test_an_empty_file_is_no_library(tmp_path: Path) -> None:
+    (tmp_path / "libx.so").touch()
+    with pytest.raises(Failure, match="file too short"):
+        load("x", str(tmp_path / "libx.so"))
+
+
+@needs_compiler
 def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
     source = tmp_path / "x.c"
     source.write_text("int nothing;\n")

@@ -28,7 +28,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("empty", "LibraryLoadError", ("empty.so", "psgemm_", "is it ScaLAPACK")),
         ("Open MPI", "LibraryLoadError", ("refused: it needs libmpi.so.40", "run on MPICH")),
         ("Cray", "LibraryLoadError", ("refused: it needs libmpi_gnu_123.so.12",)),
-        ("no content", "LibraryLoadError", ("nothing.so: ", "empty file")),
+        ("no content", "LibraryLoadError", ("nothing.so: ", "file too short")),
         ("two parts", "LibraryLoadError", ("refused: it needs libmpi.so.40",)),
         ("found", "LibraryLoadError", ("libnot.there.so.1: cannot open", "needs libmpi.so.40")),
     ],
