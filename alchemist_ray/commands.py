@@ -227,6 +227,13 @@ class Commands:
     def _list_matrices(self, body: Body) -> Body:
         return {"matrices": [r.about() for r in self.matrices.values() if r.sealed]}
 
+    def _describe(self, body: Body) -> Body:
+        """Another name for a matrix, and where it comes from if that is known better."""
+        record = self._known(body["matrix"])
+        record.name = str(body["name"])
+        record.source = body.get("source", record.source)
+        return record.about()
+
     def _list_libraries(self, body: Body) -> Body:
         return {"libraries": list(self.libraries.values())}
 
@@ -243,6 +250,7 @@ class Commands:
 
 QUICK: dict[str, Callable[[Commands, Body], Body]] = {
     "list_matrices": Commands._list_matrices,
+    "describe": Commands._describe,
     "list_libraries": Commands._list_libraries,
     "list_workers": Commands._list_workers,
     "release": Commands._release,

@@ -18,7 +18,8 @@
     │   ├── ShapeError            (also a ValueError)
     │   ├── LayoutError           (also a ValueError)
     │   ├── DtypeError            (also a TypeError)
-    │   └── IncompleteMatrixError elements are missing or came twice
+    │   ├── IncompleteMatrixError elements are missing or came twice
+    │   └── FileError             a file that cannot be read or written as a matrix
     ├── TransferError             data did not get through
     ├── ResourceError             not enough CPUs or memory; said before any is taken
     ├── AuthError                 wrong token or protocol version
@@ -143,6 +144,13 @@ class DtypeError(MatrixError, TypeError):
 
 class IncompleteMatrixError(MatrixError):
     """A matrix whose elements have not all arrived, or some twice."""
+
+
+class FileError(MatrixError):
+    """A file is missing, damaged, out of reach or full: nothing was loaded, nothing replaced.
+
+    `rank` is who met it, ``facts["path"]`` the file.
+    """
 
 
 class TransferError(AlchemistError):

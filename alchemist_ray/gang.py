@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import ray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
 from alchemist_ray import sources
+from alchemist_ray.arrays.temporaries import Leases
 from alchemist_ray.driver import NAMESPACE, group_name
 from alchemist_ray.endpoint import Endpoint
 from alchemist_ray.errors import (
@@ -39,9 +40,13 @@ from mpi_workers.layout import Grid, Spread, check_layout, copies, default_grid
 from mpi_workers.memory import Pool
 from mpi_workers.wire import Body, WireError
 
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.engine import Engine
+
 T = TypeVar("T")
 POOLED = 1 << 20  # 1 MiB: smaller results come from the ordinary allocator
 NEWS_S = 2.0  # how long to wait for the news of a death after a transfer broke
+AT_ONCE = ("list_matrices",)  # not answered in the order of commands
 BASE_LAYOUT = "VC_STAR"  # what a layout with copies is sent as
 
 # First touch of fresh memory costs ten times a copy into warm memory.
@@ -92,7 +97,10 @@ class GangClient:
         self.manager = manager
         self.progress = progress
         self.output = output
+        self._closed = False
         self.staging = Staging(self)
+        self.leases = Leases(self._free)
+        self._arrays: Engine | None = None
         self.grid: Grid = default_grid(len(endpoint.workers))
         self.doors = Doors(endpoint.token, tuple(tuple(w["addresses"]) for w in endpoint.workers))
         self.ranks = Ranks(self.doors)
@@ -101,6 +109,8 @@ class GangClient:
 
     def close(self) -> None:
         """Drop every connection of this process to the gang."""
+        self._closed = True
+        self.leases.close()
         self.ranks.close()
         self._link.close()
         with _lock:
@@ -109,13 +119,35 @@ class GangClient:
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         """Run a command on the gang. Raises the tree's errors; Ctrl-C cancels it there."""
+        if self._closed:
+            raise SessionError(
+                f"gang {self.endpoint.gang} (epoch {self.endpoint.epoch}) was given up, with all "
+                "that was loaded and made there: load_library(...) again in the session's new gang"
+            )
         if not self.output:
             body = {**body, "output": False}
         try:
+            self.leases.sweep(wait=body["op"] in AT_ONCE)
             return self._link.request(body, on_progress)
         except GroupFailedError:
             self.ranks.trim()  # a mapping would keep the memory of a rank that is gone
             raise
+
+    def _free(self, matrices: list[int], wait: bool) -> None:
+        body: Body = {"op": "free", "matrices": matrices}
+        if wait:
+            self._link.request(body)
+        else:
+            self._link.tell(body)
+
+    @property
+    def arrays(self) -> Engine:
+        """What its handles do as arrays."""
+        from alchemist_ray.arrays.engine import Engine  # noqa: PLC0415  (it needs libraries)
+
+        if self._arrays is None:
+            self._arrays = Engine(self)
+        return self._arrays
 
     def handle(self, about: Body) -> Handle:
         """The handle of a matrix that the gang has told of."""

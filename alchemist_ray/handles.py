@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.arrays.operators import ArrayOperators
+from alchemist_ray.arrays.temporaries import Lease
+from alchemist_ray.persistence import Savable
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Names a matrix in a gang; usable in any process of the Ray cluster.
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
+class Handle(ArrayOperators, Savable):
+    """Names a matrix in a gang, and is an array; usable in any process of the Ray cluster.
 
     Attributes
     ----------
@@ -29,6 +33,12 @@ class Handle:
         Ids of the session and of its gang.
     epoch : int
         The gang's incarnation; a handle of an older one is stale.
+
+    Notes
+    -----
+    ``==`` compares elements, on the gang. Two handles name the same matrix where their `id`,
+    `gang` and `epoch` are the same. Everything that makes it an array is in
+    `alchemist_ray.arrays`.
     """
 
     id: int
@@ -39,6 +49,7 @@ class Handle:
     session: str
     gang: str
     epoch: int
+    _lease: Lease | None = field(default=None)
 
     @property
     def nbytes(self) -> int:
@@ -97,12 +108,36 @@ class Handle:
         """Give the matrix's memory back; every handle to it is dead then. Free twice is fine."""
         from alchemist_ray.gang import gang_of  # noqa: PLC0415
 
-        gang_of(self).free(self)
+        gang_of(self.keep()).free(self)
 
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Fetch a part: ``A[rows]`` or ``A[rows, cols]`` with slices and integers."""
-        rows, cols = key if isinstance(key, tuple) else (key, None)
-        return self.fetch(rows, cols)
+    @property
+    def temporary(self) -> bool:
+        """Whether the matrix is freed when no handle of this process holds it; see `keep`."""
+        return self._lease is not None and not self._lease.kept
+
+    def keep(self) -> Handle:
+        """This handle, its matrix no longer temporary.
+
+        The result of an expression is freed when no handle holds it. After `keep`, as
+        after pickling (for a Ray task, say), it stays until `free` or the end of its gang, like
+        what `send_matrix` and the routines of libraries return.
+        """
+        if self._lease is not None:
+            self._lease.keep()
+        return self
+
+    def __copy__(self) -> Handle:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Handle:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.keep()  # whoever unpickles it holds it, and cannot say until when
+        return Handle, (
+            self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
+            self.epoch,
+        )  # fmt: skip
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:

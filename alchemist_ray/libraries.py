@@ -103,7 +103,11 @@ class Routine:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the routine and return a Ray ObjectRef of what calling it would return."""
         body = self._bound(args, kwargs)
-        return self._client.manager.call.remote(self._client.endpoint.epoch, body)
+        ref: Any = self._client.manager.call.remote(self._client.endpoint.epoch, body)
+        held = [a for a in (*args, *kwargs.values()) if isinstance(a, Handle) and a.temporary]
+        if held:  # till the call is over
+            ref.future().add_done_callback(lambda _: held.clear())
+        return ref
 
     def options(self, *, timeout_s: float | None = None) -> Routine:
         """This routine, cancelled with `CallTimeoutError` if a call takes longer.

@@ -30,6 +30,9 @@ class Link(Protocol):
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         """Run a command. Raises the tree's errors; Ctrl-C cancels it on the gang, too."""
 
+    def tell(self, body: Body) -> None:
+        """Send a command before the next, and do not wait for its answer."""
+
     def close(self) -> None:
         """Say goodbye."""
 
@@ -94,6 +97,11 @@ class SocketLink:
                 self._cancel()
                 raise
 
+    def tell(self, body: Body) -> None:
+        with self._lock, contextlib.suppress(wire.WireError, OSError):  # the next one says it
+            self._ident += 1  # its answer is passed over as of another command
+            self._connection.send(Kind.COMMAND, {**body, "id": self._ident})
+
     def _receive(self) -> Frame:
         # Ctrl-C is awaited where no byte can be lost to it: not in the middle of a frame.
         if not self._connection.has_news():
@@ -137,6 +145,9 @@ class RayLink:
             ray.cancel(ref)
             raise
         return result
+
+    def tell(self, body: Body) -> None:
+        self._manager.command.remote(self._epoch, body)
 
     def close(self) -> None:
         """Nothing to close."""

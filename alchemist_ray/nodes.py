@@ -241,7 +241,8 @@ class Nodes:
             self.fail(
                 GroupFailedError(
                     f"a call {what} and ranks did not come back from it in {DRAIN_S:.0f} s: they "
-                    "are in native code, or wait in MPI calls made by it. The gang was ended; "
+                    "are in native code, or wait in MPI calls made by it (a library in C can use "
+                    "alchemist_wait, alchemist_allreduce and alchemist_check). The gang was ended; "
                     "request_workers() starts a new one",
                     rank=rank,
                     cause="ranks stuck in MPI",
@@ -363,11 +364,14 @@ class Nodes:
 
 
 def worst(under_way: Round) -> Failure:
-    """The error to show of several ranks': the lowest rank's, and how many there were."""
+    """The error to show of several ranks': the lowest rank's, and how many there were.
+
+    What ranks have agreed on (a fact) is one error: that of the rank which it names.
+    """
     errors = sorted(under_way.errors, key=lambda e: e.get("facts", {}).get("rank", 0))
     failure = Failure.from_map(errors[0])
     others = max(under_way.failed, len(errors)) - 1
-    if others > 0:
+    if not failure.facts.pop("agreed", False) and others > 0:
         failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
     return failure
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from alchemist_ray import functions
+from alchemist_ray.checkpoints import SessionCheckpoints
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.gang import GangClient
 from alchemist_ray.handles import Handle
 from alchemist_ray.libraries import Library, named
 from alchemist_ray.owner import GangOwner, WorkerInfo
+from alchemist_ray.persistence import SessionFiles
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.namespace import Namespace
 
 __all__ = ["AlchemistSession", "WorkerInfo"]
 
 
-class AlchemistSession(GangOwner):
+class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
     """A user's session: a gang of MPI ranks, the matrices on it, the libraries it runs.
 
     Parameters
@@ -130,6 +135,19 @@ class AlchemistSession(GangOwner):
         told = client.request({"op": "list_matrices"})["matrices"]
         return [client.handle(about) for about in told]
 
+    @property
+    def xp(self) -> Namespace:
+        """The array API standard for matrices of the gang: ``als.xp.ones((m, n))``, and more.
+
+        What its functions make is temporary, see `Handle.keep`.
+
+        Raises
+        ------
+        SessionError
+            If there is no gang.
+        """
+        return self._gang().arrays.namespace
+
     # --- libraries ---
 
     def load_library(self, name: str, path: str | os.PathLike[str] | None = None) -> Library:
@@ -141,7 +159,8 @@ class AlchemistSession(GangOwner):
             A shipped library (``"linalg"``, ``"echo"``), an installed one, or, with
             `path`, any name.
         path : path_like, optional
-            A Python file that every node of the gang can read.
+            A Python file, or a shared object that exports the C ABI (`ali/include/alchemist.h`),
+            that every node of the gang can read; for ``"scalapack"`` and ``"elemental"`` theirs.
 
         Raises
         ------

@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from alchemist_ray import transfer
+from alchemist_ray import streams, transfer
 from alchemist_ray.errors import DtypeError, MatrixError, ShapeError
 from alchemist_ray.handles import Handle
 from mpi_workers.client import Progress, RankTimes, Target
@@ -51,6 +51,10 @@ def plan(source: Any, dtype: Any, client: GangClient) -> Plan:
             f"{source.name} is on ranks already: use handle.to_layout(), or send handle.fetch() "
             "to another session"
         )
+    if isinstance(source, streams.StreamPlan):
+        return source
+    if streams.on_disk(source):
+        return streams.disk_plan(source, dtype)
     if isinstance(source, list) and source and _is_block(source[0]):
         return transfer.BlocksPlan.look(source, dtype)
     return ArrayPlan.look(source, dtype)

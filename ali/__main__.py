@@ -30,9 +30,6 @@ def main(argv: list[str]) -> int:
                 print(scaffold.include_directory())
             case compiler:
                 print(scaffold.mpi_compiler(compiler))
-    except FileExistsError:
-        print(f"alchemist: {options.folder / options.name} is there already", file=sys.stderr)
-        return 1
     except (OSError, ValueError) as error:
         print(f"alchemist: {error}", file=sys.stderr)
         return 1

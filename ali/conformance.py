@@ -47,6 +47,7 @@ class _Checker:
         self.ctx = Context(gang, {})
         self.calls = 1  # the number of the call under way, as the rank's loop would count
         self.saw_empty = False
+        self.sound: list[Case] = []  # cases whose results were right
         self.library = registry.load(suite.library, suite.path)
         self.signatures = {
             about["name"]: Signature.from_map(about)
@@ -80,21 +81,24 @@ class _Checker:
         return wrong + [f"there is no routine {name}" for name in tried - set(self.signatures)]
 
     def results(self) -> list[str]:
-        """Every case that should work, its matrices in every layout, twice."""
-        wrong = []
+        """Every case that should work, its matrices in every layout."""
+        wrong: list[str] = []
         for case in self.good():
-            twice = LAYOUTS if self.matrices(case) else LAYOUTS[:1]
-            for layout in twice:
+            before = len(wrong)
+            for layout in LAYOUTS if self.matrices(case) else LAYOUTS[:1]:
                 for words in self.tried(case, layout):
                     wrong.append(f"{case.routine}, matrices in {layout}: {words}")
+            if len(wrong) == before:
+                self.sound.append(case)
         return wrong
 
     def failures(self) -> list[str]:
         """Cases that must fail on all ranks; a good call works afterwards."""
         wrong = []
         for case in self.suite.cases:
-            if case.raises is None:
+            if case.raises is None or case.routine not in self.signatures:
                 continue
+            self.renew_library(case)
             with self.watched(f"{case.routine}, which is to fail,"):
                 told = self.outcome(case, "VC_STAR")
             everyone = self.gang.comm.allgather(told)
@@ -106,7 +110,7 @@ class _Checker:
     def one_rank(self) -> list[str]:
         """The last rank fails before it comes: the others must not wait for it for ever."""
         wrong = []
-        for case in self.good() if self.gang.size > 1 else ():
+        for case in self.sound if self.gang.size > 1 else ():
             prepared = self.arguments(case, "VC_STAR")
             MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
             with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
@@ -120,7 +124,7 @@ class _Checker:
     def cancelled(self) -> list[str]:
         """Cancelled before it begins, and a moment later."""
         wrong = []
-        for case in self.good():
+        for case in self.sound:
             for delay in (0.0, CANCEL_S):
                 prepared = self.arguments(case, "VC_STAR")
                 MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
@@ -154,7 +158,9 @@ class _Checker:
     # --- calls ---
 
     def good(self) -> Iterator[Case]:
-        return (case for case in self.suite.cases if case.raises is None)
+        """Cases that should work, of routines that there are (see `declared`)."""
+        known = (case for case in self.suite.cases if case.routine in self.signatures)
+        return (case for case in known if case.raises is None)
 
     def matrices(self, case: Case) -> list[str]:
         parameters = self.signatures[case.routine].parameters
@@ -194,16 +200,45 @@ class _Checker:
 
     def works(self, when: str) -> list[str]:
         """On a sound communicator, as the rank's loop makes one after a failure."""
+        self.renew()
+        if not self.sound:
+            return []  # `results` has said why
+        case = self.sound[0]
+        return [f"{case.routine} {when}: {words}" for words in self.tried(case, "VC_STAR")]
+
+    def renew(self) -> None:
+        """The next call: a fresh communicator, and waits that belong to it."""
         self.calls += 1
         trial.begin(self.calls)
         self.gang.renew()
-        case = next(self.good(), None)
-        if case is None:
-            return []
-        return [f"{case.routine} {when}: {words}" for words in self.tried(case, "VC_STAR")]
+
+    def renew_library(self, case: Case) -> None:
+        if case.fresh:
+            self.library.close()
+            self.library = registry.load(self.suite.library, self.suite.path)
 
     def tried(self, case: Case, layout: str) -> list[str]:
-        """Call a case that should work; what is wrong with what it returns."""
+        """Call a case that should work; what is wrong with it, in the words of one rank."""
+        print(f"rank {self.gang.rank}: {case.routine}, matrices in {layout}", flush=True)
+        self.renew_library(case)
+        wrong: list[str] = []
+        broken = ""
+        try:
+            wrong = self.results_of(case, layout)
+        except Interrupted:
+            broken = "another rank has failed"
+        except Exception as error:
+            trial.interrupt(self.calls)  # the others may wait for this rank
+            kind = error.kind if isinstance(error, Failure) else type(error).__name__
+            broken = f"it failed on rank {self.gang.rank}: {kind}: {error}"
+        everyone = MPI.COMM_WORLD.allgather(broken)
+        if any(everyone):
+            self.renew()
+            return [max(everyone, key=lambda words: words.startswith("it failed"))]
+        return wrong
+
+    def results_of(self, case: Case, layout: str) -> list[str]:
+        """Call a case; what is wrong with what it returns."""
         with self.watched(case.routine):
             arguments = self.arguments(case, layout)
             returned = self.call(case, arguments)

@@ -19,6 +19,7 @@ SHIPPED = {
     "linalg": "ali.linalg",
     "scalapack": "ali.scalapack",
     "elemental": "ali.elemental",
+    "files": "ali.files",
     "echo": "ali.echo",
 }
 FOUND_BY_PATH = ("scalapack", "elemental")  # a path says where their shared object is

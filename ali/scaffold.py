@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
+import re
 import sysconfig
 from importlib import resources
 from pathlib import Path
 
+SHIPPED = ("linalg", "scalapack", "elemental", "files", "arrays", "echo")
 LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@.py"}
 
 
@@ -38,7 +41,8 @@ def new_library(name: str, language: str, parent: Path) -> Path:
     Parameters
     ----------
     name : str
-        A Python identifier, in lower case.
+        An identifier of lower-case letters, digits and ``_`` that means nothing yet: neither a
+        shipped library nor, in Python, a module that could be imported.
     language : {"c", "cpp", "python"}
     parent : Path
 
@@ -53,16 +57,26 @@ def new_library(name: str, language: str, parent: Path) -> Path:
         For a name or a language that will not do.
     FileExistsError
         If the folder is there already; nothing in it is touched.
+    FileNotFoundError
+        If there is no folder `parent`.
     """
-    if not name.isidentifier() or name != name.lower() or keyword.iskeyword(name):
+    if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(
             f"{name!r} cannot name a library: take lower-case letters, digits and _, as in a "
             "Python module's name"
         )
+    if name in SHIPPED:
+        raise ValueError(f"{name!r} is the name of a library that is shipped: take another")
+    if language == "python" and importlib.util.find_spec(name) is not None:
+        raise ValueError(f"{name!r} is the name of a Python module that is installed: take another")
     if language not in LANGUAGES:
         raise ValueError(f"language {language!r}: it is one of {', '.join(LANGUAGES)}")
+    if not parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {parent.absolute()}")
     folder = parent / name
-    folder.mkdir(parents=True)
+    if folder.exists():
+        raise FileExistsError(f"{folder.absolute()} is there already: nothing in it was touched")
+    folder.mkdir()
     words = {
         "@file@": LANGUAGES[language].replace("@name@", name),
         "@Class@": name.title().replace("_", ""),

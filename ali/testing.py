@@ -33,6 +33,8 @@ import pytest
 
 from mpi_workers import trial
 
+SHOWN = 5  # faults of a check that are printed
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -51,6 +53,9 @@ class Case:
         The call must fail on all ranks, with these words in what the caller is told.
     rtol : float
         Allowed error of a number, relative to the largest of its matrix.
+    fresh : bool
+        Load the library anew before the call: for a routine whose answer depends on what was
+        called before. (The suite calls every case many times.)
     """
 
     routine: str
@@ -58,6 +63,7 @@ class Case:
     expected: Sequence[Any] | None = None
     raises: str | None = None
     rtol: float = 1e-9
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,32 +115,39 @@ class LibraryTests:
             metafunc.parametrize("size", metafunc.cls.sizes)
 
     def test_its_signatures_are_whole(self, size: int) -> None:
-        assert self._found(size)["signatures"] == []
+        self._judge(size, "signatures")
 
     def test_its_results_are_right_in_every_layout(self, size: int) -> None:
-        assert self._found(size)["results"] == []
+        self._judge(size, "results")
 
     def test_ranks_without_elements_take_part(self) -> None:
-        found = self._found(max(self.sizes))
-        assert found["empty"], "give a case with fewer rows or columns than ranks"
+        if not self._found(max(self.sizes))["empty"]:
+            pytest.fail("give a case with fewer rows or columns than ranks", pytrace=False)
 
     def test_a_failure_on_all_ranks_fails_the_call_alone(self, size: int) -> None:
         if all(case.raises is None for case in self.cases):
             pytest.skip("no case fails: give one with raises='...'")
-        assert self._found(size)["failures"] == []
+        self._judge(size, "failures")
 
     def test_a_failure_on_one_rank_lets_the_others_go(self, size: int) -> None:
         self._need_interrupts()
         if size == 1:
             pytest.skip("one rank has nobody to wait for")
-        assert self._found(size)["one_rank"] == []
+        self._judge(size, "one_rank")
 
     def test_a_cancelled_call_leaves_a_gang_that_works(self, size: int) -> None:
         self._need_interrupts()
-        assert self._found(size)["cancelled"] == []
+        self._judge(size, "cancelled")
 
     def test_it_can_be_loaded_again_and_again(self, size: int) -> None:
-        assert self._found(size)["reloads"] == []
+        self._judge(size, "reloads")
+
+    def _judge(self, size: int, check: str) -> None:
+        """Fail with what a check has found fault with, in its own words."""
+        wrong = self._found(size)[check]
+        if wrong:
+            more = f"\n\n... and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            pytest.fail("\n\n".join(wrong[:SHOWN]) + more, pytrace=False)
 
     def _need_interrupts(self) -> None:
         if not self.interruptible:
@@ -150,11 +163,13 @@ class LibraryTests:
                 _launched[key] = error
         found = _launched[key]
         if isinstance(found, AssertionError):
-            raise found
+            pytest.fail(str(found), pytrace=False)
         return found
 
     def _launch(self, size: int) -> dict[str, Any]:
         path = None if self.path is None else str(Path(self.path).absolute())
+        if path is not None and not Path(path).is_file():
+            raise AssertionError(f"there is no {path}: build it first")
         suite = Suite(self.library, path, tuple(self.cases), self.interruptible, self.patience_s)
         with tempfile.TemporaryDirectory(prefix="suite-") as folder:
             told = Path(folder, "suite.pickle")

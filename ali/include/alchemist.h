@@ -16,7 +16,7 @@
  *         {0}};
  *     ALCHEMIST_LIBRARY("mylib", "What it is for.", routines)
  *
- *     mpicc -shared -fPIC -I"$(alchemist include)" -o libmylib.so mylib.c
+ *     mpicc -shared -fPIC -I"$(alchemist include)" -o libmylib.so mylib.c -l...
  *     lib = als.load_library("mylib", "libmylib.so");  B = lib.scale(A, factor=3.0)
  *
  * Every routine runs on every rank of the gang at once, with that rank's part of each matrix. The
@@ -129,7 +129,9 @@ typedef struct {
     MPI_Comm comm; /* the gang's; another one after a call has failed: take it from here each time */
     int32_t rank, size;
     int32_t grid_height, grid_width;
-    void *state; /* the library's own: what is written here comes with the next call */
+    /* The library's own: what is written here comes with the next call. One for each name that a
+     * session has loaded it by, and rank; loading that name again closes it and begins anew. */
+    void *state;
 } alchemist_call;
 
 /* What the host does for a library. Functions that return int or a pointer: not 0, or NULL, means
@@ -167,7 +169,8 @@ typedef struct {
     const char *doc;
 } alchemist_result;
 
-/* in: one value per parameter; out: one per result, to be set. Returns ALCHEMIST_OK, or what
+/* in: one value per parameter; out: one per result, to be set: matrices on every rank, what else
+ * there is on rank 0, whose values are the call's. Returns ALCHEMIST_OK, or what
  * alchemist_fail, alchemist_refuse or alchemist_check gave. */
 typedef int (*alchemist_function)(alchemist_call *call, const alchemist_value *in,
                                   alchemist_value *out);
@@ -182,7 +185,7 @@ typedef struct {
 
 typedef struct {
     int32_t abi; /* ALCHEMIST_ABI */
-    const char *name;
+    const char *name; /* for people: a session calls it what it has loaded it as */
     const char *doc;
     const alchemist_routine *routines; /* the last has name NULL */
     /* Called with call->state when the library is given up; NULL if there is nothing to do. No MPI

@@ -165,7 +165,13 @@ class Call {
 
 namespace detail {
 
-template <class T, class = void> struct Value; // one per type: tag, from an argument, to a result
+template <class T> struct never : std::false_type {};
+
+template <class T, class = void> struct Value { // one per type: tag, from an argument, to a result
+    static_assert(never<T>::value, "parameters and results are Matrix<T>, integers, double, bool, "
+                                   "std::string, std::complex<double>, or std::vector of int64_t, "
+                                   "double, bool or std::string; parameters also std::optional");
+};
 
 template <class T> struct Value<Matrix<T>> {
     static constexpr auto tag = ALCHEMIST_MATRIX;
@@ -300,7 +306,15 @@ template <class... R> struct Results<std::tuple<R...>> {
     }
 };
 
+template <class T> struct writes_to_argument : std::false_type {};
+template <class T>
+struct writes_to_argument<Matrix<T>> : std::bool_constant<!std::is_const_v<T>> {};
+template <class T>
+struct writes_to_argument<std::optional<Matrix<T>>> : writes_to_argument<Matrix<T>> {};
+
 template <class T> auto taken(const alchemist_value *in, size_t i) {
+    static_assert(!writes_to_argument<T>::value,
+                  "a parameter is a Matrix<const T>: arguments are not to be written to");
     try {
         return Value<T>::take(in[i]);
     } catch (const Refused &error) {

@@ -86,7 +86,8 @@ def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatr
     op : str
         add, subtract, multiply, divide, floor_divide, remainder, power, minimum, maximum,
         arctan2, hypot; equal, not_equal, less, less_equal, greater, greater_equal; logical_and,
-        logical_or, logical_xor: NumPy's functions of these names.
+        logical_or, logical_xor; bitwise_and, bitwise_or, bitwise_xor, left_shift, right_shift;
+        logaddexp, copysign, nextafter: NumPy's functions of these names.
     A, B : matrices
         Of shapes that broadcast: in rows and in columns equal, or 1. Any layouts and dtypes.
 
@@ -223,8 +224,9 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     ----------
     op : str
         negative, abs, sign, conj, real, imag, square, sqrt, reciprocal, exp, expm1, log, log1p,
-        log2, log10, sin, cos, tan, arcsin, arccos, arctan, sinh, cosh, tanh, floor, ceil, rint;
-        isnan, isinf, isfinite, logical_not: NumPy's functions of these names.
+        log2, log10, sin, cos, tan, arcsin, arccos, arctan, sinh, cosh, tanh, arcsinh, arccosh,
+        arctanh, floor, ceil, trunc, rint; isnan, isinf, isfinite, signbit, logical_not: NumPy's
+        functions of these names.
     A : matrix, shape (m, n)
 
     Returns

@@ -16,6 +16,9 @@ BINARY: dict[str, Any] = {
     "equal": np.equal, "not_equal": np.not_equal, "less": np.less,
     "less_equal": np.less_equal, "greater": np.greater, "greater_equal": np.greater_equal,
     "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
+    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor,
+    "left_shift": np.left_shift, "right_shift": np.right_shift, "logaddexp": np.logaddexp,
+    "copysign": np.copysign, "nextafter": np.nextafter,
 }  # fmt: skip
 UNARY: dict[str, Any] = {
     "negative": np.negative, "abs": np.absolute, "sign": np.sign, "conj": np.conjugate,
@@ -23,8 +26,10 @@ UNARY: dict[str, Any] = {
     "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "arcsin": np.arcsin, "arccos": np.arccos,
     "arctan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "arcsinh": np.arcsinh, "arccosh": np.arccosh, "arctanh": np.arctanh,
     "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "isnan": np.isnan,
     "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
+    "trunc": np.trunc, "signbit": np.signbit,
 }  # fmt: skip
 PARTS = ("real", "imag")  # no ufuncs in NumPy
 

@@ -55,9 +55,15 @@ class Frame:
 
     def matrix(self, where: int | None) -> DistMatrix:
         """The matrix whose description lies there."""
-        found = self._matrices.get(where or 0)
+        if not where:
+            raise Failure("RoutineError", "was not set on this rank")
+        found = self._matrices.get(where)
         if found is None:
-            raise Failure("RoutineError", "the library gave a matrix that is none of this call's")
+            raise Failure(
+                "RoutineError",
+                "is no matrix of this call: take it from alchemist_new or alchemist_to_layout, or "
+                "give an argument back",
+            )
         return found
 
     def store(self, value: Any, kind: str) -> CValue:
@@ -102,10 +108,10 @@ class Frame:
                 return complex(*stored.complex_number)
             case "string":
                 if not stored.pointer:
-                    raise Failure("RoutineError", "the library did not set a string")
+                    raise Failure("RoutineError", "was not set on this rank")
                 return text_of(ctypes.string_at(stored.pointer))
         if stored.count < 0 or (stored.count and not stored.pointer):
-            raise Failure("RoutineError", f"the library gave a list of {stored.count} at no place")
+            raise Failure("RoutineError", f"is a list of {stored.count} that lies nowhere")
         if not stored.count:
             return []
         array = (ITEMS[kind] * stored.count).from_address(stored.pointer)

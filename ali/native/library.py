@@ -177,26 +177,36 @@ class NativeLibrary:
         finally:
             self._host.frame = None
             self._state = call.state
-        self._judge(routine, code, frame)
-        return [
-            frame.load(value, r.type) for value, r in zip(results, signature.results, strict=False)
-        ]
+        self._judge(routine, code, frame, gang.rank)
+        found = []
+        for value, result in zip(results, signature.results, strict=False):
+            try:
+                found.append(frame.load(value, result.type))
+            except Failure as failure:
+                raise Failure(
+                    "RoutineError",
+                    f"{self._name}.{routine} on rank {gang.rank}: its result {result.name!r} "
+                    f"{failure.message}",
+                ) from None
+        return found
 
-    def _judge(self, routine: str, code: int, frame: Frame) -> None:
+    def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
         if code == ENDED:
             raise Interrupted
         if code == OK and frame.failure is None:
             return
         what = f"{self._name}.{routine}"
+        if frame.message is not None and frame.refused:
+            raise Failure("BadArgumentError", f"{what}: {frame.message}")
+        what = f"{what} failed on rank {rank}"
         if frame.message is not None:
-            kind = "BadArgumentError" if frame.refused else "RoutineError"
-            raise Failure(kind, f"{what}: {frame.message}")
+            raise Failure("RoutineError", f"{what}: {frame.message}")
         if isinstance(frame.failure, Failure | Interrupted | MemoryError):
             raise frame.failure
         if frame.failure is not None:
             trace = "".join(traceback.format_exception(frame.failure))
             raise Failure("RoutineError", f"{what}: {frame.failure}", traceback=trace)
-        raise Failure("RoutineError", f"{what} returned {code} and gave no reason")
+        raise Failure("RoutineError", f"{what}: it returned {code} and gave no reason")
 
     def close(self) -> None:
         """Have the library give up its state."""
@@ -245,5 +255,6 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise Failure(
             "LibraryLoadError",
-            f"library {name!r}: the loader could not open it: {error}",
+            f"library {name!r}: the loader could not open it: {error}. What it needs must be "
+            "linked to it (-l..., -Wl,-rpath,...) and be installed on every node",
         ) from None

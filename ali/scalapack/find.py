@@ -89,7 +89,7 @@ def load(path: str | None = None) -> Native:
     for candidate in candidates:
         try:
             native = _open(candidate)
-        except (OSError, ValueError) as error:  # ValueError: a file without content
+        except OSError as error:
             reasons.append(f"{candidate.path}: {error}")
         else:
             native.passed_over = reasons

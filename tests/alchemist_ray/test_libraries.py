@@ -18,6 +18,7 @@ from alchemist_ray.errors import (
     LibraryNotFoundError,
     NoSuchRoutineError,
     RoutineError,
+    SessionError,
 )
 
 
@@ -215,3 +216,15 @@ def test_remote_returns_at_once_and_raises_the_same_errors(session: AlchemistSes
         echo.fail.remote("x")
     calls = [echo.who.remote() for _ in range(20)]
     assert ray.get(calls) == [[0, 1]] * 20
+
+
+def test_a_library_of_a_gang_that_was_given_up_says_so(cluster: str) -> None:
+    with AlchemistSession(1) as als:
+        echo = als.load_library("echo")
+        als.yield_workers()
+        with pytest.raises(SessionError, match=r"was given up.*load_library\(\.\.\.\) again"):
+            echo.who()
+        als.request_workers(1)
+        with pytest.raises(SessionError, match=r"was given up"):
+            echo.who()
+        assert als.load_library("echo").who() == [0]

@@ -53,7 +53,9 @@ def test_a_c_routine_that_fails_fails_its_call_alone(
 ) -> None:
     lib = session.load_library("every", every)
     for _ in range(3):
-        with pytest.raises(RoutineError, match=r"every\.fail: no luck: today") as caught:
+        with pytest.raises(
+            RoutineError, match=r"every\.fail failed on rank \d: no luck: today"
+        ) as caught:
             lib.fail(rank, "today")
         assert caught.value.rank == max(rank, 0)
         assert lib.count() > 0

@@ -38,7 +38,6 @@ def build(folder: Path, target: str) -> None:
     (command,) = re.findall(rf"^.*-o {target} .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     tools = Path(sys.executable).parent
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
-    command = command.replace(".venv/bin", str(tools))
     done = subprocess.run(
         command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=60,
         check=False,

@@ -73,7 +73,7 @@ def test_handles_are_matrices_on_the_ranks_and_matrices_are_handles_here(
     A = als.send_matrix(matrix)
     B = als.run(scaled, A, k=2)
     assert isinstance(B, Handle)
-    assert B in als.list_matrices()
+    assert B.id in [handle.id for handle in als.list_matrices()]
     np.testing.assert_array_equal(B.fetch(), 2 * matrix)
     np.testing.assert_array_equal(als.run(scaled, B).fetch(), 6 * matrix)
 

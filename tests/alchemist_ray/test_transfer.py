@@ -162,9 +162,9 @@ def test_parts_are_fetched_like_slices(session: AlchemistSession) -> None:
         (slice(3, 17), slice(None)), (slice(None), slice(5, 6)), (slice(-4, None), slice(2, 20, 3)),
         (slice(30, 2, -5), slice(None, None, -1)), (slice(10, 10), slice(None)),
     ):  # fmt: skip
-        np.testing.assert_array_equal(handle[key], matrix[key])
-    np.testing.assert_array_equal(handle[7], matrix[7:8])
-    np.testing.assert_array_equal(handle[-1, 2], matrix[-1:, 2:3])
+        np.testing.assert_array_equal(handle.fetch(*key), matrix[key])
+    np.testing.assert_array_equal(handle.fetch(7), matrix[7:8])
+    np.testing.assert_array_equal(handle.fetch(-1, 2), matrix[-1:, 2:3])
     np.testing.assert_array_equal(handle.fetch(rows=slice(2, 4)), matrix[2:4])
     with pytest.raises(ShapeError, match="outside"):
         handle.fetch(rows=40)

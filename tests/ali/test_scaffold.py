@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ali import scaffold
+from ali import registry, scaffold
 from tests.support.build import needs_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -68,15 +68,28 @@ def test_in_python(tmp_path: Path) -> None:
 def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "my_lib").mkdir()
     said = run("alchemist", "new-library", "my_lib", cwd=tmp_path, code=1)
-    assert said == "alchemist: my_lib is there already\n"
+    assert said == f"alchemist: {tmp_path / 'my_lib'} is there already: nothing in it was touched\n"
     assert list((tmp_path / "my_lib").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["my-lib", "1st", "Mine", "class", "../mine", ""])
+@pytest.mark.parametrize("name", ["my-lib", "1st", "Mine", "class", "../mine", "é", ""])
 def test_a_name_must_be_one_of_a_module(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name a library"):
         scaffold.new_library(name, "c", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["linalg", "numpy"])
+def test_a_name_must_not_mean_something_else(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="take another"):
+        scaffold.new_library(name, "python", tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        scaffold.new_library("mine", "python", tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_shipped_libraries_are_known() -> None:
+    assert set(registry.SHIPPED) <= set(scaffold.SHIPPED)
 
 
 def test_a_language_must_be_known(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Handles as arrays: operators, indexing, NumPy's protocols, the array API standard."""

@@ -1,0 +1,236 @@
+"""`numpy.linalg` on handles: thin factors, computed on the gang by the routines of linalg."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.functions import implements
+from alchemist_ray.errors import ShapeError
+from alchemist_ray.handles import Handle
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.engine import Engine
+
+_ONE = np.eye(1)
+QR: Any = type(np.linalg.qr(_ONE))
+SVD: Any = type(np.linalg.svd(_ONE))
+EIGH: Any = type(np.linalg.eigh(_ONE))
+SLOGDET: Any = type(np.linalg.slogdet(_ONE))
+NORMS = {None: "fro", "fro": "fro", 1: "1", np.inf: "inf", 2: "2", "nuc": "nuc"}
+
+
+@implements(np.linalg.qr)
+def _qr(engine: Engine, a: Any, mode: str = "reduced") -> Any:
+    if mode not in ("reduced", "r") and not (mode == "complete" and a.shape[0] <= a.shape[1]):
+        raise rules.not_there(f"np.linalg.qr with mode={mode!r}", "mode='reduced' gives Q (m, k)")
+    Q, R = engine.call("qr", a)
+    return R if mode == "r" else QR(Q, R)
+
+
+@implements(np.linalg.svd)
+def _svd(
+    engine: Engine,
+    a: Any,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+) -> Any:
+    if not compute_uv:
+        return _svdvals(engine, a)
+    if full_matrices and a.shape[0] != a.shape[1]:
+        raise rules.not_there(
+            f"np.linalg.svd of {a.shape} with full_matrices=True",
+            "give full_matrices=False; als.load_library('linalg').truncated_svd(A, rank) takes the "
+            "largest",
+        )
+    S, U, V = engine.call("svd", a)
+    return SVD(U, engine.flat(S), engine.transpose(V, conjugate=True))
+
+
+@implements(np.linalg.svdvals)
+def _svdvals(engine: Engine, x: Any, /) -> Any:
+    return engine.flat(engine.call("svdvals", x))
+
+
+@implements(np.linalg.eigh)
+def _eigh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
+    if UPLO not in "LlUu":
+        raise rules.not_there(f"UPLO={UPLO!r}", "it is 'L' or 'U'")
+    W, V = engine.call("eigh", a if UPLO in "Ll" else a.H)
+    return EIGH(engine.flat(W), V)
+
+
+@implements(np.linalg.eigvalsh)
+def _eigvalsh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
+    return _eigh(engine, a, UPLO).eigenvalues
+
+
+@implements(np.linalg.cholesky)
+def _cholesky(engine: Engine, a: Any, /, *, upper: bool = False) -> Any:
+    L = engine.call("cholesky", a.H if upper else a)
+    return engine.transpose(L, conjugate=True) if upper else L
+
+
+@implements(np.linalg.solve)
+def _solve(engine: Engine, a: Any, b: Any) -> Any:
+    A = engine.matrix(a, b if isinstance(b, Handle) else None)
+    if isinstance(b, Handle) or np.ndim(b) == 2:
+        return engine.call("solve", A, engine.matrix(b, A))
+    column = engine.matrix(np.asarray(b)[:, None], A)
+    return engine.flat(engine.call("solve", A, column))
+
+
+@implements(np.linalg.inv)
+def _inv(engine: Engine, a: Any) -> Any:
+    return engine.call("inv", a)
+
+
+@implements(np.linalg.pinv)
+def _pinv(engine: Engine, a: Any, rcond: Any = None, hermitian: bool = False, *,
+          rtol: Any = None) -> Any:  # fmt: skip
+    return engine.call("pinv", a, rcond=_rcond(rcond, rtol))
+
+
+@implements(np.linalg.matrix_rank)
+def _matrix_rank(engine: Engine, A: Any, tol: Any = None, hermitian: bool = False, *,
+                 rtol: Any = None) -> Any:  # fmt: skip
+    if tol is not None:
+        raise rules.not_there("np.linalg.matrix_rank with tol=", "give rtol=, a relative one")
+    return np.intp(engine.call("matrix_rank", A, rcond=_rcond(None, rtol)))
+
+
+def _rcond(rcond: Any, rtol: Any) -> float:
+    given = rcond if rtol is None else rtol
+    return -1.0 if given is None else float(given)
+
+
+@implements(np.linalg.det)
+def _det(engine: Engine, a: Any) -> Any:
+    return _number(engine.call("det", a), a)
+
+
+@implements(np.linalg.slogdet)
+def _slogdet(engine: Engine, a: Any) -> Any:
+    sign, logabsdet = engine.call("slogdet", a)
+    return SLOGDET(_number(sign, a), _number(logabsdet, a, real=True))
+
+
+def _number(value: Any, a: Handle, *, real: bool = False) -> Any:
+    """In the precision of a matrix."""
+    kind = a.dtype if a.dtype.kind != "i" else np.dtype(np.float64)
+    if real or kind.kind != "c":
+        return np.finfo(kind).dtype.type(value.real)
+    return kind.type(value)
+
+
+@implements(np.linalg.cond)
+def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
+    if p not in (None, 2):
+        raise rules.not_there(
+            f"np.linalg.cond with p={p!r}",
+            "als.load_library('linalg').condest(A) estimates it in the 1-norm",
+        )
+    values = np.asarray(_svdvals(engine, x))
+    return values.flat[0] / values.flat[-1]
+
+
+# --- products ---------------------------------------------------------------------------
+
+
+@implements(np.dot, np.linalg.matmul)
+def _dot(engine: Engine, a: Any, b: Any, /) -> Any:
+    if rules.number(a) is not None or rules.number(b) is not None:
+        return engine.binary("multiply", a, b)
+    return engine.matmul(a, b)
+
+
+@implements(np.tensordot, np.linalg.tensordot)
+def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
+    if axes == 2:
+        product = engine.binary("multiply", a, b)
+        return engine.reduce("sum", product, None).astype(product.dtype)
+    left, right = (1, 0) if axes == 1 else (rules.axis_of(_only(axis)) for axis in axes)
+    return engine.matmul(a if left == 1 else a.T, b if right == 0 else b.T)
+
+
+def _only(axis: Any) -> int:
+    given = axis if isinstance(axis, list | tuple) else (axis,)
+    if len(given) != 1:
+        raise rules.not_there("np.tensordot over two axes given in turn", "use np.sum(A * B)")
+    only: int = given[0]
+    return only
+
+
+@implements(np.linalg.vecdot)
+def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Sums along an axis of the conjugate of `x1` times `x2`."""
+    left = x1.conj() if isinstance(x1, Handle) else np.conj(x1)
+    product = engine.binary("multiply", left, x2)
+    return engine.reduce("sum", product, axis).astype(product.dtype)
+
+
+@implements(np.linalg.matrix_power)
+def _matrix_power(engine: Engine, a: Any, n: int) -> Any:
+    if a.shape[0] != a.shape[1]:
+        raise ShapeError(f"a power of a matrix of shape {a.shape}: it must be square")
+    if n == 0:
+        return engine.call("eye", a.shape[0], None, a.dtype.name, a.layout)
+    base = a if n > 0 else engine.call("inv", a)
+    found, left = None, abs(n)
+    while True:  # by squaring
+        if left % 2:
+            found = base if found is None else engine.matmul(found, base)
+        left //= 2
+        if not left:
+            return found
+        base = engine.matmul(base, base)
+
+
+# --- norms ------------------------------------------------------------------------------
+
+
+@implements(np.linalg.norm)
+def _norm(engine: Engine, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    if axis is None or rules.axis_of(axis) is None:
+        return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
+    return _vector_norm(engine, x, axis=axis, ord=2 if ord is None else ord, keepdims=keepdims)
+
+
+@implements(np.linalg.matrix_norm)
+def _matrix_norm(engine: Engine, x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    if ord not in NORMS:
+        known = ", ".join(repr(key) for key in NORMS if key is not None)
+        raise rules.not_there(f"a matrix norm with ord={ord!r}", f"it can be one of {known}")
+    found = _number(engine.call("norm", x, NORMS[ord]), x, real=True)
+    return engine.matrix(np.full((1, 1), found)) if keepdims else found
+
+
+@implements(np.linalg.vector_norm)
+def _vector_norm(
+    engine: Engine, x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2
+) -> Any:
+    along = rules.axis_of(axis)
+    if along is None and ord == 2:
+        return _matrix_norm(engine, x, keepdims=keepdims)
+    size = abs(x)
+    match ord:
+        case 1:
+            return engine.reduce("sum", size, axis, keepdims=keepdims)
+        case np.inf:
+            return engine.reduce("max", size, axis, keepdims=keepdims)
+        case 0:
+            return np.count_nonzero(x, axis, keepdims=keepdims)
+        case 2:
+            return np.sqrt(engine.reduce("sum", _squares(size), axis, keepdims=keepdims))
+        case _ if ord == -np.inf:
+            return engine.reduce("min", size, axis, keepdims=keepdims)
+        case int() | float():
+            return engine.reduce("sum", size**ord, axis, keepdims=keepdims) ** (1 / ord)
+    raise ShapeError(f"a vector norm with ord={ord!r}: it is a number")
+
+
+def _squares(size: Any) -> Any:
+    return np.square(size.astype(np.float64) if size.dtype.kind == "i" else size)

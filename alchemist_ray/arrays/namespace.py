@@ -1,0 +1,212 @@
+"""The array API standard's namespace for the matrices of a gang.
+
+What a function is given decides what it does: NumPy's own functions come here through their
+protocols for handles, and stay NumPy for small 1-D arrays. So the namespace is NumPy's, where the
+standard has the name, but for creation: that takes place on the gang.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alchemist_ray.arrays import creation
+from alchemist_ray.arrays.functions import INSTEAD
+from alchemist_ray.handles import Handle
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.engine import Engine
+
+VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
+CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
+DTYPES = ("bool", "int32", "int64", "float32", "float64", "complex64", "complex128")
+_STANDARD = """
+    abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
+    bitwise_or bitwise_right_shift bitwise_xor ceil conj copysign cos cosh divide equal exp
+    expm1 floor floor_divide greater greater_equal hypot imag isfinite isinf isnan less less_equal
+    log log1p log2 log10 logaddexp logical_and logical_not logical_or logical_xor maximum minimum
+    multiply negative nextafter not_equal positive pow real reciprocal remainder round sign signbit
+    sin sinh square sqrt subtract tan tanh trunc
+    astype can_cast isdtype result_type
+    concat flip permute_dims matrix_transpose matmul tensordot vecdot
+    all any count_nonzero max mean min std sum var
+    take tril triu where zeros_like ones_like full_like empty_like
+    arange linspace
+"""
+_LINALG = """
+    cholesky det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank
+    matrix_transpose pinv qr slogdet solve svd svdvals tensordot trace vecdot vector_norm
+"""
+STANDARD, LINALG = frozenset(_STANDARD.split()), frozenset(_LINALG.split())
+
+
+class _Names:
+    """Attributes that are NumPy's, where the standard has them and handles do."""
+
+    _numpy: Any = np
+    _names: frozenset[str] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names:
+            return getattr(self._numpy, name)
+        there = f"{self!r} has no {name!r}"
+        if not name.startswith("_") and hasattr(self._numpy, name):
+            there += ": " + INSTEAD.get(name, f"{self._numpy.__name__}.{name} takes A.fetch()")
+        raise AttributeError(there)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._names})
+
+
+class Linalg(_Names):
+    """The standard's extension ``linalg``, and `norm`."""
+
+    _numpy = np.linalg
+    _names = LINALG | {"norm", "cond"}
+
+    def __repr__(self) -> str:
+        return "<linalg of matrices on ranks>"
+
+
+class Random:
+    """Random matrices: the same numbers for the same seed, on any number of ranks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def normal(self, shape: Any, *, seed: int, dtype: Any = None) -> Handle:
+        """Independent standard normal numbers, float64 by default."""
+        return creation.random(self._engine, "random_normal", shape, seed, dtype)
+
+    def uniform(self, shape: Any, *, seed: int, dtype: Any = None) -> Handle:
+        """Independent numbers from the half-open interval [0, 1), float64 by default."""
+        return creation.random(self._engine, "random_uniform", shape, seed, dtype)
+
+    def __repr__(self) -> str:
+        return "<random matrices on ranks>"
+
+
+class Namespace(_Names):
+    """``xp`` for matrices of one gang: `AlchemistSession.xp`, `Handle.__array_namespace__`.
+
+    Attributes
+    ----------
+    linalg : Linalg
+    random : Random
+        Beyond the standard: ``normal`` and ``uniform``, with a seed.
+    """
+
+    __array_api_version__ = VERSIONS[-1]
+    _names = STANDARD
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.linalg = Linalg()
+        self.random = Random(engine)
+        for name in CONSTANTS:
+            setattr(self, name, getattr(np, name))
+        for name in DTYPES:
+            setattr(self, name, np.dtype(name))
+
+    def of_version(self, version: str | None) -> Namespace:
+        """Itself, if it has that version of the standard."""
+        if version is not None and version not in VERSIONS:
+            raise ValueError(f"api_version={version!r}: it can be one of {', '.join(VERSIONS)}")
+        return self
+
+    # --- creation ---
+
+    def asarray(
+        self, obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
+    ) -> Any:
+        """A handle of what is two-dimensional (NumPy's arrays are sent), else a NumPy array."""
+        return creation.asarray(self._engine, obj, dtype, copy)
+
+    def zeros(self, shape: Any, *, dtype: Any = None, device: Any = None,
+              layout: str = creation.LAYOUT) -> Any:  # fmt: skip
+        """Zeros; a handle for two dimensions, NumPy's array for one."""
+        return creation.full(self._engine, shape, 0.0, dtype or np.float64, layout)
+
+    empty = zeros
+
+    def ones(self, shape: Any, *, dtype: Any = None, device: Any = None,
+             layout: str = creation.LAYOUT) -> Any:  # fmt: skip
+        """Ones; a handle for two dimensions, NumPy's array for one."""
+        return creation.full(self._engine, shape, 1.0, dtype or np.float64, layout)
+
+    def full(self, shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None,
+             layout: str = creation.LAYOUT) -> Any:  # fmt: skip
+        """The same value everywhere; a handle for two dimensions, NumPy's array for one."""
+        return creation.full(self._engine, shape, fill_value, dtype, layout)
+
+    def eye(self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None,
+            device: Any = None, layout: str = creation.LAYOUT) -> Handle:  # fmt: skip
+        """Ones on a diagonal, zeros elsewhere."""
+        return creation.eye(self._engine, n_rows, n_cols, k, dtype or np.float64, layout)
+
+    def from_function(self, function: Any, shape: Any, *, dtype: Any = None,
+                      layout: str = creation.LAYOUT) -> Handle:  # fmt: skip
+        """A matrix of ``function(i, j)``, evaluated on the ranks.
+
+        Parameters
+        ----------
+        function : callable
+            Is called on every rank with the global indices of its rows, (r, 1), and of its
+            columns, (1, c), both int64, and gives what broadcasts to (r, c). It travels as
+            in `AlchemistSession.run`.
+        shape : (int, int)
+        dtype : dtype, optional
+            float64 by default.
+        layout : str
+            One of Elemental's 14.
+        """
+        return creation.from_function(self._engine, function, shape, dtype or np.float64, layout)
+
+    # --- where NumPy's own does not take handles, or by other names ---
+
+    def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:
+        """Elements below `min` or above `max` become these."""
+        return np.clip(x, min, max)
+
+    def finfo(self, type: Any, /) -> Any:
+        """Limits of a floating dtype, or of that of a matrix."""
+        return np.finfo(getattr(type, "dtype", type))
+
+    def iinfo(self, type: Any, /) -> Any:
+        """Limits of an integer dtype, or of that of a matrix."""
+        return np.iinfo(getattr(type, "dtype", type))
+
+    # --- inspection ---
+
+    def __array_namespace_info__(self) -> Info:
+        return Info()
+
+    def __repr__(self) -> str:
+        return f"<array namespace of gang {self._engine.client.endpoint.gang}>"
+
+
+class Info:
+    """What the standard lets one ask about a namespace."""
+
+    def capabilities(self) -> dict[str, Any]:
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 2}
+
+    def default_device(self) -> str:
+        return "gang"
+
+    def devices(self) -> list[str]:
+        return ["gang"]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
+        names = {
+            "real floating": "float64", "complex floating": "complex128", "integral": "int64",
+            "indexing": "int64",
+        }  # fmt: skip
+        return {kind: np.dtype(name) for kind, name in names.items()}
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
+        found = {name: np.dtype(name) for name in DTYPES}
+        if kind is None:
+            return found
+        return {name: dtype for name, dtype in found.items() if np.isdtype(dtype, kind)}

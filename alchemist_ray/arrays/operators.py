@@ -1,0 +1,315 @@
+"""What makes a handle an array: operators, methods, NumPy's protocols. `Handle` inherits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.engine import Engine
+    from alchemist_ray.arrays.namespace import Namespace
+    from alchemist_ray.arrays.placing import Plan
+    from alchemist_ray.handles import Handle
+
+
+def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The operator and its reflection."""
+
+    def forward(self: ArrayOperators, other: Any) -> Any:
+        return self._engine.binary(op, self, other)
+
+    def reflected(self: ArrayOperators, other: Any) -> Any:
+        return self._engine.binary(op, other, self)
+
+    forward.__doc__ = f"NumPy's ``{op}``, on the gang."
+    return forward, reflected
+
+
+class ArrayOperators:
+    """Operators and methods of a two-dimensional array, computed where the matrix is.
+
+    Notes
+    -----
+    Everything is computed at once. Two-dimensional results are handles, whose matrices are
+    freed when nothing holds them (see `Handle.keep`). What NumPy would give one dimension
+    (``A[3]``, ``A.sum(axis=0)``, ``A @ v``) is a NumPy array where it has up to 1 MiB, else a
+    handle of shape (1, n) or (m, 1). Comparisons give int32 matrices of 0 and 1.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        shape: tuple[int, int]
+        dtype: np.dtype[Any]
+
+    @property
+    def _engine(self) -> Engine:
+        from alchemist_ray.gang import gang_of  # noqa: PLC0415  (the gang makes handles)
+
+        return gang_of(self._me).arrays
+
+    @property
+    def _me(self) -> Handle:
+        return self  # type: ignore[return-value]
+
+    # --- operators ---
+
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__ = _binary("remainder")
+    __pow__, __rpow__ = _binary("power")
+    __and__, __rand__ = _binary("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("left_shift")
+    __rshift__, __rrshift__ = _binary("right_shift")
+    __lt__, _ = _binary("less")
+    __le__, _ = _binary("less_equal")
+    __gt__, _ = _binary("greater")
+    __ge__, _ = _binary("greater_equal")
+    __ne__, _ = _binary("not_equal")
+    __eq__, _ = _binary("equal")
+    del _
+    __hash__ = object.__hash__  # of the handle itself: == is element by element
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._engine.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return self._engine.matmul(other, self)
+
+    def __neg__(self) -> Handle:
+        return self._engine.unary("negative", self._me)
+
+    def __pos__(self) -> Handle:
+        return self._me
+
+    def __abs__(self) -> Handle:
+        return self._engine.unary("abs", self._me)
+
+    def __invert__(self) -> Handle:
+        from alchemist_ray.arrays.rules import not_there  # noqa: PLC0415
+
+        raise not_there(
+            "~", "the opposite of a mask is np.logical_not(mask), or mask == 0 (it is int32)"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part, as a new matrix; a number, or a small 1-D array, where integers leave one.
+
+        Parameters
+        ----------
+        key : slice, int, sequence of int, mask, or two of them
+            For rows, or rows and columns. Masks are of bool, or matrices of a comparison:
+            (m, 1) picks rows, (1, n) columns. Two lists or masks go in `numpy.ix_`.
+
+        Raises
+        ------
+        ShapeError
+            If an index is out of range, or nothing would be left.
+        """
+        from alchemist_ray.arrays.indexing import part  # noqa: PLC0415
+
+        return part(self._engine, self._me, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        from alchemist_ray.arrays.rules import not_there  # noqa: PLC0415
+
+        raise not_there(
+            "assignment to elements",
+            "make a new matrix with np.where(mask, A, B), or write to A.local in als.run",
+        )
+
+    def __iter__(self) -> Any:
+        raise TypeError(
+            "a matrix on ranks is not iterated over: A[i] gives row i, A.fetch() all of them"
+        )
+
+    def _item(self) -> Any:
+        if self.shape != (1, 1):
+            raise ValueError(
+                f"a matrix of shape {self.shape} is not one number or one truth: use .any(), "
+                ".all(), or .fetch()"
+            )
+        return self._me.fetch()[0, 0]
+
+    def __bool__(self) -> bool:
+        return bool(self._item())
+
+    def __int__(self) -> int:
+        return int(self._item())
+
+    def __float__(self) -> float:
+        return float(self._item())
+
+    def __complex__(self) -> complex:
+        return complex(self._item())
+
+    # --- NumPy's protocols and the standard's ---
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        from alchemist_ray.arrays.ufuncs import apply_ufunc  # noqa: PLC0415
+
+        return apply_ufunc(self._engine, ufunc, method, inputs, kwargs)
+
+    def __array_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        from alchemist_ray.arrays.functions import apply_function  # noqa: PLC0415
+
+        return apply_function(self._engine, function, args, kwargs)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Namespace:
+        """The array API standard for matrices of this gang; see alchemist_ray/arrays."""
+        return self._engine.namespace.of_version(api_version)
+
+    # --- shapes ---
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def device(self) -> str:
+        """Where it is: on a gang."""
+        return "gang"
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Handle:
+        """Itself; a gang has one device."""
+        if device != "gang":
+            raise ValueError(f"device={device!r}: matrices of a gang are on the device 'gang'")
+        return self._me
+
+    @property
+    def T(self) -> Handle:
+        """The transpose: a copy in the mirrored layout; every rank transposes what it holds."""
+        return self._engine.transpose(self._me)
+
+    mT = T
+
+    def transpose(self) -> Handle:
+        """The transpose, see `T`."""
+        return self.T
+
+    @property
+    def H(self) -> Handle:
+        """The conjugate transpose."""
+        return self._engine.transpose(self._me, conjugate=True)
+
+    @property
+    def real(self) -> Handle:
+        """The real parts."""
+        return self._me if self.dtype.kind != "c" else self._engine.unary("real", self._me)
+
+    @property
+    def imag(self) -> Handle:
+        """The imaginary parts."""
+        return self._engine.unary("imag", self._me)
+
+    def conj(self) -> Handle:
+        """The complex conjugates; a real matrix is its own."""
+        return self._engine.unary("conj", self._me)
+
+    conjugate = conj
+
+    def astype(self, dtype: Any, copy: bool = True) -> Handle:
+        """With another of the six dtypes; the same handle if it has it (``bool``: 0 and 1)."""
+        return self._engine.astype(self._me, dtype)
+
+    def diagonal(self) -> Any:
+        """The main diagonal, 1-D."""
+        return self._engine.diagonal(self._me)
+
+    def clip(self, min: Any = None, max: Any = None) -> Handle:
+        """Elements below `min` or above `max` become these."""
+        found: Handle = np.clip(self, min, max)  # type: ignore[call-overload]
+        return found
+
+    def round(self, decimals: int = 0) -> Handle:
+        """To whole numbers, halves to even."""
+        found: Handle = np.round(self, decimals)  # type: ignore[call-overload]
+        return found
+
+    def dot(self, other: Any) -> Any:
+        """Matrix product."""
+        return self @ other
+
+    # --- reductions ---
+
+    def sum(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+        """Sums of columns (``axis=0``), rows (1) or all; int32 in int64."""
+        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)  # type: ignore[call-overload]
+
+    def mean(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """Means of columns (``axis=0``), rows (1) or all."""
+        return self._engine.reduce("mean", self._me, axis, keepdims=keepdims)
+
+    def var(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
+        """Variances; sums of squares are divided by the count less `ddof`."""
+        return self._engine.reduce("var", self._me, axis, keepdims=keepdims, ddof=ddof)
+
+    def std(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
+        """Standard deviations, see `var`."""
+        return self._engine.reduce("std", self._me, axis, keepdims=keepdims, ddof=ddof)
+
+    def min(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """Smallest elements; nan where there is one."""
+        return self._engine.reduce("min", self._me, axis, keepdims=keepdims)
+
+    def max(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """Largest elements; nan where there is one."""
+        return self._engine.reduce("max", self._me, axis, keepdims=keepdims)
+
+    def any(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """Whether any element is not 0."""
+        return np.any(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload]
+
+    def all(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """Whether all elements are not 0."""
+        return np.all(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload]
+
+    def trace(self) -> Any:
+        """Sum of the main diagonal."""
+        return np.trace(self)  # type: ignore[call-overload]
+
+    def norm(self, ord: Any = None) -> Any:
+        """A norm, as `numpy.linalg.norm` has it: "fro" (default), 1, inf, 2, "nuc"."""
+        return np.linalg.norm(self, ord)  # type: ignore[call-overload]
+
+    # --- where it takes place ---
+
+    def plan(self, op: str, other: Handle) -> Plan:
+        """What an operation with another matrix would move, without doing it.
+
+        Parameters
+        ----------
+        op : str
+            ``"matmul"``, or the name of an element-wise function of NumPy's: ``"add"``, ...
+        other : Handle
+
+        Returns
+        -------
+        Plan
+            Layout of the result, those in which the operands are taken, bytes that move.
+
+        Raises
+        ------
+        ShapeError
+            If the shapes do not go together.
+
+        Notes
+        -----
+        Element by element, the result takes the layout of one of the full operands: the
+        one to which the other has the shorter way. Rows, columns and numbers move to it.
+        """
+        return self._engine.plan(op, self._me, other)

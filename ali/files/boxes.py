@@ -1,0 +1,153 @@
+"""A matrix cut into boxes: what a rank reads or writes at once, and which rank does it.
+
+Every rank works out all of it from the matrix's shape and what the file's format says of
+itself, so nothing about it travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.layout import Shape
+
+PIECE = 16 << 20  # 16 MiB: sequential for a disk, small beside a rank's part
+SEVERAL = 4  # boxes for each rank, at least: one more or less is not too much then
+HULL = 4  # what lies this close together is read with what lies between
+
+Array = NDArray[Any]
+Pick = range | NDArray[np.int64]  # which indices of a file, in the order of the matrix
+
+
+class Box(NamedTuple):
+    """A region of a matrix, as ranges of step 1 of its rows and columns."""
+
+    rows: range
+    cols: range
+
+    @property
+    def shape(self) -> Shape:
+        return len(self.rows), len(self.cols)
+
+
+class Grain(NamedTuple):
+    """What a format reads or writes for its own sake, at its smallest: its chunks.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Regular chunks of so many rows and columns.
+    bands : sequence of int, optional
+        First rows of chunks that are not equally high; instead of `rows`.
+    by_columns : bool
+        Elements of a column lie together, so whole columns are one stretch of the file.
+    """
+
+    rows: int = 1
+    cols: int = 1
+    bands: Sequence[int] | None = None
+    by_columns: bool = False
+
+
+def share(count: int, rank: int, size: int) -> range:
+    """The contiguous part of `count` things that a rank of `size` has."""
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def cut(shape: Shape, itemsize: int, size: int, grain: Grain) -> list[Box]:
+    """Boxes of about `PIECE` bytes, in the file's order, that tile a matrix along its grain.
+
+    No chunk lies in two of them. There are several for each rank where the chunks allow.
+    """
+    if grain.by_columns:
+        turned = cut(shape[::-1], itemsize, size, Grain(grain.cols, grain.rows))
+        return [Box(box.cols, box.rows) for box in turned]
+    m, n = shape
+    fair = -(-m // (SEVERAL * size))
+    boxes = []
+    for start, stop in _bands(m, fair, n * itemsize, grain):
+        width = n
+        if (stop - start) * n * itemsize > 2 * PIECE:
+            width = max(1, PIECE // ((stop - start) * itemsize * grain.cols)) * grain.cols
+        for col in range(0, n, width):
+            boxes.append(Box(range(start, stop), range(col, min(col + width, n))))
+    return boxes
+
+
+def _bands(m: int, fair: int, row_bytes: int, grain: Grain) -> list[tuple[int, int]]:
+    """Half-open stretches of rows: whole chunks, a piece's worth or a few, if that is less."""
+    most = max(1, min(fair, PIECE // max(1, row_bytes)))
+    if grain.bands is None:
+        height = max(1, most // grain.rows) * grain.rows
+        return [(a, min(a + height, m)) for a in range(0, m, height)]
+    found = []
+    starts = [*grain.bands, m]
+    first = starts[0]
+    for here, after in pairwise(starts[1:]):
+        if after - first > most:
+            found.append((first, here))
+            first = here
+    found.append((first, m))
+    return [(a, b) for a, b in found if b > a]
+
+
+def chosen(grain: Grain, rows: Pick, cols: Pick, shape: Shape) -> Grain:
+    """The grain of a matrix that is made of some rows and columns of a file."""
+    if len(cols) != shape[1] or not _is_run(cols):
+        grain = grain._replace(cols=1)
+    if _is_run(rows) and len(rows) == shape[0]:
+        return grain
+    if grain.bands is None and grain.rows == 1:
+        return grain
+    index = np.asarray(rows, np.int64)
+    chunk = (
+        index // grain.rows
+        if grain.bands is None
+        else np.searchsorted(np.asarray(grain.bands), index, "right")
+    )
+    starts = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist()]
+    return grain._replace(rows=1, bands=starts)
+
+
+def _is_run(pick: Pick) -> bool:
+    return isinstance(pick, range) and pick.step == 1
+
+
+def runs(pick: Pick) -> list[tuple[slice, range, Any]]:
+    """How to read these indices in stretches: where each goes, what to read, what to keep of it.
+
+    What lies close together is read with what lies between.
+    """
+    if _is_run(pick):
+        return [(slice(0, len(pick)), pick, slice(None))]  # type: ignore[list-item]
+    index = np.asarray(pick, np.int64)
+    low, high = int(index.min()), int(index.max()) + 1
+    if high - low <= HULL * len(index):
+        return [(slice(0, len(index)), range(low, high), index - low)]
+    breaks = [0, *(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)]
+    return [
+        (slice(a, b), range(int(index[a]), int(index[b - 1]) + 1), slice(None))
+        for a, b in pairwise(breaks)
+    ]
+
+
+def gathered(read: Callable[[range, range], Array], rows: Pick, cols: Pick) -> Array:
+    """Any rows and columns, through a function that reads stretches of both."""
+    down, across = runs(rows), runs(cols)
+    if len(down) == len(across) == 1:
+        (_, these_rows, keep_rows), (_, these_cols, keep_cols) = down[0], across[0]
+        found: Array = read(these_rows, these_cols)[keep_rows][:, keep_cols]
+        return found
+    out: Array | None = None
+    for to_rows, these_rows, keep_rows in down:
+        for to_cols, these_cols, keep_cols in across:
+            part = read(these_rows, these_cols)[keep_rows][:, keep_cols]
+            if out is None:
+                out = np.empty((len(rows), len(cols)), part.dtype)
+            out[to_rows, to_cols] = part
+    assert out is not None  # neither is empty
+    return out

@@ -1,0 +1,197 @@
+"""Between boxes of a file and a matrix in any layout, round by round, over MPI.
+
+In a round every rank has one box. Whose elements they are is arithmetic on ranges, as in
+`mpi_workers.redistribute`: each pair of ranks knows what it has for the other. So a rank
+reads what lies together in the file, whatever its layout deals out to it, and needs three
+boxes of memory beside its part of the matrix: the one it reads, one to send, one to receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ali.files.boxes import Box, share
+from ali.files.paths import together
+from ali.interface import Context
+from mpi_workers import tiles
+from mpi_workers.layout import Piece, as_slice, intersect, positions
+from mpi_workers.matrix import DistMatrix
+
+MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
+TAG = 11
+
+Array = NDArray[Any]
+
+
+class Rounds:
+    """Who has which box when."""
+
+    def __init__(self, ctx: Context, boxes: Sequence[Box]) -> None:
+        self._boxes = boxes
+        self._shares = [share(len(boxes), rank, ctx.size) for rank in range(ctx.size)]
+        self.count = max(map(len, self._shares))
+
+    def box(self, rank: int, number: int) -> Box | None:
+        mine = self._shares[rank]
+        return self._boxes[mine[number]] if number < len(mine) else None
+
+
+class Room:
+    """Memory that is used again: the first touch of fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[np.uint8]] = {}
+
+    def take(self, what: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """A C-ordered array, good until the same is taken again."""
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        held = self._held.get(what)
+        if held is None or held.nbytes < nbytes:
+            held = self._held[what] = np.empty(nbytes, np.uint8)
+        return held[:nbytes].view(dtype).reshape(shape)
+
+
+def scatter(
+    ctx: Context,
+    matrix: DistMatrix,
+    boxes: Sequence[Box],
+    read: Callable[[Box], Array],
+    path: str,
+) -> None:
+    """Fill a matrix with boxes that ranks read. Collective.
+
+    Parameters
+    ----------
+    read : callable
+        A box's elements, in any order and of any dtype that casts to the matrix's. May raise.
+    path : str
+        For messages.
+
+    Notes
+    -----
+    Elements are cast where they are read, and cross the network once per copy of the layout.
+    """
+    rounds, room = Rounds(ctx, boxes), Room()
+    for number in range(rounds.count):
+        ctx.check()
+        mine = rounds.box(ctx.rank, number)
+        piece = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
+        for distance in range(ctx.size):
+            taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
+            outgoing = _common(mine, matrix.spread.piece(taker))
+            incoming = _common(rounds.box(giver, number), matrix.spread.piece(ctx.rank))
+            source = None if piece is None or not outgoing.size else _within(mine, piece, outgoing)
+            target = _local(matrix, incoming) if incoming.size else None
+            if distance == 0:
+                if source is not None and target is not None:
+                    tiles.copy(target, source)
+            else:
+                _pass(ctx, room, matrix.dtype, (taker, source), (giver, target))
+        ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
+
+
+def gather(
+    ctx: Context,
+    matrix: DistMatrix,
+    boxes: Sequence[Box],
+    write: Callable[[Box, Array], None],
+    path: str,
+) -> None:
+    """Hand a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
+    rounds, room = Rounds(ctx, boxes), Room()
+    group_of = {member: group for group in matrix.spread.owners() for member in group}
+    for number in range(rounds.count):
+        ctx.check()
+        mine = rounds.box(ctx.rank, number)
+        whole = None if mine is None else room.take("box", mine.shape, matrix.dtype)
+        for distance in range(ctx.size):
+            taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
+            outgoing = incoming = Piece(range(0), range(0))
+            if _serves(group_of, ctx.rank, taker):
+                outgoing = _common(rounds.box(taker, number), matrix.spread.piece(ctx.rank))
+            if _serves(group_of, giver, ctx.rank):
+                incoming = _common(mine, matrix.spread.piece(giver))
+            source = _local(matrix, outgoing) if outgoing.size else None
+            target = None
+            if whole is not None and incoming.size:
+                target = _within(mine, whole, incoming)
+            if distance == 0:
+                if source is not None and target is not None:
+                    tiles.copy(target, source)
+            else:
+                _pass(ctx, room, matrix.dtype, (taker, source), (giver, target))
+
+        def put(box: Box | None = mine, values: Array | None = whole) -> None:
+            if box is not None and values is not None:
+                write(box, values)
+
+        together(ctx, path, put)
+        ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
+
+
+def _serves(group_of: dict[int, tuple[int, ...]], rank: int, taker: int) -> bool:
+    """Whether, of all that hold what `rank` holds, it is the one to give it to `taker`."""
+    group = group_of.get(rank)
+    if group is None:
+        return False
+    return rank == (taker if taker in group else group[taker % len(group)])
+
+
+def _common(box: Box | None, piece: Piece) -> Piece:
+    """What a box and a rank's part of the matrix share, as global indices."""
+    if box is not None:
+        rows, cols = intersect(piece.rows, box.rows), intersect(piece.cols, box.cols)
+        if rows and cols:
+            return Piece(rows, cols)
+    return Piece(range(0), range(0))
+
+
+def _within(box: Box | None, values: Array, part: Piece) -> Array:
+    assert box is not None
+    return values[as_slice(part.rows, box.rows.start), as_slice(part.cols, box.cols.start)]
+
+
+def _local(matrix: DistMatrix, part: Piece) -> Array:
+    return matrix.local[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
+
+
+def _cuts(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[slice, slice]]:
+    """Regions of at most `MESSAGE` bytes; both sides of a message cut alike."""
+    m, n = shape
+    width = max(1, min(n, MESSAGE // itemsize))
+    height = max(1, MESSAGE // (width * itemsize))
+    for i in range(0, m, height):
+        for j in range(0, n, width):
+            yield slice(i, i + height), slice(j, j + width)
+
+
+def _pass(
+    ctx: Context,
+    room: Room,
+    dtype: np.dtype[Any],
+    to: tuple[int, Array | None],
+    frm: tuple[int, Array | None],
+) -> None:
+    """Send one share and receive another; C-ordered on the way, cast before it."""
+    (taker, source), (giver, target) = to, frm
+    sends = [] if source is None else list(_cuts(source.shape, dtype.itemsize))
+    receives = [] if target is None else list(_cuts(target.shape, dtype.itemsize))
+    for k in range(max(len(sends), len(receives))):
+        request = None
+        place = buffer = None
+        if target is not None and k < len(receives):
+            place = target[receives[k]]
+            buffer = room.take("received", place.shape, dtype)
+            request = ctx.comm.Irecv(buffer.reshape(-1).view(np.uint8), giver, TAG)
+        if source is not None and k < len(sends):
+            view = source[sends[k]]
+            packed = room.take("sent", view.shape, dtype)
+            tiles.copy(packed, view)
+            ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
+        if request is not None and place is not None and buffer is not None:
+            request.Wait()
+            tiles.copy(place, buffer)

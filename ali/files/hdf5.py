@@ -1,0 +1,171 @@
+"""HDF5 through h5py, without parallel HDF5.
+
+Written is one contiguous data set. HDF5 says where in the file it lies (``H5Dget_offset``), and
+every rank writes its elements there itself: no turns, no file per rank, and an ordinary file.
+Read in the same way where elements lie plainly in one stretch; chunked, compressed and virtual
+data sets through h5py, every rank its own chunks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+
+from ali.files.boxes import Array, Grain, Pick, gathered
+from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
+from ali.files.paths import Place, extra, together
+from ali.files.raw import RawSink, RawSource
+from ali.interface import Context
+from mpi_workers.failures import Failure
+
+DEFAULT = "data"  # the data set that is written if none is named
+
+
+class Hdf5:
+    folders = False
+
+    def open(self, ctx: Context, place: Place, options: Options) -> Source:
+        return together(ctx, place.path, lambda: self._open(place, options))
+
+    def _open(self, place: Place, options: Options) -> Source:
+        refuse(place, "header to speak of", options.header)
+        h5py = extra(place.path, "h5py")
+        remote: Any = None
+        if place.is_url:
+            fs, inside = place.filesystem()
+            remote = fs.open(inside, "rb")
+        try:
+            file = h5py.File(remote or place.path, "r")
+        except OSError as error:
+            if remote is not None:
+                remote.close()
+            raise Failure("FileError", f"{place.path} is not a whole HDF5 file: {error}") from None
+        try:
+            dataset = _dataset(h5py, file, options.dataset, place.path)
+            shape = checked_shape(dataset.shape, place.path)
+            if dataset.dtype.kind not in "biufc":
+                raise Failure(
+                    "DtypeError",
+                    f"{place.path}: elements of {dataset.name} are of dtype {dataset.dtype}, "
+                    "which are not numbers",
+                )
+            offset = dataset.id.get_offset()
+            # The bytes are NumPy's own only if HDF5 has no other name for the type.
+            plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
+            if offset is None or not plain or remote is not None or dataset.external:
+                return ChunkedSource(file, dataset, remote)
+            dtype = dataset.dtype
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return RawSource(place.open(), offset, shape, dtype, by_columns=False)
+
+    def create(self, path: str, spec: Spec, old: str) -> int:
+        refuse(Place(old), "names of columns", spec.options.names)
+        h5py = extra(old, "h5py")
+        appending = spec.options.append and os.path.exists(old)
+        if appending:
+            shutil.copyfile(old, path)
+        with h5py.File(path, "r+" if appending else "x") as file:
+            name = spec.options.dataset or DEFAULT
+            if name in file:
+                del file[name]
+            contiguous = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            contiguous.set_layout(h5py.h5d.CONTIGUOUS)
+            contiguous.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            contiguous.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+            links.set_create_intermediate_group(True)
+            made = h5py.h5d.create(
+                file.id,
+                name.encode(),
+                h5py.h5t.py_create(spec.dtype, logical=True),
+                h5py.h5s.create_simple(spec.shape),
+                dcpl=contiguous,
+                lcpl=links,
+            )
+            offset: int = made.get_offset()
+        return offset
+
+    def grain(self, spec: Spec) -> Grain:
+        return Grain()
+
+    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> RawSink:
+        return RawSink(path, created, spec.shape, spec.dtype)
+
+    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
+        """All of it is there."""
+
+    def owns(self, folder: str) -> bool:
+        return False
+
+
+class ChunkedSource:
+    """A data set that only HDF5 itself can read."""
+
+    def __init__(self, file: Any, dataset: Any, remote: Any) -> None:
+        self._file = file
+        self._dataset = dataset
+        self._remote = remote
+
+    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
+        rows, columns = (*(self._dataset.chunks or (1, 1)), 1)[:2]
+        shape = (*self._dataset.shape, 1)[:2]
+        return About(shape, self._dataset.dtype, Grain(rows, columns))
+
+    def read(self, rows: Pick, cols: Pick) -> Array:
+        return gathered(self._region, rows, cols)
+
+    def _region(self, rows: range, cols: range) -> Array:
+        down = slice(rows.start, rows.stop)
+        if self._dataset.ndim == 1:
+            column: Array = self._dataset[down]
+            return column[:, np.newaxis]
+        region: Array = self._dataset[down, cols.start : cols.stop]
+        return region
+
+    def close(self) -> None:
+        self._file.close()
+        if self._remote is not None:
+            self._remote.close()
+
+
+def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
+    """The data set of that name, or the only one that could be a matrix."""
+    found: list[str] = []
+
+    def visit(inner: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biufc" and item.ndim in (1, 2):
+            found.append(inner)
+
+    if name is not None:
+        if name in file and isinstance(file[name], h5py.Dataset):
+            return file[name]
+        file.visititems(visit)
+        raise Failure(
+            "FileError",
+            f"{path} has no data set {name!r}; it has {', '.join(found) or 'none of numbers'}",
+        )
+    file.visititems(visit)
+    if len(found) == 1:
+        return file[found[0]]
+    if found:
+        raise Failure(
+            "BadArgumentError",
+            f"{path} has {len(found)} data sets: say which one, dataset={found[0]!r} "
+            f"(there are {', '.join(found)})",
+        )
+    names: list[str] = []
+    file.visititems(lambda inner, item: names.append(inner))
+    raise Failure(
+        "DtypeError",
+        f"{path} has no data set of numbers with one or two dimensions"
+        + (f"; it has {', '.join(names)}" if names else ""),
+    )
+
+
+FORMAT = Hdf5()

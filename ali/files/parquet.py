@@ -1,0 +1,238 @@
+"""Parquet through pyarrow: columns of numbers, from one file or a folder of them.
+
+Read are row groups, of each only the columns that are wanted. Written is a folder with a file
+per rank, which pandas, Dask, Spark and pyarrow read as one table. Not compressed and without
+dictionaries, which would take all NaNs for one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ali.files.boxes import Array, Box, Grain, Pick
+from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
+from ali.files.paths import Place, extra, together
+from ali.interface import Context
+from mpi_workers.failures import Failure
+
+
+def _pyarrow(path: str) -> Any:
+    extra(path, "pyarrow.parquet")
+    return extra(path, "pyarrow")
+
+
+def names_of(spec: Spec) -> list[str]:
+    """The columns' names, as given or made up. Raises `Failure` (BadArgumentError)."""
+    n, names = spec.shape[1], list(spec.options.names)
+    if not names:
+        return [f"c{j}" for j in range(n)]
+    if len(names) != n or len(set(names)) != n:
+        raise Failure(
+            "BadArgumentError", f"{n} columns need {n} different names, not {len(set(names))}"
+        )
+    return names
+
+
+class Parquet:
+    folders = True
+
+    def open(self, ctx: Context, place: Place, options: Options) -> Source:
+        refuse(place, "data sets inside", options.dataset)
+        refuse(place, "header to speak of", options.header)
+
+        def look() -> tuple[list[str], dict[int, tuple[list[tuple[str, str]], list[int]]]]:
+            pyarrow = _pyarrow(place.path)
+            paths = place.members(".parquet")
+            found = {}
+            for k in range(ctx.rank, len(paths), ctx.size):
+                try:
+                    with _opened(pyarrow, place, paths[k]) as file:
+                        found[k] = _look(file)
+                except pyarrow.ArrowException as error:
+                    words = f"{paths[k]} is not a whole Parquet file: {error}"
+                    raise Failure("FileError", words) from None
+            return paths, found
+
+        paths, mine = together(ctx, place.path, look)
+        told = {k: about for some in ctx.comm.allgather(mine) for k, about in some.items()}
+
+        def make() -> ParquetSource:
+            if sorted(told) != list(range(len(paths))) or not paths:
+                raise Failure("FileError", f"{place.path} is a folder without Parquet files")
+            schemas = [told[k][0] for k in range(len(paths))]
+            for path, schema in zip(paths, schemas, strict=True):
+                if schema != schemas[0]:
+                    raise Failure(
+                        "FileError", f"{path} has other columns than {Path(paths[0]).name}"
+                    )
+            groups = [(k, g, rows) for k in range(len(paths)) for g, rows in enumerate(told[k][1])]
+            return ParquetSource(place, paths, schemas[0], [g for g in groups if g[2]])
+
+        return together(ctx, place.path, make)
+
+    def create(self, path: str, spec: Spec, old: str) -> list[str]:
+        place = Place(old)
+        refuse(place, "data sets inside", spec.options.dataset)
+        refuse(place, "other data sets to keep", spec.options.append)
+        if spec.dtype.kind == "c":
+            raise Failure(
+                "DtypeError",
+                f"{old}: Parquet has no complex numbers: save .npy, .h5 or .zarr instead",
+            )
+        _pyarrow(old)
+        os.mkdir(path)
+        return names_of(spec)
+
+    def grain(self, spec: Spec) -> Grain:
+        return Grain(cols=spec.shape[1])
+
+    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ParquetSink:
+        return ParquetSink(_pyarrow(path), f"{path}/part-{rank:05d}.parquet", created)
+
+    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
+        """All of it is there."""
+
+    def owns(self, folder: str) -> bool:
+        names = os.listdir(folder)
+        return all(name.endswith(".parquet") or name[0] in "._" for name in names)
+
+
+def _opened(pyarrow: Any, place: Place, path: str) -> Any:
+    if place.is_url:
+        fs, _ = place.filesystem()
+        return pyarrow.parquet.ParquetFile(fs.open(path, "rb"))
+    return pyarrow.parquet.ParquetFile(path)
+
+
+def _look(file: Any) -> tuple[list[tuple[str, str]], list[int]]:
+    """Names and types of a file's columns, and the rows of its row groups."""
+    schema, about = file.schema_arrow, file.metadata
+    columns = [(str(f.name), str(f.type)) for f in schema]
+    return columns, [about.row_group(g).num_rows for g in range(about.num_row_groups)]
+
+
+_KINDS = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"}
+
+
+def _dtype(kind: str) -> np.dtype[Any] | None:
+    """NumPy's dtype for a type of Arrow's; None if it is not a number."""
+    try:
+        found = np.dtype(_KINDS.get(kind, kind))
+    except TypeError:
+        return None
+    return found if found.kind in "biuf" else None
+
+
+class ParquetSource:
+    def __init__(
+        self,
+        place: Place,
+        paths: list[str],
+        schema: list[tuple[str, str]],
+        groups: list[tuple[int, int, int]],
+    ) -> None:
+        self._place = place
+        self._paths = paths
+        self._schema = schema
+        self._groups = groups
+        self._starts = [0]
+        for _, _, rows in groups:
+            self._starts.append(self._starts[-1] + rows)
+        self._open_number = -1
+        self._file: Any = None
+        self._dtype = np.dtype(np.float64)
+
+    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
+        names = [name for name, _ in self._schema]
+        shape = checked_shape((self._starts[-1], len(names)), self._place.path)
+        if cols is not None:
+            kinds = []
+            for j in cols:
+                name, arrow = self._schema[int(j)]
+                kind = _dtype(arrow)
+                if kind is None:
+                    raise Failure(
+                        "DtypeError",
+                        f"{self._place.path}: column {name!r} is of type {arrow}, which is not a "
+                        "number: choose others with columns=[...]",
+                    )
+                kinds.append(kind)
+            self._dtype = np.result_type(*kinds)
+        return About(shape, self._dtype, Grain(bands=tuple(self._starts[:-1])), names)
+
+    def read(self, rows: Pick, cols: Pick) -> Array:
+        index = np.asarray(rows, np.int64)
+        out = np.empty((len(index), len(cols)), self._dtype, order="F")
+        group = np.searchsorted(self._starts, index, "right") - 1
+        for g in np.unique(group).tolist():
+            places = np.flatnonzero(group == g)
+            wanted = index[places] - self._starts[g]
+            table = self._table(g, cols)
+            for k, j in enumerate(cols):
+                out[places, k] = self._values(table, int(j), g)[wanted]
+        return out
+
+    def _table(self, g: int, cols: Pick) -> Any:
+        pyarrow = _pyarrow(self._place.path)
+        number, inside, rows = self._groups[g]
+        try:
+            if number != self._open_number:
+                self.close()
+                self._file = _opened(pyarrow, self._place, self._paths[number])
+                self._open_number = number
+            names = list(dict.fromkeys(self._schema[int(j)][0] for j in cols))
+            table = self._file.read_row_group(inside, columns=names, use_threads=False)
+        except pyarrow.ArrowException as error:
+            raise Failure("FileError", f"{self._paths[number]}: {error}") from None
+        if table.num_rows != rows:
+            raise Failure("FileError", f"{self._paths[number]} changed while it was read")
+        return table
+
+    def _values(self, table: Any, j: int, g: int) -> Array:
+        name = self._schema[j][0]
+        column = table.column(name)
+        if column.null_count and self._dtype.kind != "f":
+            raise Failure(
+                "DtypeError",
+                f"{self._paths[self._groups[g][0]]}: column {name!r} has missing values, which "
+                f"{self._dtype} cannot say: drop them, or make it a column of floats",
+            )
+        values: Array = column.to_numpy()
+        return values
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file, self._open_number = None, -1
+
+
+class ParquetSink:
+    """One file, made by the first box that comes: a rank without boxes makes none."""
+
+    def __init__(self, pyarrow: Any, path: str, names: list[str]) -> None:
+        self._pyarrow = pyarrow
+        self._path = path
+        self._names = names
+        self._writer: Any = None
+
+    def write(self, box: Box, values: Array) -> None:
+        pyarrow = self._pyarrow
+        columns = np.asfortranarray(values)
+        table = pyarrow.table([pyarrow.array(column) for column in columns.T], names=self._names)
+        if self._writer is None:
+            self._writer = pyarrow.parquet.ParquetWriter(
+                self._path, table.schema, compression="none", use_dictionary=False
+            )
+        self._writer.write_table(table, row_group_size=len(values))
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+FORMAT = Parquet()

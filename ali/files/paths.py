@@ -1,0 +1,359 @@
+"""Where files are: the same for all ranks, replaced whole or not at all.
+
+What is saved is written beside its place under a hidden name, flushed to the disk, and
+put there by one rename when every rank is done. Nothing that reads the old file notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib
+import os
+import shutil
+import stat
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ali.interface import Context
+from mpi_workers.failures import Failure, Interrupted
+
+T = TypeVar("T")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2  # linux/fs.h: swap two names in one step
+SYNC_FILE_RANGE_WRITE = 2
+EXTRA = "pip install 'alchemist-on-ray[files]'"
+
+
+def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
+    """Run what may fail on any rank, and fail on all of them alike if it does. Collective.
+
+    `work` may not communicate. The error is that of the lowest rank, and names it.
+
+    Raises
+    ------
+    Failure
+        As `work` raised it; FileError for everything else (ResourceError for want of memory).
+    """
+    value: Any = None
+    failure: Failure | None = None
+    try:
+        value = work()
+    except Interrupted:
+        raise
+    except Failure as error:
+        failure = error
+    except MemoryError as error:
+        failure = Failure("ResourceError", f"{path}: out of memory: {error}")
+    except OSError as error:
+        failure = Failure("FileError", f"{path}: {error.strerror or error}")
+    except Exception as error:  # what a format's library says of the file
+        failure = Failure("FileError", f"{path}: {type(error).__name__}: {error}")
+        failure.facts["traceback"] = traceback.format_exc()
+    told = ctx.comm.allgather(None if failure is None else failure.to_map())
+    for rank, about in enumerate(told):
+        if about is not None:
+            about["facts"].update(rank=rank, path=path, agreed=True)
+            about["message"] = f"{about['message']} (rank {rank})"
+            raise Failure.from_map(about)
+    return value  # type: ignore[no-any-return]
+
+
+def extra(path: str, module: str) -> Any:
+    """A library that only some formats need.
+
+    Raises
+    ------
+    Failure
+        FileError, if it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise Failure(
+            "FileError", f"{path}: this needs {error.name}, which is not installed: {EXTRA}"
+        ) from None
+
+
+# --- reading ---
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path as the user gave it: on a file system that all nodes share, or a URL of fsspec's."""
+
+    path: str
+
+    @property
+    def is_url(self) -> bool:
+        return "://" in self.path
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.path.rstrip("/")).suffix.lower()
+
+    def filesystem(self) -> tuple[Any, str]:
+        """fsspec's file system for a URL, and the path in it."""
+        fs, inside = extra(self.path, "fsspec.core").url_to_fs(self.path)
+        return fs, str(inside)
+
+    def members(self, ending: str) -> list[str]:
+        """Paths of the files of a folder that end so, in order; of a file, itself."""
+        if self.is_url:
+            fs, inside = self.filesystem()
+            names = fs.ls(inside, detail=False) if fs.isdir(inside) else [inside]
+        else:
+            whole = Path(self.path)
+            names = [str(p) for p in whole.iterdir()] if whole.is_dir() else [self.path]
+        if len(names) == 1 and not names[0].endswith(ending):
+            return names
+        return sorted(n for n in names if n.endswith(ending) and Path(n).name[0] not in "._")
+
+    def seen(self) -> tuple[str, int, int]:
+        """What this rank sees: kind, size in bytes, and when it was last changed."""
+        if self.is_url:
+            fs, inside = self.filesystem()
+            about = fs.info(inside)
+            return about["type"], int(about.get("size") or 0), 0
+        # Opened first: a network's file system then looks again, and it may be one that we
+        # are not allowed to read.
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            about = os.fstat(fd)
+            if stat.S_ISDIR(about.st_mode):
+                return "directory", len(os.listdir(fd)), about.st_mtime_ns
+            if not stat.S_ISREG(about.st_mode):
+                raise Failure("FileError", f"{self.path} is neither a file nor a folder")
+            return "file", about.st_size, about.st_mtime_ns
+        finally:
+            os.close(fd)
+
+    def open(self) -> Bytes:
+        """The file for reading at any offset."""
+        return Bytes(self)
+
+
+def agree_on(ctx: Context, place: Place) -> str:
+    """``"file"`` or ``"directory"``: that all ranks see the same there. Collective.
+
+    Raises
+    ------
+    Failure
+        FileError: it is missing, cannot be read, or is another one on some nodes.
+    """
+    told: tuple[str, int, int] | str
+    try:
+        told = place.seen()
+    except Failure as failure:
+        told = failure.message
+    except OSError as error:
+        told = f"{place.path}: {error.strerror or error}"
+    except Exception as error:  # of a URL's library
+        told = f"{place.path}: {type(error).__name__}: {error}"
+    everyone = ctx.comm.allgather((told, os.uname().nodename))
+    errors = [(r, t, node) for r, (t, node) in enumerate(everyone) if isinstance(t, str)]
+    if errors:
+        rank, words, node = errors[0]
+        if len(errors) < len(everyone):
+            words += f", and other nodes have it: give a path that {node} sees as well"
+        raise Failure(
+            "FileError", f"{words} (rank {rank})", rank=rank, path=place.path, agreed=True
+        )
+    for rank, (there, node) in enumerate(everyone):
+        if there != everyone[0][0]:
+            raise Failure(
+                "FileError",
+                f"{place.path} is not the same file on {everyone[0][1]} and on {node} (rank "
+                f"{rank}): give a path that all nodes share, and that nobody is writing to",
+                rank=rank,
+                path=place.path,
+                agreed=True,
+            )
+    return str(told[0])
+
+
+class Bytes:
+    """A file, or an object behind a URL, open for reading at any offset."""
+
+    def __init__(self, place: Place) -> None:
+        self.path = place.path
+        self._fd = -1
+        self._file: Any = None
+        if place.is_url:
+            fs, inside = place.filesystem()
+            self._file = fs.open(inside, "rb")
+            self.size = int(fs.size(inside))
+        else:
+            self._fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.size = os.fstat(self._fd).st_size
+
+    def fill(self, room: NDArray[Any], offset: int) -> None:
+        """Fill a contiguous array with the bytes from `offset` on.
+
+        Raises
+        ------
+        Failure
+            FileError if the file ends before.
+        """
+        view = room.reshape(-1).view(np.uint8).data
+        while view:
+            if self._file is not None:
+                self._file.seek(offset)
+                got = self._file.readinto(view)
+            else:
+                got = os.preadv(self._fd, [view], offset)
+            if not got:
+                raise Failure(
+                    "FileError",
+                    f"{self.path} is truncated: it ends at byte {offset}, and {len(view)} more "
+                    "are wanted there",
+                )
+            view = view[got:]
+            offset += got
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Have the disk begin with what will be wanted next."""
+        if self._fd >= 0:
+            os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes of a half-open range."""
+        room = np.empty(stop - start, np.uint8)
+        self.fill(room, start)
+        return room.tobytes()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Bytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# --- writing ---
+
+
+def remove(path: str) -> None:
+    """Remove a file or a folder and what is named after it; others may be removing it too."""
+    for found in glob.glob(glob.escape(path) + "*"):
+        if os.path.isdir(found) and not os.path.islink(found):
+            shutil.rmtree(found, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(found)
+
+
+def hidden(path: str, token: str) -> str:
+    """The name under which something is written until it is whole."""
+    whole = Path(path)
+    return str(whole.parent / f".{whole.name}.{token}.part")
+
+
+@contextlib.contextmanager
+def replacing(
+    ctx: Context, path: str, token: str | None, may_replace: Callable[[Path], bool]
+) -> Iterator[str]:
+    """Write something under the name that this gives; afterwards it is at `path`. Collective.
+
+    If any rank fails inside, nothing has happened. The block has to end on all ranks alike.
+
+    Parameters
+    ----------
+    path : str
+        Where it is to be; a symbolic link is followed.
+    token : str, optional
+        Makes the hidden name unique.
+    may_replace : callable
+        Whether a *folder* that is there now is one of ours, and no one's holiday pictures.
+    """
+    path = os.path.realpath(path)
+    token = ctx.comm.bcast(token or uuid.uuid4().hex[:12])
+    temporary = hidden(path, token)
+
+    def check() -> None:
+        final = Path(path)
+        if not final.parent.is_dir():
+            raise Failure("FileError", f"{path}: there is no folder {final.parent}")
+        if final.is_dir() and not may_replace(final):
+            raise Failure(
+                "FileError",
+                f"{path} is a folder with other things in it, and would be lost: choose another "
+                "name or remove it first",
+            )
+
+    together(ctx, path, check)
+    try:
+        yield temporary
+        together(ctx, path, (lambda: _publish(temporary, path)) if ctx.rank == 0 else _nothing)
+    except BaseException:
+        remove(temporary)  # on every rank: the last one to leave finds all of it
+        raise
+
+
+def _nothing() -> None:
+    return None
+
+
+def _publish(temporary: str, path: str) -> None:
+    """Flush all of it to the disk, then put it in its place in one step."""
+    for folder, _, names in os.walk(temporary):
+        for name in names:
+            flush(os.path.join(folder, name))
+        flush(folder)
+    if not os.path.isdir(temporary):
+        flush(temporary)
+    if os.path.isfile(path) and os.path.isfile(temporary):
+        os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
+    if os.path.isdir(path) or (os.path.exists(path) and os.path.isdir(temporary)):
+        _swap(temporary, path)
+        remove(temporary)
+    else:
+        os.replace(temporary, path)
+    flush(os.path.dirname(path))
+
+
+def flush(path: str) -> None:
+    """Wait until a file, or a folder's names, are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def begin_flush(fd: int, offset: int = 0, nbytes: int = 0) -> None:
+    """Have the disk begin with what was written (to the end, by default), and do not wait."""
+    _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(nbytes), SYNC_FILE_RANGE_WRITE)
+
+
+def _swap(one: str, other: str) -> None:
+    """Exchange two names, in one step where the file system can."""
+    ends = [os.fsencode(one), os.fsencode(other)]
+    if _libc.renameat2(AT_FDCWD, ends[0], AT_FDCWD, ends[1], RENAME_EXCHANGE) == 0:
+        return
+    aside = f"{one.removesuffix('.part')}.old"  # `remove` must not find it
+    os.rename(other, aside)
+    try:
+        os.rename(one, other)
+    except OSError:
+        os.rename(aside, other)
+        raise
+    os.rename(aside, one)

@@ -1,0 +1,323 @@
+"""CSV through pyarrow: numbers in lines, with or without a line of names.
+
+The file is cut into stretches of bytes. Every rank counts the lines of its own, so all know
+which rows begin where, and each parses its stretches by itself. A line is a row: no line break
+inside of quotes, blank lines only at the end. An empty field is NaN.
+
+Written are the shortest decimals that read back as the same number; of a NaN only that it is
+one is kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from ali.files.boxes import Array, Box, Grain, Pick, share
+from ali.files.formats import About, Options, Source, Spec, refuse
+from ali.files.parquet import names_of
+from ali.files.paths import Bytes, Place, extra, together
+from ali.interface import Context
+from mpi_workers.failures import Failure
+
+BLOCK = 1 << 20  # 1 MiB of text is parsed at once
+COPY = 4 << 20
+LINE = 64 << 20  # 64 MiB: no line of numbers is longer
+PARSED = ("float32", "float64", "int32", "int64")
+
+
+def _pyarrow(path: str) -> Any:
+    extra(path, "pyarrow.csv")
+    return extra(path, "pyarrow")
+
+
+class Csv:
+    folders = False
+
+    def open(self, ctx: Context, place: Place, options: Options) -> Source:
+        refuse(place, "data sets inside", options.dataset)
+        source = together(ctx, place.path, lambda: CsvSource(place, options))
+        try:
+            mine = together(ctx, place.path, lambda: source.count(ctx.rank, ctx.size))
+            source.index([stretch for some in ctx.comm.allgather(mine) for stretch in some])
+        except BaseException:
+            source.close()
+            raise
+        return source
+
+    def create(self, path: str, spec: Spec, old: str) -> None:
+        place = Place(old)
+        refuse(place, "data sets inside", spec.options.dataset)
+        refuse(place, "other data sets to keep", spec.options.append)
+        _delimiter(old, spec.options)
+        if spec.dtype.kind == "c":
+            raise Failure(
+                "DtypeError",
+                f"{old}: CSV has no complex numbers: save .npy, .h5 or .zarr instead",
+            )
+        _pyarrow(old)
+        names = names_of(spec)
+        with open(path, "x", newline="", encoding="utf-8") as file:
+            header = spec.options.header
+            if header or (header is None and spec.options.names):
+                csv.writer(file, delimiter=spec.options.delimiter, lineterminator="\n").writerow(
+                    names
+                )
+
+    def grain(self, spec: Spec) -> Grain:
+        return Grain(cols=spec.shape[1])
+
+    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> CsvSink:
+        return CsvSink(_pyarrow(path), _part(path, rank), spec)
+
+    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
+        """Put the ranks' parts one after the other."""
+        part = _part(path, ctx.rank)
+        head = together(ctx, old, lambda: os.path.getsize(path))
+        sizes = ctx.comm.allgather(together(ctx, old, lambda: os.path.getsize(part)))
+        together(ctx, old, lambda: _copy(part, path, head + sum(sizes[: ctx.rank])))
+
+    def owns(self, folder: str) -> bool:
+        return False
+
+
+def _part(path: str, rank: int) -> str:
+    return f"{path}.{rank}"  # removed with `path`, whatever happens
+
+
+def _copy(part: str, path: str, offset: int) -> None:
+    with open(part, "rb") as source, open(path, "r+b") as target:
+        target.seek(offset)
+        while data := source.read(COPY):
+            target.write(data)
+    os.unlink(part)
+
+
+def _delimiter(path: str, options: Options) -> str:
+    if len(options.delimiter) != 1 or options.delimiter in '"\r\n0123456789.+-':
+        raise Failure(
+            "BadArgumentError", f"{path}: delimiter={options.delimiter!r} cannot part numbers"
+        )
+    return options.delimiter
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field.strip() or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+class CsvSource:
+    def __init__(self, place: Place, options: Options) -> None:
+        self._path = place.path
+        self._delimiter = _delimiter(place.path, options)
+        self._pyarrow = _pyarrow(place.path)
+        self._dtype = np.dtype(np.float64)
+        self._starts: list[int] = []  # first row of each stretch, and the number of all rows
+        self._bytes: list[int] = []  # first byte of each, and the end
+        self._file = place.open()
+        try:
+            self._look(options.header)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _look(self, header: bool | None) -> None:
+        line, after = _first_line(self._file)
+        try:
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise Failure("FileError", f"{self._path} is not text in UTF-8") from None
+        if not text.strip():
+            raise Failure("FileError", f"{self._path} has no rows: it is empty or begins blank")
+        fields = next(csv.reader([text], delimiter=self._delimiter))
+        if header is None:
+            header = not all(map(_is_number, fields))
+        self._names = [field.strip() for field in fields] if header else []
+        self._cols = len(fields)
+        self._begin = after if header else (3 if line.startswith(b"\xef\xbb\xbf") else 0)
+        self._end = _end(self._file)
+        if self._end <= self._begin:
+            raise Failure("ShapeError", f"{self._path} has names of columns and no rows")
+
+    def count(self, rank: int, size: int) -> list[tuple[int, int]]:
+        """First byte and number of the lines that begin in each stretch of a rank's bytes."""
+        mine = share(self._end - self._begin, rank, size)
+        found = []
+        for first in range(mine.start, mine.stop, BLOCK):
+            start = self._begin + first
+            stop = self._begin + min(first + BLOCK, mine.stop)
+            if first == 0:  # a line begins here, and after every line break before `stop`
+                text = b"\n" + self._file.read(start, stop - 1)
+            else:
+                text = self._file.read(start - 1, stop - 1)
+            lines = text.count(b"\n")
+            if lines:
+                found.append((start + text.index(b"\n"), lines))
+        return found
+
+    def index(self, stretches: list[tuple[int, int]]) -> None:
+        """Take note of the stretches of all ranks."""
+        self._bytes = [first for first, _ in stretches] + [self._end]
+        self._starts = [0]
+        for _, lines in stretches:
+            self._starts.append(self._starts[-1] + lines)
+
+    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
+        if dtype is not None and dtype.name in PARSED:
+            self._dtype = dtype
+        grain = Grain(cols=self._cols, bands=tuple(self._starts[:-1]))
+        return About((self._starts[-1], self._cols), self._dtype, grain, self._names)
+
+    def read(self, rows: Pick, cols: Pick) -> Array:
+        index = np.asarray(rows, np.int64)
+        out = np.empty((len(index), len(cols)), self._dtype, order="F")
+        stretch = np.searchsorted(self._starts, index, "right") - 1
+        for k in np.unique(stretch).tolist():
+            places = np.flatnonzero(stretch == k)
+            wanted: Any = index[places] - self._starts[k]
+            table = self._parsed(k, cols)
+            for number, j in enumerate(cols):
+                column = table.column(f"f{j}")
+                if column.null_count and self._dtype.kind == "i":
+                    raise Failure(
+                        "DtypeError",
+                        f"{self._path}: {self._column(int(j))} has empty fields between rows "
+                        f"{self._starts[k]} and {self._starts[k + 1]}, which {self._dtype} cannot "
+                        "say: load it as float64",
+                    )
+                out[places, number] = column.to_numpy()[wanted]
+        return out
+
+    def _parsed(self, k: int, cols: Pick) -> Any:
+        pyarrow = self._pyarrow
+        text = self._file.read(self._bytes[k], self._bytes[k + 1])
+        wanted = [f"f{j}" for j in dict.fromkeys(int(j) for j in cols)]
+        ragged: list[Any] = []
+
+        def note(row: Any) -> str:
+            ragged.append(row)
+            return "error"
+
+        try:
+            table = pyarrow.csv.read_csv(
+                pyarrow.BufferReader(text),
+                pyarrow.csv.ReadOptions(
+                    use_threads=False,
+                    block_size=len(text) + 1,
+                    column_names=[f"f{j}" for j in range(self._cols)],
+                ),
+                pyarrow.csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=note,
+                ),
+                pyarrow.csv.ConvertOptions(
+                    include_columns=wanted,
+                    column_types=dict.fromkeys(wanted, pyarrow.from_numpy_dtype(self._dtype)),
+                    null_values=[""],
+                ),
+            )
+        except pyarrow.ArrowException as error:
+            raise self._unreadable(k, ragged, str(error)) from None
+        if any(column.null_count for column in table.columns) and (blank := _blank(text)) >= 0:
+            row = self._starts[k] + text.count(b"\n", 0, blank)
+            raise Failure("FileError", f"{self._path} is ragged: row {row} is blank")
+        lines = self._starts[k + 1] - self._starts[k]
+        if table.num_rows != lines:
+            raise Failure(
+                "FileError",
+                f"{self._path}: rows {self._starts[k]} to {self._starts[k + 1]} read as "
+                f"{table.num_rows} rows: has a quoted field a line break in it?",
+            )
+        return table
+
+    def _unreadable(self, k: int, ragged: list[Any], said: str) -> Failure:
+        """What the user is told of text that is no matrix of numbers."""
+        if ragged:
+            row = ragged[0]
+            number = "" if row.number is None else f" {self._starts[k] + row.number - 1}"
+            return Failure(
+                "FileError",
+                f"{self._path} is ragged: row{number} has {row.actual_columns} fields, and the "
+                f"first has {row.expected_columns}",
+            )
+        found = re.search(r"In CSV column #(\d+):(?: Row #(\d+):)?.*?invalid value '(.*?)'", said)
+        if found is None:
+            return Failure("FileError", f"{self._path}: {said}")
+        column, row_number, value = found.groups()
+        where = "" if row_number is None else f"row {self._starts[k] + int(row_number) - 1}, "
+        return Failure(
+            "DtypeError",
+            f"{self._path}: {where}{self._column(int(column))}: {value!r} is not a number of "
+            f"{self._dtype}: choose other columns, or another dtype",
+        )
+
+    def _column(self, j: int) -> str:
+        return f"column {self._names[j]!r}" if self._names else f"column {j}"
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _first_line(file: Bytes) -> tuple[bytes, int]:
+    """The first line without its end, and where the next begins."""
+    length = 64 << 10
+    while True:
+        head = file.read(0, min(length, file.size))
+        if b"\n" in head or length >= file.size:
+            line, _, _ = head.partition(b"\n")
+            return line.rstrip(b"\r"), min(len(line) + 1, file.size)
+        if length > LINE:
+            raise Failure("FileError", f"{file.path}: its first line has no end after {LINE} bytes")
+        length *= 4
+
+
+def _blank(text: bytes) -> int:
+    """Where the first blank line begins, or -1."""
+    if text.startswith((b"\n", b"\r\n")):
+        return 0
+    found = [at + 1 for at in (text.find(b"\n\n"), text.find(b"\n\r\n")) if at >= 0]
+    return min(found, default=-1)
+
+
+def _end(file: Bytes) -> int:
+    """Where the last row ends: before the white space at the end of the file."""
+    stop = file.size
+    while stop:
+        start = max(0, stop - (64 << 10))
+        tail = file.read(start, stop)
+        if kept := tail.rstrip(b" \t\r\n"):
+            return start + len(kept)
+        stop = start
+    return 0
+
+
+class CsvSink:
+    def __init__(self, pyarrow: Any, path: str, spec: Spec) -> None:
+        self._pyarrow = pyarrow
+        self._options = pyarrow.csv.WriteOptions(
+            include_header=False, delimiter=spec.options.delimiter
+        )
+        self._names = [str(j) for j in range(spec.shape[1])]
+        self._file: Any = open(path, "xb")  # noqa: SIM115 - until `close`
+
+    def write(self, box: Box, values: Array) -> None:
+        pyarrow = self._pyarrow
+        columns = np.asfortranarray(values)
+        table = pyarrow.table([pyarrow.array(column) for column in columns.T], names=self._names)
+        pyarrow.csv.write_csv(table, self._file, self._options)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+FORMAT = Csv()

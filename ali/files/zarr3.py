@@ -1,0 +1,145 @@
+"""Zarr through zarr-python: version 3 is written, 2 and 3 are read.
+
+Boxes are whole chunks, so no two ranks write the same one. Chunks are not compressed. As the
+format has it, a chunk that is not there reads as the array's fill value.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from ali.files.boxes import Array, Box, Grain, Pick, gathered
+from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
+from ali.files.paths import Place, begin_flush, extra, together
+from ali.interface import Context
+from mpi_workers.failures import Failure
+
+CHUNK = 8 << 20  # 8 MiB
+
+
+def _chunks(spec: Spec) -> tuple[int, int]:
+    """Whole rows, unless one is longer than a chunk."""
+    (m, n), itemsize = spec.shape, spec.dtype.itemsize
+    cols = min(n, max(1, CHUNK // itemsize))
+    return min(m, max(1, CHUNK // (cols * itemsize))), cols
+
+
+class Zarr:
+    folders = True
+
+    def open(self, ctx: Context, place: Place, options: Options) -> Source:
+        return together(ctx, place.path, lambda: self._open(place, options))
+
+    def _open(self, place: Place, options: Options) -> ZarrSource:
+        refuse(place, "header to speak of", options.header)
+        zarr = extra(place.path, "zarr")
+        try:
+            opened = zarr.open(place.path, mode="r")
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise Failure("FileError", f"{place.path} is not a Zarr array: {error}") from None
+        array = _array(zarr, opened, options.dataset, place.path)
+        checked_shape(array.shape, place.path)
+        if array.dtype.kind not in "biufc":
+            raise Failure(
+                "DtypeError", f"{place.path}: elements of dtype {array.dtype} are not numbers"
+            )
+        return ZarrSource(array)
+
+    def create(self, path: str, spec: Spec, old: str) -> None:
+        place = Place(old)
+        refuse(place, "data sets inside", spec.options.dataset)
+        refuse(place, "names of columns", spec.options.names)
+        refuse(place, "other data sets to keep", spec.options.append)
+        extra(old, "zarr").create_array(
+            path,
+            shape=spec.shape,
+            dtype=spec.dtype,
+            chunks=_chunks(spec),
+            compressors=None,
+            fill_value=0,
+            zarr_format=3,
+        )
+
+    def grain(self, spec: Spec) -> Grain:
+        return Grain(*_chunks(spec))
+
+    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ZarrSink:
+        return ZarrSink(path, _chunks(spec))
+
+    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
+        """All of it is there."""
+
+    def owns(self, folder: str) -> bool:
+        known = {"zarr.json", ".zarray", ".zgroup"}
+        names = os.listdir(folder)
+        return not names or bool(known & set(names))
+
+
+class ZarrSource:
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
+        # Of a sharded array, the shard is what is read for its own sake.
+        rows, columns = (*(self._array.shards or self._array.chunks), 1)[:2]
+        shape = (*self._array.shape, 1)[:2]
+        return About(shape, np.dtype(self._array.dtype), Grain(rows, columns))
+
+    def read(self, rows: Pick, cols: Pick) -> Array:
+        return gathered(self._region, rows, cols)
+
+    def _region(self, rows: range, cols: range) -> Array:
+        down = slice(rows.start, rows.stop)
+        if self._array.ndim == 1:
+            return np.asarray(self._array[down])[:, np.newaxis]
+        return np.asarray(self._array[down, cols.start : cols.stop])
+
+    def close(self) -> None:
+        """Nothing is open between reads."""
+
+
+class ZarrSink:
+    def __init__(self, path: str, chunks: tuple[int, int]) -> None:
+        self._path = path
+        self._chunks = chunks
+        zarr = extra(path, "zarr")
+        # A chunk of zeros has to be written as well: it might be of -0.0.
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            self._array = zarr.open_array(path, mode="r+")
+
+    def write(self, box: Box, values: Array) -> None:
+        self._array[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] = values
+        for i in range(box.rows.start, box.rows.stop, self._chunks[0]):
+            for j in range(box.cols.start, box.cols.stop, self._chunks[1]):
+                name = f"{self._path}/c/{i // self._chunks[0]}/{j // self._chunks[1]}"
+                with open(name, "rb") as file:
+                    begin_flush(file.fileno())
+
+    def close(self) -> None:
+        """Rank 0 flushes the folder."""
+
+
+def _array(zarr: Any, opened: Any, name: str | None, path: str) -> Any:
+    if isinstance(opened, zarr.Array):
+        if name is not None:
+            raise Failure("BadArgumentError", f"{path} is one array, and has no {name!r} inside")
+        return opened
+    names = sorted(opened.array_keys())
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name is None:
+        kind = "BadArgumentError" if names else "FileError"
+        raise Failure(kind, f"{path} is a group: say dataset=... (it has {', '.join(names)})")
+    try:
+        found = opened[name]
+    except KeyError:
+        found = None
+    if not isinstance(found, zarr.Array):
+        raise Failure("FileError", f"{path} has no array {name!r}; it has {', '.join(names)}")
+    return found
+
+
+FORMAT = Zarr()

@@ -1,0 +1,87 @@
+"""Expressions on handles against NumPy on the same cores: one pass over memory each."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray import AlchemistSession
+from benchmarks.harness import Report, in_turns
+
+CORES = min(2, len(os.sched_getaffinity(0)))
+SHAPE = (8000, 4000)
+TARGET = 1.5
+SMALL = (100, 10)
+ROUNDS = 15
+
+
+def run() -> Report:
+    report = Report("arrays")
+    random = np.random.default_rng(0)
+    a, b = random.random(SHAPE), random.random(SHAPE)
+    row, warm = a.mean(axis=0), np.zeros(SHAPE)
+    with AlchemistSession(CORES, progress=False) as als:
+        A, B = als.send_matrix(a), als.send_matrix(b)
+        expressions: dict[str, tuple[Any, Any, bool]] = {
+            "A + B": (lambda: A + B, lambda: a + b, True),
+            "A.sum(axis=0)": (lambda: A.sum(axis=0), lambda: a.sum(axis=0), True),
+            "`A + B` beside `np.add(a, b, out=c)`, whose memory is warm,": (
+                lambda: A + B,
+                lambda: np.add(a, b, warm),
+                False,
+            ),
+            "`A.sum(axis=1)`": (lambda: A.sum(axis=1), lambda: a.sum(axis=1), False),
+            "`2 * A`": (lambda: 2 * A, lambda: 2 * a, False),
+            "`A - row`": (lambda: A - row, lambda: a - row, False),
+            "`np.exp(A)`": (lambda: np.exp(A), lambda: np.exp(a), False),
+            "`A > 0.5`": (lambda: A > 0.5, lambda: a > 0.5, False),
+            "`A.std(axis=0)`": (lambda: A.std(axis=0), lambda: a.std(axis=0), False),
+            "`A.max()`": (lambda: A.max(), lambda: a.max(), False),
+            "`A.T`": (lambda: A.T, lambda: a.T.copy(), False),
+            "`A[::2]`": (lambda: A[::2], lambda: a[::2].copy(), False),
+        }
+        others = []
+        for name, (ours, numpys, wanted) in expressions.items():
+            times = in_turns({"ours": ours, "numpy": numpys}, ROUNDS)
+            ratio, detail = times["ours"] / times["numpy"], _detail(times)
+            if wanted:
+                report.add(name, ratio, TARGET, "x numpy", at_most=True, detail=detail)
+            else:
+                others.append(f"{name} {ratio:.2f} ({detail})")
+                print(others[-1], flush=True)
+        report.notes.append("Others, x numpy: " + "; ".join(others) + ".")
+        report.notes.append(_overhead(als))
+    return report
+
+
+def _detail(times: dict[str, float]) -> str:
+    return f"{times['ours'] * 1e3:.1f} ms; numpy {times['numpy'] * 1e3:.1f}"
+
+
+def _overhead(als: AlchemistSession) -> str:
+    """What an expression costs where there is next to nothing to compute."""
+    A = als.send_matrix(np.ones(SMALL))
+    row = np.ones(SMALL[1])
+    works: dict[str, Any] = {
+        "`A + A`": lambda: A + A,
+        "`A - row`": lambda: A - row,
+        "`A.sum(axis=0)`": lambda: A.sum(axis=0),
+        "`(A + 1) * 2` with its temporary freed": lambda: (A + 1) * 2,
+    }
+    times = in_turns(works, rounds=200)
+    told = "; ".join(f"{name} {time_s * 1e3:.2f}" for name, time_s in times.items())
+    print(told, flush=True)
+    return f"Of {SMALL[0]} x {SMALL[1]}, where there is nothing to compute, ms: {told}."
+
+
+if __name__ == "__main__":
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
+    run().save()
+    ray.shutdown()

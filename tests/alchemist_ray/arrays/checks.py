@@ -1,0 +1,62 @@
+"""What the tests of this folder share: arrays to try, and what counts as the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import Handle
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES
+
+few = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+dtypes = st.sampled_from(DTYPES)
+layouts = st.sampled_from(LAYOUTS)
+lengths = st.integers(1, 9)
+
+
+def values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    """Small numbers, some of them alike, none of them 0."""
+    random = np.random.default_rng([seed, *shape])
+    found = random.integers(1, 6, shape) * np.where(random.random(shape) < 0.3, -1, 1)
+    if dtype.startswith("complex"):
+        found = found + 1j * random.integers(-3, 4, shape)
+    return found.astype(dtype)
+
+
+def whole(found: Any) -> Any:
+    return found.fetch() if isinstance(found, Handle) else found
+
+
+def same(found: Any, expected: Any) -> None:
+    """The same shape, dtype (int32 for bool) and, but for rounding, elements."""
+    expected = np.asarray(expected)
+    if isinstance(found, Handle) and expected.dtype == bool:
+        expected = expected.astype(np.int32)
+    got = np.asarray(whole(found))
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    wide = np.finfo(expected.dtype).eps * 64 if expected.dtype.kind in "fc" else 0
+    np.testing.assert_allclose(got, expected, rtol=wide, atol=wide)
+
+
+def both(work: Callable[[Any, Any], Any], ours: Any, theirs: Any, *args: Any) -> None:
+    """The same from handles as from arrays; an error where NumPy has one."""
+    with np.errstate(all="ignore"):
+        try:
+            expected = work(*theirs, *args)
+        except (TypeError, ValueError):
+            try:
+                work(*ours, *args)
+            except Exception:
+                return
+            raise AssertionError("NumPy refuses that") from None
+        same(work(*ours, *args), expected)

@@ -1,0 +1,23 @@
+"""One gang of three ranks for all tests of this folder: none of them harms it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from alchemist_ray import AlchemistSession
+
+
+@pytest.fixture(scope="package")
+def gang(cluster: str) -> Iterator[AlchemistSession]:
+    with AlchemistSession(3) as opened:
+        opened.xp.ones((1, 1))  # brings the routines in
+        yield opened
+
+
+@pytest.fixture
+def session(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    yield gang
+    for handle in gang.list_matrices():
+        handle.free()

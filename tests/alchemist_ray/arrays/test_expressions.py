@@ -1,0 +1,211 @@
+"""Operators on handles give what they give on NumPy arrays."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.arrays import rules
+from alchemist_ray.errors import (
+    BadArgumentError,
+    DtypeError,
+    MatrixError,
+    MatrixNotFoundError,
+    ShapeError,
+)
+from ali.linalg.ufuncs import BINARY, PARTS, UNARY
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES
+from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
+
+OPERATORS = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
+]  # fmt: skip
+SMALLER = [(9, 7), (1, 7), (9, 1), (1, 1)]
+
+
+@given(
+    work=st.sampled_from(OPERATORS), m=lengths, n=lengths, one=dtypes, other=dtypes,
+    left=layouts, right=layouts, wide=st.booleans(), tall=st.booleans(), turned=st.booleans(),
+)  # fmt: skip
+@few
+def test_two_handles(
+    session: AlchemistSession, work: Any, m: int, n: int, one: str, other: str, left: str,
+    right: str, wide: bool, tall: bool, turned: bool,
+) -> None:  # fmt: skip
+    a = values((m, n), one)
+    b = values((m if tall else 1, n if wide else 1), other, 1)
+    if work is operator.pow and a.dtype.kind == b.dtype.kind == "i":
+        b = abs(b)
+    A, B = session.send_matrix(a, layout=left), session.send_matrix(b, layout=right)
+    both(work, (B, A) if turned else (A, B), (b, a) if turned else (a, b))
+
+
+@given(
+    work=st.sampled_from(OPERATORS), dtype=dtypes, layout=layouts, turned=st.booleans(),
+    other=st.sampled_from(
+        [2, -3, 0.5, 1.5 - 2j, True, np.float32(0.5), np.float64(2), np.int32(3), np.int64(-2),
+         np.complex64(1j), np.bool_(True), np.int8(2), np.float16(0.5)]
+    ),
+)  # fmt: skip
+@few
+def test_a_handle_and_a_number(
+    session: AlchemistSession, work: Any, dtype: str, layout: str, turned: bool, other: Any
+) -> None:
+    a = abs(values((6, 4), dtype)).astype(dtype)  # no negative powers of integers
+    A = session.send_matrix(a, layout=layout)
+    if work is operator.pow and a.dtype.kind == "i" and np.real(other) < 0:
+        other = abs(other)
+    both(work, (other, A) if turned else (A, other), (other, a) if turned else (a, other))
+
+
+@given(
+    work=st.sampled_from(OPERATORS), dtype=dtypes, turned=st.booleans(), layout=layouts,
+    shape=st.sampled_from([(7,), (1, 7), (9, 1), (9, 7), (1,), (), (5,), (2, 9, 7)]),
+    kind=st.sampled_from([*DTYPES, "bool", "int8", "float16", "uint8"]),
+)  # fmt: skip
+@few
+def test_a_handle_and_a_small_array(
+    session: AlchemistSession, work: Any, dtype: str, turned: bool, layout: str,
+    shape: tuple[int, ...], kind: str,
+) -> None:  # fmt: skip
+    a, b = values((9, 7), dtype), abs(values(shape, "int32", 1)).astype(kind)
+    if work is operator.pow and a.dtype.kind in "i" and b.dtype.kind != "f":
+        a = abs(a)
+    if len(shape) > 2:
+        with pytest.raises(ShapeError):
+            work(session.send_matrix(a), b)
+        return
+    A = session.send_matrix(a, layout=layout)
+    both(work, (b, A) if turned else (A, b), (b, a) if turned else (a, b))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_handle(session: AlchemistSession, dtype: str) -> None:
+    a = values((7, 5), dtype)
+    A = session.send_matrix(a, layout="MC_MR")
+    for found, expected in [
+        (-A, -a), (abs(A), abs(a)), (A**2, a**2), (A.T, a.T), (A.conj(), a.conj()),
+        (A.real, a.real), (A.imag, a.imag), (A.H, a.conj().T), (A.clip(-1, 2), a.clip(-1, 2)),
+        (A.mT, a.T), (A.transpose(), a.T), (A.astype("complex128"), a.astype("complex128")),
+        (A.astype(bool), a.astype(bool)), (A.round(), a.round()), (A.diagonal(), a.diagonal()),
+        (A.trace(), a.trace()),
+    ]:  # fmt: skip
+        same(found, expected)
+    assert +A is A
+    assert (A.size, A.ndim, len(A), A.shape) == (35, 2, 7, (7, 5))
+
+
+@given(m=lengths, k=lengths, n=lengths, one=dtypes, other=dtypes, left=layouts, right=layouts)
+@few
+def test_products(
+    session: AlchemistSession, m: int, k: int, n: int, one: str, other: str, left: str, right: str
+) -> None:
+    a, b = values((m, k), one), values((k, n), other, 1)
+    A, B = session.send_matrix(a, layout=left), session.send_matrix(b, layout=right)
+    for found in (A @ B, A @ b, a @ B):
+        same(found, a @ b)
+    same(A @ b[:, 0], a @ b[:, 0])
+    same(b[:, 0] @ A.T, b[:, 0] @ a.T)
+    with pytest.raises(ShapeError):
+        A @ session.xp.ones((k + 1, 2))
+
+
+def test_masks_are_matrices_of_0_and_1(session: AlchemistSession) -> None:
+    a = values((9, 4), "float64")
+    A = session.send_matrix(a)
+    mask = (A > 0) & (A < 4) | (A == -1)
+    same(mask, (a > 0) & (a < 4) | (a == -1))
+    same((A > 0) ^ (a < 3), (a > 0) ^ (a < 3))
+    same(np.where(mask, A, 0), np.where(mask.fetch(), a, 0))
+    same(A * (A > 0), a * (a > 0))
+    with pytest.raises(BadArgumentError, match="logical_not"):
+        ~mask  # noqa: B018
+    same(np.logical_not(mask), np.logical_not(mask.fetch()))
+
+
+def test_integers_beyond_the_floats_stay_exact(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.array([[1, 2], [3, 4]]))
+    big = 2**60 + 1
+    same(A + big, np.array([[1, 2], [3, 4]]) + big)
+    same(session.xp.full((2, 2), big), np.full((2, 2), big))
+
+
+def test_in_place_operators_bind_the_name_anew(session: AlchemistSession) -> None:
+    a = values((5, 3), "float64")
+    A = B = session.send_matrix(a)
+    B -= a.mean(axis=0)
+    B *= 2
+    same(B, 2 * (a - a.mean(axis=0)))
+    same(A, a)
+
+
+def test_a_handle_is_itself_in_sets_and_lists(session: AlchemistSession) -> None:
+    A, B = session.xp.ones((2, 2)), session.xp.ones((2, 2))
+    assert len({A, B, A}) == 2
+    assert A in [A, B]
+    assert A != None  # noqa: E711 - of no use to it, but no error
+    assert bool((A == B).all())
+
+
+def test_what_does_not_go_says_what_to_do(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((600, 4)))
+    with pytest.raises(MatrixError, match="send it first, with send_matrix"):
+        A.T @ np.ones((600, 400))
+    with pytest.raises(ShapeError, match="600 x 4 and 3 x 1"):
+        A + np.ones((3, 1))
+    with pytest.raises(DtypeError, match="not numbers"):
+        A + np.array(["x"])
+    with pytest.raises(TypeError, match="unsupported operand"):
+        A + "x"
+    with pytest.raises(TypeError, match="unsupported operand"):
+        A - [A, A]  # which NumPy would make an array of
+    with pytest.raises(TypeError):
+        A @ None
+    with pytest.raises(DtypeError, match="bitwise_and is not defined"):
+        A & A
+    for number in (bool, float, int, complex):
+        with pytest.raises(ValueError, match=r"\.any\(\)"):
+            number(A)
+        assert number(A[:1, :1]) == 1
+    with pytest.raises(TypeError, match=r"A\.fetch\(\)"):
+        list(A)
+    with pytest.raises(BadArgumentError, match=r"np\.where"):
+        A[0, 0] = 1
+    with AlchemistSession(1) as other, pytest.raises(MatrixNotFoundError, match="fetch it there"):
+        A + other.xp.ones((600, 4))
+
+
+def test_the_plan_is_what_happens(session: AlchemistSession) -> None:
+    for left in LAYOUTS:
+        for right, shape in zip(("VC_STAR", "MC_MR", "STAR_VC"), SMALLER, strict=False):
+            A = session.send_matrix(np.ones((9, 7)), layout=left)
+            B = session.send_matrix(np.ones(shape), layout=right)
+            plan = A.plan("add", B)
+            assert (A + B).layout == plan.layout
+            assert plan.moved_nbytes[0] == 0 or plan.operands[0] != left
+        C = session.send_matrix(np.ones((7, 2)))
+        assert (A @ C).layout == A.plan("matmul", C).layout
+    with pytest.raises(ShapeError, match="do not go together"):
+        A.plan("add", C)
+
+
+def test_the_client_knows_the_ranks_functions() -> None:
+    assert set(BINARY) == rules.BINARY
+    assert {*UNARY, *PARTS} == rules.UNARY
+
+
+def test_numpy_on_the_left_asks_the_handle(session: AlchemistSession) -> None:
+    A = session.xp.ones((3, 2))
+    for found in (
+        np.float64(2) * A, np.ones((3, 2)) + A, np.ones(2) - A, np.int32(1) / A, [1, 2] * A,
+        np.ones((1, 3)) @ A, np.float32(1) < A,
+    ):  # fmt: skip
+        assert isinstance(found, Handle)

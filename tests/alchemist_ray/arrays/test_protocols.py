@@ -1,0 +1,186 @@
+"""NumPy's own functions on handles; a page of NumPy code runs on them as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.arrays import rules
+from alchemist_ray.errors import BadArgumentError
+from mpi_workers.matrix import DTYPES
+from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
+
+
+def pca(X: Any, k: int) -> tuple[Any, Any, Any]:
+    """Principal components, their variances and the scores, by hand."""
+    centred = X - np.mean(X, axis=0)
+    covariance = centred.T @ centred / (X.shape[0] - 1)
+    variances, vectors = np.linalg.eigh(covariance)
+    order = np.argsort(variances)[::-1][:k]
+    components = vectors[:, order]
+    scores = centred @ components
+    share = variances[order] / np.trace(covariance)
+    assert np.allclose(scores.mean(axis=0), 0)
+    return abs(components), share, np.abs(scores) / np.std(scores, axis=0)
+
+
+def test_pca_by_hand_runs_on_handles_unchanged(session: AlchemistSession) -> None:
+    x = np.random.default_rng(0).standard_normal((400, 12)) @ np.diag(np.arange(1.0, 13))
+    theirs = pca(x, 3)
+    ours = pca(session.send_matrix(x), 3)
+    assert [type(r) for r in ours] == [Handle, np.ndarray, Handle]
+    for mine, numpys in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.asarray(mine), numpys, rtol=1e-9)
+
+
+UFUNCS = [
+    getattr(np, name)
+    for name in {**dict.fromkeys(rules.UNARY - {"abs", "conj", "real", "imag"}), "absolute": 0}
+]
+
+
+@given(ufunc=st.sampled_from(sorted(UFUNCS, key=str)), dtype=dtypes, layout=layouts)
+@few
+def test_ufuncs(session: AlchemistSession, ufunc: Any, dtype: str, layout: str) -> None:
+    a = values((6, 5), dtype)
+    both(ufunc, (session.send_matrix(a, layout=layout),), (a,))
+
+
+def test_ufuncs_of_two(session: AlchemistSession) -> None:
+    a, b = values((6, 5), "float64"), values((1, 5), "float64", 1)
+    A, B = session.send_matrix(a), session.send_matrix(b)
+    for name in ("maximum", "hypot", "arctan2", "logaddexp", "copysign", "logical_xor"):
+        ufunc = getattr(np, name)
+        for found in (ufunc(A, B), ufunc(A, b)):
+            same(found, ufunc(a, b))
+    for found, expected in zip(np.divmod(A, 2), np.divmod(a, 2), strict=True):
+        same(found, expected)
+    same(np.vecdot(A, A), np.vecdot(a, a))
+    assert np.positive(A) is A
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions(session: AlchemistSession, dtype: str) -> None:
+    a, b = values((6, 6), dtype), values((3, 6), "float64", 1)
+    A, B = session.send_matrix(a, layout="MC_MR"), session.send_matrix(b)
+    works: list[Any] = [
+        lambda x, y: np.concatenate([x, y, x]), lambda x, y: np.concatenate([x.T, y.T], axis=1),
+        lambda x, y: np.vstack([x, y]), lambda x, y: np.hstack([x, y.T]),
+        lambda x, y: np.where(x > 1, x, 0), lambda x, y: np.where(x > 1, 2.5, x[:1]),
+        lambda x, y: np.clip(x, -1, 3), lambda x, y: np.transpose(x), lambda x, y: x.dot(y.T),
+        lambda x, y: np.dot(y, x), lambda x, y: np.zeros_like(x), lambda x, y: np.ones_like(y),
+        lambda x, y: np.full_like(x, 7), lambda x, y: np.diagonal(x), lambda x, y: np.trace(x),
+        lambda x, y: np.diag(x), lambda x, y: np.take(x, [0, 2], axis=1), lambda x, y: np.real(x),
+        lambda x, y: np.imag(x), lambda x, y: np.linalg.matrix_transpose(x),
+        lambda x, y: np.astype(x, np.complex128), lambda x, y: np.round(y, 1),
+        lambda x, y: np.flip(x), lambda x, y: np.flip(x, 1),
+        lambda x, y: np.triu(x, 1), lambda x, y: np.tril(x), lambda x, y: np.tensordot(x, x),
+        lambda x, y: np.tensordot(y, x, axes=1), lambda x, y: np.tensordot(x, y, axes=([0], [1])),
+        lambda x, y: np.linalg.matrix_power(x, 5), lambda x, y: np.linalg.matrix_power(x, 0),
+        lambda x, y: np.isclose(x, x + 1e-12), lambda x, y: np.diag(x[:, :1]),
+    ]  # fmt: skip
+    for work in works[:-1]:
+        both(work, (A, B), (a, b))
+    same(works[-1](A, B), np.diag(a[:, 0]))  # a column is what a 1-D array would be
+    assert np.shape(A) == (6, 6)
+    assert (np.ndim(A), np.size(A), np.size(A, 0)) == (2, 36, 6)
+    assert np.allclose(A, A + 1e-12)
+    assert not np.allclose(A, A + 1)
+    assert np.array_equal(A, A)
+    assert not np.array_equal(A, B)
+    assert np.result_type(A, B) == np.result_type(a, b)
+    assert np.iscomplexobj(A) == np.iscomplexobj(a)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
+    random = np.random.default_rng(3)
+    a = random.standard_normal((20, 6)).astype(dtype)
+    if dtype == "complex128":
+        a = a + 1j * random.standard_normal((20, 6))
+    g, b = a.conj().T @ a + np.eye(6), random.standard_normal((6, 2))
+    A, G, B = session.send_matrix(a), session.send_matrix(g), session.send_matrix(b)
+
+    def close(found: Any, expected: Any) -> None:
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-9, atol=1e-9)
+
+    Q, R = np.linalg.qr(A)
+    close(Q @ R, a)
+    close(np.linalg.qr(A, mode="r"), np.asarray(R))
+    U, s, Vh = np.linalg.svd(A, full_matrices=False)
+    assert isinstance(s, np.ndarray)
+    close(U * s @ Vh, a)
+    for values_of in (np.linalg.svdvals, lambda x: np.linalg.svd(x, compute_uv=False)):
+        close(values_of(A), np.linalg.svdvals(a))
+    found = np.linalg.eigh(G)
+    close(found.eigenvalues, np.linalg.eigvalsh(g))
+    close(G @ found.eigenvectors, np.asarray(found.eigenvectors * found.eigenvalues))
+    close(np.linalg.eigvalsh(G, UPLO="U"), np.linalg.eigvalsh(g))
+    close(np.linalg.cholesky(G), np.linalg.cholesky(g))
+    close(np.linalg.cholesky(G, upper=True), np.linalg.cholesky(g, upper=True))
+    for right in (B, b, b[:, 0]):
+        close(np.linalg.solve(G, right), np.linalg.solve(g, np.asarray(right)))
+    close(np.linalg.solve(g, B), np.linalg.solve(g, b))
+    close(np.linalg.inv(G), np.linalg.inv(g))
+    close(np.linalg.pinv(A), np.linalg.pinv(a))
+    close(np.linalg.pinv(A, rtol=0.5), np.linalg.pinv(a, rtol=0.5))
+    assert np.linalg.matrix_rank(A) == 6
+    np.testing.assert_allclose(np.linalg.det(G), np.linalg.det(g))
+    np.testing.assert_allclose(np.linalg.slogdet(G), np.linalg.slogdet(g), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.cond(G), np.linalg.cond(g))
+    assert type(np.linalg.det(G)) is type(np.linalg.det(g))
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda A: np.cumsum(A), r"np\.cumsum\(A\.fetch\(\)\)"),
+        (lambda A: np.sort(A), r"np\.sort\(A\.fetch\(\)\)"),
+        (lambda A: np.cbrt(A), r"np\.cbrt\(A\.fetch\(\)\).*als\.run"),
+        (lambda A: np.add.reduce(A), r"np\.sum\(A, axis\)"),
+        (lambda A: np.multiply.outer(A, A), "outer"),
+        (lambda A: np.add(A, 1, out=np.ones((9, 4))), "not written to"),
+        (lambda A: np.add(A, 1, where=np.ones((9, 4), bool)), r"np\.where"),
+        (lambda A: np.add(A, 1, dtype="float32"), r"\.astype"),
+        (lambda A: np.reshape(A, (4, 9)), "two dimensions"),
+        (lambda A: np.linalg.eig(A), "eigh"),
+        (lambda A: np.linalg.lstsq(A, A), r"lstsq\(A, B\)"),
+        (lambda A: np.linalg.svd(A), "full_matrices=False"),
+        (lambda A: np.linalg.qr(A, mode="complete"), "reduced"),
+        (lambda A: np.concatenate([A, A], axis=None), "flattened"),
+        (lambda A: np.where(A > 0), r"A\[mask\]"),
+        (lambda A: np.mean(A, axis=0, out=np.ones(4)), "unexpected keyword argument 'out'"),
+        (lambda A: np.tensordot(A, A, axes=([0, 1], [0, 1])), r"np\.sum\(A \* B\)"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_names_what_is(session: AlchemistSession, work: Any, words: str) -> None:
+    with pytest.raises(BadArgumentError, match=words):
+        work(session.xp.ones((9, 4)))
+
+
+def test_nothing_is_fetched_whole_in_silence(session: AlchemistSession) -> None:
+    nbytes = 64 << 20
+    A = session.xp.random.uniform((nbytes // 8 // 1000, 1000), seed=1)
+
+    def peak() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(x.split()[1]) << 10 for x in status if x.startswith("VmHWM"))
+
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")  # the peak of resident memory starts anew
+    before = peak()
+    B = np.float64(2) * A - np.mean(A, axis=0)
+    C = np.where(B > 0, np.exp(B), 0)[::2, :500]
+    C.T @ C
+    np.std(C, axis=0), np.linalg.norm(C), C[3], C[:, 4], C.sum(), np.concatenate([C, C])
+    for work in (np.cumsum, np.sort, np.median, np.linalg.eig):
+        with pytest.raises(Exception, match=r"fetch|send_matrix"):
+            work(A)
+    assert peak() - before < nbytes // 2  # a row was read from C, a quarter, where it is mapped
+    A.fetch()
+    assert peak() - before > nbytes

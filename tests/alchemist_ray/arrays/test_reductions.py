@@ -1,0 +1,98 @@
+"""Reductions on the gang: NumPy's numbers, small results here, large ones there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.arrays import rules
+from alchemist_ray.errors import BadArgumentError, ShapeError
+from mpi_workers.matrix import DTYPES
+from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, lengths, same, values
+
+METHODS = ["sum", "mean", "var", "std", "min", "max", "any", "all"]
+
+
+@given(
+    what=st.sampled_from(METHODS), m=lengths, n=lengths, dtype=dtypes, layout=layouts,
+    axis=st.sampled_from([None, 0, 1, -1, -2, (0, 1), (1,)]), keepdims=st.booleans(),
+    function=st.booleans(),
+)  # fmt: skip
+@few
+def test_a_reduction(
+    session: AlchemistSession, what: str, m: int, n: int, dtype: str, layout: str, axis: Any,
+    keepdims: bool, function: bool,
+) -> None:  # fmt: skip
+    a = values((m, n), dtype) - (2 if dtype.startswith("int") else 0)
+    A = session.send_matrix(a.astype(dtype), layout=layout)
+    expected = getattr(a.astype(dtype), what)(axis=axis, keepdims=keepdims)
+    if function:
+        found = getattr(np, what)(A, axis=axis, keepdims=keepdims)
+    else:
+        found = getattr(A, what)(axis=axis, keepdims=keepdims)
+    if what in ("mean", "var", "std", "sum") and dtype in ("float32", "complex64"):
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
+    else:
+        same(found, expected)
+    assert isinstance(found, Handle) == keepdims
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_further_reductions(session: AlchemistSession, dtype: str) -> None:
+    a = values((8, 5), dtype)
+    A = session.send_matrix(a, layout="MC_MR")
+    same(A.std(axis=0, ddof=1), a.std(axis=0, ddof=1))
+    same(np.var(A, axis=1, ddof=1), np.var(a, axis=1, ddof=1))
+    same(np.var(A, axis=1, correction=1.5), np.var(a, axis=1, ddof=1.5))
+    same(np.std(A, correction=-0.5), np.std(a, ddof=-0.5))
+    same(np.count_nonzero(A > 1, axis=0), np.count_nonzero(a > 1, axis=0))
+    same(np.ptp(A, axis=0), np.ptp(a, axis=0))
+    same(A.sum(dtype="complex128"), a.sum(dtype="complex128"))
+    for ord in (None, "fro", 1, np.inf, 2, "nuc"):
+        np.testing.assert_allclose(A.norm(ord), np.linalg.norm(a, ord), rtol=1e-5)
+    for ord in (None, 1, 2, 3, np.inf, -np.inf):
+        for axis in (0, 1):
+            np.testing.assert_allclose(
+                np.linalg.norm(A, ord, axis=axis), np.linalg.norm(a, ord, axis=axis), rtol=1e-5
+            )
+
+
+def test_a_reduction_that_is_not_small_stays_on_the_gang(session: AlchemistSession) -> None:
+    m = rules.SMALL // 8 + 1
+    A = session.xp.ones((m, 2))
+    sums = A.sum(axis=1)
+    assert isinstance(sums, Handle)
+    assert sums.shape == (m, 1)
+    assert isinstance((A - sums), Handle)  # beside the rows
+    assert isinstance(A.sum(axis=0), np.ndarray)
+    assert A.T.sum(axis=0).shape == (1, m)
+    assert float((A - sums).sum()) == -2 * m
+    assert (A @ np.array([1.0, -1.0])).shape == (m, 1)
+
+
+def test_centring_takes_no_move(session: AlchemistSession) -> None:
+    a = values((9, 5), "float64")
+    A = session.send_matrix(a)
+    rows = A.mean(axis=1, keepdims=True)
+    assert A.plan("subtract", rows).moved_nbytes == (0, 0)
+    same(A - rows, a - a.mean(axis=1, keepdims=True))
+    assert A.plan("subtract", A.mean(axis=0, keepdims=True)).moved_nbytes == (0, 0)
+
+
+def test_what_is_not_there_says_so(session: AlchemistSession) -> None:
+    A = session.xp.ones((3, 3))
+    with pytest.raises(ShapeError, match="axes 0 and 1"):
+        A.sum(axis=2)
+    with pytest.raises(ShapeError, match="twice"):
+        A.sum(axis=(0, 0))
+    with pytest.raises(BadArgumentError, match=r"np\.sum\(A\.fetch\(\), \.\.\.\)"):
+        np.sum(A, where=np.eye(3) > 0)
+    with pytest.raises(BadArgumentError, match=r"A\.max\(axis\)"):
+        np.argmax(A)
+    with pytest.raises(BadArgumentError, match="ord=-2"):
+        A.norm(-2)

@@ -1,0 +1,189 @@
+"""Results of expressions are freed when nothing holds them, and not a moment before."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import MatrixNotFoundError
+
+
+def held(session: AlchemistSession) -> set[int]:
+    return {handle.id for handle in session.list_matrices()}
+
+
+def test_temporaries_of_an_expression_are_freed(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((4, 3)))
+    B = (A + 1) * 2 - A.mean(axis=0, keepdims=True)
+    assert held(session) == {A.id, B.id}
+    C = B
+    del B
+    assert held(session) == {A.id, C.id}
+    C = C + 1
+    assert held(session) == {A.id, C.id}
+    del A, C
+    assert len(held(session)) == 1  # what was sent stays until it is freed
+
+
+def test_garbage_of_an_idle_process_is_freed_too(session: AlchemistSession) -> None:
+    @ray.remote
+    def total(handle: Handle) -> float:
+        return float((handle + 1).sum())
+
+    A = session.send_matrix(np.ones((4, 3)))
+    assert ray.get(total.remote(A)) == 24  # and nothing more comes from that process
+    assert wait_for(lambda: held(session) == {A.id})
+
+
+def test_a_loop_holds_no_more_than_its_last_result(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((4, 3)))
+    for _ in range(50):
+        A = 0.5 * (A + A @ np.eye(3))
+        assert len(held(session)) == 2
+    np.testing.assert_allclose(A.fetch(), np.ones((4, 3)))
+
+
+def test_a_loop_runs_in_memory_for_a_few(session: AlchemistSession) -> None:
+    def resident() -> int:
+        found = 0
+        for worker in session.list_workers():
+            with open(f"/proc/{worker.pid}/status") as status:
+                found += next(int(x.split()[1]) << 10 for x in status if x.startswith("VmRSS"))
+        return found
+
+    A = session.xp.ones((1000, 1000))  # 8 MB
+    for _ in range(5):
+        A = A * 0.5 + 1
+    before = resident()
+    for _ in range(40):
+        A = A * 0.5 + 1
+    assert resident() - before < 64 << 20  # of 80 matrices, 640 MB
+
+
+def test_what_is_kept_stays(session: AlchemistSession) -> None:
+    A = session.xp.ones((2, 2))
+    assert A.temporary
+    number = A.keep().id
+    assert not A.temporary
+    del A
+    assert held(session) == {number}
+    B = session.xp.ones((2, 2)) + 1
+    B.free()
+    B.free()
+    assert held(session) == {number}
+    with pytest.raises(MatrixNotFoundError, match="holds no matrix"):
+        B.fetch()
+
+
+def test_routines_and_layouts_have_the_lifetime_they_had(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((4, 3)))
+    session.load_library("linalg").qr(A)
+    A.to_layout("MC_MR")
+    gc.collect()
+    assert len(held(session)) == 4
+
+
+def test_copies_are_the_handle_itself(session: AlchemistSession) -> None:
+    A = session.xp.ones((2, 2))
+    assert copy.copy(A) is copy.deepcopy(A) is A
+    assert A.temporary
+
+
+def test_a_temporary_that_is_pickled_stays_valid(session: AlchemistSession) -> None:
+    @ray.remote
+    def doubled(handle: Handle) -> Handle:
+        return 2 * handle  # computed on the gang, from the task's own process
+
+    @ray.remote
+    def total(handle: Handle) -> float:
+        return float((handle + np.ones(3)).sum())
+
+    A = session.xp.ones((4, 3))
+    there = pickle.dumps(A)
+    number = A.id
+    del A
+    assert held(session) == {number}
+    A = pickle.loads(there)
+    np.testing.assert_array_equal(A.fetch(), np.ones((4, 3)))
+    ref = total.remote(A + 1)
+    assert ray.get(ref) == 36
+    B = ray.get(doubled.remote(A))
+    np.testing.assert_array_equal(B.fetch(), 2 * np.ones((4, 3)))
+    assert not B.temporary
+
+
+def test_a_call_that_is_not_waited_for_holds_its_arguments(session: AlchemistSession) -> None:
+    lib = session.load_library("linalg")
+    echo = session.load_library("echo")
+    A = session.send_matrix(np.ones((50, 3)))
+    later = echo.sleep.remote(0.3)
+    norms = [lib.norm.remote(A + i) for i in range(5)]
+    del later
+    held(session)
+    expected = [(1 + i) * np.sqrt(150) for i in range(5)]
+    np.testing.assert_allclose(ray.get(norms), expected)
+
+    def freed() -> bool:
+        gc.collect()
+        return held(session) == {A.id}
+
+    assert wait_for(freed)
+
+
+def wait_for(what: Callable[[], bool]) -> bool:
+    alarm = threading.Event()
+    return any(what() or alarm.wait(0.05) for _ in range(100))
+
+
+def test_a_function_of_ones_own_takes_temporaries(session: AlchemistSession) -> None:
+    def scaled(comm: Any, A: Any, factor: float) -> Any:
+        A.local[...] *= factor
+        return float(comm.allreduce(A.local.sum()))
+
+    A = session.send_matrix(np.ones((6, 2)))
+    assert session.run(scaled, A + 1, 3.0) == 72
+    assert held(session) == {A.id}
+
+
+def test_threads_may_drop_what_they_like(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((4, 3)))
+    wrong: list[Any] = []
+
+    def work(i: int) -> None:
+        B = A
+        for _ in range(20):
+            B = (B + i) - i
+        if not np.array_equal(B.fetch(), np.ones((4, 3))):
+            wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert held(session) == {A.id}
+
+
+def test_garbage_of_a_gang_that_is_gone_harms_nobody(cluster: str) -> None:
+    with AlchemistSession(1) as als:
+        A = als.xp.ones((2, 2))
+        B = A + 1
+        als.yield_workers()
+        als.request_workers(2)
+        del B
+        gc.collect()
+        assert als.list_matrices() == []
+        C = als.xp.ones((2, 2))
+        del A
+        assert C.sum() == 4
+    del C

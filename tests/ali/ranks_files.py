@@ -1,0 +1,312 @@
+"""What ranks do with files; tests/ali/test_files.py starts them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from ali.files import boxes, exchange, raw, routines, text, zarr3
+from ali.interface import Context
+from mpi_workers.failures import Failure
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES, DistMatrix
+from mpi_workers.worker import Gang
+
+Array = np.ndarray[Any, Any]
+SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, 0.1)
+
+
+def values(shape: tuple[int, int], dtype: str, seed: int) -> Array:
+    """Any bits at all: payloads of NaNs, subnormal numbers, the smallest integers."""
+    rng = np.random.default_rng(seed)
+    itemsize = np.dtype(dtype).itemsize
+    found = rng.integers(0, 256, (shape[0], shape[1] * itemsize), np.uint8).view(dtype)
+    if seed % 2 and np.dtype(dtype).kind != "i":
+        with np.errstate(over="ignore"):
+            flat = np.array(SPECIAL).astype(dtype)
+        found = flat[rng.integers(0, len(flat), shape)]
+    return np.ascontiguousarray(found)
+
+
+def bits(array: Array) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def small() -> pytest.MonkeyPatch:
+    """Boxes, chunks and blocks of a few elements, so that there are many."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(boxes, "PIECE", 200)
+    patch.setattr(exchange, "MESSAGE", 64)
+    patch.setattr(raw, "STRIP", 100)
+    patch.setattr(zarr3, "CHUNK", 120)
+    patch.setattr(text, "BLOCK", 50)
+    patch.setattr(text, "COPY", 30)
+    return patch
+
+
+def everything(gang: Gang, folder: str) -> dict[str, Any]:
+    """All checks, in one launch."""
+    from tests.ali.ranks_files_bad import atomic, refused  # noqa: PLC0415 - it uses this module
+
+    patch = small()
+    try:
+        return {
+            what.__name__: what(gang, own_folder(gang, folder, what.__name__))
+            for what in (round_trips, parts, atomic, refused)
+        }
+    finally:
+        patch.undo()
+
+
+def own_folder(gang: Gang, folder: str, name: str) -> Path:
+    found = Path(folder, name)
+    found.mkdir(exist_ok=True)
+    gang.comm.Barrier()
+    return found
+
+
+class Checks:
+    """A gang's files: what is wrong, on any rank, as all of them know."""
+
+    def __init__(self, gang: Gang, folder: Path) -> None:
+        self.gang = gang
+        self.ctx = Context(gang, {})
+        self.folder = folder
+        self.done = 0
+
+    def whole(self, matrix: DistMatrix) -> Array:
+        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+
+    def agree(self, wrong: str | None) -> None:
+        """Fail on all ranks alike, so that Hypothesis goes the same way on all of them."""
+        self.done += 1
+        found = [words for words in self.gang.comm.allgather(wrong) if words]
+        assert not found, found[0]
+
+    def by_rank_0(self, work: Any) -> None:
+        if self.gang.rank == 0:
+            work()
+        self.gang.comm.Barrier()
+
+    def left(self) -> list[str]:
+        """Names in the folder that no save should have left."""
+        self.gang.comm.Barrier()
+        names = sorted(name for name in os.listdir(self.folder) if name.startswith("."))
+        self.gang.comm.Barrier()
+        return names
+
+    def said(self, call: Any) -> str:
+        """The failure of a call, if it is the same on all ranks."""
+        words = "nothing"
+        try:
+            call()
+        except Failure as failure:
+            words = f"{failure.kind}: {failure.message}"
+        everyone = set(self.gang.comm.allgather(words))
+        return words if len(everyone) == 1 else f"ranks differ: {sorted(everyone)}"
+
+
+def agreed(gang: Gang, examples: int) -> Any:
+    """So many examples, the same on all ranks, others on each number of them."""
+    some = settings(
+        max_examples=examples if gang.size < 4 else examples // 2,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(gang.size)(some(test))
+
+
+# --- whole matrices there and back ---
+
+SUFFIXES = (".npy", ".h5", ".zarr", ".parquet", ".csv")
+
+
+def round_trips(gang: Gang, folder: Path) -> int:
+    """Saved from any layout and loaded into any other: the same bits, also to the format's own
+    library."""
+    check = Checks(gang, folder)
+    sides = st.sampled_from([1, 2, 3, 5, 7, 23])
+
+    @agreed(gang, 40)
+    @given(
+        suffix=st.sampled_from(SUFFIXES),
+        shape=st.tuples(sides, sides),
+        dtype=st.sampled_from(DTYPES),
+        layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+        salt=st.integers(0, 99),
+    )
+    def there_and_back(
+        suffix: str, shape: tuple[int, int], dtype: str, layouts: tuple[str, str], salt: int
+    ) -> None:
+        if suffix in (".parquet", ".csv") and dtype.startswith("complex"):
+            dtype = dtype.replace("complex", "float").replace("128", "64")
+        array = values(shape, dtype, salt)
+        path = folder / f"A{suffix}"
+        matrix = check.ctx.new_replicated(array, layouts[0])
+        routines.save(check.ctx, matrix, str(path))
+        asked = dtype if suffix == ".csv" else None
+        found = routines.load(check.ctx, str(path), layout=layouts[1], dtype=asked)
+        assert found.layout == layouts[1]
+        wrong = None
+        if not same(array, check.whole(found), suffix):
+            wrong = f"{suffix} {shape} {dtype} {layouts} {salt}: not what was saved"
+        elif gang.rank == 0 and not same(array, read_alone(path, dtype), suffix):
+            wrong = f"{suffix} {shape} {dtype} {layouts} {salt}: the format's library differs"
+        check.agree(wrong)
+        check.agree(str(check.left()) if check.left() else None)
+
+    there_and_back()
+    return check.done
+
+
+def same(wanted: Array, found: Array, suffix: str) -> bool:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if suffix != ".csv" or wanted.dtype.kind == "i":
+        return bits(wanted) == bits(found)
+    nan = np.isnan(wanted)  # of a NaN, text keeps only that it is one
+    return bool((nan == np.isnan(found)).all()) and bits(wanted[~nan]) == bits(found[~nan])
+
+
+def read_alone(path: Path, dtype: str) -> Array:
+    """The file through its format's own library."""
+    match path.suffix:
+        case ".npy":
+            found = np.load(path)
+        case ".h5":
+            import h5py  # noqa: PLC0415
+
+            with h5py.File(path) as file:
+                found = file["data"][:]
+        case ".zarr":
+            import zarr  # noqa: PLC0415
+
+            found = zarr.open_array(path, mode="r")[:]
+        case ".parquet":
+            import pyarrow.parquet as pq  # noqa: PLC0415
+
+            table = pq.read_table(path)
+            found = np.column_stack([column.to_numpy() for column in table.columns])
+        case _:
+            found = np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2)
+    return np.asarray(found)
+
+
+# --- parts of files that others have written ---
+
+M, N = 29, 6
+BASE = np.arange(M * N, dtype=np.float64).reshape(M, N) - 40
+NAMES = [f"x{j}" for j in range(N)]
+
+
+def written_by_others(folder: Path) -> None:
+    """The same matrix in many ways of writing it down."""
+    import h5py  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+    import zarr  # noqa: PLC0415
+
+    np.save(folder / "fortran.npy", np.asfortranarray(BASE))
+    np.save(folder / "big.npy", BASE.astype(">f8"))
+    np.save(folder / "half.npy", BASE.astype(np.float16))
+    with h5py.File(folder / "many.h5", "w") as file:
+        file["deep/plain"] = BASE
+        file["big"] = BASE.astype(">i4")
+        file.create_dataset("packed", data=BASE, chunks=(5, 4), compression="gzip")
+        file.create_dataset("words", data=["a", "b"])
+        layout = h5py.VirtualLayout(BASE.shape, BASE.dtype)
+        layout[:] = h5py.VirtualSource(".", "deep/plain", BASE.shape)
+        file.create_virtual_dataset("virtual", layout)
+    zarr.create_array(
+        str(folder / "sharded.zarr"), data=BASE, chunks=(2, 3), shards=(4, 6), zarr_format=3
+    )
+    two = zarr.open_group(str(folder / "group.zarr"), mode="w", zarr_format=2)
+    two.create_array("inner", data=BASE.astype(np.int16), chunks=(4, 4))
+    columns = [pa.array(BASE[:, j].astype("f4" if j % 2 else "i4")) for j in range(N)]
+    words = pa.array([f"w{i}" for i in range(M)])
+    table = pa.table([*columns, words], names=[*NAMES, "word"])
+    pq.write_table(table, folder / "one.parquet", row_group_size=4)
+    (folder / "folder.parquet").mkdir()
+    for k, (start, stop) in enumerate([(0, 11), (11, 12), (12, M)]):
+        part = table.drop_columns("word").slice(start, stop - start)
+        pq.write_table(part, folder / "folder.parquet" / f"{k}.parquet", row_group_size=7)
+    lines = [", ".join(map(repr, row)) for row in BASE.tolist()]
+    (folder / "plain.csv").write_text("\n".join(lines))
+    text = "\r\n".join([";".join(NAMES), *(line.replace(", ", ";") for line in lines)])
+    (folder / "names.csv").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n\r\n \r\n")
+
+
+WRITTEN: tuple[tuple[str, dict[str, Any], bool], ...] = (  # file, options, do columns have names?
+    ("fortran.npy", {}, False),
+    ("big.npy", {}, False),
+    ("half.npy", {"dtype": "float32"}, False),
+    ("many.h5", {"dataset": "deep/plain"}, False),
+    ("many.h5", {"dataset": "big"}, False),
+    ("many.h5", {"dataset": "packed"}, False),
+    ("many.h5", {"dataset": "virtual"}, False),
+    ("sharded.zarr", {}, False),
+    ("group.zarr", {"dtype": "int64"}, False),
+    ("one.parquet", {"columns": f":{N}"}, True),
+    ("folder.parquet", {}, True),
+    ("plain.csv", {}, False),
+    ("names.csv", {"delimiter": ";"}, True),
+)
+
+
+def parts(gang: Gang, folder: Path) -> int:
+    """Any rows and columns of them, as any dtype, into any layout; also through fsspec."""
+    check = Checks(gang, folder)
+    check.by_rank_0(lambda: written_by_others(folder))
+    numbers = st.integers(-M, M)
+    maybe = st.none() | numbers
+    steps = st.sampled_from([None, 1, 2, 9, -1, -3])
+    slices = st.tuples(maybe, maybe, steps).filter(lambda t: len(range(M)[slice(*t)]))
+    lists = st.lists(st.integers(-M, M - 1), min_size=1, max_size=8)
+
+    @agreed(gang, 60)
+    @given(
+        file=st.sampled_from(WRITTEN),
+        rows=st.none() | slices | lists,
+        cols=st.none() | st.lists(st.integers(0, N - 1), min_size=1, max_size=7),
+        by_name=st.booleans(),
+        dtype=st.sampled_from([None, "float32", "complex128"]),
+        layout=st.sampled_from(LAYOUTS),
+        remote=st.booleans(),
+    )
+    def chosen(
+        file: Any, rows: Any, cols: Any, by_name: bool, dtype: Any, layout: str, remote: bool
+    ) -> None:
+        name, options, named = file
+        asked = {**options, "layout": layout, **({"dtype": dtype} if dtype else {})}
+        wanted = BASE
+        if isinstance(rows, tuple):
+            asked["rows"] = ":".join("" if x is None else str(x) for x in rows)
+            wanted = wanted[slice(*rows)]
+        elif rows is not None:
+            asked["row_list"] = rows
+            wanted = wanted[rows]
+        if cols is not None:
+            asked.pop("columns", None)
+            wanted = wanted[:, cols]
+            if named and by_name:
+                asked["column_names"] = [NAMES[j] for j in cols]
+            else:
+                asked["column_list"] = cols
+        path = f"{'file://' if remote else ''}{folder / name}"
+        found = check.whole(routines.load(check.ctx, path, **asked))
+        good = np.array_equal(found, wanted) and found.dtype == np.dtype(
+            asked.get("dtype", found.dtype)
+        )
+        check.agree(None if good else f"{path} {asked}: {found} is not {wanted}")
+
+    chosen()
+    about = routines.inspect(check.ctx, str(folder / "names.csv"), delimiter=";")
+    check.agree(None if about == (M, N, "float64", NAMES) else f"inspect: {about}")
+    return check.done

@@ -1,0 +1,266 @@
+"""What ranks do with files that are no matrices, and when writing fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali.files import parquet, paths, raw, routines, text, zarr3
+from mpi_workers.matrix import DistMatrix
+from mpi_workers.worker import Gang
+from tests.ali.ranks_files import BASE, NAMES, SUFFIXES, Checks, bits, values, written_by_others
+
+NOBODY = 65534  # a user without any rights
+
+
+# --- a save that fails ---
+
+
+def atomic(gang: Gang, folder: Path) -> list[str]:
+    """However it fails, the old file is as it was, nothing else is there, the gang goes on."""
+    check = Checks(gang, folder)
+    wrong = []
+    old = check.ctx.new_replicated(values((9, 4), "float64", 2), "MC_MR")
+    new = check.ctx.new_replicated(values((40, 4), "float64", 4), "VC_STAR")
+    for suffix in SUFFIXES:
+        path = folder / f"kept{suffix}"
+        routines.save(check.ctx, old, str(path))
+        before = check.whole(routines.load(check.ctx, str(path)))
+        for fails in ("writing", "ending", "publishing"):
+            with pytest.MonkeyPatch.context() as patch:
+                break_it(patch, gang, suffix, fails)
+                said = check.said(lambda: routines.save(check.ctx, new, str(path)))  # noqa: B023
+            rank = 0 if fails == "publishing" else gang.size - 1
+            if "No space left on device" not in said or f"(rank {rank})" not in said:
+                wrong.append(f"{suffix} {fails}: {said}")
+            if f"FileError: {path}" not in said:
+                wrong.append(f"{suffix} {fails}: the file is not named: {said}")
+            after = check.whole(routines.load(check.ctx, str(path)))
+            if bits(after) != bits(before) or check.left():
+                wrong.append(f"{suffix} {fails}: left {check.left()}")
+        routines.save(check.ctx, new, str(path))
+        whole = check.whole(routines.load(check.ctx, str(path)))
+        if whole.shape != new.shape or check.left():
+            wrong.append(f"{suffix}: not replaced, or left {check.left()}")
+    return wrong
+
+
+def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> None:
+    """The last rank's second box, its sink's end, or rank 0's rename find the disk full."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    if fails == "publishing":
+        patch.setattr(paths.os, "replace", full)
+        patch.setattr(paths, "_swap", full)
+        return
+    kind: Any = {
+        ".npy": raw.RawSink,
+        ".h5": raw.RawSink,
+        ".zarr": zarr3.ZarrSink,
+        ".parquet": parquet.ParquetSink,
+        ".csv": text.CsvSink,
+    }[suffix]
+    if gang.rank == gang.size - 1:
+        count = [0]
+        write = kind.write
+
+        def second(self: Any, box: Any, array: Any) -> None:
+            count[0] += 1
+            if count[0] == 2:
+                full()
+            write(self, box, array)
+
+        patch.setattr(*((kind, "write", second) if fails == "writing" else (kind, "close", full)))
+
+
+# --- what is no matrix ---
+
+
+def spoil(folder: Path) -> None:
+    """Files with something wrong."""
+    written_by_others(folder)
+    (folder / "empty.npy").write_bytes(b"")
+    np.save(folder / "cut.npy", BASE)
+    os.truncate(folder / "cut.npy", 1000)
+    (folder / "text.npy").write_text("1,2\n")
+    np.save(folder / "objects.npy", np.array([["a"]], object), allow_pickle=True)
+    np.save(folder / "words.npy", np.array([["a"]]))
+    np.save(folder / "cube.npy", np.zeros((2, 2, 2)))
+    np.save(folder / "nothing.npy", np.zeros((0, 3)))
+    np.save(folder / "bytes.npy", np.zeros((2, 3), np.uint8))
+    np.save(folder / "complex.npy", np.zeros((2, 3), np.complex64))
+    whole = (folder / "many.h5").read_bytes()
+    (folder / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    (folder / "cut.zarr").mkdir()
+    (folder / "cut.zarr" / "zarr.json").write_text("{")
+    whole = (folder / "one.parquet").read_bytes()
+    (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "none.parquet").mkdir()
+    (folder / "ragged.csv").write_text("1,2\n3,4\n5\n6,7\n" + "8,9\n" * 50)
+    (folder / "late.csv").write_text("1,2\n" * 60 + "x,2\n")
+    (folder / "gap.csv").write_text("1,2\n,4\n")
+    (folder / "blank.csv").write_text("1,2\n\n3,4\n")
+    (folder / "empty.csv").write_text("\n\n")
+    (folder / "binary.csv").write_bytes(b"\xff\xfe\x00\n")
+    (folder / "m.mat").write_text("")
+    os.mkfifo(folder / "pipe.npy")
+    np.save(folder / "secret.npy", BASE)
+    (folder / "secret.npy").chmod(0)
+    (folder / "group.npy").mkdir()
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("absent.npy", {}, "FileError: {}: No such file or directory (rank 0)"),
+    ("empty.npy", {}, "FileError: {} is not a .npy file"),
+    ("cut.npy", {}, "FileError: {} is truncated"),
+    ("text.npy", {}, "FileError: {} is not a .npy file"),
+    ("objects.npy", {}, "DtypeError: {}: elements of dtype object are not numbers"),
+    ("words.npy", {}, "DtypeError: {}: elements of dtype <U1 are not numbers"),
+    ("cube.npy", {}, "ShapeError: {}: an array of shape (2, 2, 2) is not a matrix"),
+    ("nothing.npy", {}, "ShapeError: {}: an array of shape (0, 3) is empty"),
+    ("bytes.npy", {}, "DtypeError: {}: dtype uint8"),
+    ("complex.npy", {"dtype": "float64"}, "DtypeError: {}: elements of dtype complex64 cannot"),
+    ("big.npy", {"dtype": "float16"}, "DtypeError: {}"),
+    ("big.npy", {"layout": "ROWS"}, "LayoutError"),
+    ("big.npy", {"rows": "1"}, "BadArgumentError: {}: rows: '1' is not a slice"),
+    ("big.npy", {"rows": "::0"}, "BadArgumentError"),
+    ("big.npy", {"rows": "50:"}, "ShapeError: {}: rows: none of 29 are chosen"),
+    ("big.npy", {"row_list": [3, 29]}, "BadArgumentError: {}: rows: 29 is not below 29"),
+    ("big.npy", {"column_names": ["x0"]}, "BadArgumentError: {}: its columns have no names"),
+    ("big.npy", {"dataset": "a"}, "BadArgumentError: {}: .npy files have no data sets"),
+    ("m.mat", {}, "BadArgumentError: {}: the suffix '.mat'"),
+    ("pipe.npy", {}, "FileError: {} is neither a file nor a folder"),
+    ("group.npy", {}, "FileError: {}"),
+    ("cut.h5", {}, "FileError: {} is not a whole HDF5 file"),
+    ("many.h5", {}, "BadArgumentError: {} has 4 data sets: say which one"),
+    ("many.h5", {"dataset": "no"}, "FileError: {} has no data set 'no'; it has "),
+    ("many.h5", {"dataset": "words"}, "DtypeError: {}: elements of /words"),
+    ("cut.zarr", {}, "FileError: {}"),
+    ("group.zarr", {"dataset": "no", "dtype": "int32"}, "FileError: {} has no array 'no'"),
+    ("cut.parquet", {}, "FileError: {} is not a whole Parquet file"),
+    ("none.parquet", {}, "FileError: {} is a folder without Parquet files"),
+    ("one.parquet", {}, "DtypeError: {}: column 'word' is of type string"),
+    ("one.parquet", {"column_names": ["x1", "y"]}, "BadArgumentError: {} has no column 'y'"),
+    ("ragged.csv", {}, "FileError: {} is ragged: row 2 has 1 fields"),
+    ("late.csv", {}, "DtypeError: {}: row 60, column 0: 'x' is not a number"),
+    ("late.csv", {"dtype": "int32"}, "DtypeError: {}: row 60, column 0: 'x' is not a number"),
+    ("gap.csv", {"dtype": "int64"}, "DtypeError: {}: column 0 has empty fields"),
+    ("blank.csv", {}, "FileError: {} is ragged: row 1 is blank"),
+    ("empty.csv", {}, "FileError: {} has no rows"),
+    ("binary.csv", {}, "FileError: {} is not text in UTF-8"),
+    ("file:///absent/x.npy", {}, "FileError: file:///absent/x.npy"),
+)
+
+
+def refused(gang: Gang, folder: Path) -> list[str]:
+    """Every file with something wrong is told of by all ranks alike, and the gang goes on."""
+    check = Checks(gang, folder)
+    check.by_rank_0(lambda: spoil(folder))
+    wrong = []
+    for name, options, words in REFUSED:
+        path = name if "://" in name else str(folder / name)
+        said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
+        if not said.startswith(words.replace("{}", path)):
+            wrong.append(f"{name} {options}: {said}")
+    A = check.ctx.new_replicated(BASE, "MC_MR")
+    C = check.ctx.new_replicated(BASE.astype(np.complex64), "MC_MR")
+    saves: tuple[tuple[DistMatrix, str, dict[str, Any], str], ...] = (
+        (A, "no/such/x.npy", {}, "FileError: {}: there is no folder"),
+        (A, "x.mat", {}, "BadArgumentError: {}: the suffix"),
+        (C, "x.parquet", {}, "DtypeError: {}: Parquet has no complex numbers"),
+        (C, "x.csv", {}, "DtypeError: {}: CSV has no complex numbers"),
+        (A, "x.csv", {"columns": ["a"]}, "BadArgumentError: 6 columns need 6 different names"),
+        (A, "x.csv", {"delimiter": "1"}, "BadArgumentError: {}: delimiter='1'"),
+        (A, "x.npy", {"columns": NAMES}, "BadArgumentError: {}: .npy files have no names"),
+        (A, "x.npy", {"append": True}, "BadArgumentError: {}: .npy files have no other"),
+        (A, "x.h5", {"header": True}, "BadArgumentError: {}: .h5 files have no header"),
+        (A, "photos.zarr", {}, "FileError: {} is a folder with other things in it"),
+        (A, "photos.npy", {}, "FileError: {} is a folder with other things in it"),
+        (A, "file:///x.npy", {}, "BadArgumentError: file:///x.npy: matrices are saved to paths"),
+    )
+
+    def photos() -> None:
+        for name in ("photos.zarr", "photos.npy"):
+            (folder / name).mkdir()
+            (folder / name / "beach.jpg").touch()
+
+    check.by_rank_0(photos)
+    for matrix, name, options, words in saves:
+        path = name if "://" in name else str(folder / name)
+        said = check.said(lambda: routines.save(check.ctx, matrix, path, **options))  # noqa: B023
+        if not said.startswith(words.replace("{}", path)) or check.left():
+            wrong.append(f"save {name} {options}: {said}, left {check.left()}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "h5py", None)
+        path = str(folder / "many.h5")
+        said = check.said(lambda: routines.load(check.ctx, path))
+        if "this needs h5py, which is not installed: pip install 'alchemist-on-ray[" not in said:
+            wrong.append(f"no h5py: {said}")
+    if os.geteuid() == 0:  # who may read everything: not for this one call
+        os.seteuid(NOBODY)
+        said = check.said(lambda: routines.load(check.ctx, str(folder / "secret.npy")))
+        os.seteuid(0)
+    else:
+        said = check.said(lambda: routines.load(check.ctx, str(folder / "secret.npy")))
+    if said != f"FileError: {folder / 'secret.npy'}: Permission denied (rank 0)":
+        wrong.append(f"unreadable: {said}")
+    wrong += elsewhere(check, folder)
+    return wrong
+
+
+def elsewhere(check: Checks, folder: Path) -> list[str]:
+    """A path that is another file on the last rank's node, or is not there."""
+    wrong = []
+    last = check.gang.rank == check.gang.size - 1
+    if check.gang.size == 1:
+        return []
+    check.by_rank_0(lambda: (folder / "own").mkdir())
+    mine = folder / "own" if last else folder
+    if last:
+        np.save(folder / "own" / "big.npy", BASE[:3])
+    check.gang.comm.Barrier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(mine)
+        for name, words in (
+            ("big.npy", "FileError: big.npy is not the same file on"),
+            ("half.npy", "FileError: half.npy: No such file or directory, and other nodes have it"),
+        ):
+            said = check.said(lambda: routines.load(check.ctx, name))  # noqa: B023
+            if not said.startswith(words):
+                wrong.append(f"elsewhere: {said}")
+        A = check.ctx.new_replicated(BASE, "MC_MR")
+        said = check.said(lambda: routines.save(check.ctx, A, "mine.npy"))
+        if "does not see: give a path that all nodes share" not in said or check.left():
+            wrong.append(f"save elsewhere: {said}")
+    return wrong
+
+
+# --- a disk that is full ---
+
+
+def full_disk(gang: Gang, folder: str) -> list[str]:
+    """On a disk of 2 MB: what is too large is refused, the old file stays, and the room is free
+    again."""
+    check = Checks(gang, Path(folder))
+    wrong = []
+    old = check.ctx.new_replicated(values((20, 4), "float64", 2), "MC_MR")
+    new = check.ctx.new_replicated(values((300, 1000), "float64", 4), "VC_STAR")
+    for suffix in SUFFIXES:
+        path = Path(folder, f"kept{suffix}")
+        routines.save(check.ctx, old, str(path))
+        before = check.whole(routines.load(check.ctx, str(path)))
+        said = check.said(lambda: routines.save(check.ctx, new, str(path)))  # noqa: B023
+        if not said.startswith(f"FileError: {path}") or "No space left on device" not in said:
+            wrong.append(f"{suffix}: {said}")
+        after = check.whole(routines.load(check.ctx, str(path)))
+        if bits(before) != bits(after) or check.left():
+            wrong.append(f"{suffix}: left {check.left()}")
+        routines.save(check.ctx, old, str(path))
+    return wrong

@@ -1,0 +1,150 @@
+"""Matrices in files: what ranks do, on any number of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali.files import boxes
+from ali.files.boxes import Box, Grain
+from ali.testing import Case, LibraryTests
+from mpi_workers import trial
+
+pytest.importorskip("h5py", reason="needs the extra 'files'")
+
+RANK_COUNTS = [1, 2, 3, 6]
+
+
+@functools.cache
+def launch(ranks: int) -> dict[str, Any] | AssertionError:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found: dict[str, Any] = trial.run("tests.ali.ranks_files:everything", ranks, folder)
+        except AssertionError as error:
+            return error
+    return found
+
+
+def results(ranks: int) -> dict[str, Any]:
+    """What all functions of ranks_files*.py find on so many ranks; one launch, however it ends."""
+    found = launch(ranks)
+    if isinstance(found, AssertionError):
+        raise found
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_what_is_saved_is_loaded_bit_for_bit_in_any_layout(ranks: int) -> None:
+    assert results(ranks)["round_trips"] >= 40
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_any_rows_and_columns_of_files_that_others_wrote(ranks: int) -> None:
+    assert results(ranks)["parts"] >= 31
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(ranks: int) -> None:
+    assert results(ranks)["atomic"] == []
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_what_is_no_matrix_is_refused_by_all_ranks_alike(ranks: int) -> None:
+    assert results(ranks)["refused"] == []
+
+
+IN_A_SMALL_DISK = """
+import json, subprocess, sys
+from mpi_workers import trial
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", sys.argv[1]], check=True)
+print(json.dumps(trial.run("tests.ali.ranks_files_bad:full_disk", 2, sys.argv[1])))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
+def test_a_disk_that_fills_up_is_told_of_and_left_as_it_was(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", IN_A_SMALL_DISK, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    if "permission denied" in done.stderr.lower():
+        pytest.skip("this machine lets nobody mount")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+# --- boxes ---
+
+
+@pytest.mark.parametrize("grain", [Grain(), Grain(7, 3), Grain(by_columns=True), Grain(1, 50)])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 90), (100, 3), (41, 23)])
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_boxes_tile_the_matrix_and_part_no_chunk(
+    grain: Grain, shape: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes, "PIECE", 160)
+    seen = np.zeros(shape, int)
+    for box in boxes.cut(shape, 8, size, grain):
+        seen[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] += 1
+        assert box.rows.start % grain.rows == 0
+        assert box.cols.start % grain.cols == 0
+        assert box.rows.stop % grain.rows == 0 or box.rows.stop == shape[0]
+        assert box.cols.stop % grain.cols == 0 or box.cols.stop == shape[1]
+        chunk = grain.rows * grain.cols * 8
+        line = shape[0] if grain.by_columns else shape[1]
+        assert box.shape[0] * box.shape[1] * 8 <= max(2 * 160, chunk, line * 8)
+    assert (seen == 1).all()
+
+
+def test_boxes_of_irregular_bands_begin_where_bands_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boxes, "PIECE", 10 * 8)
+    monkeypatch.setattr(boxes, "SEVERAL", 1)
+    found = boxes.cut((30, 1), 8, 2, Grain(bands=[0, 4, 9, 11, 29]))
+    assert found == [Box(range(a, b), range(1)) for a, b in [(0, 9), (9, 11), (11, 29), (29, 30)]]
+
+
+# --- what every library must do ---
+
+FOLDER = Path(tempfile.mkdtemp())
+A = np.arange(20.0).reshape(5, 4)
+np.save(FOLDER / "A.npy", A)
+(FOLDER / "kept").mkdir()
+(FOLDER / "kept" / "manifest.json").write_text("{}")
+
+
+class TestFiles(LibraryTests):
+    library = "files"
+    sizes = (2, 3)
+    cases = (
+        Case("load", {"path": f"{FOLDER}/A.npy"}, [A]),
+        Case("load", {"path": f"{FOLDER}/A.npy", "rows": "::2", "column_list": [3, 0]},
+             [A[::2][:, [3, 0]]]),
+        Case("load", {"path": f"{FOLDER}/B.npy"}, raises="FileError"),
+        Case("save", {"A": A, "path": f"{FOLDER}/saved.npy"}, []),
+        Case("save", {"A": A, "path": f"{FOLDER}/saved.zarr"}, []),
+        Case("save", {"A": A, "path": f"{FOLDER}/no/saved.npy"}, raises="there is no folder"),
+        Case("inspect", {"path": f"{FOLDER}/A.npy"}, [5, 4, "float64", []]),
+        Case("begin_folder", {"path": f"{FOLDER}/new", "token": "t"},
+             [f"{FOLDER}/.new.t.part"]),
+        Case("end_folder", {"path": f"{FOLDER}/new", "token": "t"}, []),
+        Case("end_folder", {"path": f"{FOLDER}/new", "token": "x", "manifest": "{}"},
+             raises="FileError"),
+        Case("manifest", {"path": f"{FOLDER}/kept"}, ["{}"]),
+        Case("manifest", {"path": f"{FOLDER}"}, raises="FileError"),
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""The conformance suite finds fault where there is some, in words that an author can use."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali.testing import Case, LibraryTests
+
+FAULTY = '''"""A library with faults."""
+import time
+import numpy as np
+from mpi4py import MPI
+from ali import Context, DistMatrix, routine
+
+@routine("B")
+def fine(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """B = A."""
+    B = ctx.empty_like(A)
+    B.local[...] = A.local
+    return B
+
+@routine("n")
+def only_rows(ctx: Context, A: DistMatrix) -> int:
+    """The rows on rank 0: depends on the layout."""
+    return A.local.shape[0]
+
+@routine("A")
+def scribble(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """Writes into its argument."""
+    A.local[...] += 1
+    return A
+
+@routine("B")
+def uneven(ctx: Context) -> DistMatrix:
+    """Other shapes on other ranks."""
+    return ctx.zeros((2 + ctx.rank, 2), "float64")
+
+@routine("x")
+def sometimes(ctx: Context) -> float:
+    """Fails on the last rank, while the others wait."""
+    if ctx.rank == ctx.size - 1:
+        raise ValueError("no luck")
+    ctx.comm.Barrier()
+    return 0.0
+
+@routine()
+def silent(ctx: Context) -> None:
+    """Does not fail."""
+
+@routine("calls")
+def count(ctx: Context) -> int:
+    """How often it was called."""
+    ctx.state["calls"] = ctx.state.get("calls", 0) + 1
+    return ctx.state["calls"]
+
+@routine()
+def undocumented(ctx: Context) -> None: ...
+'''
+A = np.arange(6.0).reshape(3, 2)
+
+
+@functools.cache
+def found(folder: str, *cases: str) -> dict[str, Any]:
+    path = Path(folder) / "faulty.py"
+    path.write_text(FAULTY)
+
+    class Faulty(LibraryTests):
+        library = "faulty"
+        cases = (
+            Case("fine", {"A": A}, [A]),
+            Case("only_rows", {"A": A}, [3]),
+            Case("scribble", {"A": A}),
+            Case("uneven"),
+            Case("sometimes"),
+            Case("silent", raises="a reason"),
+            Case("count", {}, [1], fresh=True),
+            Case("nosuch"),
+        )
+
+    Faulty.path = path
+    return Faulty()._launch(2)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found(str(tmp_path_factory.mktemp("faulty")))
+
+
+def test_what_is_not_declared_well(faults: dict[str, Any]) -> None:
+    assert sorted(faults["signatures"]) == [
+        "there is no routine nosuch",
+        "undocumented has no case",
+        "undocumented has no documentation",
+    ]
+
+
+def test_wrong_results_name_routine_and_layout(faults: dict[str, Any]) -> None:
+    results = faults["results"]
+    assert not [words for words in results if words.startswith(("fine", "count", "silent"))]
+    assert any(w.startswith("only_rows, matrices in VC_STAR: n is\n2\nand not") for w in results)
+    assert not any(w.startswith("only_rows, matrices in STAR_STAR") for w in results)
+    assert any(
+        "scribble, matrices in MC_MR: it has written into its argument A" in w for w in results
+    )
+    assert any("uneven, matrices in MC_MR: B differs between ranks" in w for w in results)
+    assert any(
+        "sometimes" in w and "it failed on rank 1: ValueError: no luck" in w for w in results
+    )
+
+
+def test_a_failure_that_does_not_come(faults: dict[str, Any]) -> None:
+    (words,) = faults["failures"]
+    assert words.startswith("silent: wanted 'a reason', was told ['no error', 'no error']")
+
+
+def test_a_sound_routine_is_not_blamed_for_others(faults: dict[str, Any]) -> None:
+    assert faults["cancelled"] == faults["one_rank"] == faults["reloads"] == []
+    assert not faults["empty"] or faults["empty"] is True
+
+
+class TestHanging(LibraryTests):
+    """A wait that cannot be left is told, with what to do."""
+
+    library = "hanging"
+    cases = (Case("wait"),)
+    patience_s = 2.0
+
+    @pytest.fixture(autouse=True)
+    def _write(self, tmp_path: Path) -> None:
+        type(self).path = tmp_path / "hanging.py"
+        Path(type(self).path).write_text(
+            '"""Hangs."""\nfrom mpi4py import MPI\nfrom ali import Context, routine\n'
+            '@routine()\ndef wait(ctx: Context) -> None:\n    """Waits."""\n'
+            "    MPI.COMM_WORLD.Barrier()\n"
+        )
+
+    def test_it(self) -> None:
+        with pytest.raises(AssertionError, match=r"use alchemist_wait.*interruptible = False") as e:
+            self._launch(2)
+        assert "wait on the other ranks, when one had failed before it, did not return" in str(
+            e.value
+        )
+
+
+# The suite itself would fail on it, as it should.
+for _name in [name for name in vars(LibraryTests) if name.startswith("test_")]:
+    setattr(TestHanging, _name, None)
