@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,9 @@ from mpi_workers.pmi import segment_names
 PREFIX = "alchemist-"
 SHM = Path("/dev/shm")
 SEGMENTS = "segments.json"
+# What MPICH makes for a moment, until all ranks of the node have mapped it; its name says nothing.
+PASSING = "mpich_shar_tmp*"
+PASSING_S = 60.0
 
 
 class PrivateFolder:
@@ -122,8 +126,21 @@ def _unlink(segments: Iterable[str]) -> None:
             (SHM / Path(name).name).unlink()
 
 
+def _unlink_passing() -> None:
+    """Remove this user's names of that kind that a killed rank has left.
+
+    Of another job's they are not needed any more either: what is mapped stays mapped.
+    """
+    for path in SHM.glob(PASSING):
+        with contextlib.suppress(OSError):
+            about = path.stat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > PASSING_S:
+                path.unlink()
+
+
 def sweep() -> int:
     """Remove what gangs of this user that are dead have left on this node; how many there were."""
+    _unlink_passing()
     swept = 0
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
