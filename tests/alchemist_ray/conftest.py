@@ -1,0 +1,25 @@
+"""A gang of 3 that the tests of a file share: none of them harms it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from alchemist_ray import AlchemistSession
+
+
+@pytest.fixture(scope="module")
+def gang(cluster: str) -> Iterator[AlchemistSession]:
+    """One session for all tests of a file."""
+    with AlchemistSession(3) as opened:
+        yield opened
+
+
+@pytest.fixture
+def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    """The same, without what the last test has left on it, and sound after the next."""
+    yield gang
+    for handle in gang.list_matrices():
+        handle.free()
+    assert gang.run(lambda comm: comm.allreduce(comm.rank)) == 3  # whatever happened, it goes on

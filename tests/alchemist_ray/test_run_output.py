@@ -1,0 +1,111 @@
+"""What ranks print comes to the one who waits, with its rank."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import CallTimeoutError, RoutineError
+
+
+def total(comm: Any) -> int:
+    ranks: int = comm.allreduce(comm.rank)
+    return ranks
+
+
+def test_prints_come_with_their_rank(
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speak(comm: Any) -> None:
+        libc = ctypes.CDLL(None)
+        print("one")
+        libc.puts(b"two, from C")
+        print("three", end="")
+        sys.stderr.write("an error\n")
+        os.write(1, b" and four\nfive without an end")
+
+    als.run(speak)
+    told = capsys.readouterr()
+    for rank in range(3):
+        mine = [line for line in told.out.splitlines() if line.startswith(f"[rank {rank}] ")]
+        assert [line.partition("] ")[2] for line in mine] == [
+            "one", "two, from C", "three and four", "five without an end",
+        ]  # fmt: skip
+        assert f"[rank {rank}] an error\n" in told.err
+    als.load_library("echo").say("hello")
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {r}] hello" for r in range(3)]
+
+
+def test_prints_are_shown_as_they_are_printed_and_before_the_result(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[float, str]] = []
+
+    class Screen:
+        def write(self, text: str) -> None:
+            shown.append((time.monotonic(), text))
+
+        def flush(self) -> None: ...
+
+    def slowly(comm: Any) -> None:
+        if comm.rank == 1:
+            for i in range(3):
+                print("step", i)
+                time.sleep(0.3)
+
+    def fails(comm: Any) -> None:
+        print("before", end="")
+        raise ValueError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Screen())
+        als.run(slowly)
+        assert [text for _, text in shown] == [f"[rank 1] step {i}\n" for i in range(3)]
+        assert shown[2][0] - shown[0][0] > 0.4
+        shown.clear()
+        with pytest.raises(RoutineError):
+            als.run(fails)
+        assert "[rank 0] before\n" in "".join(text for _, text in shown)
+
+
+def test_a_flood_of_output_is_bounded_and_says_what_was_dropped(
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flood(comm: Any) -> int:
+        if comm.rank == 0:
+            line = b"x" * 199 + b"\n"
+            for _ in range(300):
+                os.write(1, line * 500)
+        return 300 * 500 * 200
+
+    nbytes = als.run(flood)
+    told = capsys.readouterr()
+    dropped = sum(map(int, re.findall(r"(\d+) bytes of output dropped", told.err)))
+    shown = sum(len(line) - len("[rank 0] ") + 1 for line in told.out.splitlines())
+    assert shown + dropped == nbytes
+    assert als.run(total) == 3
+
+
+def test_output_can_be_silenced(cluster: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with AlchemistSession(1, output=False) as als:
+        als.run(lambda comm: print("silence"))
+        als.load_library("echo").say("silence")
+    told = capfd.readouterr()
+    assert "silence" not in told.out + told.err
+
+
+def test_ranks_of_mpiexec_speak_as_well(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with AlchemistSession(2, launcher="mpiexec") as als:
+        assert als.run(lambda comm: print("here I am") or comm.allreduce(1)) == 2
+        with pytest.raises(CallTimeoutError):
+            als.run(lambda comm: time.sleep(60), timeout_s=0.2)
+        assert als.run(total) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == ["[rank 0] here I am", "[rank 1] here I am"]
