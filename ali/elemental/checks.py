@@ -9,18 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mpi_workers.failures import Failure
+from ali.blocks import require, shape_text
 from mpi_workers.matrix import DistMatrix
-
-
-def require(condition: bool, kind: str, message: str) -> None:
-    """Refuse a call, on all ranks alike: nothing that is local to a rank may go in here."""
-    if not condition:
-        raise Failure(kind, message)
-
-
-def size(matrix: DistMatrix) -> str:
-    return f"{matrix.shape[0]} x {matrix.shape[1]}"
 
 
 def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
@@ -28,7 +18,7 @@ def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
     require(
         matrix.shape == (rows, 1),
         "ShapeError",
-        f"{name}: {what} is {size(matrix)}; it must be {rows} x 1",
+        f"{name}: {what} is {shape_text(matrix)}; it must be {rows} x 1",
     )
 
 
@@ -37,13 +27,15 @@ def common_rows(name: str, A: DistMatrix, B: DistMatrix) -> None:
     require(
         A.shape[0] == B.shape[0],
         "ShapeError",
-        f"{name}: A is {size(A)} and B is {size(B)}; B must have A's number of rows",
+        f"{name}: A is {shape_text(A)} and B is {shape_text(B)}; B must have A's number of rows",
     )
 
 
 def square(name: str, A: DistMatrix) -> None:
     """Require a square matrix."""
-    require(A.shape[0] == A.shape[1], "ShapeError", f"{name}: A is {size(A)}; it must be square")
+    require(
+        A.shape[0] == A.shape[1], "ShapeError", f"{name}: A is {shape_text(A)}; it must be square"
+    )
 
 
 def choice(name: str, what: str, given: str, options: Sequence[str]) -> None:

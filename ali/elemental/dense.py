@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ali.elemental.checks import choice, common_rows, positive, require, size, square
+from ali.blocks import require, shape_text
+from ali.elemental.checks import choice, common_rows, positive, square
 from ali.elemental.views import ADJOINT, MAX_NORM, NORMAL, TRANSPOSE, Elemental, set_diagonal
 from ali.interface import Context, routine
 from mpi_workers.matrix import DistMatrix
@@ -58,8 +59,8 @@ def matmul(
     require(
         k == rows,
         "ShapeError",
-        f"matmul: A is {size(A)} ({transpose_a}) and B is {size(B)} ({transpose_b}); op(A) must "
-        "have as many columns as op(B) has rows",
+        f"matmul: A is {shape_text(A)} ({transpose_a}) and B is {shape_text(B)} ({transpose_b}); "
+        "op(A) must have as many columns as op(B) has rows",
     )
     with Elemental(ctx) as el:
         A, B = el.floats(A, B)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.elemental.checks import require, size, square
+from ali.blocks import require, shape_text
+from ali.elemental.checks import square
 from ali.elemental.views import LEFT, LOWER, MAX_NORM, NORMAL, Elemental, set_diagonal
 from ali.interface import Context, routine
 from mpi_workers.matrix import DistMatrix
@@ -219,7 +220,8 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     require(
         1 <= rank <= most,
         "BadArgumentError",
-        f"interpolative: rank={rank}, and of a {size(A)} matrix 1 to {most} columns can be kept",
+        f"interpolative: rank={rank}, and of a {shape_text(A)} matrix 1 to {most} columns can be "
+        "kept",
     )
     with Elemental(ctx) as el:
         (A,) = el.floats(A)

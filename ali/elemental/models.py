@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ali.elemental.checks import positive, real, require
+from ali.blocks import require
+from ali.elemental.checks import positive, real
 from ali.elemental.views import Elemental
 from ali.interface import Context, routine
 from mpi_workers import tiles

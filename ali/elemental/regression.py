@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.elemental.checks import column, common_rows, positive, real, require
+from ali.blocks import require
+from ali.elemental.checks import column, common_rows, positive, real
 from ali.elemental.views import Elemental
 from ali.interface import Context, routine
 from mpi_workers.matrix import DistMatrix

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.elemental.checks import require, size
+from ali.blocks import require, shape_text
 from ali.elemental.library import LETTERS, LibEl
 from ali.interface import Context
 from mpi_workers.failures import Failure
@@ -335,7 +335,8 @@ class Elemental:
         if shape != matrix.shape:
             raise Failure(
                 "RoutineError",
-                f"Elemental returned a {shape[0]} x {shape[1]} matrix instead of {size(matrix)}",
+                f"Elemental returned a {shape[0]} x {shape[1]} matrix instead of "
+                f"{shape_text(matrix)}",
             )
         buffer = ctypes.c_void_p()
         self.lib.call(f"DistMatrixLockedBuffer_{letter}", held.pointer, ctypes.byref(buffer))

@@ -7,22 +7,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ali.blocks import CHUNK, require, shape_text
 from ali.interface import Context
 from ali.scalapack.native import INT_MAX
-from mpi_workers.failures import Failure
 from mpi_workers.matrix import DistMatrix
-
-CHUNK = 1 << 20  # 1 MiB: what is looked at in one go
-
-
-def require(condition: bool, kind: str, message: str) -> None:
-    """Refuse a call, on all ranks alike: nothing that is local to a rank may go in here."""
-    if not condition:
-        raise Failure(kind, message)
-
-
-def size_of(matrix: DistMatrix) -> str:
-    return f"{matrix.shape[0]} x {matrix.shape[1]}"
 
 
 def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
@@ -37,7 +25,7 @@ def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
         require(
             min(matrix.shape) >= 1 and max(matrix.shape) <= INT_MAX,
             "ShapeError",
-            f"{routine}: a matrix is {size_of(matrix)}; ScaLAPACK takes 1 to {INT_MAX} rows and "
+            f"{routine}: a matrix is {shape_text(matrix)}; ScaLAPACK takes 1 to {INT_MAX} rows and "
             "columns",
         )
     kinds = [np.dtype(np.float64) if m.dtype.kind == "i" else m.dtype for m in matrices]
@@ -48,7 +36,7 @@ def require_square(routine: str, matrix: DistMatrix) -> int:
     require(
         matrix.shape[0] == matrix.shape[1],
         "ShapeError",
-        f"{routine}: A is {size_of(matrix)}, and must be square",
+        f"{routine}: A is {shape_text(matrix)}, and must be square",
     )
     return matrix.shape[0]
 

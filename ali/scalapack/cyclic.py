@@ -18,8 +18,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ali.blocks import require
 from ali.interface import Context
-from ali.scalapack.checks import require
 from ali.scalapack.grid import BlacsGrid, grid_of
 from ali.scalapack.native import INT_MAX, Native, real
 from mpi_workers.failures import Failure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ali.blocks import require, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require, require_finite, size_of
+from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call
 from ali.scalapack.parts import (
     diagonal,
@@ -147,7 +148,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     require(
         B.shape[0] == m,
         "ShapeError",
-        f"lstsq: A is {size_of(A)} and B is {size_of(B)}; they must have as many rows",
+        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
     )
     require_finite(ctx, "lstsq", A, B)
     call = Call(ctx, dtype, "geqrf", min(m, n))
@@ -158,6 +159,6 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     require(
         float(lengths.min()) > limit,
         "RoutineError",
-        f"lstsq: A ({size_of(A)}) has not full rank, to rounding: take svd",
+        f"lstsq: A ({shape_text(A)}) has not full rank, to rounding: take svd",
     )
     return call.result(b) if m <= n else call.leading(b, n, k)

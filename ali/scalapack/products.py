@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
+from ali.blocks import require, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require, require_choice, size_of
+from ali.scalapack.checks import computed_in, require_choice
 from ali.scalapack.cyclic import Call
 from ali.scalapack.native import scalar
 from mpi_workers.matrix import DistMatrix
@@ -54,8 +55,8 @@ def matmul(
     require(
         k == other,
         "ShapeError",
-        f"matmul: A is {size_of(A)} ({transpose_a}) and B is {size_of(B)} ({transpose_b}); op(A) "
-        "must have as many columns as op(B) has rows",
+        f"matmul: A is {shape_text(A)} ({transpose_a}) and B is {shape_text(B)} ({transpose_b}); "
+        "op(A) must have as many columns as op(B) has rows",
     )
     call = Call(ctx, dtype, "gemm", min(m, n, k))
     a = call.operand(A)

@@ -6,14 +6,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ali.blocks import require, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.checks import (
-    computed_in,
-    require,
-    require_finite,
-    require_square,
-    size_of,
-)
+from ali.scalapack.checks import computed_in, require_finite, require_square
 from ali.scalapack.cyclic import Call, Cyclic, indices
 from ali.scalapack.parts import keep_lower, keep_upper, set_real_diagonal
 from mpi_workers.matrix import DistMatrix
@@ -53,7 +48,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     require(
         B.shape[0] == n,
         "ShapeError",
-        f"solve: A is {size_of(A)} and B is {size_of(B)}; they must have as many rows",
+        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
     )
     require_finite(ctx, "solve", A, B)
     call = Call(ctx, dtype, "getrf", n)
