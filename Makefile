@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+BARE := $(VENV)/.bare-$(VERSION)
+SMALL := $(VENV)/.small-$(VERSION)
 READY := $(VENV)/.ready-$(VERSION)
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --build-constraint constraints.txt --editable
 # A cluster that make starts is private to this machine and ends with the command.
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
@@ -19,15 +22,23 @@ help:
 
 env: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(BARE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --build-constraint constraints.txt --editable '.[all]'
 	touch $@
 
-demo: $(READY)
+# The demo must not wait for what only tests need: Spark, and torch with its 5 GB.
+$(SMALL): $(BARE)
+	$(INSTALL) '.[demo]'
+	touch $@
+
+$(READY): $(BARE)
+	$(INSTALL) '.[all]'
+	touch $@ $(SMALL)
+
+demo: $(SMALL)
 	$(BIN)/alchemist demo
 
 test: $(READY)
