@@ -145,8 +145,8 @@ class Place:
         return Bytes(self)
 
 
-def agree_on(ctx: Context, place: Place) -> str:
-    """``"file"`` or ``"directory"``: that all ranks see the same there. Collective.
+def agree_on(ctx: Context, place: Place) -> int:
+    """From how many nodes the ranks look at it, and that all see the same there. Collective.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def agree_on(ctx: Context, place: Place) -> str:
                 path=place.path,
                 agreed=True,
             )
-    return str(told[0])
+    return len({node for _, node in everyone})
 
 
 class Bytes:

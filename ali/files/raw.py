@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +11,44 @@ from numpy.typing import NDArray
 from ali.files.boxes import Box, Grain, Pick, gathered
 from ali.files.formats import About
 from ali.files.paths import Bytes, begin_flush
+from mpi_workers import tiles
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Shape
 
-STRIP = 4 << 20  # 4 MiB: rows of which some columns are taken
+STRIP = 4 << 20  # 4 MiB: rows of which some are taken; larger ones do not stay in the cache
+APART = 4 << 10  # 4 KiB: of what is skipped, shorter stretches cost more than to read them
 
 Array = NDArray[Any]
+
+
+class Lines(NamedTuple):
+    """Lines of so many elements, of which parts of some are wanted: what is read for them."""
+
+    length: int
+    itemsize: int
+
+    def stretch(self, part: range) -> range:
+        """What is read of a line: no more than the ends of the part, or all of it."""
+        ends = range(part.start, part[-1] + 1)
+        short = (self.length - len(ends)) * self.itemsize < APART
+        return range(self.length) if short else ends
+
+    def skips(self, lines: range, stretch: range) -> bool:
+        """Whether lines are read one by one, and not with what lies between them."""
+        return (lines.step * self.length - len(stretch)) * self.itemsize >= APART
+
+    def toll(self, lines: range, part: range) -> int:
+        """Bytes that are read."""
+        stretch = self.stretch(part)
+        count = len(lines) if self.skips(lines, stretch) else lines[-1] + 1 - lines.start
+        return count * len(stretch) * self.itemsize
 
 
 class RawSource:
     """A C- or Fortran-ordered matrix from a byte of a file on.
 
-    Whole rows (columns, in Fortran's order) are read, a stretch at a time, and the wanted
-    elements taken.
+    Its lines are rows, or columns in Fortran's order. They are read whole, a stretch at a time,
+    and the wanted elements taken; what is long enough is skipped by `take`.
     """
 
     def __init__(
@@ -41,6 +66,7 @@ class RawSource:
         self._shape = shape
         self._dtype = dtype
         self._by_columns = by_columns
+        self._all = Lines(shape[0 if by_columns else 1], dtype.itemsize)
         self._room = np.empty(0, np.uint8)
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
@@ -48,30 +74,62 @@ class RawSource:
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         if self._by_columns:
-            return gathered(lambda r, c: self._lines(c, r, self._shape[0]).T, rows, cols)
-        return gathered(lambda r, c: self._lines(r, c, self._shape[1]), rows, cols)
+            return gathered(lambda r, c: self._lines(c, r).T, rows, cols)
+        return gathered(self._lines, rows, cols)
 
-    def _lines(self, lines: range, part: range, length: int) -> Array:
-        """A part of each of some consecutive lines of so many elements."""
-        if len(part) == length:
-            return self._whole(lines, length)
-        out = np.empty((len(lines), len(part)), self._dtype)
-        height = max(1, STRIP // (length * self._dtype.itemsize))
+    def take(self, rows: range, cols: range, target: Array) -> None:
+        """See `own.Direct`."""
+        lines, part, target = (cols, rows, target.T) if self._by_columns else (rows, cols, target)
+        stretch = self._all.stretch(part)
+        between = 1 if self._all.skips(lines, stretch) else lines.step
+        height = max(1, STRIP // (between * len(stretch) * self._dtype.itemsize))
+        inside = slice(part.start - stretch.start, part[-1] + 1 - stretch.start, part.step)
         for i in range(0, len(lines), height):
-            strip = self._whole(lines[i : i + height], length)
-            out[i : i + height] = strip[:, part.start : part.stop]
+            strip = self._strip(lines[i : i + height], stretch)
+            tiles.copy(target[i : i + len(strip)], strip[:, inside])
+
+    def toll(self, rows: range, cols: range) -> int:
+        """See `own.Direct`."""
+        return self._all.toll(*((cols, rows) if self._by_columns else (rows, cols)))
+
+    def _strip(self, lines: range, stretch: range) -> Array:
+        """A stretch of each of some lines; good until the next call."""
+        if not self._all.skips(lines, stretch):
+            return self._whole(range(lines.start, lines[-1] + 1))[:: lines.step]
+        row_bytes, first = (
+            self._all.length * self._dtype.itemsize,
+            stretch.start * self._dtype.itemsize,
+        )
+        strip = self._rows(len(lines), len(stretch))
+        after = self._offset + (lines[-1] + 1) * row_bytes
+        self._file.expect(after, lines.step * len(lines) * row_bytes)
+        for i, line in enumerate(lines):
+            self._file.fill(strip[i], self._offset + line * row_bytes + first)
+        return strip.view(self._dtype)
+
+    def _lines(self, lines: range, part: range) -> Array:
+        """A part of each of some consecutive lines."""
+        if len(part) == self._all.length:
+            return self._whole(lines)
+        out = np.empty((len(lines), len(part)), self._dtype)
+        height = max(1, STRIP // (self._all.length * self._dtype.itemsize))
+        for i in range(0, len(lines), height):
+            out[i : i + height] = self._whole(lines[i : i + height])[:, part.start : part.stop]
         return out
 
-    def _whole(self, lines: range, length: int) -> Array:
-        row_bytes = length * self._dtype.itemsize
-        nbytes = len(lines) * row_bytes
+    def _whole(self, lines: range) -> Array:
+        room = self._rows(len(lines), self._all.length)
+        start = self._offset + lines.start * self._all.length * self._dtype.itemsize
+        self._file.expect(start + room.nbytes, room.nbytes)  # sequential: most likely the next
+        self._file.fill(room, start)
+        return room.view(self._dtype)
+
+    def _rows(self, count: int, length: int) -> NDArray[np.uint8]:
+        """Memory for so many lines of so many elements, used again by the next."""
+        nbytes = count * length * self._dtype.itemsize
         if self._room.nbytes < nbytes:
             self._room = np.empty(nbytes, np.uint8)
-        room = self._room[:nbytes]
-        start = self._offset + lines.start * row_bytes
-        self._file.expect(start + nbytes, nbytes)  # sequential: most likely the next
-        self._file.fill(room, start)
-        return room.view(self._dtype).reshape(len(lines), length)
+        return self._room[:nbytes].reshape(count, -1)
 
     def close(self) -> None:
         self._file.close()

@@ -7,6 +7,8 @@ format has it, a chunk that is not there reads as the array's fill value.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ import numpy as np
 from ali.files.boxes import Array, Box, Grain, Pick, gathered
 from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
 from ali.files.paths import Place, begin_flush, extra, together
+from ali.files.raw import Lines, RawSource
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
 CHUNK = 8 << 20  # 8 MiB
+PLAIN = 1 << 15  # elements of a chunk, at least, for which its file is opened by every rank
 
 
 def _chunks(spec: Spec) -> tuple[int, int]:
@@ -46,7 +50,7 @@ class Zarr:
             raise Failure(
                 "DtypeError", f"{place.path}: elements of dtype {array.dtype} are not numbers"
             )
-        return ZarrSource(array)
+        return PlainChunks(array) if _is_plain(array) else ZarrSource(array)
 
     def create(self, path: str, spec: Spec, old: str) -> None:
         place = Place(old)
@@ -99,6 +103,65 @@ class ZarrSource:
 
     def close(self) -> None:
         """Nothing is open between reads."""
+
+
+class PlainChunks(ZarrSource):
+    """Chunks on a disk that have their elements as they are in memory: read without Zarr."""
+
+    def take(self, rows: range, cols: range, target: Array) -> None:
+        """See `own.Direct`."""
+        for i, here_rows, these_rows in _cells(rows, self._array.chunks[0]):
+            for j, here_cols, these_cols in _cells(cols, self._array.chunks[1]):
+                part = target[here_rows, here_cols]
+                chunk = self._chunk(i, j)
+                if chunk is None:
+                    part[...] = self._array.fill_value
+                    continue
+                try:
+                    chunk.take(these_rows, these_cols, part)
+                finally:
+                    chunk.close()
+
+    def toll(self, rows: range, cols: range) -> int:
+        """See `own.Direct`."""
+        width = self._array.chunks[1]
+        lines = Lines(width, self._array.dtype.itemsize)
+        return sum(lines.toll(rows, these) for _, _, these in _cells(cols, width))
+
+    def _chunk(self, i: int, j: int) -> RawSource | None:
+        array = self._array
+        name = os.path.join(array.store.root, array.path, array.metadata.encode_chunk_key((i, j)))
+        try:
+            file = Place(name).open()
+        except FileNotFoundError:
+            return None
+        try:
+            return RawSource(file, 0, array.chunks, array.dtype, by_columns=False)
+        except BaseException:
+            file.close()
+            raise
+
+
+def _cells(indices: range, width: int) -> Iterator[tuple[int, slice, range]]:
+    """Chunk by chunk: its number, which of the indices are in it, and which of its own they are."""
+    at = 0
+    while at < len(indices):
+        number = indices[at] // width
+        stop = len(range(indices.start, min(indices.stop, (number + 1) * width), indices.step))
+        mine = indices[at:stop]
+        first = mine.start - number * width
+        yield number, slice(at, stop), range(first, mine[-1] + 1 - number * width, mine.step)
+        at = stop
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether `PlainChunks` can read it, and it pays: a chunk is a file to be opened."""
+    if array.metadata.zarr_format != 3 or len(array.shape) != 2 or array.shards is not None:
+        return False
+    if array.compressors or array.filters or array.chunks[0] * array.chunks[1] < PLAIN:
+        return False
+    endian = getattr(array.serializer, "endian", None)
+    return getattr(endian, "value", None) == sys.byteorder and hasattr(array.store, "root")
 
 
 class ZarrSink:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ali.files import boxes, exchange, raw, routines, text, zarr3
+from ali.files import boxes, exchange, own, raw, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.layout import LAYOUTS
@@ -44,7 +44,10 @@ def small() -> pytest.MonkeyPatch:
     patch.setattr(boxes, "PIECE", 200)
     patch.setattr(exchange, "MESSAGE", 64)
     patch.setattr(raw, "STRIP", 100)
+    patch.setattr(raw, "APART", 20)
+    patch.setattr(own, "PIECE", 200)
     patch.setattr(zarr3, "CHUNK", 120)
+    patch.setattr(zarr3, "PLAIN", 1)
     patch.setattr(text, "BLOCK", 50)
     patch.setattr(text, "COPY", 30)
     return patch
@@ -123,6 +126,10 @@ def agreed(gang: Gang, examples: int) -> Any:
     return lambda test: seed(gang.size)(some(test))
 
 
+# Ranks exchange what they read, or read their own elements: never, if it pays, always.
+WAYS = st.sampled_from([0, own.EXCHANGE, 1000])
+
+
 # --- whole matrices there and back ---
 
 SUFFIXES = (".npy", ".h5", ".zarr", ".parquet", ".csv")
@@ -141,10 +148,13 @@ def round_trips(gang: Gang, folder: Path) -> int:
         dtype=st.sampled_from(DTYPES),
         layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
         salt=st.integers(0, 99),
+        way=WAYS,
     )
     def there_and_back(
-        suffix: str, shape: tuple[int, int], dtype: str, layouts: tuple[str, str], salt: int
-    ) -> None:
+        suffix: str, shape: tuple[int, int], dtype: str, layouts: tuple[str, str], salt: int,
+        way: int,
+    ) -> None:  # fmt: skip
+        own.EXCHANGE = way
         if suffix in (".parquet", ".csv") and dtype.startswith("complex"):
             dtype = dtype.replace("complex", "float").replace("128", "64")
         array = values(shape, dtype, salt)
@@ -227,6 +237,10 @@ def written_by_others(folder: Path) -> None:
     zarr.create_array(
         str(folder / "sharded.zarr"), data=BASE, chunks=(2, 3), shards=(4, 6), zarr_format=3
     )
+    zarr.create_array(str(folder / "plain.zarr"), data=BASE, chunks=(4, 4), compressors=None)
+    # A chunk of nothing but the fill value is not written.
+    filled = {"chunks": (1, 1), "compressors": None, "fill_value": BASE[5, 5]}
+    zarr.create_array(str(folder / "sparse.zarr"), data=BASE, **filled)
     two = zarr.open_group(str(folder / "group.zarr"), mode="w", zarr_format=2)
     two.create_array("inner", data=BASE.astype(np.int16), chunks=(4, 4))
     columns = [pa.array(BASE[:, j].astype("f4" if j % 2 else "i4")) for j in range(N)]
@@ -252,6 +266,8 @@ WRITTEN: tuple[tuple[str, dict[str, Any], bool], ...] = (  # file, options, do c
     ("many.h5", {"dataset": "packed"}, False),
     ("many.h5", {"dataset": "virtual"}, False),
     ("sharded.zarr", {}, False),
+    ("plain.zarr", {}, False),
+    ("sparse.zarr", {}, False),
     ("group.zarr", {"dtype": "int64"}, False),
     ("one.parquet", {"columns": f":{N}"}, True),
     ("folder.parquet", {}, True),
@@ -274,15 +290,20 @@ def parts(gang: Gang, folder: Path) -> int:
     @given(
         file=st.sampled_from(WRITTEN),
         rows=st.none() | slices | lists,
-        cols=st.none() | st.lists(st.integers(0, N - 1), min_size=1, max_size=7),
+        cols=st.none()
+        | st.lists(st.integers(0, N - 1), min_size=1, max_size=7)
+        | st.sampled_from([(None, None, 2), (1, 4, None), (2, None, 3), (None, None, -1)]),
         by_name=st.booleans(),
         dtype=st.sampled_from([None, "float32", "complex128"]),
         layout=st.sampled_from(LAYOUTS),
         remote=st.booleans(),
+        way=WAYS,
     )
     def chosen(
-        file: Any, rows: Any, cols: Any, by_name: bool, dtype: Any, layout: str, remote: bool
-    ) -> None:
+        file: Any, rows: Any, cols: Any, by_name: bool, dtype: Any, layout: str, remote: bool,
+        way: int,
+    ) -> None:  # fmt: skip
+        own.EXCHANGE = way
         name, options, named = file
         asked = {**options, "layout": layout, **({"dtype": dtype} if dtype else {})}
         wanted = BASE
@@ -292,7 +313,13 @@ def parts(gang: Gang, folder: Path) -> int:
         elif rows is not None:
             asked["row_list"] = rows
             wanted = wanted[rows]
-        if cols is not None:
+        if isinstance(cols, tuple):
+            asked["columns"] = ":".join("" if x is None else str(x) for x in cols)
+            if options.get("columns"):  # the file has more
+                asked["columns"] = f":{N}"
+            else:
+                wanted = wanted[:, slice(*cols)]
+        elif cols is not None:
             asked.pop("columns", None)
             wanted = wanted[:, cols]
             if named and by_name:
