@@ -28,11 +28,12 @@ class Round:
 
     `then` is called once: with None when all nodes have answered (or one has
     failed, or it was `cancelled`, and the others take their time), or with what
-    ended the gang. `collective`: the ranks may meet in MPI.
+    ended the gang. `doing` is what the ranks do, for messages; `collective`: they may meet in MPI.
     """
 
     then: Callable[[Round, AlchemistError | None], None]
     left: int
+    doing: str = ""
     collective: bool = False
     told: bool = False
     cancelled: Failure | None = None
@@ -160,11 +161,15 @@ class Nodes:
             case "rank_failed":
                 self._rank_failed(node, body)
             case "rank_ended":
-                self.fail(_ended(body, starting=not self.ready.done()))
+                self.fail(_ended(body, self._doing(), starting=not self.ready.done()))
             case "pmi_barrier":
                 self._pmi_barrier(node, body["puts"])
             case "ready":
                 self._node_ready(node, body["ranks"])
+
+    def _doing(self) -> str:
+        """What the ranks are at, if it is a user's own code or a library's."""
+        return next((r.doing for r in self._rounds.values() if r.doing), "")
 
     def _node_ready(self, node: int, ranks: list[Body]) -> None:
         for about in ranks:
@@ -201,7 +206,7 @@ class Nodes:
     def _tell_early(self, seq: int, body: Body) -> None:
         under_way = self._rounds.get(seq)
         if under_way is not None and not under_way.told:
-            under_way.errors.append(body["error"])
+            under_way.errors.append(_with_others_stuck(body["error"]))
             under_way.failed = max(1, under_way.failed)
             what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
             asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, what, body["error"])
@@ -289,7 +294,7 @@ class Nodes:
         if collective and self._renew:
             body["renew"] = True
             self._renew = False
-        self._rounds[self._seq] = Round(then, len(self._proxies), collective)
+        self._rounds[self._seq] = Round(then, len(self._proxies), _named(op, fields), collective)
         self._tell_all(body)
 
     async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
@@ -363,6 +368,14 @@ class Nodes:
         self._drop(error)
 
 
+def _with_others_stuck(error: Body) -> Body:
+    words = (
+        f"{error['message']} (other ranks have not come back from the call yet: if they are stuck "
+        f"in it, the gang is ended in {DRAIN_S:.0f} s)"
+    )
+    return {**error, "message": words}
+
+
 def worst(under_way: Round) -> Failure:
     """The error to show of several ranks': the lowest rank's, and how many there were.
 
@@ -376,9 +389,22 @@ def worst(under_way: Round) -> Failure:
     return failure
 
 
-def _ended(body: Body, *, starting: bool) -> AlchemistError:
+def _named(op: str, fields: Body) -> str:
+    match op:
+        case "call":
+            return f"{fields['library']}.{fields['routine']}"
+        case "load":
+            return f"load_library({fields['library']!r})"
+        case "run":
+            return f"{fields['name']}"
+    return ""
+
+
+def _ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
     kind = LaunchError if starting else GroupFailedError
     while_what = "while the gang was starting" if starting else "so the gang was ended on all nodes"
+    if doing:
+        while_what = f"in {doing}, {while_what}"
     tail = body.get("tail", "")
     said = f"\n--- last words of rank {body['rank']} ---\n{tail}" if tail else ""
     return kind(
