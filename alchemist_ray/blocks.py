@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from alchemist_ray.panels import panels
 from mpi_workers.client import Doors, Ranks, RankTimes, Target, Writer
 from mpi_workers.housekeeping import runs_here
 from mpi_workers.sockets import reachable_here
@@ -41,13 +42,18 @@ class SendJob:
         near = any(reachable_here(addresses[0]) for addresses in self.doors.addresses)
         ranks = _ranks_of(self.gang, self.doors) if near else Ranks(self.doors)
         try:
+            arrays, origins = self.opened(blocks)
             with Writer(ranks, self.target) as writer:
-                for ref, origin in zip(blocks, self.origins, strict=True):
-                    writer.write_block(_as_matrix(np.asarray(ray.get(ref))), origin)
+                for panel, origin in panels(arrays, origins, self.target.dtype):
+                    writer.write_block(panel, origin)
             return writer.times
         finally:
             if not near:
                 ranks.close()
+
+    def opened(self, blocks: Sequence[ray.ObjectRef]) -> tuple[list[Any], Sequence[Origin]]:
+        """The blocks as they lie in the object store, 2-D, and where each belongs."""
+        return [_as_matrix(np.asarray(block)) for block in ray.get(list(blocks))], self.origins
 
 
 # The agent's warm connections and mappings, for the gangs that have ranks on its node.

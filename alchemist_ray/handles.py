@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays.operators import ArrayOperators
 from alchemist_ray.arrays.temporaries import Lease
+from alchemist_ray.clients.convertible import Convertible
 from alchemist_ray.persistence import Savable
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
-class Handle(ArrayOperators, Savable):
+class Handle(ArrayOperators, Savable, Convertible):
     """Names a matrix in a gang, and is an array; usable in any process of the Ray cluster.
 
     Attributes

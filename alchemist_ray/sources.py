@@ -13,6 +13,7 @@ import ray
 from numpy.typing import NDArray
 
 from alchemist_ray import streams, transfer
+from alchemist_ray.clients import client_of
 from alchemist_ray.errors import DtypeError, MatrixError, ShapeError
 from alchemist_ray.handles import Handle
 from mpi_workers.client import Progress, RankTimes, Target
@@ -57,6 +58,10 @@ def plan(source: Any, dtype: Any, client: GangClient) -> Plan:
         return streams.disk_plan(source, dtype)
     if isinstance(source, list) and source and _is_block(source[0]):
         return transfer.BlocksPlan.look(source, dtype)
+    theirs = client_of(source)
+    if theirs is not None:
+        looked: Plan = theirs.plan(source, dtype, client)
+        return looked
     return ArrayPlan.look(source, dtype)
 
 

@@ -65,15 +65,15 @@ class BlocksPlan:
         from alchemist_ray.sources import chosen_dtype  # noqa: PLC0415
 
         refs, origins = _checked(blocks)
-        nodes = _holders(refs)
+        nodes = holders(refs)
         looks = {}
-        for node, members in _by_node(nodes):
+        for node, members in by_node(nodes):
             job = agent_of(node).run.remote(LookJob(), [refs[i] for i in members])
             looks[node] = (job, members)
         shapes: list[Shape] = [(0, 0)] * len(refs)
         dtypes = set()
         for job, members in looks.values():
-            for i, (shape, dtype) in zip(members, _answer_of(job), strict=True):
+            for i, (shape, dtype) in zip(members, answer_of(job), strict=True):
                 if dtype == "object":
                     raise DtypeError(f"block {i} is not an array of numbers")
                 if len(shape) not in (1, 2) or 0 in shape:
@@ -97,7 +97,7 @@ class BlocksPlan:
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """One task per node at a time, a batch of its blocks each."""
-        batches = {node: self._batches(members) for node, members in _by_node(self._nodes)}
+        batches = {node: self._batches(members) for node, members in by_node(self._nodes)}
         running: dict[Any, tuple[str, int]] = {}
         times: dict[int, RankTimes] = {}
 
@@ -122,7 +122,7 @@ class BlocksPlan:
                 client.request({"op": "list_workers"})  # raises if the gang is lost
                 continue
             node, nbytes = running.pop(done[0])
-            for rank, part in _answer_of(done[0]).items():
+            for rank, part in answer_of(done[0]).items():
                 times.setdefault(rank, RankTimes(rank, part.route)).add(part)
             if progress is not None:
                 progress(nbytes)
@@ -160,7 +160,7 @@ def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
     return refs, origins
 
 
-def _holders(refs: Sequence[ray.ObjectRef]) -> list[str]:
+def holders(refs: Sequence[ray.ObjectRef]) -> list[str]:
     """The node that holds each block; small ones that no store holds count as this node's."""
     here = ray.get_runtime_context().get_node_id()
     unique = list(dict.fromkeys(refs))
@@ -176,7 +176,7 @@ def _holders(refs: Sequence[ray.ObjectRef]) -> list[str]:
     return nodes
 
 
-def _by_node(nodes: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
+def by_node(nodes: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
     members: defaultdict[str, list[int]] = defaultdict(list)
     for i, node in enumerate(nodes):
         members[node].append(i)
@@ -193,7 +193,7 @@ def agent_of(node: str) -> Any:
     return _agents[node]
 
 
-def _answer_of(ref: Any) -> Any:
+def answer_of(ref: Any) -> Any:
     try:
         return ask(ref)
     except RayError as error:

@@ -12,21 +12,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+READMES = ("README.md", "ali/README.md", "envs/README.md", "envs/rayleigh_benard/README.md")
+RUNS = ("AlchemistSession", "import ray, alchemist_ray", "HPCSimulator")  # what a program has
+NEEDS = {  # word of a program: (command that must be there, how to get it)
+    "rayleigh_benard": ("cc", "a C compiler (apt-get install build-essential)"),
+    "init_spark": ("java", "a Java (apt-get install default-jre-headless)"),
+}
 BLOCK = re.compile(r"^```(python|c)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def examples() -> list[tuple[str, str, dict[str, str]]]:
     """(name, program, files it needs) of every python block; one that names a file is that file."""
     found = []
-    for readme in (ROOT / "README.md", ROOT / "ali" / "README.md"):
+    for name in READMES:
+        readme = ROOT / name
         files: dict[str, str] = {}
         for number, (_, block) in enumerate(BLOCK.findall(readme.read_text())):
-            name = re.match(r"(?:#|//) (\w+\.(?:py|c))\n", block)
-            if name:
-                files[name.group(1)] = block
-            elif "AlchemistSession" in block or "import ray, alchemist_ray" in block:
-                where = readme.relative_to(ROOT).as_posix()
-                found.append((f"{where}-{number}", block, dict(files)))
+            file = re.match(r"(?:#|//) (\w+\.(?:py|c))\n", block)
+            if file:
+                files[file.group(1)] = block
+            elif any(word in block for word in RUNS):
+                found.append((f"{readme.relative_to(ROOT)}-{number}", block, dict(files)))
     return found
 
 
@@ -56,6 +62,9 @@ def test_there_are_examples() -> None:
 def test_an_example_runs_as_printed(
     cluster: str, tmp_path: Path, program: str, files: dict[str, str]
 ) -> None:
+    for word, (command, advice) in NEEDS.items():
+        if word in program and shutil.which(command) is None:
+            pytest.skip(f"needs {advice}")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
         if name.endswith(".c") and f"lib{name[:-2]}.so" in program:

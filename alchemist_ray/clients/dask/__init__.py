@@ -1,0 +1,24 @@
+"""Dask-on-Ray: dask arrays and data frames into matrices, matrices into lazy dask arrays.
+
+`linalg` has drop-ins for `dask.array.linalg`. Needs ``pip install 'alchemist-on-ray[dask]'``.
+
+Importing this imports `ray.util.dask`, which gives `dask.persist` a keyword that schedulers
+other than Ray's do not look at. Dask's configuration is not touched.
+"""
+
+from __future__ import annotations
+
+try:
+    import dask.array  # noqa: F401
+    import ray.util.dask  # noqa: F401  (its absence is to be found here)
+except ImportError as error:
+    from alchemist_ray.errors import LibraryLoadError
+
+    raise LibraryLoadError(
+        f"dask arrays need dask on every node: pip install 'alchemist-on-ray[dask]' ({error})"
+    ) from error
+
+from alchemist_ray.clients.dask.reading import to_dask
+from alchemist_ray.clients.dask.sending import plan
+
+__all__ = ["plan", "to_dask"]

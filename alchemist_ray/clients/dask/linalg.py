@@ -1,0 +1,343 @@
+"""Drop-ins for `dask.array.linalg`, computed on a gang: one import changes the engine.
+
+    from alchemist_ray.clients.dask import linalg  # was: from dask.array import linalg
+
+Names, parameters, defaults and results are dask's, but for three things. The work is done at
+the call, not at ``compute()``: arrays are sent, the routine runs on the ranks, and what comes
+back are dask arrays whose chunks are fetched when something computes with them. Any
+chunks will do. And every function takes ``session=``.
+
+Which session: the one that is given, else that of `engine`, else the one session of this process
+that has workers.
+
+What is sent is freed when the routine is done. Results are freed with the dask arrays that
+stand for them, as long as those are computed by threads of this process; once a graph with them
+has been pickled (Dask-on-Ray, dask's processes), they stay until the end of the gang, or until
+`Handle.free` of a handle of `AlchemistSession.list_matrices`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import dask.array as da
+import numpy as np
+from dask.array.utils import svd_flip
+
+from alchemist_ray.clients.current import current_session
+from alchemist_ray.clients.dask.reading import to_dask
+from alchemist_ray.errors import ShapeError
+
+if TYPE_CHECKING:
+    from alchemist_ray.gang import GangClient
+    from alchemist_ray.handles import Handle
+    from alchemist_ray.session import AlchemistSession
+
+__all__ = [
+    "cholesky", "engine", "lstsq", "matmul", "qr", "solve", "svd", "svd_compressed", "tsqr",
+]  # fmt: skip
+
+MIN_SUBSPACE = 20  # as dask.array.linalg.compression_level
+
+_chosen: ContextVar[Any] = ContextVar("session")
+
+
+@contextlib.contextmanager
+def engine(session: AlchemistSession) -> Iterator[None]:
+    """Within the context, the functions of this module use this session."""
+    before = _chosen.set(session)
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+def _client(session: Any) -> GangClient:
+    session = session or _chosen.get(None) or current_session()
+    client: GangClient = session._gang()
+    return client
+
+
+@contextlib.contextmanager
+def _sent(client: GangClient, *arrays: Any) -> Iterator[list[Handle]]:
+    """Handles of arrays, for as long as the context lasts."""
+    handles: list[Handle] = []
+    try:
+        for array in arrays:
+            kind = array.dtype.kind
+            small = kind in "biu" or array.dtype.itemsize < 4  # as numpy.linalg promotes them
+            handles.append(
+                client.send(
+                    array,
+                    layout="VC_STAR",
+                    name=None,
+                    dtype=("float64" if kind in "biu" else "float32") if small else None,
+                    print_times=False,
+                )
+            )
+        yield handles
+    finally:
+        for handle in handles:
+            client.free(handle)
+
+
+def _array(a: Any, name: str = "a", dims: tuple[int, ...] = (2,)) -> Any:
+    array = da.asarray(a)
+    if array.ndim not in dims:
+        wanted = " or ".join(map(str, dims))
+        raise ShapeError(f"{name} has shape {array.shape}: it must have {wanted} dimensions")
+    return array
+
+
+def _square(a: Any, what: str) -> None:
+    m, n = a.shape
+    if m != n and not np.isnan(m + n):
+        raise ShapeError(f"{what}: a must be square, and its shape is {a.shape}")
+
+
+def _sizes(array: Any, axis: int, length: int) -> Any:
+    """The chunks of an array along an axis, where a result has as many elements along it."""
+    sizes = array.chunks[axis] if axis < array.ndim else ()
+    known = not np.isnan(sum(sizes)) and sum(sizes) == length
+    return tuple(map(int, sizes)) if known else "auto"
+
+
+def _vector(handle: Handle, sizes: Any = -1) -> Any:
+    """A dask array of one column, 1-D."""
+    return to_dask(handle, (sizes, -1))[:, 0]
+
+
+def svd(
+    a: Any, coerce_signs: bool = True, full_matrices: bool = False, *, session: Any = None
+) -> tuple[Any, Any, Any]:
+    """Singular value decomposition; see `dask.array.linalg.svd`.
+
+    Parameters
+    ----------
+    a : dask array, shape (m, n)
+    coerce_signs : bool
+        Choose the signs of singular vectors as dask does.
+    full_matrices : bool
+        True is not there, as in dask.
+    session : AlchemistSession, optional
+
+    Returns
+    -------
+    u : dask array, shape (m, k), k = min(m, n)
+    s : dask array, shape (k,), descending
+    v : dask array, shape (k, n)
+    """
+    if full_matrices:
+        raise NotImplementedError("full_matrices=True: only the thin factors are computed")
+    u, s, v = _svd(_array(a), session)
+    return (*_signed(coerce_signs, u, s, v),)
+
+
+def _signed(wanted: bool, u: Any, s: Any, v: Any) -> tuple[Any, Any, Any]:
+    if wanted:
+        u, v = svd_flip(u, v)
+    return u, s, v
+
+
+def _svd(a: Any, session: Any, rank: int | None = None, **options: Any) -> tuple[Any, Any, Any]:
+    client = _client(session)
+    with _sent(client, a) as (A,):
+        if rank is None:
+            S, U, V = client.arrays.call("svd", A)
+        else:
+            S, U, V = client.arrays.call("truncated_svd", A, rank=rank, **options)
+        m, n = A.shape
+        u = to_dask(U, (_sizes(a, 0, m), -1))
+        v = to_dask(client.arrays.transpose(V, conjugate=True), (-1, _sizes(a, 1, n)))
+    return u, _vector(S), v
+
+
+def svd_compressed(
+    a: Any,
+    k: int,
+    iterator: str = "power",
+    n_power_iter: int = 0,
+    n_oversamples: int = 10,
+    seed: Any = None,
+    compute: bool = False,
+    coerce_signs: bool = True,
+    *,
+    session: Any = None,
+) -> tuple[Any, Any, Any]:
+    """The k leading singular values and vectors, randomized; see dask's `svd_compressed`.
+
+    Parameters
+    ----------
+    a : dask array, shape (m, n)
+    k : int
+    iterator : {"power", "QR"}
+        Both are the stable one here: each step is orthogonalised.
+    n_power_iter, n_oversamples : int
+        As in dask.
+    seed : int, RandomState or Generator, optional
+        The same integer gives the same result; its random numbers are not dask's.
+    compute : bool
+        Has no effect: the array is sent once, whatever the number of passes.
+    coerce_signs : bool
+    session : AlchemistSession, optional
+
+    Returns
+    -------
+    u, s, v : dask arrays, shapes (m, k), (k,), (k, n)
+    """
+    if iterator not in ("power", "QR"):
+        raise ValueError(f"iterator={iterator!r} is none of 'power', 'QR'")
+    a = _array(a)
+    smaller = min(a.shape)
+    rank = operator.index(k) if np.isnan(smaller) else min(operator.index(k), int(smaller))
+    subspace = max(MIN_SUBSPACE, rank + n_oversamples)
+    u, s, v = _svd(
+        a,
+        session,
+        rank,
+        method="randomized",
+        oversampling=subspace - rank,
+        power_iterations=n_power_iter,
+        seed=_seed(seed),
+    )
+    return _signed(coerce_signs, u, s, v)
+
+
+def _seed(seed: Any) -> int:
+    if seed is None or isinstance(seed, int | np.integer):
+        return int(np.random.default_rng(seed).integers(1 << 31) if seed is None else seed)
+    draw = seed.randint if hasattr(seed, "randint") else seed.integers
+    return int(np.asarray(draw(0, (1 << 31) - 1, size=1))[0])
+
+
+def qr(a: Any, *, session: Any = None) -> tuple[Any, Any]:
+    """Thin QR factorization, the diagonal of r real and >= 0; see `dask.array.linalg.qr`.
+
+    Returns
+    -------
+    q, r : dask arrays, shapes (m, k) and (k, n), k = min(m, n)
+    """
+    a = _array(a)
+    client = _client(session)
+    with _sent(client, a) as (A,):
+        Q, R = client.arrays.call("qr", A)
+        m, n = A.shape
+    return to_dask(Q, (_sizes(a, 0, m), -1)), to_dask(R, (-1, _sizes(a, 1, n)))
+
+
+def tsqr(
+    data: Any,
+    compute_svd: bool = False,
+    _max_vchunk_size: int | None = None,
+    *,
+    session: Any = None,
+) -> tuple[Any, ...]:
+    """`qr`, or with `compute_svd` the SVD without coerced signs; see `dask.array.linalg.tsqr`.
+
+    `_max_vchunk_size` has no effect.
+    """
+    if compute_svd:
+        return _svd(_array(data, "data"), session)
+    return qr(data, session=session)
+
+
+def matmul(a: Any, b: Any, *, session: Any = None) -> Any:
+    """Product of two arrays of one or two dimensions; see `dask.array.matmul`.
+
+    Returns
+    -------
+    dask array
+        Of NumPy's shape; its chunks follow the rows of `a` and the columns of `b`.
+    """
+    a, b = _array(a, "a", (1, 2)), _array(b, "b", (1, 2))
+    client = _client(session)
+    left = a[np.newaxis, :] if a.ndim == 1 else a
+    with _sent(client, left, b) as (A, B):
+        C = client.arrays.call("matmul", A, B)
+        (m, n), columns = C.shape, _sizes(b, 1, C.shape[1])
+    c = to_dask(C, (_sizes(left, 0, m), columns if b.ndim == 2 else n))
+    if b.ndim == 1:
+        c = c[:, 0]
+    return c[0] if a.ndim == 1 else c
+
+
+def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
+    """Least squares; see `dask.array.linalg.lstsq`.
+
+    Parameters
+    ----------
+    a : dask array, shape (m, n)
+        Of any rank and shape: the solution of the smallest norm, as NumPy's.
+    b : dask array, shape (m,) or (m, k)
+    session : AlchemistSession, optional
+
+    Returns
+    -------
+    x : dask array, shape (n,) or (n, k)
+    residuals : dask array, shape (1,) or (k,)
+        Squared, also where `a` has not full rank.
+    rank : dask array, shape ()
+    s : dask array, shape (min(m, n),)
+    """
+    a, b = _array(a), _array(b, "b", (1, 2))
+    client = _client(session)
+    ranks = client.arrays
+    with _sent(client, a, b) as (A, B):
+        X = ranks.call("lstsq", A, B)
+        R = ranks.binary("subtract", B, ranks.call("matmul", A, X))
+        squares = ranks.call("sum", ranks.unary("abs", R) ** 2, axis=0).fetch()[0]
+        rank = ranks.call("matrix_rank", A)
+        s = ranks.call("svdvals", A)
+    x = _vector(X) if b.ndim == 1 else to_dask(X, (-1, _sizes(b, 1, X.shape[1])))
+    residuals = da.from_array(squares, chunks=-1)
+    return x, residuals, da.from_array(np.asarray(int(rank))), _vector(s)
+
+
+def cholesky(a: Any, lower: bool = False, *, session: Any = None) -> Any:
+    """Cholesky factor of a Hermitian positive definite array; see `dask.array.linalg.cholesky`.
+
+    Returns
+    -------
+    dask array, shape (n, n)
+        Upper triangular u with a = u^H u, or with `lower` l with a = l l^H.
+    """
+    a = _array(a)
+    _square(a, "cholesky")
+    client = _client(session)
+    with _sent(client, a) as (A,):
+        L = client.arrays.call("cholesky", A)
+        factor = L if lower else client.arrays.transpose(L, conjugate=True)
+        n = A.shape[0]
+    return to_dask(factor, (_sizes(a, 0, n), _sizes(a, 1, n)))
+
+
+def solve(
+    a: Any, b: Any, sym_pos: bool | None = None, assume_a: str = "gen", *, session: Any = None
+) -> Any:
+    """Solution x of a x = b; see `dask.array.linalg.solve`.
+
+    Returns
+    -------
+    dask array, shape (n,) or (n, k)
+    """
+    if sym_pos is not None:
+        warnings.warn(
+            "sym_pos is deprecated, in dask as here: use assume_a='pos'", FutureWarning, 2
+        )
+        assume_a = "pos" if sym_pos else assume_a
+    if assume_a not in ("gen", "pos"):
+        raise ValueError(f"assume_a={assume_a!r} is none of 'gen', 'pos'")
+    a, b = _array(a), _array(b, "b", (1, 2))
+    _square(a, "solve")
+    client = _client(session)
+    with _sent(client, a, b) as (A, B):
+        assume = "positive" if assume_a == "pos" else "general"
+        X = client.arrays.call("solve", A, B, assume=assume)
+        n, k = X.shape
+    rows = _sizes(b, 0, n)
+    return _vector(X, rows) if b.ndim == 1 else to_dask(X, (rows, _sizes(b, 1, k)))

@@ -1,0 +1,27 @@
+"""Spark: DataFrames and MLlib's distributed matrices into a gang and back; Spark's start-up on Ray.
+
+`init_spark` starts Spark on Ray (RayDP) with what it needs; any other Spark whose executors reach
+the gang does as well. What runs in executors goes there by value and needs NumPy, pyarrow and
+`mpi_workers` only, neither Ray nor the rest of this package.
+"""
+
+from __future__ import annotations
+
+from alchemist_ray.errors import AlchemistError
+
+try:
+    from pyspark import cloudpickle
+except ModuleNotFoundError as error:
+    raise AlchemistError(
+        f"Spark needs {error.name}: pip install 'alchemist-on-ray[spark]'"
+    ) from None
+
+from alchemist_ray.clients.spark import arrow, pull, push
+from alchemist_ray.clients.spark.look import plan
+from alchemist_ray.clients.spark.results import to_spark
+from alchemist_ray.clients.spark.start import init_spark, stop_spark
+
+for _module in (arrow, pull, push):
+    cloudpickle.register_pickle_by_value(_module)
+
+__all__ = ["init_spark", "plan", "stop_spark", "to_spark"]

@@ -1,0 +1,287 @@
+"""MLlib's linear algebra on a gang: the same names, arguments and results, another engine.
+
+Either as functions of a matrix, or by changing one import::
+
+    from pyspark.mllib.linalg.distributed import RowMatrix      # MLlib computes
+    from alchemist_ray.clients.spark.mllib import RowMatrix     # the gang computes
+
+The gang is that of the session which this process has open (`session` chooses another). What a
+function sent is freed before it returns. Distributed results are lazy (see `to_spark`): they stay
+in the gang's memory, and can be used for as long as it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.mllib.linalg import DenseMatrix, DenseVector, QRDecomposition
+from pyspark.mllib.linalg import distributed as theirs
+from pyspark.sql import SparkSession
+
+from alchemist_ray.clients.current import current_session
+from alchemist_ray.clients.spark.results import to_spark
+from alchemist_ray.errors import BadArgumentError, DtypeError
+
+if TYPE_CHECKING:
+    from alchemist_ray.handles import Handle
+    from alchemist_ray.session import AlchemistSession
+
+__all__ = [
+    "BlockMatrix", "CondEst", "IndexedRowMatrix", "RowMatrix", "SingularValueDecomposition",
+    "columnSimilarities", "computeGramianMatrix", "computePrincipalComponents", "computeSVD",
+    "multiply", "tallSkinnyQR",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SingularValueDecomposition:
+    """A = U diag(s) V^T, as MLlib has it."""
+
+    U: Any
+    s: DenseVector
+    V: DenseMatrix
+
+
+def computeSVD(
+    matrix: Any,
+    k: int,
+    computeU: bool = False,
+    rCond: float = 1e-9,
+    *,
+    session: AlchemistSession | None = None,
+) -> SingularValueDecomposition:
+    """Leading singular values and vectors of a distributed matrix.
+
+    Parameters
+    ----------
+    matrix : RowMatrix, IndexedRowMatrix, or all else that `send_matrix` takes
+        Of shape (m, n).
+    k : int
+        How many, 1 to n.
+    computeU : bool
+        Whether U is wanted.
+    rCond : float
+        Values below ``rCond`` times the largest count as zero and are left out.
+    session : AlchemistSession, optional
+        Default: the one that is open.
+
+    Returns
+    -------
+    SingularValueDecomposition
+        `U` of the matrix's own kind (or None), `s` a DenseVector, descending, `V` a DenseMatrix of
+        n rows. Signs of vectors are not determined.
+
+    Raises
+    ------
+    BadArgumentError
+        If k is out of range.
+
+    Notes
+    -----
+    ARPACK on the gang, or a dense decomposition for small matrices: accurate to rounding, where
+    MLlib's, which takes roots of the eigenvalues of the Gram matrix, is to 1e-8 of the largest.
+    """
+    als = session or current_session()
+    with _sent(als, matrix) as A:
+        m, n = A.shape
+        if not 1 <= k <= n:
+            raise BadArgumentError(f"computeSVD: k={k}, and the matrix has 1 to {n} columns")
+        linalg = als.load_library("linalg")
+        S, U, V = linalg.truncated_svd(A, rank=min(k, m, n))
+    s = S.fetch()[:, 0]
+    kept = int(np.count_nonzero(s > rCond * s[0])) if s[0] > 0 else 0
+    if not kept:
+        raise BadArgumentError("computeSVD: all elements are zero, and so are singular values")
+    v = V.fetch(cols=slice(0, kept))
+    S.free()
+    V.free()
+    left = None
+    if computeU:
+        if kept < len(s):
+            whole, U = U, linalg.slice(U, col_start=0, col_stop=kept)
+            whole.free()
+        left = _as_theirs(U, matrix)
+    else:
+        U.free()
+    return SingularValueDecomposition(left, DenseVector(s[:kept]), _dense(v))
+
+
+def computePrincipalComponents(
+    matrix: Any, k: int, *, session: AlchemistSession | None = None
+) -> DenseMatrix:
+    """The k leading principal components of the rows, as columns of an (n, k) DenseMatrix.
+
+    As MLlib's `RowMatrix.computePrincipalComponents`, up to signs: of each component the element
+    of the largest absolute value is positive. k is at most min(m, n).
+    """
+    als = session or current_session()
+    with _sent(als, matrix) as A:
+        found = als.load_library("linalg").pca(A, k=k)
+    components = found[0].fetch()
+    for handle in found:
+        handle.free()
+    return _dense(components.T)
+
+
+def computeGramianMatrix(matrix: Any, *, session: AlchemistSession | None = None) -> DenseMatrix:
+    """A^T A, an (n, n) DenseMatrix."""
+    als = session or current_session()
+    with _sent(als, matrix) as A:
+        G = als.load_library("linalg").gram(A)
+    gram = G.fetch()
+    G.free()
+    return _dense(gram)
+
+
+def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None) -> Any:
+    """The product: with a local DenseMatrix for matrices of rows, of two BlockMatrix else.
+
+    Returns
+    -------
+    RowMatrix, IndexedRowMatrix or BlockMatrix
+        Of the kind of `matrix`; blocks are as many rows as its own and as many columns as those
+        of `other`.
+
+    Raises
+    ------
+    ShapeError
+        If the inner dimensions differ.
+    DtypeError
+        If MLlib does not multiply such a pair.
+    """
+    als = session or current_session()
+    blocks = isinstance(matrix, theirs.BlockMatrix), isinstance(other, theirs.BlockMatrix)
+    if any(blocks) and not all(blocks):
+        raise DtypeError(
+            f"multiply takes two BlockMatrix, or one of rows and a local DenseMatrix; not a "
+            f"{type(matrix).__name__} and a {type(other).__name__}"
+        )
+    with _sent(als, matrix) as A, _sent(als, other) as B:
+        C = als.load_library("linalg").matmul(A, B)
+    return _as_theirs(C, matrix, other)
+
+
+def tallSkinnyQR(
+    matrix: Any, computeQ: bool = False, *, session: AlchemistSession | None = None
+) -> QRDecomposition[Any, DenseMatrix]:
+    """A = Q R: R an upper triangular (n, n) DenseMatrix, Q of the matrix's kind, or None.
+
+    Signs of R's rows are not determined, in MLlib neither. m must be at least n.
+    """
+    als = session or current_session()
+    with _sent(als, matrix) as A:
+        if A.shape[0] < A.shape[1]:
+            m, n = A.shape
+            raise BadArgumentError(
+                f"tallSkinnyQR: the matrix is {m} x {n}, with fewer rows than columns"
+            )
+        Q, R = als.load_library("linalg").qr(A)
+    upper = R.fetch()
+    R.free()
+    if not computeQ:
+        Q.free()
+        return QRDecomposition(None, _dense(upper))
+    return QRDecomposition(_as_theirs(Q, matrix), _dense(upper))
+
+
+def columnSimilarities(
+    matrix: Any, threshold: float = 0.0, *, session: AlchemistSession | None = None
+) -> theirs.CoordinateMatrix:
+    """Cosines between columns, above the diagonal.
+
+    They are exact, whatever `threshold`, which lets MLlib estimate small ones by samples.
+    """
+    if not threshold >= 0:
+        raise BadArgumentError(f"columnSimilarities: threshold={threshold} is not >= 0")
+    als = session or current_session()
+    with _sent(als, matrix) as A:
+        G = als.load_library("linalg").gram(A)
+    gram = G.fetch()
+    G.free()
+    lengths = np.sqrt(np.diag(gram))
+    lengths[lengths == 0] = 1
+    cosines = np.triu(gram / np.outer(lengths, lengths), 1)
+    found: theirs.CoordinateMatrix = to_spark(
+        als.send_matrix(cosines), _spark(), "CoordinateMatrix"
+    )
+    return found
+
+
+def CondEst(matrix: Any, *, session: AlchemistSession | None = None) -> float:
+    """Condition number: the largest over the smallest singular value; inf for a singular matrix.
+
+    The wrapper of the paper (Gittens et al. 2018), whose name it has.
+    """
+    als = session or current_session()
+    with _sent(als, matrix) as A:
+        return float(als.load_library("linalg").condest(A, ord="2"))
+
+
+# --- by changing one import -------------------------------------------------------------
+
+
+class RowMatrix(theirs.RowMatrix):
+    """MLlib's, with its linear algebra on the gang."""
+
+    computeSVD = computeSVD  # type: ignore[assignment]
+    computePrincipalComponents = computePrincipalComponents
+    computeGramianMatrix = computeGramianMatrix
+    multiply = multiply  # type: ignore[assignment]
+    tallSkinnyQR = tallSkinnyQR  # type: ignore[assignment]
+    columnSimilarities = columnSimilarities
+
+
+class IndexedRowMatrix(theirs.IndexedRowMatrix):
+    """MLlib's, with its linear algebra on the gang."""
+
+    computeSVD = computeSVD  # type: ignore[assignment]
+    computeGramianMatrix = computeGramianMatrix
+    multiply = multiply  # type: ignore[assignment]
+    columnSimilarities = columnSimilarities
+
+
+class BlockMatrix(theirs.BlockMatrix):
+    """MLlib's, with `multiply` on the gang."""
+
+    multiply = multiply
+
+
+# --- between the two ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _sent(als: AlchemistSession, matrix: Any) -> Iterator[Handle]:
+    """The matrix on the gang for a moment."""
+    handle = als.send_matrix(matrix)
+    try:
+        yield handle
+    finally:
+        handle.free()
+
+
+def _spark() -> Any:
+    return SparkSession.builder.getOrCreate()
+
+
+def _dense(array: NDArray[Any]) -> DenseMatrix:
+    m, n = array.shape
+    return DenseMatrix(m, n, np.asarray(array, np.float64).ravel(order="F"))
+
+
+def _as_theirs(handle: Handle, like: Any, other: Any = None) -> Any:
+    """A result as a matrix of the kind, and of the class, of what it was computed from."""
+    if isinstance(like, theirs.BlockMatrix):
+        block = int(like.rowsPerBlock), int(other.colsPerBlock)
+        found = to_spark(handle, _spark(), "BlockMatrix", block=block)
+    else:
+        indexed = isinstance(like, theirs.IndexedRowMatrix)
+        found = to_spark(handle, _spark(), "IndexedRowMatrix" if indexed else "RowMatrix")
+    if type(like).__module__ == __name__:
+        # A second wrapper of the JVM's matrix would let go of it when the first is dropped.
+        found.__class__ = type(like)
+    return found

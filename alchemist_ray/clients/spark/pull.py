@@ -1,0 +1,97 @@
+"""Fetches a matrix, a batch of rows or a block at a time. Runs in Spark's Python workers.
+
+See `arrow.py`. Reading twice harms nobody: Spark may run these tasks as often as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alchemist_ray.clients.spark.arrow import matrix, vectors
+from mpi_workers.client import Doors, Ranks, Reader, Target
+
+PIECE = 16 << 20  # 16 MiB: what is fetched at once
+
+Batches = Iterator[Any]
+
+
+def _rows(doors: Doors, target: Target, batches: Batches, order: Any) -> Iterator[tuple[int, Any]]:
+    """Stretches of rows whose numbers come in batches: the first number, and the rows."""
+    n = target.spread.shape[1]
+    most = max(1, PIECE // (n * target.dtype.itemsize))
+    ranks = Ranks(doors, threads=1)
+    try:
+        with Reader(ranks, target) as reader:
+            for batch in batches:
+                numbers = batch.column(0).to_numpy(zero_copy_only=False)
+                for start in range(0, len(numbers), most):
+                    first = int(numbers[start])
+                    rows = np.empty((len(numbers[start : start + most]), n), target.dtype, order)
+                    reader.read_block(rows, (first, 0))
+                    yield first, rows
+    finally:
+        ranks.close()
+
+
+def columns(doors: Doors, target: Target) -> Callable[[Batches], Batches]:
+    """A column for each of the matrix."""
+    names = [f"c{j}" for j in range(target.spread.shape[1])]
+
+    def run(batches: Batches) -> Batches:
+        for _, rows in _rows(doors, target, batches, "F"):
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T], names)
+
+    return run
+
+
+def numbered(doors: Doors, target: Target) -> Callable[[Batches], Batches]:
+    """Each row's number, and the row as a vector."""
+
+    def run(batches: Batches) -> Batches:
+        for first, rows in _rows(doors, target, batches, "C"):
+            numbers = pa.array(np.arange(first, first + len(rows)))
+            yield pa.RecordBatch.from_arrays([numbers, vectors(rows)], ["index", "vector"])
+
+    return run
+
+
+def entries(doors: Doors, target: Target) -> Callable[[Batches], Batches]:
+    """The elements that are not zero, each with its row and column."""
+
+    def run(batches: Batches) -> Batches:
+        for first, rows in _rows(doors, target, batches, "C"):
+            i, j = np.nonzero(rows)
+            found = [i + first, j, rows[i, j].astype(np.float64)]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(part) for part in found], ["i", "j", "value"]
+            )
+
+    return run
+
+
+def blocks(doors: Doors, target: Target, down: int, across: int) -> Callable[[Batches], Batches]:
+    """The blocks whose numbers come, counted row by row of blocks."""
+    (m, n) = target.spread.shape
+    width = -(-n // across)
+
+    def run(batches: Batches) -> Batches:
+        ranks = Ranks(doors, threads=1)
+        try:
+            with Reader(ranks, target) as reader:
+                for batch in batches:
+                    for number in batch.column(0).to_pylist():
+                        i, j = divmod(number, width)
+                        shape = min(down, m - i * down), min(across, n - j * across)
+                        block = np.empty(shape, target.dtype)
+                        reader.read_block(block, (i * down, j * across))
+                        where = [pa.array([i]), pa.array([j])]
+                        pair = pa.StructArray.from_arrays(where, ["_1", "_2"])
+                        yield pa.RecordBatch.from_arrays([pair, matrix(block)], ["_1", "_2"])
+        finally:
+            ranks.close()
+
+    return run

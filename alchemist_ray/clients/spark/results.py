@@ -1,0 +1,135 @@
+"""A gang's matrix as one of Spark's: lazy, its rows fetched by the tasks that compute on them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pyspark.mllib.common import callMLlibFunc
+from pyspark.mllib.linalg import MatrixUDT, VectorUDT
+from pyspark.mllib.linalg.distributed import (
+    BlockMatrix,
+    CoordinateMatrix,
+    IndexedRowMatrix,
+    RowMatrix,
+)
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StructField,
+    StructType,
+)
+
+from alchemist_ray.clients.spark import pull
+from alchemist_ray.errors import BadArgumentError, DtypeError
+from mpi_workers.client import Target
+from mpi_workers.layout import Spread
+
+if TYPE_CHECKING:
+    from alchemist_ray.handles import Handle
+
+KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
+PARTITION = 64 << 20  # 64 MiB: a partition is at most about so large
+BLOCK = 1024  # rows and columns of a block, as MLlib's own default
+
+_TYPES = {"float32": FloatType, "float64": DoubleType, "int32": IntegerType, "int64": LongType}
+_NUMBERED = StructType(
+    [StructField("index", LongType(), False), StructField("vector", VectorUDT(), False)]
+)
+_ENTRIES = "i long, j long, value double"
+_BLOCKS = StructType(
+    [
+        StructField(
+            "_1",
+            StructType(
+                [StructField("_1", LongType(), False), StructField("_2", LongType(), False)]
+            ),
+            False,
+        ),
+        StructField("_2", MatrixUDT(), False),
+    ]
+)
+
+
+def to_spark(
+    handle: Handle,
+    spark: Any = None,
+    kind: str = "DataFrame",
+    *,
+    block: tuple[int, int] | None = None,
+) -> Any:
+    """The matrix as one of Spark's.
+
+    Parameters
+    ----------
+    handle : Handle
+    spark : SparkSession, optional
+        Default: the one that this process has.
+    kind : {"DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"}
+        A DataFrame has the columns ``c0``, ``c1``, ... of the matrix's dtype: best up to some
+        hundreds. The others are MLlib's, and of float64; a CoordinateMatrix has the elements
+        that are not zero.
+    block : (int, int), optional
+        Rows and columns of a BlockMatrix's blocks. Default: 1024 of each.
+
+    Returns
+    -------
+    DataFrame or distributed matrix
+        Lazy: nothing moves before it is used, and each use fetches again, so ``.cache()`` what is
+        used twice, and what is to outlive the gang. Rows are in order, partition by partition.
+
+    Raises
+    ------
+    DtypeError
+        If the matrix is complex: Spark has no such numbers.
+    StaleHandleError
+        If the gang is gone.
+    BadArgumentError
+        For another `kind`.
+
+    Notes
+    -----
+    The tasks fetch straight from the ranks: one connection per task and rank, and nothing passes
+    through this process. A task that finds the gang gone fails as Spark's tasks do.
+    """
+    from alchemist_ray.gang import gang_of  # noqa: PLC0415
+
+    if kind not in KINDS:
+        raise BadArgumentError(f"kind={kind!r} is none of {', '.join(KINDS)}")
+    if handle.dtype.name not in _TYPES:
+        raise DtypeError(f"{handle.name} is {handle.dtype}, and Spark has no complex numbers")
+    client = gang_of(handle)
+    client.check(handle)
+    handle.keep()  # until whoever computes with it is done
+    spark = spark or SparkSession.builder.getOrCreate()
+    doors, (m, n) = client.doors, handle.shape
+    target = Target(handle.id, Spread(handle.layout, handle.shape, client.grid), handle.dtype)
+    cores = spark.sparkContext.defaultParallelism
+    if kind == "BlockMatrix":
+        down, across = block or (BLOCK, BLOCK)
+        count = math.ceil(m / down) * math.ceil(n / across)
+        numbers = spark.range(0, count, 1, min(count, max(cores, handle.nbytes // PARTITION)))
+        found = numbers.mapInArrow(pull.blocks(doors, target, down, across), _BLOCKS)
+        return BlockMatrix(
+            _java("createBlockMatrix", found, down, across, m, n), down, across, m, n
+        )
+    numbers = spark.range(0, m, 1, min(m, max(cores, handle.nbytes // PARTITION)))
+    match kind:
+        case "DataFrame":
+            element = _TYPES[handle.dtype.name]()
+            fields = [StructField(f"c{j}", element, False) for j in range(n)]
+            return numbers.mapInArrow(pull.columns(doors, target), StructType(fields))
+        case "CoordinateMatrix":
+            found = numbers.mapInArrow(pull.entries(doors, target), _ENTRIES)
+            return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
+    found = numbers.mapInArrow(pull.numbered(doors, target), _NUMBERED)
+    if kind == "RowMatrix":
+        return RowMatrix(found.select("vector"), m, n)
+    return IndexedRowMatrix(_java("createIndexedRowMatrix", found, m, n), m, n)
+
+
+def _java(maker: str, frame: Any, *sizes: int) -> Any:
+    return callMLlibFunc(maker, frame, *map(int, sizes))

@@ -1,0 +1,239 @@
+"""What Spark has, as plans of sending it: rows that are counted first, rows and blocks by number.
+
+All of it reaches the executors' Python workers as Arrow batches (`mapInArrow`), coalesced to one
+task per core, and goes from there to the ranks (`push.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import functions as F
+
+from alchemist_ray.clients.spark import jobs
+from alchemist_ray.clients.spark.push import (
+    TOLD,
+    Push,
+    numbered_blocks,
+    numbered_rows,
+    ordered_rows,
+    task,
+)
+from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
+from mpi_workers.client import Progress, RankTimes, Target
+from mpi_workers.failures import Failure
+from mpi_workers.layout import Shape
+from mpi_workers.scatter import RowWriter
+
+if TYPE_CHECKING:
+    from alchemist_ray.gang import GangClient
+
+BATCH = 16 << 20  # 16 MiB: what travels from the JVM to Python at once
+PANEL = 16 << 20  # 16 MiB of zeros
+PART = "alchemist_partition"
+
+# Partitions must be the same ones each time they are looked at.
+STEADY = {"spark.sql.adaptive.enabled": "false"}
+
+
+class SparkPlan:
+    """A matrix that lies in Spark's executors.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `push` reads.
+    kind : str
+        What it was for the user.
+    """
+
+    def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any]) -> None:
+        self._frame = frame
+        self._kind = kind
+        self.shape = shape
+        self.dtype = dtype
+        if 0 in shape:
+            raise ShapeError(f"a {kind} of shape {shape} is empty: there is nothing to send")
+
+    def provenance(self) -> dict[str, Any]:
+        context = self._frame.sparkSession.sparkContext
+        return {
+            "from": "spark",
+            "kind": self._kind,
+            "application": context.applicationId,
+            "shape": list(self.shape),
+        }
+
+    def send(
+        self, client: GangClient, target: Target, progress: Progress | None
+    ) -> dict[int, RankTimes]:
+        """Every element, from the executors; what is not there by Spark's rules is zero."""
+        spark = self._frame.sparkSession
+        cores = max(1, spark.sparkContext.defaultParallelism)
+        function = task(client.doors, target, self._push())
+
+        def action() -> list[Any]:
+            batch = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(self._batch())}
+            with jobs.settings(spark, STEADY | batch):
+                pushed = self._frame.coalesce(cores).mapInArrow(function, TOLD)
+                found: list[Any] = pushed.collect()
+                return found
+
+        answers = jobs.run(spark, f"send a {self._kind}", action, partial(_alive, client))
+        told = [json.loads(answer.told) for answer in answers]
+        _check(told)
+        times: dict[int, RankTimes] = {}
+        for part in (RankTimes(**fields) for each in told for fields in each["times"]):
+            times.setdefault(part.rank, RankTimes(part.rank, part.route)).add(part)
+        places = [np.frombuffer(answer.places, np.int64) for answer in answers]
+        self._settle(client, target, told, np.concatenate([np.empty(0, np.int64), *places]))
+        if progress is not None:
+            progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
+        return times
+
+    def _batch(self) -> int:
+        """Rows of the frame that travel together."""
+        return max(1, BATCH // (self.shape[1] * 8))
+
+    def _push(self) -> Push:
+        raise NotImplementedError
+
+    def _settle(
+        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+    ) -> None:
+        """Look at what came, and send zeros for what is not there."""
+        raise NotImplementedError
+
+
+def _alive(client: GangClient) -> None:
+    client.request({"op": "list_workers"})  # raises if the gang is lost
+
+
+def _check(told: Sequence[dict[str, Any]]) -> None:
+    for each in told:
+        if "failure" in each:
+            raise Failure.from_map(each["failure"])
+    for number, each in enumerate(told):
+        if "again" in each:
+            raise TransferError(
+                f"Spark ran task {number} of the transfer again (attempt {each['again']}): its "
+                "executor was lost, or spark.speculation is on; nothing was kept: send again"
+            )
+
+
+class OrderedPlan(SparkPlan):
+    """Rows in Spark's order: that of partitions, then that within each."""
+
+    def __init__(
+        self,
+        frame: Any,
+        kind: str,
+        names: list[str],
+        kinds: list[str],
+        widths: list[int],
+        dtype: np.dtype[Any],
+        client: GangClient,
+    ) -> None:
+        self._names, self._kinds, self._widths = names, kinds, widths
+        spark = frame.sparkSession
+
+        def action() -> list[Any]:
+            with jobs.settings(spark, STEADY):
+                parts = frame.select(F.spark_partition_id().alias("part"))
+                found: list[Any] = parts.groupBy("part").count().collect()
+                return found
+
+        counted = jobs.run(spark, f"count the rows of a {kind}", action, partial(_alive, client))
+        counts = {row["part"]: row["count"] for row in counted}
+        sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
+        self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
+        frame = frame.withColumn(PART, F.spark_partition_id())
+        super().__init__(frame, kind, (self._starts[-1], sum(widths)), dtype)
+
+    def _push(self) -> Push:
+        return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
+
+    def _settle(
+        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+    ) -> None:
+        seen = {int(part): rows for each in told for part, rows in each["seen"].items()}
+        for part, (start, stop) in enumerate(pairwise(self._starts)):
+            if seen.get(part, 0) != stop - start:
+                raise TransferError(
+                    f"partition {part} had {stop - start} rows when they were counted and "
+                    f"{seen.get(part, 0)} when they were sent: its rows are not the same each "
+                    "time; df.cache() or df.checkpoint() it first"
+                )
+
+
+class NumberedPlan(SparkPlan):
+    """Rows that have numbers; a number that no row has is a row of zeros."""
+
+    def _push(self) -> Push:
+        return numbered_rows("vector", self.shape[1], self.shape[0])
+
+    def _settle(
+        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+    ) -> None:
+        m, n = self.shape
+        there = np.zeros(m, bool)
+        there[places] = True
+        if np.count_nonzero(there) != len(places):
+            ordered = np.sort(places)
+            row = ordered[:-1][np.diff(ordered) == 0][0]
+            raise IncompleteMatrixError(
+                f"row {row} is there twice: a matrix has one of each; drop duplicates, or add "
+                "them up"
+            )
+        missing = np.flatnonzero(~there)
+        if not len(missing):
+            return
+        panel = max(1, PANEL // (n * self.dtype.itemsize))
+        zeros = np.zeros((min(panel, len(missing)), n), self.dtype)
+        with RowWriter(client.ranks, target) as writer:
+            for start in range(0, len(missing), panel):
+                rows = missing[start : start + panel]
+                writer.write_rows(zeros[: len(rows)], rows)
+
+
+class BlocksPlan(SparkPlan):
+    """Blocks that have numbers; a block that is not there is one of zeros."""
+
+    def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], block: Shape):
+        self._block = block
+        super().__init__(frame, kind, shape, dtype)
+
+    def _batch(self) -> int:
+        return max(1, BATCH // (self._block[0] * self._block[1] * 8))
+
+    def _push(self) -> Push:
+        return numbered_blocks(*self._block)
+
+    def _settle(
+        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+    ) -> None:
+        seen: set[tuple[int, int]] = set()
+        for i, j in places.reshape(-1, 2).tolist():
+            if (i, j) in seen:
+                raise IncompleteMatrixError(
+                    f"block {(i, j)} is there twice: a matrix has one of each"
+                )
+            seen.add((i, j))
+        with RowWriter(client.ranks, target) as writer:
+            for (i, j), shape in self._blocks():
+                if (i, j) not in seen:
+                    origin = (i * self._block[0], j * self._block[1])
+                    writer.write_block(np.zeros(shape, self.dtype), origin)
+
+    def _blocks(self) -> Iterator[tuple[tuple[int, int], Shape]]:
+        (m, n), (down, across) = self.shape, self._block
+        for i in range(math.ceil(m / down)):
+            for j in range(math.ceil(n / across)):
+                yield (i, j), (min(down, m - i * down), min(across, n - j * across))

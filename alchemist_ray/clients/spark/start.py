@@ -1,0 +1,296 @@
+"""Spark on Ray: RayDP's start with the options that it needs, within a time limit, or not at all.
+
+RayDP 1.6 on Java 17 dies without a list of `--add-opens`, and a JVM that has died leaves its
+caller waiting; executors that Ray has no CPUs for are waited for for ever by the first job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
+
+OPENED = (
+    "java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.math", "java.net",
+    "java.nio", "java.text", "java.time", "java.util", "java.util.concurrent",
+    "java.util.concurrent.atomic", "sun.nio.ch", "sun.nio.cs", "sun.security.action",
+    "sun.util.calendar",
+)  # fmt: skip
+JAVA_OPTIONS = " ".join(
+    [
+        "-XX:+IgnoreUnrecognizedVMOptions",
+        *(f"--add-opens=java.base/{p}=ALL-UNNAMED" for p in OPENED),
+    ]
+)
+OPTION_KEYS = (
+    "spark.driver.extraJavaOptions",
+    "spark.executor.extraJavaOptions",
+    "spark.ray.raydp_app_master.extraJavaOptions",
+)
+JAVAS = (8, 11, 17)  # of Spark 3.5
+MASTER_CPUS = 1  # asked for by RayDP's master actor while it is placed
+CLEAN_S = 60.0  # what clearing up after a failed start may take
+END_S = 10.0  # for a JVM to end by itself
+TAIL = 25  # lines of a log
+
+
+def init_spark(
+    app_name: str,
+    num_executors: int,
+    executor_cores: int,
+    executor_memory: str | int,
+    *,
+    configs: Mapping[str, str] | None = None,
+    start_timeout_s: float = 180.0,
+    **options: Any,
+) -> Any:
+    """Start Spark on the Ray cluster of this process, and wait for its executors.
+
+    Parameters
+    ----------
+    app_name : str
+    num_executors, executor_cores : int
+        Executors are Ray actors of so many CPUs.
+    executor_memory : str or int
+        Of each, e.g. ``"2GB"`` or bytes.
+    configs : dict, optional
+        Settings of Spark; Java options among them are added to ours.
+    start_timeout_s : float
+        Most seconds until all executors are there.
+    **options
+        As `raydp.init_spark` takes them: ``enable_hive``, ``fault_tolerant_mode``,
+        ``placement_group_strategy``, ``placement_group``, ``placement_group_bundle_indexes``.
+
+    Returns
+    -------
+    pyspark.sql.SparkSession
+
+    Raises
+    ------
+    AlchemistError
+        If RayDP is not installed, or Spark runs in this process already.
+    ResourceError
+        If the Ray cluster has not so many CPUs, free ones included; before anything is started.
+    LaunchError
+        If there is no Java that Spark can use, or the start fails or takes too long: with the last
+        lines of the JVM's log. Nothing is left of it.
+
+    Notes
+    -----
+    Takes some 10 s, and minutes on a busy machine: three kinds of JVM are started. Executors run
+    the Python of this process. End it with `stop_spark`.
+    """
+    try:
+        import raydp  # noqa: PLC0415
+        from pyspark import SparkContext  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise AlchemistError(
+            f"Spark on Ray needs {error.name}: pip install 'alchemist-on-ray[spark]'"
+        ) from None
+    if SparkContext._active_spark_context is not None:
+        raise AlchemistError("Spark runs in this process already: stop_spark() it first")
+    check_java()
+    if not ray.is_initialized():
+        ray.init()
+    if not {"placement_group", "placement_group_strategy"} & options.keys():
+        _check_cpus(num_executors, executor_cores)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {"spark.ui.showConsoleProgress": "false", **(configs or {})}
+    for key in OPTION_KEYS:
+        settings[key] = f"{JAVA_OPTIONS} {settings.get(key, '')}".strip()
+    begun, deadline = time.time(), time.monotonic() + start_timeout_s
+    sessions: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            sessions.append(
+                raydp.init_spark(
+                    app_name,
+                    num_executors,
+                    executor_cores,
+                    executor_memory,
+                    configs=settings,
+                    **options,
+                )
+            )
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="start-spark", daemon=True)
+    thread.start()
+    try:
+        thread.join(start_timeout_s)
+        if errors:
+            raise LaunchError(
+                f"Spark did not start: {_first_line(errors[0])}{_log_tail(begun)}"
+            ) from errors[0]
+        if not sessions:
+            raise LaunchError(
+                f"Spark has not started in {start_timeout_s:g} s (start_timeout_s): its JVM hangs, "
+                f"died, or the machine is busy{_log_tail(begun)}"
+            )
+        _wait_for_executors(sessions[0], num_executors, deadline, start_timeout_s, begun)
+    except BaseException:
+        _clean(app_name, thread)
+        raise
+    return sessions[0]
+
+
+def stop_spark() -> None:
+    """End Spark, whoever started it, with its executors and the JVM of this process.
+
+    Matrices that were sent from it stay. What `to_spark` made of matrices is gone. Without
+    Spark it does nothing.
+    """
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    context = SparkContext._active_spark_context
+    if "raydp" in sys.modules:
+        import raydp  # noqa: PLC0415
+
+        with contextlib.suppress(Exception):  # Ray or its JVM is gone: what remains is ended below
+            raydp.stop_spark()
+    if context is not None:
+        with contextlib.suppress(Exception):
+            context.stop()
+    _end_jvm(context)
+
+
+def _end_jvm(context: Any = None) -> None:
+    """End the JVM of this process, which outlives its SparkContext otherwise."""
+    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    gateway = SparkContext._gateway
+    if context is not None:
+        context._gateway = gateway  # objects of the JVM that are dropped later look for it there
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SparkSession.builder._options.clear()
+    if gateway is None:
+        return
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    with contextlib.suppress(OSError):
+        process.stdin.close()  # at which it ends by itself
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def check_java() -> int:
+    """The major version of the Java that Spark would start. Raises `LaunchError`."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(f"{home}/bin/java") if home else shutil.which("java")
+    if java is None:
+        where = f"in JAVA_HOME={home}" if home else "on the PATH"
+        raise LaunchError(
+            f"Spark needs Java and there is none {where}: install a JRE of version "
+            f"{JAVAS[-1]} (Debian: openjdk-17-jre-headless)"
+        )
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{java} cannot be run: {error}") from None
+    told = done.stderr + done.stdout
+    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    version = int(found.group(1)) if found else 0
+    if done.returncode or version not in JAVAS:
+        words = told.strip().splitlines()[0] if told.strip() else "nothing"
+        raise LaunchError(
+            f"{java} says {words!r}; Spark 3.5 needs Java {', '.join(map(str, JAVAS))}: set "
+            "JAVA_HOME and PATH to one"
+        )
+    return version
+
+
+def _check_cpus(executors: int, cores: int) -> None:
+    needed = executors * cores + MASTER_CPUS
+    free = ray.available_resources().get("CPU", 0.0)
+    if needed > free:
+        total = ray.cluster_resources().get("CPU", 0.0)
+        raise ResourceError(
+            f"{executors} Spark executors of {cores} CPUs and RayDP's master need {needed} CPUs, "
+            f"and the Ray cluster has {free:g} free of {total:g}: ask for less, or free some"
+        )
+
+
+def _wait_for_executors(
+    spark: Any, wanted: int, deadline: float, limit_s: float, begun: float
+) -> None:
+    """RayDP returns before its executors are there."""
+    scala = spark.sparkContext._jsc.sc()
+    while True:
+        there = scala.getExecutorMemoryStatus().size() - 1  # the driver counts as one
+        if there >= wanted:
+            return
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"{there} of {wanted} Spark executors have come in {limit_s:g} s "
+                f"(start_timeout_s): look at the free CPUs and memory in `ray status`"
+                f"{_log_tail(begun)}"
+            )
+        time.sleep(0.1)
+
+
+def _clean(app_name: str, thread: threading.Thread) -> None:
+    """Nothing may be left of a start that failed, and the thread that waits for it must end.
+
+    RayDP's actor and the JVM may come into being while they are being ended: until the thread is
+    over it goes on.
+    """
+    deadline = time.monotonic() + CLEAN_S
+    while True:
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(ray.get_actor(f"{app_name}_SPARK_MASTER"))
+        if not thread.is_alive() or time.monotonic() > deadline:
+            break
+        with contextlib.suppress(Exception):
+            _end_jvm()
+        thread.join(0.5)
+    with contextlib.suppress(Exception):
+        if thread.is_alive():  # it holds RayDP's lock
+            _end_jvm()
+        else:
+            stop_spark()
+
+
+def _first_line(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {lines[-1].strip() if lines else ''}"
+
+
+def _log_tail(begun: float) -> str:
+    """The last lines of what JVMs have logged since, where Ray's logs are on this node."""
+    with contextlib.suppress(Exception):
+        folder = Path(ray._private.worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
+        logs = [
+            path
+            for path in folder.glob("*")
+            if re.search("java|raydp", path.name) and path.stat().st_mtime >= begun
+        ]
+        for path in sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True):
+            lines = path.read_text(errors="replace").strip().splitlines()[-TAIL:]
+            if lines:
+                return f"\n--- the end of {path.name} ---\n" + "\n".join(lines)
+    return ""

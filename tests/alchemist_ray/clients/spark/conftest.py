@@ -1,0 +1,37 @@
+"""One gang of 3, and one Spark, for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from tests.support.sparks import Sparks, sparks
+
+__all__ = ["sparks"]
+
+X = np.random.default_rng(5).standard_normal((103, 7))
+
+
+@pytest.fixture(scope="package")
+def gang(cluster: str) -> Iterator[AlchemistSession]:
+    """One session for all tests of the folder: none of them harms it."""
+    with AlchemistSession(3) as opened:
+        yield opened
+
+
+@pytest.fixture
+def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    """The same, without what the last test has left on it."""
+    yield gang
+    for handle in gang.list_matrices():
+        handle.free()
+
+
+@pytest.fixture
+def spark(sparks: Sparks) -> Any:
+    """A local Spark."""
+    return sparks.local()

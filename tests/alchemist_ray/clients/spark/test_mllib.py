@@ -1,0 +1,174 @@
+"""The drop-ins beside MLlib: the same lines, the same results."""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
+# for itself.
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
+from tests.alchemist_ray.clients.spark.conftest import X
+from tests.support.sparks import SPARK
+
+pytestmark = SPARK
+
+THEIRS = "pyspark.mllib.linalg.distributed"
+OURS = "alchemist_ray.clients.spark.mllib"
+
+
+def signless(columns: Any) -> np.ndarray[Any, Any]:
+    """Columns whose element of the largest absolute value is positive."""
+    array = columns.toArray() if hasattr(columns, "toArray") else np.asarray(columns)
+    largest = np.abs(array).argmax(axis=0)
+    return np.asarray(array * np.sign(array[largest, range(array.shape[1])]))
+
+
+def row_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X) -> Any:
+    """Made in the JVM: MLlib's many passes need no Python then."""
+    from pyspark.mllib.linalg import Vectors
+
+    rows = spark.createDataFrame([(Vectors.dense(row),) for row in array]).coalesce(2)
+    return importlib.import_module(package).RowMatrix(rows)
+
+
+def indexed_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X) -> Any:
+    from pyspark.mllib.common import callMLlibFunc
+    from pyspark.mllib.linalg import Vectors
+
+    rows = [(i, Vectors.dense(row)) for i, row in enumerate(array)]
+    frame = spark.createDataFrame(rows, ["index", "vector"]).coalesce(2)
+    java = callMLlibFunc("createIndexedRowMatrix", frame, *map(int, array.shape))
+    return importlib.import_module(package).IndexedRowMatrix(java)
+
+
+@pytest.mark.parametrize("make", [row_matrix, indexed_matrix])
+def test_svd(als: AlchemistSession, spark: Any, make: Any) -> None:
+    found = []
+    for package in (THEIRS, OURS):
+        matrix = make(spark, package)
+        svd = matrix.computeSVD(4, computeU=True)
+        assert isinstance(svd.U, type(matrix))
+        rows = svd.U.rows.collect()
+        if make is indexed_matrix:
+            rows = [row.vector for row in sorted(rows, key=lambda row: row.index)]
+        found.append((svd.s.toArray(), signless([row.toArray() for row in rows]), signless(svd.V)))
+    for theirs, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-8)
+
+
+def test_svd_leaves_out_what_counts_as_zero(als: AlchemistSession, spark: Any) -> None:
+    low = np.outer(np.arange(1.0, 20), np.ones(5))
+    low[:, 2] = np.arange(19) % 3
+    svd = row_matrix(spark, OURS, low).computeSVD(4, True)
+    assert len(svd.s) == 2
+    assert (svd.V.numRows, svd.V.numCols, svd.U.numCols()) == (5, 2, 2)
+    u = np.array([row.toArray() for row in svd.U.rows.collect()])
+    np.testing.assert_allclose((u * svd.s.toArray()) @ svd.V.toArray().T, low, atol=1e-10)
+    assert row_matrix(spark, OURS, low).computeSVD(2).U is None
+    with pytest.raises(BadArgumentError, match="1 to 5"):
+        row_matrix(spark, OURS, low).computeSVD(6)
+
+
+def test_principal_components_gram_and_similarities(als: AlchemistSession, spark: Any) -> None:
+    theirs, ours = row_matrix(spark, THEIRS), row_matrix(spark, OURS)
+    np.testing.assert_allclose(
+        signless(ours.computePrincipalComponents(3)),
+        signless(theirs.computePrincipalComponents(3)),
+        atol=1e-10,
+    )
+    gram = ours.computeGramianMatrix()
+    assert type(gram) is type(theirs.computeGramianMatrix())
+    np.testing.assert_allclose(gram.toArray(), theirs.computeGramianMatrix().toArray())
+    entries = [
+        sorted((e.i, e.j, round(e.value, 10)) for e in m.columnSimilarities().entries.collect())
+        for m in (theirs, ours)
+    ]
+    assert entries[0] == entries[1]
+
+
+def test_qr(als: AlchemistSession, spark: Any) -> None:
+    theirs = row_matrix(spark, THEIRS).tallSkinnyQR(True)
+    ours = row_matrix(spark, OURS).tallSkinnyQR(True)
+    assert row_matrix(spark, OURS).tallSkinnyQR().Q is None
+    np.testing.assert_allclose(np.abs(ours.R.toArray()), np.abs(theirs.R.toArray()), atol=1e-10)
+    q = np.array([row.toArray() for row in ours.Q.rows.collect()])
+    np.testing.assert_allclose(q @ ours.R.toArray(), X, atol=1e-12)
+    with pytest.raises(BadArgumentError, match="fewer rows"):
+        row_matrix(spark, OURS, X.T).tallSkinnyQR()
+
+
+def test_products(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.mllib.linalg import DenseMatrix
+
+    local = DenseMatrix(7, 2, range(14))
+    for make in (row_matrix, indexed_matrix):
+        found = []
+        for package in (THEIRS, OURS):
+            matrix = make(spark, package)
+            C = matrix.multiply(local)
+            assert isinstance(C, type(matrix))
+            rows = C.rows.collect()
+            if make is indexed_matrix:
+                rows = [row.vector for row in sorted(rows, key=lambda row: row.index)]
+            found.append([row.toArray() for row in rows])
+        np.testing.assert_allclose(found[1], found[0])
+    products = []
+    for package in (THEIRS, OURS):
+        BlockMatrix = importlib.import_module(package).BlockMatrix
+        A, B = (
+            BlockMatrix(indexed_matrix(spark, THEIRS, array).toBlockMatrix(*block).blocks, *block)
+            for array, block in ((X, (60, 4)), (X[:7], (4, 5)))
+        )
+        C = A.multiply(B)
+        assert isinstance(C, BlockMatrix)
+        assert (C.rowsPerBlock, C.colsPerBlock) == (60, 5)
+        products.append(C.toLocalMatrix().toArray())
+    np.testing.assert_allclose(products[1], products[0])
+    np.testing.assert_allclose(products[1], X @ X[:7])
+    with pytest.raises(ShapeError):
+        row_matrix(spark, OURS).multiply(DenseMatrix(3, 1, range(3)))
+    with pytest.raises(DtypeError, match="two BlockMatrix"):
+        A.multiply(local)
+
+
+def test_the_condition_number_of_the_paper(als: AlchemistSession, spark: Any) -> None:
+    from alchemist_ray.clients.spark.mllib import CondEst
+
+    assert CondEst(row_matrix(spark, THEIRS)) == pytest.approx(np.linalg.cond(X))
+
+
+def test_what_was_sent_is_freed(als: AlchemistSession, spark: Any) -> None:
+    matrix = row_matrix(spark, OURS)
+    matrix.computeSVD(2)
+    matrix.computeGramianMatrix()
+    matrix.computePrincipalComponents(2)
+    assert als.list_matrices() == []
+
+
+def test_pca_of_a_real_data_set(als: AlchemistSession, spark: Any) -> None:
+    """The colours of the Hubble deep field: a DataFrame, the same three lines, both engines."""
+    data = pytest.importorskip("skimage.data", reason="the pictures come with the extra 'demo'")
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.mllib.util import MLUtils
+
+    pixels = data.hubble_deep_field()[::16, ::16].reshape(-1, 3) / 255.0
+    frame = spark.createDataFrame(pixels.tolist(), ["red", "green", "blue"])
+    vectors = VectorAssembler(inputCols=frame.columns, outputCol="v").transform(frame).select("v")
+    rows = MLUtils.convertVectorColumnsFromML(vectors, "v")
+
+    found = []
+    for package in (THEIRS, OURS):
+        RowMatrix = importlib.import_module(package).RowMatrix  # the one line that changes
+        components = RowMatrix(rows).computePrincipalComponents(2)
+        found.append(signless(components))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-10)
+
+    handle = als.send_matrix(frame)  # or without MLlib: the frame itself, and the gang's own PCA
+    components = als.load_library("linalg").pca(handle, k=2)[0]
+    np.testing.assert_allclose(signless(components.fetch().T), found[0], atol=1e-10)

@@ -1,0 +1,70 @@
+"""Matrices of a gang as Spark's, lazy and of every kind."""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
+# for itself.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, DtypeError
+from tests.alchemist_ray.clients.spark.conftest import X
+from tests.support.sparks import SPARK
+
+pytestmark = SPARK
+
+KINDS = ["RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_a_dataframe_has_the_matrix_rows_and_dtype(
+    als: AlchemistSession, spark: Any, dtype: str
+) -> None:
+    want = (10 * X).astype(dtype)
+    frame = als.send_matrix(want, layout="MC_MR").to_spark(spark)
+    assert frame.columns == [f"c{j}" for j in range(7)]
+    np.testing.assert_array_equal(np.array(frame.collect()), want)
+    back = als.send_matrix(frame)
+    assert back.dtype == dtype
+    np.testing.assert_array_equal(back.fetch(), want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back_is_the_same(als: AlchemistSession, spark: Any, kind: str) -> None:
+    from pyspark.mllib.linalg import distributed
+
+    A = als.send_matrix(np.where(X > 0, X, 0), layout="STAR_VC")
+    matrix = A.to_spark(spark, kind=kind)
+    assert type(matrix) is getattr(distributed, kind)
+    assert (matrix.numRows(), matrix.numCols()) == A.shape
+    np.testing.assert_array_equal(als.send_matrix(matrix).fetch(), A.fetch())
+
+
+def test_mllib_computes_with_it(als: AlchemistSession, spark: Any) -> None:
+    A = als.send_matrix(X)
+    gram = A.to_spark(spark, kind="RowMatrix").computeGramianMatrix().toArray()
+    np.testing.assert_allclose(gram, X.T @ X)
+    blocks = A.to_spark(spark, kind="BlockMatrix").transpose().toLocalMatrix().toArray()
+    np.testing.assert_array_equal(blocks, X.T)
+    entries = A.to_spark(spark, kind="CoordinateMatrix").entries.collect()
+    assert len(entries) == X.size
+    assert all(X[e.i, e.j] == e.value for e in entries)
+
+
+def test_what_cannot_be_is_refused(als: AlchemistSession, spark: Any) -> None:
+    with pytest.raises(DtypeError, match="complex"):
+        als.send_matrix(X + 1j).to_spark(spark)
+    with pytest.raises(BadArgumentError, match="IndexedRowMatrix"):
+        als.send_matrix(X).to_spark(spark, kind="Table")
+
+
+def test_a_frame_whose_matrix_is_gone_says_so(als: AlchemistSession, spark: Any) -> None:
+    A = als.send_matrix(X)
+    frame = A.to_spark(spark)
+    A.free()
+    with pytest.raises(Exception, match="holds no matrix"):
+        frame.collect()

@@ -1,0 +1,329 @@
+"""Everything of Spark's that is a matrix, into a gang: values, order, and what is refused."""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
+# for itself.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    DtypeError,
+    IncompleteMatrixError,
+    MatrixError,
+    ShapeError,
+    TransferError,
+)
+from tests.alchemist_ray.clients.spark.conftest import X
+from tests.support.sparks import SPARK
+
+pytestmark = SPARK
+
+LAYOUTS = ["VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC"]
+
+
+def rows_of(array: np.ndarray[Any, Any]) -> list[tuple[float, ...]]:
+    return [tuple(map(float, row)) for row in array]
+
+
+@pytest.mark.parametrize("partitions", [1, 5, 40])
+def test_rows_of_a_dataframe_are_in_its_order(
+    als: AlchemistSession, spark: Any, partitions: int
+) -> None:
+    frame = spark.createDataFrame(rows_of(X), [f"x{j}" for j in range(7)])
+    frame = frame.repartition(partitions).cache()
+    A = als.send_matrix(frame, name="frame", print_times=True)
+    assert A.name == "frame"
+    assert A.dtype == np.float64
+    np.testing.assert_array_equal(A.fetch(), np.array(frame.collect()))
+    frame.unpersist()
+
+
+def test_a_range_of_many_partitions_is_in_order(als: AlchemistSession, spark: Any) -> None:
+    A = als.send_matrix(spark.range(0, 10_000, 1, 97))
+    assert A.dtype == np.int64
+    np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(10_000))
+
+
+def test_a_sorted_frame_is_sent_in_its_order(als: AlchemistSession, spark: Any) -> None:
+    """Also with adaptive execution, which joins partitions as it likes from job to job."""
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    frame = spark.range(0, 500, 1, 5).selectExpr("(id * 7919) % 503 as k", "id").orderBy("k")
+    A = als.send_matrix(frame)
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    want = np.array(sorted(((i * 7919) % 503, i) for i in range(500)))
+    np.testing.assert_array_equal(A.fetch(), want)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_kind_in_every_layout(als: AlchemistSession, spark: Any, layout: str) -> None:
+    from pyspark.mllib.linalg import Vectors
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix, RowMatrix
+
+    context = spark.sparkContext
+    order = np.random.default_rng(1).permutation(len(X))
+    indexed = IndexedRowMatrix(
+        context.parallelize([IndexedRow(int(i), X[i]) for i in order], 4), *X.shape
+    )
+    kinds = [
+        RowMatrix(context.parallelize([Vectors.dense(row) for row in X], 4)),
+        indexed,
+        indexed.toBlockMatrix(20, 3),
+        indexed.toCoordinateMatrix(),
+    ]
+    for matrix in kinds:
+        A = als.send_matrix(matrix, layout=layout)
+        assert A.layout == layout
+        np.testing.assert_array_equal(A.fetch(), X)
+
+
+def test_vectors_dense_and_sparse_and_lists(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.ml.linalg import Vectors as ML
+    from pyspark.mllib.linalg import Vectors as MLlib
+
+    for maker in (ML, MLlib):
+        rows = [
+            (1, maker.dense([1.0, 0.0, 2.0]), [7.0, 8.0]),
+            (2, maker.sparse(3, [2], [5.0]), [9.0, float("nan")]),
+            (3, maker.sparse(3, [], []), [0.0, float("inf")]),
+        ]
+        frame = spark.createDataFrame(rows, ["a.b", "v", "l"]).coalesce(1)
+        want = [[1, 1, 0, 2, 7, 8], [2, 0, 0, 5, 9, np.nan], [3, 0, 0, 0, 0, np.inf]]
+        np.testing.assert_array_equal(als.send_matrix(frame).fetch(), want)
+        np.testing.assert_array_equal(
+            als.send_matrix(frame.select("v")).fetch(), np.array(want)[:, 1:4]
+        )
+
+
+def test_dtypes(als: AlchemistSession, spark: Any) -> None:
+    frame = spark.createDataFrame([(1, 2.5, 3)], "i int, f float, l long").coalesce(1)
+    assert als.send_matrix(frame.select("i")).dtype == np.int32
+    assert als.send_matrix(frame.select("f")).dtype == np.float32
+    assert als.send_matrix(frame.select("i", "l")).dtype == np.int64
+    mixed = als.send_matrix(frame)
+    assert mixed.dtype == np.float64
+    np.testing.assert_array_equal(mixed.fetch(), [[1, 2.5, 3]])
+    assert als.send_matrix(frame, dtype="float32").dtype == np.float32
+    decimal = spark.sql("select cast(1.25 as decimal(5, 2)) as d")
+    np.testing.assert_array_equal(als.send_matrix(decimal).fetch(), [[1.25]])
+    flags = spark.sql("select true as b")
+    with pytest.raises(DtypeError, match="dtype='float64'"):
+        als.send_matrix(flags)
+    np.testing.assert_array_equal(als.send_matrix(flags, dtype="int32").fetch(), [[1]])
+    with pytest.raises(DtypeError, match="without loss"):
+        als.send_matrix(frame, dtype="int64")
+
+
+def refused(als: AlchemistSession, source: Any, kind: type[Exception], *words: str) -> None:
+    with pytest.raises(kind) as caught:
+        als.send_matrix(source)
+    for word in words:
+        assert word in str(caught.value)
+    assert als.list_matrices() == []  # nothing partial stays
+
+
+def test_columns_that_are_no_numbers_are_named(als: AlchemistSession, spark: Any) -> None:
+    frame = spark.createDataFrame([(1.0, "x")], ["a", "city"])
+    refused(als, frame, DtypeError, "'city'", "string")
+    refused(als, frame.select("a").where("a > 5"), ShapeError, "empty")
+    refused(als, spark.createDataFrame([([["x"]],)], ["n"]), DtypeError, "'n'", "array")
+    refused(als, frame.rdd, DtypeError, "RowMatrix(rdd)")
+
+
+def test_nulls_are_refused_by_their_column(als: AlchemistSession, spark: Any) -> None:
+    frame = spark.createDataFrame([(1.0, 2.0), (3.0, None)], ["a", "b.c"])
+    refused(als, frame, DtypeError, "'b.c'", "nulls")
+    lists = spark.createDataFrame([([1.0, 2.0],), ([1.0, None],)], ["l"])
+    refused(als, lists, DtypeError, "'l'", "nulls")
+    none = spark.createDataFrame([([1.0],), (None,)], "l array<double>").coalesce(1)
+    refused(als, none, DtypeError, "'l'", "nulls")
+
+
+def test_rows_of_several_lengths_are_refused(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    frame = spark.createDataFrame([([1.0, 2.0],), ([1.0],)], ["l"])
+    refused(als, frame, ShapeError, "'l'", "1 elements", "2")
+    vectors = [(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(3, [1], [1.0]),)]
+    refused(als, spark.createDataFrame(vectors, ["v"]).coalesce(1), ShapeError, "'v'", "3 elements")
+
+
+def test_a_source_that_changes_is_found_out(
+    als: AlchemistSession, spark: Any, tmp_path: Any
+) -> None:
+    """Its rows are counted, and are more when they are sent."""
+    from pyspark.sql.types import LongType
+
+    counter = tmp_path / "looked"
+
+    def more(batches: Any) -> Any:
+        import pyarrow as pa
+
+        for _ in batches:
+            seen = counter.stat().st_size if counter.exists() else 0
+            with counter.open("a") as file:
+                file.write("x")
+            yield pa.RecordBatch.from_pydict({"k": list(range(10 + seen))})
+
+    frame = spark.range(0, 1, 1, 1).mapInArrow(more, "k long")
+    assert frame.schema[0].dataType == LongType()
+    refused(als, frame, TransferError, "partition 0", "cache")
+
+
+def test_rows_that_are_not_there_are_zero(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.mllib.linalg import Vectors
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    rows = [IndexedRow(6, [1.0, 2.0]), IndexedRow(1, Vectors.sparse(2, [1], [3.0]))]
+    matrix = IndexedRowMatrix(spark.sparkContext.parallelize(rows, 2), 9, 2)
+    want = np.zeros((9, 2))
+    want[6], want[1] = [1, 2], [0, 3]
+    for layout in LAYOUTS[:3]:
+        np.testing.assert_array_equal(als.send_matrix(matrix, layout=layout).fetch(), want)
+    np.testing.assert_array_equal(als.send_matrix(matrix.toBlockMatrix(2, 1)).fetch(), want)
+    np.testing.assert_array_equal(als.send_matrix(matrix.toCoordinateMatrix()).fetch(), want)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_numbers_that_come_twice_are_refused(
+    als: AlchemistSession, spark: Any, partitions: int
+) -> None:
+    from pyspark.mllib.linalg import Matrices
+    from pyspark.mllib.linalg.distributed import BlockMatrix, IndexedRow, IndexedRowMatrix
+
+    context = spark.sparkContext
+    rows = [IndexedRow(i, [1.0]) for i in (0, 2, 2)]
+    refused(
+        als, IndexedRowMatrix(context.parallelize(rows, partitions), 3, 1),
+        IncompleteMatrixError, "row 2", "twice",
+    )  # fmt: skip
+    block = Matrices.dense(1, 1, [1.0])
+    blocks = context.parallelize([((0, 0), block), ((1, 0), block), ((1, 0), block)], partitions)
+    refused(als, BlockMatrix(blocks, 1, 1, 3, 1), IncompleteMatrixError, "block (1, 0)", "twice")
+
+
+def test_rows_and_blocks_outside_the_matrix_are_refused(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.mllib.linalg import Matrices
+    from pyspark.mllib.linalg.distributed import BlockMatrix, IndexedRow, IndexedRowMatrix
+
+    context = spark.sparkContext
+    rows = context.parallelize([IndexedRow(5, [1.0])], 1)
+    refused(als, IndexedRowMatrix(rows, 3, 1), ShapeError, "rows 5 to 5", "3 x 1")
+    blocks = context.parallelize([((0, 0), Matrices.dense(1, 2, [1.0, 2.0]))], 1)
+    refused(als, BlockMatrix(blocks, 2, 2, 4, 2), ShapeError, "block (0, 0)", "(1, 2)")
+
+
+def test_entries_that_come_twice_add_up_as_in_mllib(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.mllib.linalg.distributed import CoordinateMatrix
+
+    entries = [(0, 0, 1.0), (2, 1, 2.0), (2, 1, 0.5)]
+    matrix = CoordinateMatrix(spark.sparkContext.parallelize(entries, 2), 4, 2)
+    mllib = matrix.toBlockMatrix().toLocalMatrix().toArray()
+    sent = als.send_matrix(matrix).fetch()
+    np.testing.assert_array_equal(sent, mllib)
+    assert sent[2, 1] == 2.5
+
+
+def test_blocks_of_all_forms(als: AlchemistSession, spark: Any) -> None:
+    """Dense, sparse, and both as MLlib keeps a transposed one."""
+    from pyspark.mllib.linalg import DenseMatrix, SparseMatrix
+    from pyspark.mllib.linalg.distributed import BlockMatrix
+
+    blocks = [
+        ((0, 0), DenseMatrix(2, 2, [1, 2, 3, 4])),
+        ((0, 1), DenseMatrix(2, 1, [5, 6], True)),
+        ((1, 0), SparseMatrix(1, 2, [0, 0, 1], [0], [7])),
+    ]
+    matrix = BlockMatrix(spark.sparkContext.parallelize(blocks, 2), 2, 2, 3, 3)
+    want = np.array([[1.0, 3, 5], [2, 4, 6], [0, 7, 0]])
+    np.testing.assert_array_equal(als.send_matrix(matrix).fetch(), want)
+    np.testing.assert_array_equal(als.send_matrix(matrix.transpose()).fetch(), want.T)
+
+
+def test_local_vectors_and_matrices(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+    from pyspark.mllib.linalg import DenseMatrix
+
+    local = als.send_matrix(DenseMatrix(2, 3, range(6)))
+    np.testing.assert_array_equal(local.fetch(), np.arange(6.0).reshape(3, 2).T)
+    np.testing.assert_array_equal(als.send_matrix(Vectors.sparse(3, [1], [2.0])), [[0], [2], [0]])
+
+
+def test_an_error_in_the_users_own_code_is_told(als: AlchemistSession, spark: Any) -> None:
+    def bad(batches: Any) -> Any:
+        for batch in batches:
+            if batch.num_rows:
+                raise ZeroDivisionError("my own mistake")
+            yield batch
+
+    frame = spark.range(10).mapInArrow(bad, "id long")
+    refused(als, frame, TransferError, "my own mistake")
+    with pytest.raises(MatrixError):
+        als.send_matrix(spark)
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    m=st.integers(1, 60),
+    n=st.integers(1, 9),
+    partitions=st.integers(1, 12),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_in_any_partitions_comes_back(
+    als: AlchemistSession, spark: Any, m: int, n: int, partitions: int, layout: str, seed: int
+) -> None:
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    random = np.random.default_rng(seed)
+    rows = random.random((m, n))
+    there = random.permutation(m)[: max(1, m - seed % 3)]
+    want = np.zeros((m, n))
+    want[there] = rows[there]
+    listed = spark.sparkContext.parallelize(
+        [IndexedRow(int(i), rows[i]) for i in there], partitions
+    )
+    A = als.send_matrix(IndexedRowMatrix(listed, m, n), layout=layout)
+    np.testing.assert_array_equal(A.fetch(), want)
+    A.free()
+
+
+def test_many_partitions_share_few_tasks(
+    als: AlchemistSession, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many connections to each rank as Spark has cores, not as there are partitions."""
+    from alchemist_ray.clients.spark import sources
+
+    tasks: list[int] = []
+    check = sources._check
+    monkeypatch.setattr(sources, "_check", lambda told: (tasks.append(len(told)), check(told)))
+    A = als.send_matrix(spark.range(0, 1000, 1, 200))
+    assert tasks == [spark.sparkContext.defaultParallelism]
+    np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(1000))
+
+
+def test_executors_need_neither_ray_nor_us(als: AlchemistSession, spark: Any) -> None:
+    """Their Python workers stay, and show what they have imported."""
+
+    def loaded(batches: Any) -> Any:
+        import sys
+
+        import pyarrow as pa
+
+        for _ in batches:
+            names = {name.partition(".")[0] for name in sys.modules}
+            yield pa.RecordBatch.from_pydict({"name": sorted(names)})
+
+    als.send_matrix(als.send_matrix(X).to_spark(spark))
+    found = spark.range(0, 8, 1, 4).mapInArrow(loaded, "name string").distinct().collect()
+    names = {row.name for row in found}
+    assert "numpy" in names
+    assert not {"ray", "alchemist_ray", "mpi4py", "ali"} & names

@@ -1,0 +1,108 @@
+"""Spark on Ray: started, used, stopped; and what is said when it cannot start."""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
+# for itself.
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
+from tests.alchemist_ray.clients.spark.conftest import X
+from tests.support import traces
+from tests.support.sparks import SPARK, Sparks
+
+pytestmark = SPARK
+
+
+def javas() -> list[str]:
+    return [line for line in traces.processes().values() if line.partition(" ")[0].endswith("java")]
+
+
+def nothing_left(cpus: float) -> None:
+    """No JVM of Spark's, and the CPUs free that were free before."""
+    assert traces.wait_until(lambda: not javas(), 20.0, 0.1) is not None, javas()
+
+    def free() -> bool:
+        return ray.available_resources().get("CPU", 0.0) >= cpus
+
+    assert traces.wait_until(free, 20.0, 0.1) is not None
+
+
+def test_a_start_that_cannot_be_is_refused_at_once(sparks: Sparks, tmp_path: Path) -> None:
+    from alchemist_ray.clients.spark import init_spark
+
+    sparks.stop()
+    cpus = ray.available_resources()["CPU"]
+    start = time.monotonic()
+    with pytest.raises(ResourceError, match="need 65 CPUs"):
+        init_spark("tests", 8, 8, "500MB")
+    path, home = os.environ["PATH"], os.environ.pop("JAVA_HOME", None)
+    try:
+        os.environ["PATH"] = str(tmp_path)
+        with pytest.raises(LaunchError, match="needs Java and there is none on the PATH"):
+            init_spark("tests", 1, 1, "500MB")
+        old = tmp_path / "java"
+        old.write_text("#!/bin/sh\necho 'openjdk version \"1.7.0_80\"' >&2\n")
+        old.chmod(0o755)
+        os.environ["PATH"] = f"{tmp_path}:{path}"
+        with pytest.raises(LaunchError, match=r"1\.7\.0_80.*needs Java 8, 11, 17"):
+            init_spark("tests", 1, 1, "500MB")
+    finally:
+        os.environ["PATH"] = path
+        if home is not None:
+            os.environ["JAVA_HOME"] = home
+    assert time.monotonic() - start < 20
+    nothing_left(cpus)
+
+
+def test_a_start_that_takes_too_long_is_ended_and_cleared_away(sparks: Sparks) -> None:
+    from alchemist_ray.clients.spark import init_spark
+
+    sparks.stop()
+    cpus = ray.available_resources()["CPU"]
+    with pytest.raises(LaunchError, match=r"has not started in 1 s \(start_timeout_s\)"):
+        init_spark("tests", 1, 1, "500MB", start_timeout_s=1.0)
+    nothing_left(cpus)
+
+
+def test_a_jvm_that_dies_at_the_start_is_told_of(sparks: Sparks) -> None:
+    from alchemist_ray.clients.spark import init_spark
+
+    sparks.stop()
+    cpus = ray.available_resources()["CPU"]
+    settings = {"spark.ray.raydp_app_master.extraJavaOptions": "-XX:NoSuchOption=1 -Xmx1k"}
+    start = time.monotonic()
+    with pytest.raises(LaunchError, match="Spark did not start"):
+        init_spark("tests", 1, 1, "500MB", configs=settings, start_timeout_s=120.0)
+    assert time.monotonic() - start < 110
+    nothing_left(cpus)
+
+
+def test_spark_on_ray_there_and_back_and_gone(
+    als: AlchemistSession, sparks: Sparks, tmp_path: Path
+) -> None:
+    """Sent from executors, and kept when Spark is gone."""
+    from alchemist_ray.clients.spark import init_spark
+
+    sparks.stop()
+    cpus = ray.available_resources()["CPU"]
+    spark = sparks.on_ray()
+    with pytest.raises(AlchemistError, match="already"):
+        init_spark("again", 1, 1, "500MB")
+    frame = spark.createDataFrame([tuple(map(float, row)) for row in X]).repartition(6).cache()
+    want = np.array(frame.collect())
+    A = als.send_matrix(frame)
+    B = als.send_matrix(A.to_spark(spark, kind="IndexedRowMatrix"), layout="MC_MR")
+    C = als.send_matrix(A.to_spark(spark, kind="BlockMatrix"))
+    sparks.stop()
+    for handle in (A, B, C):
+        np.testing.assert_array_equal(handle.fetch(), want)
+    nothing_left(cpus)

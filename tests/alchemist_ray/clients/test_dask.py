@@ -1,0 +1,328 @@
+"""Dask arrays and data frames become matrices, and matrices dask arrays, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import DtypeError, ShapeError, StaleHandleError, TransferError
+
+dask = pytest.importorskip("dask", reason="needs alchemist-on-ray[dask]")
+da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+
+from ray.util.dask import ray_dask_get  # noqa: E402
+
+RNG = np.random.default_rng(5)
+A = RNG.standard_normal((200, 30))
+META = np.empty((0, 0))  # else dask calls a function once to see what it returns
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    """Counts how often tasks have run."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self) -> int:
+        self._count += 1
+        return self._count
+
+    def count(self) -> int:
+        return self._count
+
+
+@st.composite
+def chunkings(draw: st.DrawFn, length: int) -> tuple[int, ...]:
+    cuts = sorted(draw(st.sets(st.integers(1, length - 1), max_size=4)))
+    return tuple(b - a for a, b in itertools.pairwise([0, *cuts, length]))
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=chunkings(200),
+    cols=chunkings(30),
+    layout=st.sampled_from(["VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR"]),
+    lazy=st.booleans(),
+)
+def test_any_chunks_arrive_as_numpy_has_them(
+    als: AlchemistSession, rows: tuple[int, ...], cols: tuple[int, ...], layout: str, lazy: bool
+) -> None:
+    x = da.from_array(A, chunks=(rows, cols))
+    expected = A
+    if lazy:
+        x, expected = x * 3 - 1, A * 3 - 1
+    handle = als.send_matrix(x, layout=layout)
+    assert (handle.shape, handle.layout, handle.dtype) == (A.shape, layout, A.dtype)
+    np.testing.assert_array_equal(handle.fetch(), expected)
+    out = handle.to_dask(chunks=(rows, cols))
+    assert out.chunks == (rows, cols)
+    np.testing.assert_array_equal(out.compute(scheduler="threads"), expected)
+    handle.free()
+
+
+def test_one_dimension_is_a_column_and_dtypes_convert(als: AlchemistSession) -> None:
+    x = da.from_array(A[:, 0], chunks=(13,)) + 0
+    handle = als.send_matrix(x, name="x", dtype="float32")
+    assert (handle.shape, handle.dtype, handle.name) == ((200, 1), np.float32, "x")
+    np.testing.assert_array_equal(handle.fetch()[:, 0], A[:, 0].astype("float32"))
+
+
+@pytest.mark.parametrize("wanted", ["complex64", "int32"])
+def test_dtypes_of_dask_are_kept(als: AlchemistSession, wanted: str) -> None:
+    values = (A * 100).astype(wanted)
+    handle = als.send_matrix(da.from_array(values, chunks=50) + 0)
+    assert handle.dtype == wanted
+    np.testing.assert_array_equal(handle.fetch(), values)
+
+
+def test_persisted_chunks_go_from_the_store_and_are_not_computed_again(
+    als: AlchemistSession,
+) -> None:
+    counter = Counter.remote()
+
+    def noted(block: Any) -> Any:
+        ray.get(counter.add.remote())
+        return block + 1
+
+    x = da.from_array(A, chunks=(60, -1)).map_blocks(noted, meta=META)
+    kept = x.persist(scheduler=ray_dask_get)
+    for _ in range(2):
+        np.testing.assert_array_equal(als.send_matrix(kept).fetch(), A + 1)
+    assert ray.get(counter.count.remote()) == 4
+
+
+def test_what_chunks_share_is_computed_once(als: AlchemistSession) -> None:
+    counter = Counter.remote()
+
+    def noted(block: Any) -> Any:
+        ray.get(counter.add.remote())
+        return block
+
+    x = da.from_array(A, chunks=(100, -1)).map_blocks(noted, meta=META)
+    shared = x + x.sum(axis=0)  # every chunk needs every source
+    fine = shared.rechunk((20, 7))
+    np.testing.assert_allclose(als.send_matrix(fine).fetch(), A + A.sum(axis=0))
+    assert ray.get(counter.count.remote()) == 2
+
+
+def test_sizes_that_dask_does_not_know_are_found_out(als: AlchemistSession) -> None:
+    x = da.from_array(A, chunks=(30, -1))
+    positive = x[x[:, 0] > 0]
+    assert np.isnan(positive.shape[0])
+    handle = als.send_matrix(positive)
+    np.testing.assert_array_equal(handle.fetch(), A[A[:, 0] > 0])
+    with pytest.raises(ShapeError, match="empty"):
+        als.send_matrix(x[x[:, 0] > 1e9])
+
+
+def test_a_retried_task_is_not_counted_twice(als: AlchemistSession) -> None:
+    """Its worker is killed once, Ray runs it again, and the matrix is right."""
+    counter = Counter.remote()
+
+    def dies_once(block: Any, block_info: Any = None) -> Any:
+        import os  # noqa: PLC0415
+        import signal  # noqa: PLC0415
+
+        if block_info[None]["chunk-location"] == (1, 0) and ray.get(counter.add.remote()) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return block + 1
+
+    x = da.from_array(A, chunks=(50, -1)).map_blocks(dies_once, meta=META)
+    np.testing.assert_array_equal(als.send_matrix(x).fetch(), A + 1)
+    assert ray.get(counter.count.remote()) == 2
+
+
+def test_nobodys_configuration_is_changed(als: AlchemistSession) -> None:
+    before = repr(dask.config.config)
+    als.send_matrix(da.ones((20, 20), chunks=5) + 1).to_dask().sum().compute(scheduler="sync")
+    assert repr(dask.config.config) == before
+    with dask.config.set(scheduler="sync"):  # it is Dask-on-Ray for this transfer all the same
+        pids = da.ones((4, 1), chunks=1).map_blocks(_pid, dtype=np.int64)
+        assert als.send_matrix(pids).fetch()[0, 0] != _pid(np.ones((1, 1)))[0, 0]
+    np.testing.assert_array_equal((da.ones(4, chunks=2) + 1).persist(), np.full(4, 2.0))
+
+
+def _pid(block: Any) -> Any:
+    import os  # noqa: PLC0415
+
+    return np.full(block.shape, os.getpid(), np.int64)
+
+
+def _broken(block: Any) -> Any:
+    raise KeyError("no data today")
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_what_a_chunk_raises_comes_with_its_traceback(als: AlchemistSession, unknown: bool) -> None:
+    x = da.from_array(A, chunks=(50, 15)).map_blocks(_broken, dtype=A.dtype)
+    if unknown:
+        x = x[x[:, 0] > 0]
+    with pytest.raises(TransferError, match=r"chunk \(.*KeyError: 'no data today'") as caught:
+        als.send_matrix(x)
+    assert "in _broken" in (caught.value.traceback or "")
+    assert als.list_matrices() == []
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda block: block[:-1], ShapeError, "was promised"),
+        (lambda block: block * 1j, DtypeError, "complex128"),
+        (lambda block: block.astype(str), DtypeError, "not numbers"),
+        (lambda block: np.ma.masked_less(block, 0), DtypeError, "masked"),
+        (lambda block: block[0, 0], ShapeError, "two dimensions"),
+    ],
+    ids=["shape", "dtype", "strings", "masked", "number"],
+)
+def test_chunks_that_are_not_what_was_promised(
+    als: AlchemistSession, function: Any, error: type[Exception], words: str
+) -> None:
+    x = da.from_array(A, chunks=(50, -1)).map_blocks(function, dtype=A.dtype, chunks=(50, 30))
+    with pytest.raises(error, match=words):
+        als.send_matrix(x)
+    assert als.list_matrices() == []
+
+
+def test_what_is_no_matrix_is_refused(als: AlchemistSession) -> None:
+    for source, error, words in (
+        (da.ones((2, 2, 2)), ShapeError, "2-D"),
+        (da.ones((0, 3)), ShapeError, "empty"),
+        (da.ones((3, 3), dtype="uint8"), DtypeError, "dtype='float64'"),
+        (da.from_array(np.array(["a", "b"])), DtypeError, "not a dtype|numbers|one of"),
+        (dask.delayed(A), DtypeError, "from_delayed"),
+    ):
+        with pytest.raises(error, match=words):
+            als.send_matrix(source)
+    assert als.list_matrices() == []
+
+
+# --- the way back -----------------------------------------------------------------------
+
+
+def test_to_dask_is_lazy_and_takes_chunks_in_every_spelling(als: AlchemistSession) -> None:
+    handle = als.send_matrix(A)
+    for chunks, expected in (
+        (-1, ((200,), (30,))),
+        (64, ((64, 64, 64, 8), (30,))),
+        ((100, -1), ((100, 100), (30,))),
+        (((150, 50), (1, 29)), ((150, 50), (1, 29))),
+        ({0: 100, 1: 15}, ((100, 100), (15, 15))),
+        ("auto", ((200,), (30,))),
+        (("auto", 10), ((200,), (10, 10, 10))),
+    ):
+        x = handle.to_dask(chunks=chunks)
+        assert (x.chunks, x.dtype) == (expected, A.dtype)
+        np.testing.assert_array_equal(x.compute(), A)
+    for chunks in ("a lot", (3, 3, 3), ((100, 99), 30)):
+        with pytest.raises(ShapeError, match="chunks="):
+            handle.to_dask(chunks=chunks)
+    handle.free()
+
+
+def test_auto_chunks_follow_the_layout(als: AlchemistSession) -> None:
+    with dask.config.set({"array.chunk-size": "16kB"}):
+        for layout, whole in (("VC_STAR", 1), ("STAR_VC", 0)):
+            x = als.send_matrix(A, layout=layout).to_dask()
+            assert x.numblocks[whole] == 1
+            assert x.numblocks[1 - whole] > 1
+        assert min(als.send_matrix(A, layout="MC_MR").to_dask(("auto", "auto")).numblocks) >= 1
+
+
+def test_the_name_tells_the_matrix(als: AlchemistSession) -> None:
+    one, other = als.send_matrix(A), als.send_matrix(A)
+    again = next(h for h in als.list_matrices() if h.id == one.id)
+    assert one.to_dask(50).name == again.to_dask(50).name
+    assert len({one.to_dask(50).name, one.to_dask(60).name, other.to_dask(50).name}) == 3
+
+
+def test_tasks_fetch_their_own_chunks(als: AlchemistSession) -> None:
+    x = als.send_matrix(A).to_dask((50, -1))
+    total = (x * 2).sum(axis=1)
+    np.testing.assert_allclose(total.compute(scheduler=ray_dask_get), (A * 2).sum(axis=1))
+    np.testing.assert_array_equal(als.send_matrix(x + 1).fetch(), A + 1)  # round trip by tasks
+
+
+def test_slices_of_the_array_are_numpys(als: AlchemistSession) -> None:
+    x = als.send_matrix(A).to_dask((64, 7))
+    for key in (
+        (slice(3, 170, 7), slice(None, None, -1)), (5,), (slice(None), 3), (5, 6),
+        (-1, slice(2, 9)), ([1, 5, 100], slice(None)), (slice(None), [3, 2]), (None, 4),
+        (slice(0, 0),), (slice(None), None, 2),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(x[key].compute(), A[key])
+
+
+def test_an_array_outlives_its_handle_and_not_its_gang(cluster: str) -> None:
+    with AlchemistSession(1) as als:
+        H = als.send_matrix(A)
+        x = (H + 1).to_dask(100)  # of a temporary
+        als.list_matrices()
+        np.testing.assert_array_equal(x.compute(), A + 1)
+        y = (H + 2).to_dask(100)
+        np.testing.assert_array_equal(y.compute(scheduler=ray_dask_get), A + 2)
+        np.testing.assert_array_equal(y.compute(scheduler=ray_dask_get), A + 2)
+    with pytest.raises(StaleHandleError):
+        y.compute(scheduler="sync")
+
+
+# --- data frames --------------------------------------------------------------------------
+
+
+def test_data_frames_of_numbers(als: AlchemistSession) -> None:
+    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+    pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
+
+    frame = pd.DataFrame({"whole": np.arange(50), "half": np.arange(50) / 2})
+    expected = frame.to_numpy()
+    dasks = dd.from_pandas(frame, npartitions=4)
+    for source in (dasks, frame, dasks[dasks.whole >= 0], frame.astype("Int64", errors="ignore")):
+        handle = als.send_matrix(source)
+        assert handle.dtype == np.float64
+        np.testing.assert_array_equal(handle.fetch(), expected)
+    series = als.send_matrix(dasks.whole)
+    assert (series.shape, series.dtype) == ((50, 1), np.int64)
+    frame["gaps"] = pd.array([1, None] * 25, dtype="Int64")
+    frame["nan"] = np.nan
+    frame["text"] = "a"
+    for columns, words in ((["whole", "gaps"], "'gaps' has .* missing"), (["text"], "'text'")):
+        for source in (frame[columns], dd.from_pandas(frame[columns], npartitions=2)):
+            with pytest.raises(DtypeError, match=words):
+                als.send_matrix(source)
+    filled = als.send_matrix(
+        dd.from_pandas(frame[["gaps", "nan"]].fillna({"gaps": 7}), npartitions=2)
+    )
+    np.testing.assert_array_equal(filled.fetch()[:, 0], [1, 7] * 25)
+    assert np.isnan(filled.fetch()[:, 1]).all()
+
+
+# --- an example ---------------------------------------------------------------------------
+
+
+def test_principal_components_of_a_picture_from_a_dask_array(als: AlchemistSession) -> None:
+    """The rows of a photograph's 8 x 8 patches; 64 pixels each."""
+    data = pytest.importorskip("skimage.data", reason="needs alchemist-on-ray[demo]")
+    picture = data.camera()
+    side = picture.shape[0] // 8
+    pixels = da.from_array(picture, chunks=(64, -1)).astype(float)
+    patches = pixels.reshape(side, 8, side, 8).transpose(0, 2, 1, 3).reshape(side * side, 64)
+    patches = patches - patches.mean(axis=0)
+
+    lib = als.load_library("linalg")
+    S, _, V = lib.truncated_svd(als.send_matrix(patches), rank=3)
+    components = V.to_dask()
+    scores = (patches @ components).compute()
+
+    centred = patches.compute()
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(S.fetch()[:, 0], s[:3])
+    np.testing.assert_allclose(np.abs(scores), np.abs(u[:, :3] * s[:3]), atol=1e-6 * s[0])

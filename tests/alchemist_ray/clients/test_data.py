@@ -1,0 +1,146 @@
+"""Datasets become matrices, and matrices Datasets, rows in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import DtypeError, ShapeError, TransferError
+
+data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
+
+A = np.random.default_rng(6).standard_normal((300, 6))
+
+
+@pytest.fixture(autouse=True)
+def quiet(cluster: str) -> Iterator[None]:
+    context = data.DataContext.get_current()
+    before, context.enable_progress_bars = context.enable_progress_bars, False
+    yield
+    context.enable_progress_bars = before
+
+
+def arrived(als: AlchemistSession, dataset: Any, expected: np.ndarray[Any, Any], **how: Any) -> Any:
+    handle = als.send_matrix(dataset, **how)
+    assert handle.shape == expected.shape
+    np.testing.assert_array_equal(handle.fetch(), expected)
+    return handle
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 40])
+@pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR"])
+def test_a_tensor_column_of_many_blocks(als: AlchemistSession, blocks: int, layout: str) -> None:
+    dataset = data.from_numpy(np.array_split(A, blocks))
+    arrived(als, dataset, A, layout=layout)
+    arrived(als, dataset.materialize(), A.astype("float32"), layout=layout, dtype="float32")
+
+
+def test_columns_of_numbers_from_arrow_and_pandas(als: AlchemistSession) -> None:
+    pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[data]")
+    frame = pd.DataFrame(A, columns=list("abcdef"))
+    frame["g"] = np.arange(300)
+    expected = frame.to_numpy()
+    dataset = data.from_pandas([frame[:100], frame[100:]])
+    arrived(als, dataset, expected)
+    arrived(als, dataset.map_batches(lambda t: t, batch_format="pyarrow"), expected)
+    arrived(als, dataset.map_batches(lambda f: f * 2, batch_format="pandas"), expected * 2)
+
+
+def test_a_row_is_its_columns_one_after_the_other(als: AlchemistSession) -> None:
+    def batch(given: dict[str, Any]) -> dict[str, Any]:
+        i = given["id"].astype(float)
+        return {
+            "one": i,
+            "grid": np.stack([i, i + 1, i + 2, i + 3], 1).reshape(-1, 2, 2),
+            "two": -i,
+        }
+
+    dataset = data.range(100, override_num_blocks=5).map_batches(batch)
+    i = np.arange(100.0)
+    arrived(als, dataset, np.stack([i, i, i + 1, i + 2, i + 3, -i], 1))
+
+
+def test_rows_stay_in_order_where_blocks_end_in_another(als: AlchemistSession) -> None:
+    def slow_first(batch: dict[str, Any]) -> dict[str, Any]:
+        import time  # noqa: PLC0415
+
+        if batch["id"][0] == 0:
+            time.sleep(1.0)
+        return batch
+
+    dataset = data.range(60, override_num_blocks=6).map_batches(slow_first, batch_size=None)
+    assert not dataset.context.execution_options.preserve_order
+    arrived(als, dataset, np.arange(60)[:, None])
+    assert not dataset.context.execution_options.preserve_order
+
+
+def test_filtered_blocks_that_are_empty(als: AlchemistSession) -> None:
+    def between(low: int, high: int) -> Any:
+        blocks = data.range(100, override_num_blocks=10)
+        return blocks.map_batches(lambda b: {"id": b["id"][(b["id"] >= low) & (b["id"] < high)]})
+
+    arrived(als, between(30, 55), np.arange(30, 55)[:, None])
+    with pytest.raises(ShapeError, match="no rows"):
+        als.send_matrix(between(100, 100))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "words"),
+    [
+        ([{"x": 1.0, "y": 1.0}, {"x": 2.0, "y": None}], DtypeError, "'y' has 1 nulls"),
+        ([{"x": 1.0, "s": "a"}], DtypeError, "'s' is of string"),
+        ([{"x": np.ones(3)}, {"x": np.ones(4)}], ShapeError, "'x' has rows of different|columns"),
+        ([{"x": 1.5, "b": True}], None, None),
+    ],
+)
+def test_what_is_no_number_is_an_error_that_names_the_column(
+    als: AlchemistSession, rows: Any, error: Any, words: Any
+) -> None:
+    dataset = data.from_items(rows, override_num_blocks=1)
+    if error is None:
+        arrived(als, dataset, np.array([[1.5, 1.0]]))
+        return
+    with pytest.raises(error, match=words):
+        als.send_matrix(dataset)
+    assert als.list_matrices() == []
+
+
+def _broken(batch: Any) -> Any:
+    raise KeyError("no data today")
+
+
+def test_what_a_function_raises_comes_with_its_traceback(als: AlchemistSession) -> None:
+    dataset = data.range(100, override_num_blocks=4).map_batches(_broken)
+    with pytest.raises(TransferError, match="no data today") as caught:
+        als.send_matrix(dataset)
+    assert "_broken" in (caught.value.traceback or "")
+    assert als.list_matrices() == []
+
+
+# --- the way back -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", [None, 1, 9])
+def test_to_dataset_and_back(als: AlchemistSession, blocks: int | None) -> None:
+    handle = als.send_matrix(A, layout="MC_MR")
+    dataset = handle.to_dataset(override_num_blocks=blocks)
+    assert (dataset.count(), dataset.columns()) == (300, ["data"])
+    arrived(als, dataset, A)
+    arrived(als, dataset.map_batches(lambda b: {"data": b["data"] * 2}), A * 2)
+
+
+def test_to_dataset_in_columns(als: AlchemistSession) -> None:
+    handle = als.send_matrix(A)
+    dataset = handle.to_dataset(list("abcdef"), override_num_blocks=3)
+    rows = dataset.take_all()
+    assert list(rows[7]) == list("abcdef")
+    np.testing.assert_array_equal([list(row.values()) for row in rows], A)
+    for columns in (["a"], ["a"] * 6):
+        with pytest.raises(ShapeError, match="6 columns"):
+            handle.to_dataset(columns)
+    with pytest.raises(DtypeError, match="complex"):
+        als.send_matrix(A * 1j).to_dataset()

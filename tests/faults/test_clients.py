@@ -1,0 +1,201 @@
+"""A task, an agent or a rank dies while a client's data are on their way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import gang as gangs
+from alchemist_ray.clients import chunks
+from alchemist_ray.errors import TransferError
+from tests.faults.conftest import NEWS_S, Gang, agent_pids, kill, record, strike
+from tests.faults.test_transfers import held_by
+
+da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+
+from ray.util.dask import ray_dask_get  # noqa: E402
+
+pytestmark = pytest.mark.timeout(100, func_only=True)
+
+ROOT = Path(__file__).parents[2]
+META = np.empty((0, 0))  # else dask calls a function here to see what it returns
+
+
+def slow(block: Any) -> Any:
+    time.sleep(0.2)
+    return block + 1
+
+
+def suicide(block: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return block
+
+
+def chunked(n: int = 12, rows: int = 10_000) -> Any:
+    return da.ones((n * rows, 20), chunks=(rows, 20))
+
+
+def persisted() -> Any:
+    x = (chunked() + 1).persist(scheduler=ray_dask_get)
+    refs = list(dict(x.__dask_graph__()).values())
+    ray.wait(refs, num_returns=len(refs), timeout=30)
+    return x
+
+
+def test_a_task_that_is_killed_however_often_it_is_tried(gang: Gang) -> None:
+    known = len(gang.session.list_matrices())
+    x = chunked(1).map_blocks(suicide, meta=META)
+    start = time.monotonic()
+    with pytest.raises(TransferError, match=r"chunk .* could not be computed") as caught:
+        gang.session.send_matrix(x)
+    record("a dask task that always dies", time.monotonic() - start, None, caught.value)
+    assert len(gang.session.list_matrices()) == known
+    assert gang.works()
+
+
+def test_a_rank_killed_while_chunks_are_computed_and_sent(gang: Gang) -> None:
+    x = chunked().map_blocks(slow, meta=META)
+    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(x), after_s=0.6)
+    gang.lost("kill -9 of a rank while dask chunks are sent", told, "rank 1", "SIGKILL")
+
+
+def test_a_rank_killed_while_it_is_sent_a_dataset(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
+    data.DataContext.get_current().enable_progress_bars = False
+    dataset = data.from_numpy(np.ones((100_000, 20))).materialize()
+    start = chunks.Sender._start
+
+    def stopping(self: chunks.Sender) -> None:
+        kill(gang.ranks[1], signal.SIGSTOP)  # so that the agent waits in the middle
+        start(self)
+
+    monkeypatch.setattr(chunks.Sender, "_start", stopping)
+    told = strike(
+        lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
+    )
+    monkeypatch.undo()
+    gang.lost("kill -9 of a rank while a Dataset is sent", told, "rank 1", "SIGKILL")
+
+
+def test_an_agent_killed_while_it_sends_chunks(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = persisted()
+    known = len(gang.session.list_matrices())
+    start = chunks.Sender._start
+
+    def stopping(self: chunks.Sender) -> None:
+        monkeypatch.setattr(chunks.Sender, "_start", start)  # once
+        kill(gang.ranks[1], signal.SIGSTOP)
+        start(self)
+
+    monkeypatch.setattr(chunks.Sender, "_start", stopping)
+
+    def blow() -> None:
+        gang.kill_agent()
+        kill(gang.ranks[1], signal.SIGCONT)
+
+    told = strike(blow, lambda: gang.session.send_matrix(x))
+    monkeypatch.undo()
+    assert isinstance(told.error, TransferError), repr(told.error)
+    assert told.seconds < NEWS_S + gangs.NEWS_S + chunks.END_S
+    record("kill -9 of the agent while it sends chunks", told.seconds, None, told.error)
+    assert len(gang.session.list_matrices()) == known
+    assert gang.works()
+    B = gang.session.send_matrix(x)
+    assert (B.fetch() == 2).all()
+    B.free()
+
+
+def test_a_rank_killed_while_tasks_fetch(gang: Gang) -> None:
+    H = gang.session.send_matrix(np.ones((120_000, 20)))
+    x = H.to_dask((10_000, -1)).map_blocks(slow, meta=META)
+    assert x.sum().compute(scheduler=ray_dask_get) == 2 * H.shape[0] * H.shape[1]  # workers are up
+    told = strike(
+        lambda: kill(gang.ranks[2]), lambda: x.sum().compute(scheduler=ray_dask_get), after_s=0.6
+    )
+    assert told.error is not None
+    assert "rank 2" in str(told.error) or "Stale" in str(told.error), str(told.error)
+    gang.again()
+
+
+def test_workers_let_go_of_what_they_have_mapped(gang: Gang) -> None:
+    """A worker of Ray's lives on, and must not keep the memory of a gang that is gone."""
+
+    @ray.remote
+    def fetched(handle: Any) -> tuple[int, int]:
+        block = handle.to_dask((1000, -1)).blocks[0].compute(scheduler="sync")
+        return os.getpid(), len(block)
+
+    H = gang.session.send_matrix(np.ones((200_000, 20)))
+    pid, rows = ray.get(fetched.remote(H))
+    assert rows == 1000
+    deadline = time.monotonic() + 10
+    while held_by(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert held_by(pid) == 0
+    H.free()
+
+
+_LARGE = """
+    import json, os, resource, sys, time
+    import dask.array as da, numpy as np, ray
+    from pathlib import Path
+    from alchemist_ray import AlchemistSession
+
+    store, n, rows = 100 << 20, 84, 6_400
+    ray.init(num_cpus=4, object_store_memory=store, include_dashboard=False, log_to_driver=False,
+             _temp_dir=sys.argv[1])
+    i = da.arange(n * rows, chunks=rows, dtype=float)
+    x = i[:, None] + da.arange(100, chunks=-1, dtype=float)[None, :]
+    assert x.nbytes > 4 * store, x.nbytes
+    with AlchemistSession(1) as als:
+        als.send_matrix(da.ones((100, 100), chunks=50) + 1).free()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        handle = als.send_matrix(x)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        some = handle.fetch(rows=slice(0, None, 9_973), cols=slice(0, 100, 33))
+    expected = np.arange(n * rows)[::9_973, None] + np.arange(0, 100, 33)
+    spilled = [str(f) for f in Path(sys.argv[1]).rglob("*spilled*/*")]
+    equal = bool((some == expected).all())
+    print(json.dumps({"grown_kb": grown, "equal": equal, "spilled": spilled}))
+"""
+
+
+@pytest.mark.timeout(150, func_only=True)
+def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: Any) -> None:
+    """Four times the store; nothing is spilled to disk, and this process never has it."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="al-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(_LARGE), folder],
+            capture_output=True, text=True, timeout=140, check=False, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["equal"]
+    assert told["spilled"] == []
+    assert told["grown_kb"] < 200_000, told  # of 430 MB; a part of the store may be mapped
+
+
+def test_the_agent_holds_nothing_after(gang: Gang) -> None:
+    gang.session.send_matrix(persisted()).free()
+    agent = agent_pids()["agent"]
+    gang.session.yield_workers()
+    deadline = time.monotonic() + NEWS_S
+    while held_by(agent) > 1 << 20 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert held_by(agent) < 1 << 20
+    gang.start()
