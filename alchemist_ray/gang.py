@@ -133,6 +133,10 @@ class GangClient:
             self.ranks.trim()  # a mapping would keep the memory of a rank that is gone
             raise
 
+    def cancel(self) -> None:
+        """Cancel the command that another thread waits for."""
+        self._link.cancel()
+
     def _free(self, matrices: list[int], wait: bool) -> None:
         body: Body = {"op": "free", "matrices": matrices}
         if wait:

@@ -23,6 +23,7 @@ from mpi_workers.wire import Body
 
 _PYTHON = {
     MATRIX: Handle, "int": int, "float": float, "complex": complex, "bool": bool, "string": str,
+    "bytes": bytes,
 }  # fmt: skip
 
 

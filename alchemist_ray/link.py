@@ -30,6 +30,9 @@ class Link(Protocol):
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         """Run a command. Raises the tree's errors; Ctrl-C cancels it on the gang, too."""
 
+    def cancel(self) -> None:
+        """Cancel the command that another thread waits for."""
+
     def tell(self, body: Body) -> None:
         """Send a command before the next, and do not wait for its answer."""
 
@@ -102,6 +105,10 @@ class SocketLink:
             self._ident += 1  # its answer is passed over as of another command
             self._connection.send(Kind.COMMAND, {**body, "id": self._ident})
 
+    def cancel(self) -> None:
+        with contextlib.suppress(wire.WireError, OSError):  # who waits for it knows
+            self._connection.send(Kind.COMMAND, {"op": "cancel", "call": self._ident})
+
     def _receive(self) -> Frame:
         # Ctrl-C is awaited where no byte can be lost to it: not in the middle of a frame.
         if not self._connection.has_news():
@@ -136,15 +143,21 @@ class RayLink:
     def __init__(self, manager: ActorHandle, epoch: int) -> None:
         self._manager = manager
         self._epoch = epoch
+        self._under_way: Any = None
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         ref: Any = self._manager.command.remote(self._epoch, body)
+        self._under_way = ref
         try:
             result: Body = ask_manager(ref)
         except KeyboardInterrupt:
             ray.cancel(ref)
             raise
         return result
+
+    def cancel(self) -> None:
+        if self._under_way is not None:
+            ray.cancel(self._under_way)
 
     def tell(self, body: Body) -> None:
         self._manager.command.remote(self._epoch, body)

@@ -42,6 +42,7 @@ _SCALARS: dict[Any, str] = {
     complex: "complex",
     bool: "bool",
     str: "string",
+    bytes: "bytes",
 }
 
 
@@ -154,7 +155,7 @@ def _type_name(annotation: Any) -> str:
             return f"list[{_SCALARS[item]}]"
     raise TypeError(
         f"{annotation!r} is not a type of a routine: take DistMatrix, int, float, complex, bool, "
-        "str or a list of one of the scalars"
+        "str, bytes or a list of one of the scalars"
     )
 
 

@@ -20,6 +20,7 @@ SHIPPED = {
     "scalapack": "ali.scalapack",
     "elemental": "ali.elemental",
     "files": "ali.files",
+    "simulator": "ali.simulator",
     "echo": "ali.echo",
 }
 FOUND_BY_PATH = ("scalapack", "elemental")  # a path says where their shared object is
@@ -32,8 +33,9 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
     Parameters
     ----------
     name : str
-        A shipped library, an entry point in the group ``alchemist.libraries``, or an
-        importable module. With `path`, any name.
+        A shipped library, an entry point in the group ``alchemist.libraries`` (a module, or a
+        function that returns the path of a shared object), or an importable module. With
+        `path`, any name.
     path : str, optional
         A ``.py`` file (run anew at every load) or a shared object that exports the C ABI, which
         this node can read; for ``"scalapack"`` and ``"elemental"``, their own shared object.
@@ -45,7 +47,10 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
     """
     try:
         if path is None or name in FOUND_BY_PATH:
-            return PythonLibrary(name, _by_name(name), path)
+            found = _by_name(name)
+            if isinstance(found, Path):
+                return NativeLibrary(name, found)
+            return PythonLibrary(name, found, path)
         if Path(path).suffix == ".py":
             return PythonLibrary(name, _by_path(name, Path(path)))
         if ".so" in Path(path).suffixes:
@@ -80,13 +85,16 @@ def _by_path(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _by_name(name: str) -> ModuleType:
+def _by_name(name: str) -> ModuleType | Path:
+    """A library's module, or where its shared object is."""
     if name in SHIPPED:
         return importlib.import_module(SHIPPED[name])
     for entry in entry_points(group=ENTRY_POINTS, name=name):
-        module = entry.load()
-        if isinstance(module, ModuleType):
-            return module
+        plug = entry.load()
+        if isinstance(plug, ModuleType):
+            return plug
+        if callable(plug):  # it says where on this node the shared object is, and may build it
+            return Path(plug())
     try:
         found = importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):

@@ -118,6 +118,11 @@ class Connection:
         poller.register(self.sock, select.POLLIN)
         return bool(self._buffer) or bool(poller.poll(0))
 
+    @property
+    def buffered(self) -> bool:
+        """Whether something that was sent is here already: a poll of the socket cannot see it."""
+        return bool(self._buffer)
+
     def begin(self, kind: Kind, body: Body, payload_nbytes: int) -> None:
         """Send the head of a frame whose payload is given to `write` piece by piece."""
         self.write(encode(kind, body, payload_nbytes))

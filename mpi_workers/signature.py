@@ -16,7 +16,7 @@ import numpy as np
 from mpi_workers.failures import Failure
 
 MATRIX = "matrix"
-SCALARS = ("int", "float", "complex", "bool", "string")
+SCALARS = ("int", "float", "complex", "bool", "string", "bytes")
 TYPES = (MATRIX, *SCALARS, *(f"list[{scalar}]" for scalar in SCALARS))
 _INT_RANGE = range(-(1 << 63), 1 << 63)
 
@@ -62,8 +62,13 @@ def coerce(value: Any, kind: str) -> Any:
     if kind.startswith("list["):
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
             raise TypeError(type(value).__name__)
+        if kind == "list[float]":  # thousands of numbers are usual, and looked at all at once
+            if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == "f":
+                return value.astype(float).tolist()
+            if set(map(type, value)) <= {float}:
+                return list(value)
         return [coerce(item, kind[5:-1]) for item in value]
-    if isinstance(value, int) and value not in _INT_RANGE and kind != "string":
+    if isinstance(value, int) and value not in _INT_RANGE and kind not in ("string", "bytes"):
         raise TypeError("an integer over 64 bits")
     match kind:
         case "bool" if isinstance(value, bool | np.bool_):
@@ -86,6 +91,8 @@ def coerce(value: Any, kind: str) -> Any:
             return complex(value)
         case "string" if isinstance(value, str):
             return str(value)
+        case "bytes" if isinstance(value, bytes):
+            return value
     raise TypeError(type(value).__name__)
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import resource
 import select
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -40,6 +42,7 @@ from mpi_workers.specs import RankConfig
 from mpi_workers.storage import Storage
 from mpi_workers.wire import Body, Kind
 
+INIT_SLACK_S = 10  # after the start's own time limit, which has more to say
 ORPHANED = 98  # exit code of a rank whose proxy is gone
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback travel
 NOT_SHOWN = ("mpi_workers.worker", "ali.interface", "ali.run")  # the way to the user's own code
@@ -93,6 +96,11 @@ class Gang:
         """A fresh communicator; the old one may have messages under way for ever."""
         self.comm = GangComm(self._world.Dup())
 
+    def part(self, colour: int) -> Gang:
+        """The ranks that give the same colour, as a gang of their own. Collective."""
+        world = MPI.Intracomm(self._world.Split(colour, self.rank))
+        return Gang(world, Storage(world.rank, self._storage.pool), self._tell)
+
     def new(
         self, shape: tuple[int, int], dtype: Any, layout: str, *, zero: bool = True
     ) -> DistMatrix:
@@ -135,11 +143,6 @@ class Rank:
         self._call = 0
         self._made: list[int] = []  # matrices, by the last call
         world = MPI.COMM_WORLD
-        if world.size != config.size:
-            raise RuntimeError(
-                f"MPI started {world.size} ranks in this world instead of {config.size}: "
-                "the launcher and the MPI library do not speak the same PMI"
-            )
         self.storage = Storage(world.rank, Pool(config.keep_bytes, shared=True))
         path = f"{config.directory}/rank{world.rank}.sock"
         self._server = DataServer(self.storage, config.token, path, config.host)
@@ -331,6 +334,18 @@ def _speak_through(config: RankConfig, rank: int) -> None:
             os.close(pipe)
 
 
+def _leave(config: RankConfig) -> NoReturn:
+    """Tell the proxy that this process is no rank of its gang, and end."""
+    mpi = " ".join(MPI.Get_library_version().split("\n")[0].strip("\0 ").split())
+    unfit = (
+        f"is in an MPI world of {MPI.COMM_WORLD.size} instead of {config.size} ranks: the launcher "
+        f"and the MPI library ({mpi}) do not speak the same PMI. {config.advice}".rstrip()
+    )
+    about = {"role": "rank", "rank": MPI.COMM_WORLD.rank, "pid": os.getpid(), "unfit": unfit}
+    connect(config.control, config.token, about, take_fds=False)
+    os._exit(1)
+
+
 def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     """Be a rank until told to exit. Does not return."""
     status = 1
@@ -341,7 +356,12 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         threadpool_limits(config.threads)
         if not MPI.Is_initialized():
+            # MPI holds the GIL: nothing else ends one that hangs here when its proxy is gone.
+            signal.alarm(math.ceil(config.start_timeout_s) + INIT_SLACK_S)
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
+            signal.alarm(0)
+        if MPI.COMM_WORLD.size != config.size:
+            _leave(config)
         _speak_through(config, MPI.COMM_WORLD.rank)
         Rank(config, loader, runner).run()
         status = 0

@@ -54,7 +54,7 @@ class NativeLibrary:
     def __init__(self, name: str, path: Path) -> None:
         self._name = name
         self._state: int | None = None
-        self._host = Host()
+        self.host = Host()
         self._object = _open(name, path)
         self._library = self._look_up(path)
         self._routines: dict[str, tuple[CRoutine, Signature]] = {}
@@ -156,28 +156,20 @@ class NativeLibrary:
         Interrupted
             If the call ended elsewhere, and the routine noticed.
         """
-        if routine not in self._routines:
-            raise no_such_routine(self._name, routine, self._routines)
-        native, signature = self._routines[routine]
+        native, signature = self.routine(routine)
         frame = Frame(Context(gang, {}))
         values = [frame.store(arguments[p.name], p.type) for p in signature.parameters]
         given = (CValue * max(1, len(values)))(*values)
         results = (CValue * max(1, len(signature.results)))()
         call = CCall(
-            self._host.address,
+            self.host.address,
             MPI._handleof(gang.comm),
             gang.rank,
             gang.size,
             *gang.grid,
-            self._state,
+            None,
         )
-        self._host.frame = frame
-        try:
-            code = native.run(ctypes.byref(call), given, results)
-        finally:
-            self._host.frame = None
-            self._state = call.state
-        self._judge(routine, code, frame, gang.rank)
+        self.enter(native.run, call, given, results, routine, frame)
         found = []
         for value, result in zip(results, signature.results, strict=False):
             try:
@@ -189,6 +181,26 @@ class NativeLibrary:
                     f"{failure.message}",
                 ) from None
         return found
+
+    def routine(self, name: str) -> tuple[CRoutine, Signature]:
+        """A routine in C, and what it takes and gives. Raises `Failure`."""
+        if name not in self._routines:
+            raise no_such_routine(self._name, name, self._routines)
+        return self._routines[name]
+
+    def enter(
+        self, run: Any, call: CCall, given: Any, results: Any, routine: str, frame: Frame
+    ) -> None:
+        """Call C; the library's state goes in and comes out. Raises as `call`."""
+        call.state = self._state
+        self.host.frame = frame
+        try:
+            code = run(ctypes.byref(call), given, results)
+        finally:
+            self.host.frame = None
+            self._state = call.state
+        if code != OK or frame.failure is not None:
+            self._judge(routine, code, frame, call.rank)
 
     def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
         if code == ENDED:

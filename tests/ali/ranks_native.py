@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from types import SimpleNamespace
 from typing import Any
 
+from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure
 from mpi_workers.layout import LAYOUTS, deals
@@ -59,3 +61,12 @@ def described(gang: Gang, name: str) -> dict[str, Any]:
         return {"kind": failure.kind, "message": failure.message}
     names = [{"name": r["name"], "doc": r["doc"]} for r in about["routines"]]
     return {"name": about["name"], "doc": about["doc"], "routines": names}
+
+
+def plugged_in(gang: Gang, path: str) -> dict[str, Any]:
+    """A library whose entry point is a function that says where its shared object is."""
+    calls = []
+    plug = SimpleNamespace(load=lambda: lambda: calls.append(1) or path)
+    registry.entry_points = lambda group, name=None: [plug]
+    about = described(gang, "plug")
+    return {**about, "calls": len(calls)}

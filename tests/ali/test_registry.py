@@ -18,7 +18,9 @@ from ali.registry import load
 from mpi_workers import trial
 from mpi_workers.failures import Failure
 from mpi_workers.signature import Signature
+from tests.support.build import needs_compiler, shared_object
 
+EXAMPLE = Path(__file__).parent / "native" / "spring.c"
 SOURCE = '''"""A library."""
 from ali import Context, routine
 
@@ -173,6 +175,16 @@ def test_an_entry_point_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert answer(load("plug")) == 8
     with pytest.raises(Failure, match="Installed: plug"):
         load("other")
+
+
+@needs_compiler
+def test_an_entry_point_may_say_where_a_shared_object_is(tmp_path: Path) -> None:
+    built = shared_object(EXAMPLE, tmp_path / "libexample.so")
+    about = trial.run("tests.ali.ranks_native:plugged_in", 2, str(built))
+    assert about["name"] == "plug"
+    assert about["calls"] == 1
+    gone = trial.run("tests.ali.ranks_native:plugged_in", 1, str(tmp_path / "gone.so"))
+    assert gone["kind"] == "LibraryNotFoundError"
 
 
 @pytest.mark.parametrize("name", ["nowhere_to_be_found", "nowhere.at.all", "", ".relative"])

@@ -1,0 +1,84 @@
+"""A routine of a native library that is called again and again, with numbers."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ali.interface import Context
+from ali.native.abi import CCall, CValue
+from ali.native.host import Frame
+from mpi_workers.failures import Failure
+
+if TYPE_CHECKING:
+    from ali.native.library import NativeLibrary
+    from mpi_workers.worker import Gang
+
+NUMBERS = ["list[float]"]
+FLAG = ["bool"]
+
+
+class PreparedCall:
+    """Calls a routine that takes one list of floats or nothing, and gives one, a bool or nothing.
+
+    Nothing is made anew for a call but what callbacks need, and numbers are not made
+    Python's: a call costs a few microseconds.
+
+    Parameters
+    ----------
+    library : NativeLibrary
+    gang : Gang
+        On whose communicator it runs.
+    routine : str
+
+    Raises
+    ------
+    Failure
+        NoSuchRoutineError; RoutineError for a routine of other types.
+    """
+
+    def __init__(self, library: NativeLibrary, gang: Gang, routine: str) -> None:
+        self._library = library
+        self._gang = gang
+        self._routine = routine
+        native, signature = library.routine(routine)
+        taken = [p.type for p in signature.parameters]
+        given = [r.type for r in signature.results]
+        if taken not in ([], NUMBERS) or given not in ([], NUMBERS, FLAG):
+            raise Failure("RoutineError", f"{signature} takes or gives other than numbers")
+        self._run = native.run  # kept: each look at the struct makes another
+        self._flag = given == FLAG
+        self._given = CValue(given=1)
+        self._found = CValue()
+        self._call = CCall(library.host.address, 0, gang.rank, gang.size, *gang.grid, None)
+        self._comm: object = None
+        self._context = Context(gang, {})
+
+    def __call__(
+        self, numbers: NDArray[np.float64] | None = None, into: NDArray[np.float64] | None = None
+    ) -> int:
+        """Run it: with `numbers` (contiguous), its result `into` an array.
+
+        Returns how many numbers it gave; of a bool, 0 or 1. On ranks other than its
+        communicator's first a list may be missing. Raises as `NativeLibrary.call`.
+        """
+        call = self._call
+        if self._gang.comm is not self._comm:
+            self._comm = self._gang.comm
+            call.comm = MPI._handleof(self._gang.comm)
+        if numbers is not None:
+            self._given.count, self._given.pointer = len(numbers), numbers.ctypes.data
+        found = self._found
+        found.count, found.pointer = 0, None
+        frame = Frame(self._context)  # what the library allocates lasts as long
+        self._library.enter(self._run, call, self._given, found, self._routine, frame)
+        if self._flag:
+            return int(found.flag != 0)
+        count: int = found.count
+        if into is not None and count == len(into) and found.pointer:
+            ctypes.memmove(into.ctypes.data, found.pointer, 8 * count)
+        return count

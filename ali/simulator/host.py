@@ -1,0 +1,154 @@
+"""The instances of a simulator on this rank, and how they are spread over the gang.
+
+Copies are dealt to the ranks in blocks. With at least as many copies as ranks each is
+computed by one rank alone; with fewer, the ranks are dealt to the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ali.simulator.instance import Instance
+from ali.simulator.spec import Spec
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import DistMatrix
+
+if TYPE_CHECKING:
+    from ali.interface import Context, PythonLibrary
+    from ali.native import NativeLibrary
+
+
+class Simulations:
+    """Copies of one simulation, spread over the gang.
+
+    Parameters
+    ----------
+    ctx : Context
+        Of the routine that makes them. Collective.
+    load : callable
+        Loads the library anew.
+    name, config : str
+        As for `Instance`.
+    copies : int
+        How many simulations.
+
+    Raises
+    ------
+    Failure
+        As `Instance` does.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        load: Callable[[], PythonLibrary | NativeLibrary],
+        name: str,
+        config: str,
+        copies: int,
+    ) -> None:
+        self.copies = copies
+        self._comm = ctx.comm
+        self._whole = copies == 1
+        self._first, self._last, roots = _dealt(copies, ctx.size, ctx.rank)
+        gang = ctx._gang if self._whole else ctx._gang.part(self._first)
+        self._leads = gang.rank == 0
+        self._counts = [last - first for first, last in roots]
+        self._instances: list[Instance] = []
+        try:
+            for _ in range(self._first, self._last):
+                self._instances.append(Instance(gang, load(), name, config))
+        except BaseException:
+            self.close()
+            raise
+        self.spec: Spec = self._instances[0].spec
+        for other in self._instances:
+            if other.spec != self.spec:
+                raise Failure("LibraryLoadError", f"simulator {name!r}: its copies' specs differ")
+        self._records = np.zeros((len(self._instances), self.spec.record))
+        self._all = np.zeros((copies, self.spec.record))
+
+    def run(self, ctx: Context, fresh: dict[int, int], actions: np.ndarray[Any, Any]) -> bytes:
+        """Begin an episode in the copies of `fresh` (by number: seeds), advance all others.
+
+        Without actions the others are left alone. Returns on rank 0 the records of all
+        copies, on others nothing of meaning. Collective.
+        """
+        self._enter(ctx)
+        for number, instance in enumerate(self._instances, self._first):
+            record = self._records[number - self._first]
+            seed = fresh.get(number)
+            if seed is not None:
+                instance.begin(seed, record)
+            elif len(actions):
+                instance.advance(actions[number], record)
+        if self._whole or ctx.size == 1:
+            return self._records.tobytes()
+        width = self.spec.record
+        counts = [width * count for count in self._counts]
+        mine = self._records if self._leads else self._records[:0]
+        everything = [self._all, counts] if ctx.rank == 0 else None
+        ctx.comm.Gatherv(mine, everything, 0)
+        return self._all.tobytes() if ctx.rank == 0 else b""
+
+    def picture(self, ctx: Context, copy: int) -> tuple[int, int, bytes]:
+        """Height, width and float32 elements of a copy's field, on rank 0. Collective."""
+        self._enter(ctx)
+        field: np.ndarray[Any, Any] | None = None
+        if self._first <= copy < self._last:
+            whole = self._instances[copy - self._first].picture()
+            if self._leads:
+                field = np.ascontiguousarray(whole, np.float32)
+        root = next(r for r, n in enumerate(np.cumsum(self._counts)) if copy < n)
+        if root != 0:  # the ranks that compute it are not those that answer
+            if ctx.rank == root:
+                ctx.comm.send(field, 0)
+            field = ctx.comm.recv(source=root) if ctx.rank == 0 else None
+        if field is None or ctx.rank != 0:
+            return 0, 0, b""
+        return field.shape[0], field.shape[1], field.tobytes()
+
+    def has(self, routine: str) -> bool:
+        """Whether the simulator has a routine."""
+        return self._instances[0].has(routine)
+
+    def save(self, ctx: Context) -> DistMatrix:
+        """The state of the only simulation. Collective. Raises `Failure`."""
+        self._enter(ctx)
+        return self._only("save_state").save_state()
+
+    def load(self, ctx: Context, state: DistMatrix) -> None:
+        """Go back to a state. Collective. Raises `Failure`."""
+        self._enter(ctx)
+        self._only("load_state").load_state(state)
+
+    def _only(self, routine: str) -> Instance:
+        if not self._whole:
+            raise Failure(
+                "BadArgumentError",
+                f"{routine} is for one simulation on all ranks, and there are {self.copies} copies",
+            )
+        return self._instances[0]
+
+    def _enter(self, ctx: Context) -> None:
+        """After a call that failed, the gang's communicator is another one: so are its parts'."""
+        if ctx.comm is not self._comm:
+            self._comm = ctx.comm
+            if not self._whole:
+                self._instances[0].renew()  # they share it
+
+    def close(self) -> None:
+        for instance in self._instances:
+            instance.close()
+
+
+def _dealt(copies: int, size: int, rank: int) -> tuple[int, int, Sequence[tuple[int, int]]]:
+    """This rank's copies, as a range; and of each rank those which it leads."""
+    if copies >= size:
+        ranges = [(r * copies // size, (r + 1) * copies // size) for r in range(size)]
+        return *ranges[rank], ranges
+    mine = [r * copies // size for r in range(size)]
+    leads = [(copy, copy + (r == 0 or mine[r - 1] != copy)) for r, copy in enumerate(mine)]
+    return mine[rank], mine[rank] + 1, leads

@@ -1,0 +1,228 @@
+"""One simulation: a library with a simulator's routines, on a communicator of its own.
+
+| routine | what |
+|---|---|
+| ``spec() -> string`` | JSON: see `ali.simulator.spec` |
+| ``setup(config: string)`` | optional, called first: JSON of what the user has asked for; or |
+| ``setup(size: int = 3, ...)`` | typed parameters, which get what he has asked for by name |
+| ``seed(seed: int)`` | optional: takes effect at the next reset |
+| ``reset()`` | a new episode |
+| ``step(action: list[float])`` | one time step; the action flattened in C order |
+| ``get_state() -> list[float]`` | the observation, flattened in C order |
+| ``get_score() -> list[float]`` | the reward (one per agent), then the numbers named by "info" |
+| ``is_terminated() -> bool`` | optional |
+| ``render() -> matrix`` | optional: a scalar field, its first row on top |
+| ``save_state() -> matrix``, ``load_state(state: matrix)`` | optional |
+
+What rank 0 of the simulation's communicator gives counts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ali.native import NativeLibrary
+from ali.native.prepared import PreparedCall
+from ali.simulator.spec import Spec, parse
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import DistMatrix
+from mpi_workers.signature import MATRIX, Signature
+
+if TYPE_CHECKING:
+    from ali.interface import PythonLibrary
+    from mpi_workers.worker import Gang
+
+# Types of parameters and of results.
+ROUTINES: dict[str, tuple[list[str], list[str]]] = {
+    "spec": ([], ["string"]),
+    "seed": (["int"], []),
+    "reset": ([], []),
+    "step": (["list[float]"], []),
+    "get_state": ([], ["list[float]"]),
+    "get_score": ([], ["list[float]"]),
+    "is_terminated": ([], ["bool"]),
+    "render": ([], [MATRIX]),
+    "save_state": ([], [MATRIX]),
+    "load_state": ([MATRIX], []),
+}
+REQUIRED = ("spec", "reset", "step", "get_state", "get_score")
+
+
+class Instance:
+    """A simulator that has been loaded and set up, on this rank.
+
+    Parameters
+    ----------
+    gang : Gang
+        The ranks that compute it.
+    library : PythonLibrary or NativeLibrary
+        Loaded for this instance alone: what it keeps in its state is this instance's.
+    name : str
+        What it is called.
+    config : str
+        JSON for ``setup``; ``"{}"`` where nothing was asked for.
+
+    Raises
+    ------
+    Failure
+        LibraryLoadError, if it is no simulator; what its ``setup`` raises.
+    """
+
+    def __init__(
+        self, gang: Gang, library: PythonLibrary | NativeLibrary, name: str, config: str
+    ) -> None:
+        self._gang = gang
+        self._library = library
+        self._name = name
+        described = library.describe()["routines"]
+        self._parameters = _checked(name, described)
+        setup = next((found for found in described if found["name"] == "setup"), None)
+        if setup is not None:
+            library.call(gang, "setup", _setup_arguments(Signature.from_map(setup), config))
+        elif config != "{}":
+            raise Failure(
+                "BadArgumentError",
+                f"simulator {name!r} has no routine setup, and so takes no 'sim' options: {config}",
+            )
+        self.spec: Spec = parse(name, self._agreed_spec())
+        self._numbers = _Numbers(gang, library, self._parameters["step"][0])
+
+    def has(self, routine: str) -> bool:
+        return routine in self._parameters
+
+    def _agreed_spec(self) -> str:
+        """Rank 0's spec, on all ranks of the simulation."""
+        (text,) = self._call("spec")
+        told: str = self._gang.comm.bcast(text) if self._gang.size > 1 else text
+        return told
+
+    def _call(self, routine: str, *values: Any) -> list[Any]:
+        arguments = dict(zip(self._parameters[routine], values, strict=True))
+        return self._library.call(self._gang, routine, arguments)
+
+    def begin(self, seed: int, record: np.ndarray[Any, Any]) -> None:
+        """A new episode; its first observation into the record. A seed below 0 is none."""
+        if seed >= 0 and self.has("seed"):
+            self._call("seed", seed)
+        self._call("reset")
+        record[self.spec.observations :] = 0.0
+        self._observe(record)
+
+    def advance(self, action: np.ndarray[Any, Any], record: np.ndarray[Any, Any]) -> None:
+        """A time step: observation, scores and whether the episode has ended into the record."""
+        self._numbers.give("step", action)
+        self._observe(record)
+        self._fill(record[self.spec.observations : -1], "get_score")
+        record[-1] = self._numbers.flag("is_terminated") if self.has("is_terminated") else 0.0
+
+    def _observe(self, record: np.ndarray[Any, Any]) -> None:
+        self._fill(record[: self.spec.observations], "get_state")
+
+    def _fill(self, part: np.ndarray[Any, Any], routine: str) -> None:
+        found = self._numbers.take(routine, part)
+        if found != len(part) and self._gang.rank == 0:
+            raise Failure(
+                "RoutineError",
+                f"simulator {self._name!r}: {routine} gave {found} numbers, and by its spec there "
+                f"are {len(part)}",
+            )
+
+    def picture(self) -> np.ndarray[Any, Any]:
+        """What ``render`` gives, whole on the simulation's rank 0. Raises `Failure`."""
+        self._need("render")
+        return self._gang.to_layout(self._call("render")[0], "CIRC_CIRC").local
+
+    def save_state(self) -> DistMatrix:
+        """What ``save_state`` gives. Raises `Failure`."""
+        self._need("save_state")
+        state: DistMatrix = self._call("save_state")[0]
+        return state
+
+    def load_state(self, state: DistMatrix) -> None:
+        """Go back to what ``save_state`` gave. Raises `Failure`."""
+        self._need("load_state")
+        self._call("load_state", state)
+
+    def _need(self, routine: str) -> None:
+        if not self.has(routine):
+            has = ", ".join(sorted(self._parameters))
+            raise Failure(
+                "NoSuchRoutineError",
+                f"simulator {self._name!r} has no routine {routine!r}; it has {has}",
+            )
+
+    def renew(self) -> None:
+        """Another communicator: messages of a call that failed may be under way on the old."""
+        self._gang.renew()
+
+    def close(self) -> None:
+        self._library.close()
+
+
+class _Numbers:
+    """The routines of a step, called without detours: C's through `PreparedCall`."""
+
+    def __init__(self, gang: Gang, library: PythonLibrary | NativeLibrary, parameter: str) -> None:
+        self._gang = gang
+        self._library = library
+        self._parameter = parameter
+        self._prepared: dict[str, PreparedCall] = {}
+
+    def give(self, routine: str, numbers: np.ndarray[Any, Any]) -> None:
+        if isinstance(self._library, NativeLibrary):
+            self._native(self._library, routine)(numbers)
+        else:
+            self._library.call(self._gang, routine, {self._parameter: numbers.tolist()})
+
+    def take(self, routine: str, into: np.ndarray[Any, Any]) -> int:
+        """Its numbers into an array, if they are as many; how many it gave."""
+        if isinstance(self._library, NativeLibrary):
+            return self._native(self._library, routine)(into=into)
+        (numbers,) = self._library.call(self._gang, routine, {})
+        if len(numbers) == len(into):
+            into[:] = numbers
+        return len(numbers)
+
+    def flag(self, routine: str) -> int:
+        if isinstance(self._library, NativeLibrary):
+            return self._native(self._library, routine)()
+        return int(self._library.call(self._gang, routine, {})[0])
+
+    def _native(self, library: NativeLibrary, routine: str) -> PreparedCall:
+        if routine not in self._prepared:
+            self._prepared[routine] = PreparedCall(library, self._gang, routine)
+        return self._prepared[routine]
+
+
+def _checked(name: str, described: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Names of the parameters of a simulator's routines. Raises `Failure` if it is none."""
+    found: dict[str, list[str]] = {}
+    for fields in described:
+        signature = Signature.from_map(fields)
+        wanted = ROUTINES.get(signature.name)
+        if wanted is None:
+            continue  # it may have routines for other uses, too
+        types = ([p.type for p in signature.parameters], [r.type for r in signature.results])
+        if types != wanted:
+            taken, given = (", ".join(kinds) or "nothing" for kinds in wanted)
+            raise _not_a_simulator(name, f"its {signature} should take {taken} and return {given}")
+        found[signature.name] = [p.name for p in signature.parameters]
+    missing = [routine for routine in REQUIRED if routine not in found]
+    if missing:
+        raise _not_a_simulator(
+            name, f"it has no {', '.join(missing)}; a simulator has {', '.join(REQUIRED)}"
+        )
+    return found
+
+
+def _setup_arguments(setup: Signature, config: str) -> dict[str, Any]:
+    """The JSON itself for ``setup(config: string)``, else its keys as parameters by name."""
+    whole = [(p.name, p.type) for p in setup.parameters] == [("config", "string")]
+    return setup.bind((), {"config": config} if whole else json.loads(config), lambda given: given)
+
+
+def _not_a_simulator(name: str, words: str) -> Failure:
+    return Failure("LibraryLoadError", f"library {name!r} is not a simulator: {words}")

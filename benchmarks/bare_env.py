@@ -1,0 +1,31 @@
+"""A simulator called in process, by one rank: no Ray, no session, no gymnasium.
+
+Run by `mpi_workers.trial`; what an environment adds is measured against this.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from ali.registry import load
+from ali.simulator.instance import Instance
+from mpi_workers.worker import Gang
+
+
+def step_s(gang: Gang, name: str, path: str | None, sim: str, copies: int, steps: int) -> Any:
+    """Median time of a step of all copies, one after the other, in seconds."""
+    instances = [Instance(gang, load(name, path), name, sim) for _ in range(copies)]
+    record = np.zeros(instances[0].spec.record)
+    action = np.zeros(instances[0].spec.actions)
+    for instance in instances:
+        instance.begin(0, record)
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        for instance in instances:
+            instance.advance(action, record)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))

@@ -1,0 +1,135 @@
+"""What a step of an environment costs beyond the simulation itself; scaling; restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from ali import scaffold
+from benchmarks.harness import Report, timed
+from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
+from mpi_workers import trial
+
+BARE = "benchmarks.bare_env:step_s"
+RBC = "rayleigh_benard"
+COPIES = 12
+LARGE = ({"width": 800, "height": 256}, {"width": 1600, "height": 512})
+
+
+def run() -> Report:
+    report = Report("env_step")
+    with tempfile.TemporaryDirectory() as folder:
+        idle = _built(Path(folder))
+        for ranks in (1, 2, 4):
+            _overhead(report, idle, ranks)
+        _restart(report, idle)
+    _copies(report)
+    _scaling(report)
+    return report
+
+
+def _built(folder: Path) -> str:
+    """The simulator that costs nothing."""
+    target = folder / "libidle.so"
+    source = Path(__file__).with_name("idle.c")
+    command: list[Any] = [scaffold.mpi_compiler("mpicc"), "-O2", "-shared", "-fPIC"]
+    command += [f"-I{scaffold.include_directory()}", "-o", target, source]
+    subprocess.run(list(map(str, command)), check=True, timeout=100)
+    return str(target)
+
+
+def _overhead(report: Report, idle: str, ranks: int) -> None:
+    action = np.zeros(4)
+    with HPCSimulatorEnv(lib_name="idle", lib_path=idle, num_workers=ranks) as env:
+        env.reset(seed=0)
+        batches = [sorted(timed(lambda: env.step(action)) for _ in range(1000)) for _ in range(6)]
+    times = min(batches, key=lambda batch: batch[500])
+    worst = max(batch[500] for batch in batches)
+    report.add(
+        f"env.step beyond the simulation, p50, {ranks} rank{'s' if ranks > 1 else ''}",
+        times[500] * 1e3, 0.3, "ms", at_most=True,
+        detail=f"best of 6 batches of 1000; p99 {times[990] * 1e3:.2f} ms; worst batch's p50 "
+        f"{worst * 1e3:.2f}",
+    )  # fmt: skip
+
+
+def _restart(report: Report, idle: str) -> None:
+    found = []
+    with HPCSimulatorEnv(lib_name="idle", lib_path=idle, num_workers=2) as env:
+        for _ in range(3):
+            env.reset(seed=0)
+            assert env._simulation is not None
+            assert env._simulation._session is not None
+            gang: Any = env._simulation._session._client
+            os.kill(gang.endpoint.workers[1]["pid"], signal.SIGKILL)
+            start = time.perf_counter()
+            try:
+                while True:
+                    env.step(np.zeros(4))
+            except EnvError:
+                env.reset(seed=0)
+                env.step(np.zeros(4))
+            found.append(time.perf_counter() - start)
+    report.add(
+        "a rank is killed, until the next step is done", min(found), 3.0, "s", at_most=True,
+        detail=f"2 ranks: told, a fresh gang, the simulator on it; worst of 3 {max(found):.2f} s",
+    )  # fmt: skip
+
+
+def _copies(report: Report) -> None:
+    """12 copies of the 96 x 31 cell, against the same C code in one process."""
+    gangs = {ranks: float("inf") for ranks in (1, 2)}
+    bare = float("inf")
+    actions = np.zeros((COPIES, 12))
+    sim = {"spin_up": 0.0, "reference": 1.0}  # what a step costs does not depend on the flow
+    told = json.dumps(sim)
+    for _ in range(3):  # in turns
+        bare = min(bare, trial.run(BARE, 1, RBC, None, told, COPIES, 25, timeout=200.0))
+        for ranks in gangs:
+            config = {"lib_name": RBC, "num_workers": ranks, "copies": COPIES, "sim": sim}
+            with HPCSimulatorVectorEnv(config) as env:
+                env.reset(seed=0)
+                times = [timed(lambda: env.step(actions)) for _ in range(25)]
+            gangs[ranks] = min(gangs[ranks], float(np.median(times)))
+    detail = f"{COPIES / bare:.0f} steps/s in process"
+    for ranks, seconds in gangs.items():
+        report.add(
+            f"VectorEnv of {COPIES} copies, {ranks} rank{'s' if ranks > 1 else ''}",
+            seconds / bare, 1.3, "x in process", at_most=True,
+            detail=f"RBC 96 x 31; {COPIES / seconds:.0f} steps/s, {detail}",
+        )  # fmt: skip
+
+
+def _scaling(report: Report) -> None:
+    """One large cell on one rank and on two, in turns; a hundredth of a free-fall time a step."""
+    for size in LARGE:
+        found = {1: float("inf"), 2: float("inf")}
+        sim = {**size, "spin_up": 0.0, "time_step": 10 * 0.2 / size["height"], "reference": 1.0}
+        for _ in range(2):
+            for ranks in found:
+                config = {"lib_name": RBC, "num_workers": ranks, "sim": sim}
+                with HPCSimulatorEnv(config, step_timeout_s=300.0) as env:
+                    env.reset(seed=0)
+                    times = [timed(lambda: env.step(np.zeros(12))) for _ in range(10)]
+                found[ranks] = min(found[ranks], float(np.median(times)))
+        report.add(
+            f"RBC {size['width']} x {size['height']}: 2 ranks for 1", found[1] / found[2], 1.5,
+            "x as quick", detail=f"10 lattice steps: {found[1] * 1e3:.0f} ms, "
+            f"{found[2] * 1e3:.0f} ms on 2 ranks",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    run().save()
+    ray.shutdown()

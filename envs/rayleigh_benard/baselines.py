@@ -1,0 +1,165 @@
+"""What a trained policy has to beat: doing nothing, and proportional control.
+
+``python -m envs.rayleigh_benard.baselines`` prints both over some episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Policy = Callable[[NDArray[Any]], NDArray[Any]]
+HEATERS = 12
+PROBE_ROWS = 4
+# How the simulator scales what it observes (measure.c).
+TEMPERATURE_SCALE, VELOCITY_SCALE = 2.0, 3.0
+SEEDS = (101, 102, 103, 104)  # of the episodes that baselines are reported for
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalControl:
+    """Cool where warm fluid rises: heaters against the flow above them.
+
+    With the means of the two middle probes above heater j, of the vertical velocity v (in
+    free-fall units) and the temperature T, the action is
+    ``clip(-(velocity_gain * v + temperature_gain * T), -1, 1)``, after the mean over the heaters
+    has been taken off.
+
+    Parameters
+    ----------
+    velocity_gain, temperature_gain : float
+        The defaults are the best of a search on the default cell (see the README).
+    """
+
+    velocity_gain: float = 12.0
+    temperature_gain: float = -8.0
+
+    def __call__(self, observation: NDArray[Any]) -> NDArray[np.float32]:
+        """An action for an observation of either view.
+
+        Parameters
+        ----------
+        observation : ndarray
+            (144,): the whole cell, whose action is (12,). (n, 144): agents, each of whom sees
+            the cell from its own heater on; their actions are (n, 1).
+        """
+        cell = np.asarray(observation, np.float64).reshape(-1, HEATERS, 3, PROBE_ROWS)
+        middle = cell[..., PROBE_ROWS // 2 - 1 : PROBE_ROWS // 2 + 1].mean(axis=-1)
+        wish = -(
+            self.temperature_gain / TEMPERATURE_SCALE * middle[:, :, 0]
+            + self.velocity_gain / VELOCITY_SCALE * middle[:, :, 2]
+        )
+        wish -= wish.mean(axis=1, keepdims=True)
+        action: NDArray[np.float32] = np.clip(wish, -1, 1).astype(np.float32)
+        return action[0] if np.ndim(observation) == 1 else action[:, :1]
+
+
+def no_control(observation: NDArray[Any]) -> NDArray[np.float32]:
+    """The same temperature everywhere; views as in `ProportionalControl`."""
+    shape = (HEATERS,) if np.ndim(observation) == 1 else (len(observation), 1)
+    return np.zeros(shape, np.float32)
+
+
+NO_CONTROL: Policy = no_control
+P_CONTROL: Policy = ProportionalControl()
+POLICIES = {"none": NO_CONTROL, "p": P_CONTROL}
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What came of an episode.
+
+    Attributes
+    ----------
+    nusselt : ndarray
+        After each action, shape (steps,).
+    fields : list of ndarray
+        Temperatures at the beginning and after each action, as the simulator renders them: cold
+        plate, fluid, plate with the heaters, shape (height + 2, width); if they were wanted.
+    """
+
+    nusselt: NDArray[np.float64]
+    fields: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+def play(env: Any, policy: Policy, seed: int | None = None, *, fields: bool = False) -> Episode:
+    """One episode of a single-agent environment.
+
+    Parameters
+    ----------
+    env : HPCSimulatorEnv
+        With ``lib_name="rayleigh_benard"``; wrapped or not.
+    policy : callable
+        From an observation (144,) to an action (12,).
+    seed : int, optional
+        For the reset.
+    fields : bool
+        Keep the temperature fields.
+    """
+    observation, _ = env.reset(seed=seed)
+    kept = [env.unwrapped.field()] if fields else []
+    nusselt, over = [], False
+    while not over:
+        observation, _, terminated, truncated, info = env.step(policy(observation))
+        over = terminated or truncated
+        nusselt.append(info["nusselt"])
+        if fields:
+            kept.append(env.unwrapped.field())
+    return Episode(np.array(nusselt), kept)
+
+
+def evaluate(policy: Policy, seeds: Sequence[int] = SEEDS, **config: Any) -> NDArray[np.float64]:
+    """Nusselt numbers of a policy over episodes, shape (episodes, steps).
+
+    Parameters
+    ----------
+    policy : callable
+        From an observation (144,) to an action (12,).
+    seeds : sequence of int
+        One episode for each.
+    **config
+        Keys of the environment's config: ``num_workers``, ``sim``, ...
+
+    Raises
+    ------
+    EnvError, AlchemistError
+        As `HPCSimulatorEnv`.
+
+    Notes
+    -----
+    About half a second an episode.
+    """
+    from envs import HPCSimulatorEnv  # noqa: PLC0415 - policies need no gymnasium
+
+    with HPCSimulatorEnv({"lib_name": "rayleigh_benard", **config}) as env:
+        return np.stack([play(env, policy, seed).nusselt for seed in seeds])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table of baselines."""
+    parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.baselines")
+    parser.add_argument("--episodes", type=int, default=len(SEEDS))
+    parser.add_argument("--num-workers", type=int, default=1)
+    options = parser.parse_args(argv)
+    seeds = range(SEEDS[0], SEEDS[0] + options.episodes)
+    print("| policy | Nusselt number | last 100 actions | episodes from .. to |")
+    print("|---|---|---|---|")
+    for name, policy in (("no control", NO_CONTROL), ("P-control", P_CONTROL)):
+        found = evaluate(policy, seeds, num_workers=options.num_workers)
+        means = found.mean(axis=1)
+        print(
+            f"| {name} | {found.mean():.3f} | {found[:, -100:].mean():.3f} "
+            f"| {means.min():.3f} .. {means.max():.3f} |",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The learning curve: what was measured while a policy learned, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Curve:
+    """Nusselt numbers while a policy learns.
+
+    Attributes
+    ----------
+    training : list of (float, int, float)
+        Seconds, control steps of all cells, mean Nusselt number of the last episodes (the
+        policy explores).
+    validation : list of (float, int, float)
+        The same for the policy without exploration, on episodes kept for that.
+    baselines : dict of str to float
+        Means over the test episodes.
+    """
+
+    training: list[tuple[float, int, float]] = field(default_factory=list)
+    validation: list[tuple[float, int, float]] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> float:
+        """The lowest validated so far; infinite before the first."""
+        return min((nusselt for _, _, nusselt in self.validation), default=float("inf"))
+
+    def save(self, path: Path, **about: Any) -> Path:
+        """Write it as JSON, with whatever else is to be told."""
+        path.write_text(json.dumps({**about, **asdict(self)}, indent=1) + "\n")
+        return path
+
+    def draw(self, path: Path, title: str = "") -> Path:
+        """Draw it as a PNG. Raises `ImportError` where matplotlib is missing."""
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+            from matplotlib.figure import Figure  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"pictures need {error.name}: pip install 'alchemist-on-ray[envs]'"
+            ) from None
+        figure = Figure(figsize=(7.2, 4.0), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        exploring: dict[str, Any] = {"color": "#9aa7b5", "lw": 1.2}
+        itself: dict[str, Any] = {"color": "#b2182b", "marker": "o", "ms": 4}
+        for points, label, style in (
+            (self.training, "while it explores", exploring),
+            (self.validation, "the policy itself", itself),
+        ):
+            if points:
+                axes.plot([p[0] for p in points], [p[2] for p in points], label=label, **style)
+        for name, value in self.baselines.items():
+            axes.axhline(value, color="#404040", lw=0.8, ls="--")
+            beside = axes.get_yaxis_transform()  # x from 0 to 1, y as the numbers are
+            axes.annotate(f"{name}\n{value:.2f}", (1.01, value), xycoords=beside, fontsize=8)
+        axes.set_xlabel("seconds of training")
+        axes.set_ylabel("Nusselt number (heat carried; less is better)")
+        axes.set_title(title, fontsize=10)
+        if self.training or self.validation:
+            axes.legend(loc="center right", fontsize=8, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path)
+        return path

@@ -1,0 +1,98 @@
+/* The fields of a cell as matrices: to look at, and to keep. */
+#include "library.h"
+
+/* Fill every rank's part of a matrix from the same numbers on each, column after column. */
+static void fill(alchemist_matrix *A, const double *columns) {
+    double *to = A->data;
+    for (int64_t j = 0; j < A->local_cols; j++)
+        for (int64_t i = 0; i < A->local_rows; i++)
+            to[i + j * A->leading_dimension] =
+                columns[alchemist_global_row(A, i) + alchemist_global_col(A, j) * A->rows];
+}
+
+/* The whole cell as a matrix: `rows` numbers of each of its columns. */
+static int give_columns(alchemist_call *call, alchemist_value *out, const lattice *L,
+                        const double *mine, int64_t rows, alchemist_layout layout) {
+    double *all;
+    int code = gather_columns(call, L, mine, rows, &all);
+    if (code != ALCHEMIST_OK) return code;
+    alchemist_matrix *A = alchemist_new(call, rows, L->is.width, ALCHEMIST_FLOAT64, layout);
+    if (A != NULL) fill(A, all);
+    free(all);
+    out->matrix = A;
+    return A == NULL ? ALCHEMIST_FAILED : ALCHEMIST_OK;
+}
+
+static int whole_state(alchemist_call *call, const lattice *L) {
+    if (!L->torn) return ALCHEMIST_OK;
+    return alchemist_fail(call, "a call was ended in the middle of a step: reset() first");
+}
+
+ROUTINE(routine_render) {
+    (void)in;
+    const simulation *S = simulated(call);
+    if (S == NULL || whole_state(call, S->L)) return ALCHEMIST_FAILED;
+    const lattice *L = S->L;
+    const int64_t height = L->is.height, rows = height + 2;
+    double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
+    if (mine == NULL) return alchemist_fail(call, "no memory for a picture on rank %d", call->rank);
+    for (int64_t x = 0; x < L->columns; x++) {
+        double *column = mine + x * rows;
+        *column = COLD;
+        for (int64_t y = height - 1; y >= 0; y--) *++column = lattice_fluid(L, x, y).temperature;
+        *++column = L->bottom[x];
+    }
+    int code = give_columns(call, out, L, mine, rows, ALCHEMIST_STAR_STAR);
+    free(mine);
+    return code;
+}
+
+/* A state is a column of numbers for each column of the cell: its record, and what is the same for
+ * all: steps, actions, and the generator's state in two halves. */
+enum { STEPS, ACTIONS, RANDOM_HIGH, RANDOM_LOW, COMMON };
+
+ROUTINE(routine_save_state) {
+    (void)in;
+    const simulation *S = simulated(call);
+    if (S == NULL || whole_state(call, S->L)) return ALCHEMIST_FAILED;
+    const lattice *L = S->L;
+    const int64_t record = lattice_record(L), rows = record + COMMON;
+    double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
+    if (mine == NULL) return alchemist_fail(call, "no memory for a state on rank %d", call->rank);
+    for (int64_t x = 0; x < L->columns; x++) {
+        double *column = mine + x * rows, *common = column + record;
+        lattice_save(L, x, column);
+        common[STEPS] = (double)L->steps;
+        common[ACTIONS] = (double)S->actions;
+        common[RANDOM_HIGH] = (double)(S->random >> 32);
+        common[RANDOM_LOW] = (double)(S->random & 0xFFFFFFFFu);
+    }
+    int code = give_columns(call, out, L, mine, rows, ALCHEMIST_STAR_VC);
+    free(mine);
+    return code;
+}
+
+ROUTINE(routine_load_state) {
+    (void)out;
+    simulation *S = simulated(call);
+    if (S == NULL) return ALCHEMIST_FAILED;
+    lattice *L = S->L;
+    const int64_t record = lattice_record(L), rows = record + COMMON;
+    const alchemist_matrix *A = in[0].matrix;
+    if (A->dtype != ALCHEMIST_FLOAT64 || A->rows != rows || A->cols != L->is.width)
+        return alchemist_refuse(call,
+                                "a state of this cell is a matrix of float64 of %lld x %lld, as "
+                                "save_state() gives it: this one is %lld x %lld",
+                                (long long)rows, (long long)L->is.width, (long long)A->rows,
+                                (long long)A->cols);
+    if ((A = alchemist_to_layout(call, A, ALCHEMIST_STAR_STAR)) == NULL) return ALCHEMIST_FAILED;
+    const double *columns = A->data;
+    for (int64_t x = 0; x < L->columns; x++)
+        lattice_load(L, x, columns + (L->first + x) * A->leading_dimension);
+    const double *common = columns + record;
+    L->steps = (int64_t)common[STEPS];
+    S->actions = (int64_t)common[ACTIONS];
+    S->random = (uint64_t)common[RANDOM_HIGH] << 32 | (uint64_t)common[RANDOM_LOW];
+    S->measured = 0;
+    return ALCHEMIST_OK;
+}

@@ -1,0 +1,264 @@
+/* The slab of a rank: its memory, its plates, its halo, and the steps between them. */
+#include "lattice.h"
+
+#include <math.h>
+
+static const int TOWARDS_X[POPULATIONS] = {0, 1, 0, -1, 0, 1, -1, -1, 1, 0, 1, 0, -1, 0};
+static const int TOWARDS_Y[POPULATIONS] = {0, 0, 1, 0, -1, 1, 1, -1, -1, 0, 0, 1, 0, -1};
+static const double WEIGHT[POPULATIONS] = {4. / 9,  1. / 9,  1. / 9,  1. / 9, 1. / 9,
+                                           1. / 36, 1. / 36, 1. / 36, 1. / 36, 1. / 3,
+                                           1. / 6,  1. / 6,  1. / 6,  1. / 6};
+static const int TO_THE_RIGHT[CROSSING] = {1, 5, 8, 10};
+static const int TO_THE_LEFT[CROSSING] = {3, 6, 7, 12};
+
+enum { RIGHTWARD = 1, LEFTWARD = 2 }; /* tags of the halo's messages */
+enum { NODES_BETWEEN_CHECKS = 1 << 18 };
+
+/* --- memory --- */
+
+static double *aligned(int64_t count) {
+    size_t bytes = ((size_t)count * sizeof(double) + 63) / 64 * 64;
+    double *found = aligned_alloc(64, bytes);
+    if (found != NULL) memset(found, 0, bytes);
+    return found;
+}
+
+static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+lattice *lattice_new(alchemist_call *call, const cell *is) {
+    lattice *L = calloc(1, sizeof *L);
+    if (L == NULL) goto full;
+    const double free_fall = is->velocity * (double)is->height;
+    L->is = *is;
+    L->viscosity = free_fall * sqrt(is->prandtl / is->rayleigh);
+    L->diffusivity = free_fall / sqrt(is->prandtl * is->rayleigh);
+    L->buoyancy = is->velocity * is->velocity / (double)is->height;
+    L->first = lattice_first(is->width, call->size, call->rank);
+    L->columns = lattice_first(is->width, call->size, call->rank + 1) - L->first;
+    /* One row of nodes lies outside: what comes back from the plates is put there, upwards below
+     * node 0, which is above the last one of the column before, and downwards above the last. */
+    L->pitch = round_up(is->height + 1, LANES);
+    /* Planes begin 5 cache lines off a multiple of the page, so that the 28 streams of a step do
+     * not meet in one set of the cache. */
+    L->plane = round_up(2 * LANES + (L->columns + 2) * L->pitch, 512) + 5 * LANES;
+    L->now = aligned(POPULATIONS * L->plane);
+    L->next = aligned(POPULATIONS * L->plane);
+    L->bottom = aligned(RECORD * L->columns);
+    if (L->now == NULL || L->next == NULL || L->bottom == NULL) goto full;
+    L->entering = L->bottom + L->columns;
+    L->leaving = L->entering + L->columns;
+    L->entered = L->leaving + L->columns;
+    L->left = L->entered + L->columns;
+    return L;
+full:
+    lattice_free(L);
+    alchemist_fail(call, "no memory for %lld x %lld nodes on rank %d: take more workers",
+                   (long long)is->height, (long long)is->width, call->rank);
+    return NULL;
+}
+
+void lattice_free(lattice *L) {
+    if (L == NULL) return;
+    free(L->now), free(L->next), free(L->bottom);
+    if (!L->torn) free(L->outbox), free(L->inbox); /* torn: MPI may still write there */
+    free(L);
+}
+
+/* --- states --- */
+
+/* Every node of the slab in turn: where it is, as fractions of the cell. */
+static double middle(int64_t i, int64_t count) { return ((double)i + 0.5) / (double)count; }
+
+static void begin_anew(lattice *L) {
+    memset(L->entering, 0, (size_t)(4 * L->columns) * sizeof(double));
+    L->steps = 0;
+    if (L->torn) L->outbox = L->inbox = NULL;
+    L->torn = 0;
+}
+
+void lattice_rest(lattice *L, double (*temperature)(const void *, double, double),
+                  const void *about) {
+    begin_anew(L);
+    for (int64_t x = 0; x < L->columns; x++) {
+        L->bottom[x] = HOT;
+        for (int64_t y = 0; y < L->is.height; y++) {
+            double T = temperature(about, middle(L->first + x, L->is.width),
+                                   middle(y, L->is.height));
+            /* After a collision the populations carry half of the force's momentum. */
+            double push = 1.5 * L->buoyancy * T;
+            for (int q = 0; q < POPULATIONS; q++)
+                L->now[lattice_column(L, q, x) + y] =
+                    WEIGHT[q] * (q < FLOW ? 1.0 + push * TOWARDS_Y[q] : T);
+        }
+    }
+}
+
+void lattice_warm(lattice *L, double (*temperature)(const void *, double, double),
+                  const void *about) {
+    for (int64_t x = 0; x < L->columns; x++)
+        for (int64_t y = 0; y < L->is.height; y++) {
+            double T = temperature(about, middle(L->first + x, L->is.width),
+                                   middle(y, L->is.height));
+            for (int q = FLOW; q < POPULATIONS; q++)
+                L->now[lattice_column(L, q, x) + y] += WEIGHT[q] * T;
+        }
+}
+
+void lattice_save(const lattice *L, int64_t x, double *record) {
+    const int64_t height = L->is.height;
+    for (int q = 0; q < POPULATIONS; q++)
+        memcpy(record + q * height, L->now + lattice_column(L, q, x),
+               (size_t)height * sizeof(double));
+    record += POPULATIONS * height;
+    for (int i = 0; i < RECORD; i++) record[i] = L->bottom[x + i * L->columns];
+}
+
+void lattice_load(lattice *L, int64_t x, const double *record) {
+    const int64_t height = L->is.height;
+    if (x == 0) begin_anew(L);
+    for (int q = 0; q < POPULATIONS; q++)
+        memcpy(L->now + lattice_column(L, q, x), record + q * height,
+               (size_t)height * sizeof(double));
+    record += POPULATIONS * height;
+    for (int i = 0; i < RECORD; i++) L->bottom[x + i * L->columns] = record[i];
+}
+
+fluid lattice_fluid(const lattice *L, int64_t x, int64_t y) {
+    fluid at = {0, 0, 0, 0};
+    for (int q = 0; q < FLOW; q++) {
+        double f = L->now[lattice_column(L, q, x) + y];
+        at.density += f;
+        at.u += TOWARDS_X[q] * f;
+        at.v += TOWARDS_Y[q] * f;
+    }
+    for (int q = FLOW; q < POPULATIONS; q++)
+        at.temperature += L->now[lattice_column(L, q, x) + y];
+    /* Half of the force came in with the collision; the velocity is the one in its middle. */
+    at.u /= at.density;
+    at.v = at.v / at.density - 0.5 * L->buoyancy * at.temperature;
+    return at;
+}
+
+/* --- plates --- */
+
+/* Half-way bounce-back: what would leave through a plate comes back the way it came, so that the
+ * plate, half a node beyond the last one, does not slip. Heat comes back with the opposite sign
+ * and the plate's temperature (anti-bounce-back: Ginzburg, Adv. Water Res. 28, 1171, 2005):
+ * g_back = -g + 2 w T_plate, and the difference is the heat that crosses the plate. */
+static void bounce(lattice *L) {
+    const int64_t top = L->is.height - 1;
+    const double twice = 2.0 / 6.0;
+    double *f2 = L->now + 2 * L->plane, *f4 = L->now + 4 * L->plane;
+    double *f5 = L->now + 5 * L->plane, *f6 = L->now + 6 * L->plane;
+    double *f7 = L->now + 7 * L->plane, *f8 = L->now + 8 * L->plane;
+    double *up = L->now + 11 * L->plane, *down = L->now + 13 * L->plane;
+    for (int64_t x = 0; x < L->columns; x++) {
+        const int64_t low = lattice_column(L, 0, x), high = low + top;
+        f2[low - 1] = f4[low];
+        f5[low - 1 - L->pitch] = f7[low];
+        f6[low - 1 + L->pitch] = f8[low];
+        f4[high + 1] = f2[high];
+        f7[high + 1 + L->pitch] = f5[high];
+        f8[high + 1 - L->pitch] = f6[high];
+        up[low - 1] = twice * L->bottom[x] - down[low];
+        down[high + 1] = twice * COLD - up[high];
+        L->entered[x] += L->entering[x] = up[low - 1] - down[low];
+        L->left[x] += L->leaving[x] = up[high] - down[high + 1];
+    }
+}
+
+/* --- halo --- */
+
+static void pack_column(const lattice *L, const int *which, int64_t x, double *box) {
+    for (int k = 0; k < CROSSING; k++)
+        memcpy(box + k * L->is.height, L->now + lattice_column(L, which[k], x),
+               (size_t)L->is.height * sizeof(double));
+}
+
+static void unpack_column(lattice *L, const int *which, int64_t x, const double *box) {
+    for (int k = 0; k < CROSSING; k++)
+        memcpy(L->now + lattice_column(L, which[k], x), box + k * L->is.height,
+               (size_t)L->is.height * sizeof(double));
+}
+
+static int have_boxes(alchemist_call *call, lattice *L) {
+    if (L->outbox == NULL) L->outbox = aligned(2 * CROSSING * L->is.height);
+    if (L->inbox == NULL) L->inbox = aligned(2 * CROSSING * L->is.height);
+    if (L->outbox == NULL || L->inbox == NULL)
+        return alchemist_fail(call, "no memory for halo messages on rank %d", call->rank);
+    return ALCHEMIST_OK;
+}
+
+/* The cell is a ring of slabs; messages are under way while the inner columns are computed. */
+static int start_halo(alchemist_call *call, lattice *L, MPI_Request requests[4]) {
+    const int length = CROSSING * (int)L->is.height;
+    const int left = (call->rank + call->size - 1) % call->size;
+    const int right = (call->rank + 1) % call->size;
+    pack_column(L, TO_THE_RIGHT, L->columns - 1, L->outbox);
+    pack_column(L, TO_THE_LEFT, 0, L->outbox + length);
+    if (MPI_Irecv(L->inbox, length, MPI_DOUBLE, left, RIGHTWARD, call->comm, &requests[0]) ||
+        MPI_Irecv(L->inbox + length, length, MPI_DOUBLE, right, LEFTWARD, call->comm,
+                  &requests[1]) ||
+        MPI_Isend(L->outbox, length, MPI_DOUBLE, right, RIGHTWARD, call->comm, &requests[2]) ||
+        MPI_Isend(L->outbox + length, length, MPI_DOUBLE, left, LEFTWARD, call->comm,
+                  &requests[3]))
+        return alchemist_fail(call, "MPI could not exchange halo columns");
+    return ALCHEMIST_OK;
+}
+
+static int finish_halo(alchemist_call *call, lattice *L, MPI_Request requests[4]) {
+    int code;
+    for (int i = 0; i < 4; i++)
+        if ((code = alchemist_wait(call, &requests[i]))) return code;
+    unpack_column(L, TO_THE_RIGHT, -1, L->inbox);
+    unpack_column(L, TO_THE_LEFT, L->columns, L->inbox + CROSSING * L->is.height);
+    return ALCHEMIST_OK;
+}
+
+static void wrap_around(lattice *L) {
+    const size_t bytes = (size_t)L->is.height * sizeof(double);
+    for (int k = 0; k < CROSSING; k++) {
+        double *right = L->now + lattice_column(L, TO_THE_RIGHT[k], -1);
+        double *left = L->now + lattice_column(L, TO_THE_LEFT[k], 0);
+        memcpy(right, right + L->columns * L->pitch, bytes);
+        memcpy(left + L->columns * L->pitch, left, bytes);
+    }
+}
+
+/* --- time --- */
+
+static int one_step(alchemist_call *call, lattice *L) {
+    int code;
+    MPI_Request requests[4];
+    bounce(L);
+    if (call->size == 1) {
+        wrap_around(L);
+        lattice_collide(L, 0, L->columns);
+    } else {
+        if ((code = start_halo(call, L, requests))) return code;
+        if (L->columns > 2) lattice_collide(L, 1, L->columns - 1);
+        if ((code = finish_halo(call, L, requests))) return code;
+        lattice_collide(L, 0, 1);
+        if (L->columns > 1) lattice_collide(L, L->columns - 1, L->columns);
+    }
+    double *swapped = L->now;
+    L->now = L->next;
+    L->next = swapped;
+    L->steps++;
+    return ALCHEMIST_OK;
+}
+
+int lattice_run(alchemist_call *call, lattice *L, int64_t steps) {
+    const int64_t between = 1 + NODES_BETWEEN_CHECKS / (L->columns * L->pitch);
+    int code;
+    if (L->torn)
+        return alchemist_fail(call, "a call was ended in the middle of a step: reset() first");
+    if (call->size > 1 && (code = have_boxes(call, L))) return code;
+    L->torn = 1;
+    for (int64_t i = 1; i <= steps; i++) {
+        if ((code = one_step(call, L))) return code;
+        if (i % between == 0 && (code = alchemist_check(call))) return code;
+    }
+    L->torn = 0;
+    return ALCHEMIST_OK;
+}

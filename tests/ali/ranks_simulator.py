@@ -1,0 +1,133 @@
+"""What test_simulator.py runs on the ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ali.interface import Context
+from ali.registry import load
+from mpi_workers import trial
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.worker import Gang
+
+SIZE = 4
+
+
+class Host:
+    """The shipped library "simulator" on this rank."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._library = load("simulator")
+
+    def call(self, routine: str, **arguments: Any) -> Any:
+        values = self._library.call(self._gang, routine, arguments)
+        return values[0] if len(values) == 1 else values
+
+    def attach(self, path: str, config: str = "{}", copies: int = 1) -> Any:
+        given = {"name": "spring", "path": path, "config": config, "copies": copies}
+        return json.loads(self.call("attach", **given))
+
+    def begin(self, which: list[int], seeds: list[int]) -> list[list[float]]:
+        return self._table(self.call("begin", which=which, seeds=seeds))
+
+    def advance(
+        self, actions: Any, which: list[int] | None = None, seeds: list[int] | None = None
+    ) -> list[list[float]]:
+        raw = np.asarray(actions, float).tobytes()
+        return self._table(self.call("advance", actions=raw, which=which, seeds=seeds))
+
+    def _table(self, raw: bytes) -> list[list[float]]:
+        rows: list[list[float]] = np.frombuffer(raw).reshape(-1, SIZE + 3).tolist()
+        return rows if self._gang.rank == 0 else []
+
+
+def refusal(call: Callable[[], Any]) -> list[str]:
+    try:
+        call()
+    except Failure as failure:
+        return [failure.kind, failure.message]
+    return []
+
+
+def one(gang: Gang, path: str) -> dict[str, Any]:
+    """A simulation on all ranks: an episode, what is refused, a second simulator."""
+    host = Host(gang)
+    before = refusal(lambda: host.begin([0], [0]))
+    spec = host.attach(path)
+    first = host.begin([0], [2])
+    second = host.advance([[0.5, 1.0]])
+    bad = [
+        refusal(lambda: host.advance([[1.0, np.nan]])),
+        refusal(lambda: host.advance([[1.0, 2.0, 3.0]])),
+        refusal(lambda: host.begin([1], [0])),
+        refusal(lambda: host.begin([0], [])),
+        refusal(lambda: host.call("render", copy=1)),
+        refusal(lambda: host.call("save_state")),
+        refusal(lambda: host.attach(path, copies=0)),
+    ]
+    third = host.advance([[0.5, 1.0]])
+    height, width, raw = host.call("render", copy=0)
+    field = np.frombuffer(raw, np.float32).reshape(height, width).tolist() if raw else None
+    fresh = host.attach(path)
+    return {
+        "before": before,
+        "spec": spec,
+        "records": [first, second, third],
+        "bad": bad,
+        "same everywhere": len({str(each) for each in gang.comm.allgather(bad)}) == 1,
+        "field": field,
+        "again": [fresh == spec, host.begin([0], [2])],
+    }
+
+
+def many(gang: Gang, path: str, copies: int) -> dict[str, Any]:
+    """Copies that are dealt to the ranks; some begin anew while others go on."""
+    host = Host(gang)
+    host.attach(path, copies=copies)
+    seeds = list(range(copies))
+    actions = np.arange(2.0 * copies).reshape(copies, 2)
+    records = [host.begin(seeds, seeds), host.advance(actions), host.advance(actions, [1], [5])]
+    shown = [host.call("render", copy=copy) for copy in seeds]
+    fields = [np.frombuffer(raw, np.float32).tolist()[:SIZE] for _, _, raw in shown if raw]
+    return {"records": records, "fields": fields}
+
+
+def failing(gang: Gang, path: str, copies: int) -> dict[str, Any]:
+    """A step that fails on one rank: the others leave; a fresh communicator makes it whole."""
+    host = Host(gang)
+    host.attach(path, '{"fail_at": 2}', copies)
+    which, seeds = list(range(copies)), [0] * copies
+    actions = np.ones((copies, 2))
+    host.begin(which, seeds)
+    host.advance(actions)
+    gang.comm.Barrier()
+    told = ""
+    try:
+        host.advance(actions)
+    except Failure as failure:
+        told = failure.message
+        time.sleep(1.0)  # until the others are in the step as well
+        trial.interrupt(1)  # as the proxy would
+    except Interrupted:
+        told = "left"
+    trial.begin(2)
+    gang.renew()
+    said = gang.comm.allgather(told)
+    return {"said": said, "after": [host.begin(which, seeds), host.advance(actions)]}
+
+
+def context(gang: Gang) -> list[Any]:
+    """A part of a gang is a gang: its ranks, its matrices."""
+    part = gang.part(gang.rank % 2)
+    ctx = Context(part, {})
+    rows = np.arange(3.0 * 2).reshape(3, 2)[ctx.rank :: ctx.size]
+    matrix = ctx.new_from_rows(rows, 3)
+    whole = ctx.to_layout(matrix, "STAR_STAR").local.tolist()
+    part.renew()
+    return [[r, s, w] for r, s, w in gang.comm.allgather([ctx.rank, part.comm.size, whole])]

@@ -1,0 +1,200 @@
+"""RLlib trains on gangs: ranks die, steps hang, and training goes on, or ends with the reason."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'alchemist-on-ray[rllib]'")
+pytest.importorskip("ray.rllib", reason="needs RLlib: pip install 'alchemist-on-ray[rllib]'")
+
+import ray
+from ray import tune
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.env.env_errors import StepFailedRecreateEnvError
+
+from alchemist_ray.errors import LibraryNotFoundError, ResourceError
+from envs import GangLostError, HPCSimulatorEnv, HPCSimulatorVectorEnv, RestartLimitError
+from envs.rllib import configure, env_runner_resources, spanning, step_failed
+from tests.support import traces
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    # RLlib's own, in this process: what it calls of itself, of torch and of gymnasium.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:ray"),
+    pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning"),
+]
+
+OSCILLATOR = str(Path(__file__).with_name("oscillator.py"))
+BATCH = 40
+
+
+def settings(workers: int = 2, **more: Any) -> dict[str, Any]:
+    return {"num_workers": workers, "lib_name": "oscillator", "lib_path": OSCILLATOR, **more}
+
+
+def ppo(env: Any, env_config: dict[str, Any], **how: Any) -> PPOConfig:
+    config = PPOConfig()
+    config.training(train_batch_size_per_learner=BATCH, minibatch_size=20, num_epochs=1)
+    config.learners(num_learners=0)
+    configure(config, env, env_config=env_config, **how)
+    return config
+
+
+@pytest.fixture
+def training(cluster: str) -> Iterator[Callable[[PPOConfig], Any]]:
+    """Builds algorithms, stops them, and sees that they leave no CPU taken."""
+    built = []
+
+    def build(config: PPOConfig) -> Any:
+        built.append(config.build_algo())
+        traces.note_segments()
+        return built[-1]
+
+    yield build
+    for algorithm in built:
+        algorithm.stop()
+    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
+    assert free is not None, f"CPUs are still taken: {ray.available_resources()}"
+
+
+def sampled(result: dict[str, Any]) -> int:
+    return int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+
+
+def test_a_rank_is_killed_and_training_goes_on(training: Any, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    sim = {"fault": "kill", "at": 7, "times": 1, "marks": str(marks)}
+    algorithm = training(ppo(HPCSimulatorEnv, settings(sim=sim), num_env_runners=2))
+    pids = algorithm.env_runner_group.foreach_env_runner(
+        lambda runner: os.getpid(), local_env_runner=False
+    )
+    assert len(set(pids)) == 2
+    results = [algorithm.train() for _ in range(3)]
+    assert marks.read_text() == "x"
+    assert [sampled(result) for result in results] == [BATCH, 2 * BATCH, 3 * BATCH]
+    assert results[-1]["env_runners"]["num_env_step_failures"] >= 1
+    still = algorithm.env_runner_group.foreach_env_runner(
+        lambda runner: os.getpid(), local_env_runner=False
+    )
+    assert still == pids  # gangs came and went, not their runners
+
+
+def test_a_step_that_hangs_is_ended_by_its_deadline(training: Any, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    sim = {"fault": "hang", "at": 3, "times": 1, "marks": str(marks)}
+    algorithm = training(ppo(HPCSimulatorEnv, settings(sim=sim, step_timeout_s=2.0)))
+    started = time.monotonic()
+    result = algorithm.train()
+    assert marks.read_text() == "x"
+    assert sampled(result) == BATCH
+    assert 2.0 < time.monotonic() - started < 60.0
+
+
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+def test_what_fails_again_and_again_ends_training_with_the_reason(
+    training: Any, tmp_path: Path, fault: str
+) -> None:
+    marks = tmp_path / "marks"
+    sim = {"fault": fault, "at": 2, "times": 1000, "marks": str(marks)}
+    algorithm = training(ppo(HPCSimulatorEnv, settings(1, sim=sim, max_restarts=1)))
+    with pytest.raises(RestartLimitError, match="max_restarts"):
+        algorithm.train()
+    assert 2 <= len(marks.read_text()) <= 3
+
+
+# For the name "PPO" all of RLlib's algorithms are imported, and DreamerV3 tries out its own
+# environments, which gymnasium warns of.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
+    host, _, port = cluster.rpartition(":")
+    config = {
+        "env": HPCSimulatorEnv,
+        "env_config": {
+            "hostname": host,
+            "port": int(port),
+            "num_workers": 2,
+            "lib_name": "oscillator",
+            "lib_path": OSCILLATOR,
+        },
+        "num_env_runners": 1,
+        "train_batch_size_per_learner": BATCH,
+        "minibatch_size": 20,
+        "num_epochs": 1,
+    }
+    found = tune.run(
+        "PPO",
+        stop={"training_iteration": 2},
+        config=config,
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    (trial,) = found.trials
+    assert trial.last_result["env_runners"]["num_env_steps_sampled_lifetime"] == 2 * BATCH
+    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
+    assert free is not None
+
+
+@pytest.mark.parametrize("ranks_per_bundle", [None, 1])
+def test_under_tune_gangs_are_inside_of_their_trial(
+    cluster: str, tmp_path: Path, ranks_per_bundle: int | None
+) -> None:
+    config = ppo(HPCSimulatorEnv, settings(), ranks_per_bundle=ranks_per_bundle)
+    algorithm: Any = PPO if ranks_per_bundle is None else spanning(PPO)
+    wanted = algorithm.default_resource_request(config).bundles
+    assert wanted == ([{"CPU": 1}, {"CPU": 3}] if ranks_per_bundle is None else [{"CPU": 1}] * 4)
+    found = tune.Tuner(
+        algorithm,
+        param_space=config,
+        run_config=tune.RunConfig(
+            stop={"training_iteration": 1}, verbose=0, storage_path=str(tmp_path)
+        ),
+    ).fit()
+    assert not found.errors, found.errors
+    assert sampled(found[0].metrics) == BATCH
+
+
+def test_too_few_cpus_are_said_before_anything_starts(cluster: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(ResourceError, match=r"2 env runners with 5 CPUs each \(1, and 4 ranks"):
+        ppo(HPCSimulatorEnv, settings(4), num_env_runners=2)
+    with pytest.raises(ResourceError, match="need 10 CPUs, and the cluster has 8"):
+        ppo(HPCSimulatorEnv, settings(4), num_env_runners=2, ranks_per_bundle=2)
+    assert time.monotonic() - started < 10.0
+
+
+def test_what_is_wrong_with_the_simulator_is_said_at_once(cluster: str) -> None:
+    with pytest.raises(LibraryNotFoundError, match="there is no file"):
+        ppo(HPCSimulatorEnv, settings(1) | {"lib_path": "/nowhere/oscillator.py"})
+
+
+def test_a_vector_environment_is_one_gang(training: Any) -> None:
+    config = ppo(HPCSimulatorVectorEnv, settings(2, copies=4), num_envs_per_env_runner=4)
+    assert config.num_cpus_per_env_runner == 3
+    assert config.gym_env_vectorize_mode == "vector_entry_point"
+    result = training(config).train()
+    assert sampled(result) == BATCH
+
+
+def test_resources_for_a_dict_of_settings() -> None:
+    assert env_runner_resources(2) == {"num_cpus_per_env_runner": 3}
+    found = env_runner_resources(2, num_envs=3, cpus_per_worker=0.5)
+    assert found == {"num_cpus_per_env_runner": 4.0}
+
+
+def test_errors_are_ours_and_rllibs() -> None:
+    error = step_failed(GangLostError("the gang is lost", rank=1))
+    assert isinstance(error, GangLostError)
+    assert isinstance(error, StepFailedRecreateEnvError)
+    assert str(error) == "the gang is lost"
+    assert error.rank == 1
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, GangLostError)
+    assert str(again) == str(error)
