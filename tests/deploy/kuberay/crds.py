@@ -1,0 +1,147 @@
+"""KubeRay's custom resources as JSON schemas: the copy in tests/data, and how it was made.
+
+    go mod download -json github.com/ray-project/kuberay/ray-operator@v1.6.2   # says its folder
+    python -m tests.deploy.kuberay.crds FOLDER/config/crd/bases
+
+Descriptions are left out and what occurs twice is kept once, so that 2 MB become 60 kB; nothing
+else is changed. KubeRay is Apache-2.0, as we are; the copy names its owners.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+COPY = Path(__file__).parents[2] / "data" / "kuberay" / "crds-v1.6.2.json"
+MODULE = "github.com/ray-project/kuberay/ray-operator"
+FILES = ("ray.io_rayclusters.yaml", "ray.io_rayjobs.yaml")
+NOTICE = (
+    "From github.com/ray-project/kuberay/ray-operator v1.6.2, config/crd/bases: the "
+    "openAPIV3Schema of ray.io/v1, without descriptions, repeated parts kept once. "
+    "By the KubeRay authors, under the Apache License, Version 2.0 (see LICENSE)."
+)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 1 MB each
+SHARED_CHARS = 200  # a part that is shorter is not worth a name
+
+
+def has_go() -> bool:
+    """Whether Go is here, in whose cache of modules KubeRay may be."""
+    return shutil.which("go") is not None
+
+
+def go_environment() -> dict[str, str]:
+    """What Go needs of the environment, without leave to fetch anything."""
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "GOMODCACHE") if key in os.environ}
+    return {**kept, "GOPROXY": "off", "GOFLAGS": "-mod=mod"}
+
+
+def _bare(schema: Any) -> Any:
+    """Without descriptions, which are half of it. A property may have that name."""
+    if isinstance(schema, list):
+        return [_bare(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _bare(field) for name, field in value.items()}
+        if key == "properties"
+        else _bare(value)
+        for key, value in schema.items()
+        if key != "description" or not isinstance(value, str)
+    }
+
+
+def _shared(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The same, with parts that occur more than once under ``$defs``."""
+    seen: Counter[str] = Counter()
+
+    def count(part: Any) -> None:
+        if isinstance(part, dict):
+            seen[json.dumps(part, sort_keys=True)] += 1
+        for child in part.values() if isinstance(part, dict) else part:
+            if isinstance(child, dict | list):
+                count(child)
+
+    count(schemas)
+    defs: dict[str, Any] = {}
+    names: dict[str, str] = {}
+
+    def share(part: Any, *, schema: bool) -> Any:
+        if isinstance(part, list):
+            return [share(item, schema=schema) for item in part]
+        if not isinstance(part, dict):
+            return part
+        text = json.dumps(part, sort_keys=True)
+        worth = schema and seen[text] > 1 and len(text) > SHARED_CHARS
+        if worth and text in names:
+            return {"$ref": f"#/$defs/{names[text]}"}
+        made = {
+            key: {name: share(field, schema=True) for name, field in value.items()}
+            if key == "properties"
+            else share(value, schema=key not in ("default", "enum"))
+            for key, value in part.items()
+        }
+        if not worth:
+            return made
+        names[text] = f"d{len(names)}"
+        defs[names[text]] = made
+        return {"$ref": f"#/$defs/{names[text]}"}
+
+    kinds = {kind: share(schema, schema=True) for kind, schema in schemas.items()}
+    return {"$comment": NOTICE, "kinds": kinds, "$defs": defs}
+
+
+def copy(folder: Path) -> dict[str, Any]:
+    """The copy, made from KubeRay's own files."""
+    schemas: dict[str, Any] = {}
+    for name in FILES:
+        crd = yaml.load((folder / name).read_text(), LOADER)["spec"]
+        for version in crd["versions"]:
+            if version["name"] == "v1":
+                schemas[crd["names"]["kind"]] = _bare(version["schema"]["openAPIV3Schema"])
+    return _shared(schemas)
+
+
+def _strict(schema: Any) -> Any:
+    """As the API server reads it: fields that the schema does not name are errors."""
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: {name: _strict(field) for name, field in value.items()}
+        if key in ("properties", "$defs")
+        else _strict(value)
+        for key, value in schema.items()
+    }
+    if made.pop("x-kubernetes-int-or-string", False):
+        made.pop("anyOf", None)
+        made["type"] = ["integer", "string"]
+    open_ended = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
+    if "properties" in made and not open_ended:
+        made["additionalProperties"] = False
+    return made
+
+
+def validators() -> dict[str, jsonschema.Draft202012Validator]:
+    """A validator for each kind of KubeRay's that we use."""
+    stored = json.loads(COPY.read_text())
+    defs = _strict(stored["$defs"])
+    found = {}
+    for kind, schema in stored["kinds"].items():
+        strict = _strict(schema)
+        strict["properties"]["metadata"] = {"type": "object"}
+        found[kind] = jsonschema.Draft202012Validator({**strict, "$defs": defs})
+    return found
+
+
+if __name__ == "__main__":
+    COPY.parent.mkdir(parents=True, exist_ok=True)
+    COPY.write_text(json.dumps(copy(Path(sys.argv[1])), separators=(",", ":")) + "\n")

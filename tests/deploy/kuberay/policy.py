@@ -1,0 +1,169 @@
+"""What every manifest of ours must keep to, as sentences about what it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Map = dict[str, Any]
+RESTRICTED = "restricted"
+
+
+def templates(objects: list[Map]) -> Iterator[tuple[str, Map]]:
+    """Every pod template, with its component."""
+    for o in objects:
+        if o["kind"] not in ("RayCluster", "RayJob"):
+            continue
+        spec = o["spec"].get("rayClusterSpec", o["spec"])
+        yield "head", spec["headGroupSpec"]["template"]
+        for group in spec["workerGroupSpecs"]:
+            yield "worker", group["template"]
+        if "submitterPodTemplate" in o["spec"]:
+            yield "submitter", o["spec"]["submitterPodTemplate"]
+
+
+def broken(objects: list[Map]) -> list[str]:
+    """What is broken; empty for manifests as they should be."""
+    said = []
+    for component, template in templates(objects):
+        said += [f"{component}: {what}" for what in _pod(component, template["spec"])]
+    said += _objects(objects)
+    return said
+
+
+def _pod(component: str, pod: Map) -> Iterator[str]:
+    security = pod.get("securityContext", {})
+    if not security.get("runAsNonRoot") or security.get("runAsUser", 0) == 0:
+        yield "may run as root"
+    if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "has no seccomp profile"
+    for what in ("hostPID", "hostIPC"):
+        if pod.get(what):
+            yield f"has {what}"
+    if pod.get("hostNetwork"):
+        apart = pod.get("affinity", {}).get("podAntiAffinity", {})
+        terms = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+        if "kubernetes.io/hostname" not in [term["topologyKey"] for term in terms]:
+            yield "two may meet on one node's network"
+        if pod.get("dnsPolicy") != "ClusterFirstWithHostNet":
+            yield "does not find the head's name"
+    if component != "head" and pod.get("automountServiceAccountToken") is not False:
+        yield "carries a service account's token"
+    for volume in pod.get("volumes", []):
+        if set(volume) != {"name", "emptyDir"}:
+            yield f"mounts {volume['name']} of the node or of others"
+    for container in pod["containers"]:
+        yield from _container(component, container)
+
+
+def _container(component: str, container: Map) -> Iterator[str]:
+    tag = container["image"].rpartition("/")[2].partition(":")[2]
+    if tag in ("", "latest"):
+        yield "runs whatever image is the latest"
+    resources = container.get("resources", {})
+    limits = resources.get("limits", {})
+    if not {"cpu", "memory"} <= set(limits):
+        yield "has no limits"
+    if resources.get("requests") != limits:
+        yield "asks for other than its limits"
+    security = container.get("securityContext", {})
+    if security.get("privileged") or security.get("allowPrivilegeEscalation") is not False:
+        yield "may gain privileges"
+    if security.get("capabilities", {}).get("drop") != ["ALL"]:
+        yield "keeps capabilities"
+    if set(security.get("capabilities", {}).get("add", [])) - {"IPC_LOCK"}:
+        yield "adds capabilities"
+    if not security.get("readOnlyRootFilesystem"):
+        yield "may write to its image"
+    if "/tmp" not in [mount["mountPath"] for mount in container.get("volumeMounts", [])]:
+        yield "has no /tmp to write to"
+    if component != "submitter":
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if probe not in container:
+                yield f"has no {probe}"
+        if container.get("command", [None])[0] != "tini":
+            yield "has nobody to reap orphans"
+
+
+def _objects(objects: list[Map]) -> Iterator[str]:
+    kinds = [o["kind"] for o in objects]
+    for needed in ("Namespace", "ServiceAccount", "PodDisruptionBudget"):
+        if needed not in kinds:
+            yield f"there is no {needed}"
+    pods = list(templates(objects))
+    accounts = [o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"]
+    for component, template in pods:
+        if template["spec"].get("serviceAccountName") not in accounts:
+            yield f"{component}: its service account is none of ours"
+    for o in objects:
+        yield from _one(o, objects, pods)
+
+
+def _one(o: Map, objects: list[Map], pods: list[tuple[str, Map]]) -> Iterator[str]:
+    kind, spec = o["kind"], o.get("spec", {})
+    if kind == "Namespace":
+        level = o["metadata"]["labels"].get("pod-security.kubernetes.io/enforce")
+        on_host = any(template["spec"].get("hostNetwork") for _, template in pods)
+        if level != RESTRICTED and not on_host:
+            yield "the namespace lets anything in"
+    elif kind in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
+        yield f"{kind}: our accounts need no rights"
+    elif kind in ("RayCluster", "RayJob"):
+        if o["metadata"]["annotations"].get("ray.io/overwrite-container-cmd") != "true":
+            yield "KubeRay would put bash in tini's place"
+        yield from _cluster(spec.get("rayClusterSpec", spec))
+        if kind == "RayJob" and not spec.get("shutdownAfterJobFinishes"):
+            yield "the job's cluster would stay"
+        if kind == "RayJob" and spec.get("submissionMode") != "K8sJobMode":
+            yield "the job is not handed in by a Kubernetes job"
+    elif kind in ("PodDisruptionBudget", "NetworkPolicy"):
+        selector = spec.get("selector") or spec.get("podSelector")
+        chosen = {component for component, template in pods if selects(selector, template)}
+        if chosen != {"head", "worker"}:
+            yield f"{kind}: is about {sorted(chosen)}"
+    if kind == "PodDisruptionBudget":
+        count = 1 + sum(group["maxReplicas"] for group in _spec_of(objects)["workerGroupSpecs"])
+        if spec["minAvailable"] < count:
+            yield "PodDisruptionBudget: some pod may be evicted"
+
+
+def _spec_of(objects: list[Map]) -> Map:
+    spec: Map = next(o["spec"] for o in objects if o["kind"] in ("RayCluster", "RayJob"))
+    found: Map = spec.get("rayClusterSpec", spec)
+    return found
+
+
+def _cluster(spec: Map) -> Iterator[str]:
+    if spec.get("authOptions", {}).get("mode") != "token":
+        yield "Ray asks for no token"
+    head = spec["headGroupSpec"]["rayStartParams"]
+    if head.get("num-cpus") != "0":
+        yield "ranks may come to the head"
+    groups = [head, *(group["rayStartParams"] for group in spec["workerGroupSpecs"])]
+    for params in groups:
+        if "plasma-directory" in params:
+            yield "KubeRay would mount no /dev/shm"
+        for port in ("node-manager-port", "object-manager-port", "min-worker-port"):
+            if port not in params:
+                yield f"{port} is any"
+    for group in spec["workerGroupSpecs"]:
+        sizes = {group[size] for size in ("replicas", "minReplicas", "maxReplicas")}
+        if not spec.get("enableInTreeAutoscaling") and len(sizes) > 1:
+            yield "the gang's group may change its size"
+    if spec.get("enableInTreeAutoscaling"):
+        security = spec["autoscalerOptions"].get("securityContext", {})
+        if security.get("capabilities", {}).get("drop") != ["ALL"]:
+            yield "the autoscaler keeps capabilities"
+
+
+def selects(selector: Map, template: Map) -> bool:
+    """Whether a label selector chooses a template's pods."""
+    labels = template["metadata"]["labels"]
+    for key, value in selector.get("matchLabels", {}).items():
+        if labels.get(key) != value:
+            return False
+    for wish in selector.get("matchExpressions", []):
+        assert wish["operator"] == "In"
+        if labels.get(wish["key"]) not in wish["values"]:
+            return False
+    return True

@@ -1,0 +1,252 @@
+"""Manifests against the schemas of their kinds, our own policy, and each other."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray.kuberay import ClusterOptions, manifests, to_yaml
+from alchemist_ray.kuberay.versions import KUBERNETES_VERSIONS
+from tests.deploy.kuberay import crds, kustomize, policy
+
+Map = dict[str, Any]
+ROOT = Path(__file__).parents[3] / "kuberay"
+DEMO = "alchemist demo --workers 4 --out /tmp/out"
+FOLDERS = {
+    "base": ClusterOptions(),
+    "overlays/dev": ClusterOptions(cpus=1, memory="2Gi", head_cpus="1", head_memory="3Gi"),
+    "overlays/gang-scheduler-plugins": ClusterOptions(gang="scheduler-plugins"),
+    "overlays/gang-volcano": ClusterOptions(gang="volcano"),
+    "overlays/gang-yunikorn": ClusterOptions(gang="yunikorn"),
+    "overlays/gang-kueue": ClusterOptions(gang="kueue"),
+    "overlays/autoscale": ClusterOptions(autoscale=True),
+    "overlays/hostnetwork-rdma": ClusterOptions(
+        host_network=True, rdma_resource="rdma/hca_shared_devices_a"
+    ),
+    "overlays/rayjob": ClusterOptions(job=DEMO),
+    "overlays/network-policy": ClusterOptions(network_policy=True),
+    "overlays/monitoring": ClusterOptions(monitoring=True),
+}
+
+
+@cache
+def validators() -> dict[str, Any]:
+    return crds.validators()
+
+
+def by_name(objects: list[Map]) -> dict[tuple[str, str], Map]:
+    found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def check_schemas(objects: list[Map]) -> None:
+    kubernetes = pytest.importorskip(
+        "kubernetes_validate", reason="the extra `test` is not installed"
+    )
+    for o in objects:
+        if o["apiVersion"].startswith("ray.io/"):
+            errors = list(validators()[o["kind"]].iter_errors(o))
+            assert not errors, "\n".join(f"{e.json_path}: {e.message[:200]}" for e in errors)
+        elif not o["apiVersion"].startswith("monitoring.coreos.com/"):
+            for version in KUBERNETES_VERSIONS:
+                kubernetes.validate(o, version, strict=True)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_is_what_the_renderer_makes(folder: str) -> None:
+    assert by_name(kustomize.build(ROOT / folder)) == by_name(manifests(FOLDERS[folder]))
+
+
+def test_every_overlay_is_tested() -> None:
+    there = {f"overlays/{path.name}" for path in (ROOT / "overlays").iterdir()}
+    assert there | {"base"} == set(FOLDERS)
+
+
+def test_components_go_together() -> None:
+    names = ("network-policy", "monitoring", "autoscale")
+    together = kustomize.with_components(
+        ROOT / "base", *(ROOT / "components" / name for name in names)
+    )
+    chosen = ClusterOptions(network_policy=True, monitoring=True, autoscale=True)
+    assert by_name(together) == by_name(manifests(chosen))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kubectl_reads_the_folders_as_we_do(folder: str) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not on this machine")
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(ROOT / folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert by_name(list(yaml.safe_load_all(done.stdout))) == by_name(manifests(FOLDERS[folder]))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_manifests_fit_their_schemas_and_our_policy(folder: str) -> None:
+    objects = manifests(FOLDERS[folder])
+    check_schemas(objects)
+    assert policy.broken(objects) == []
+
+
+CHOICES = st.builds(
+    dict,
+    name=st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
+    namespace=st.sampled_from(["alchemist", "team-a"]),
+    image=st.sampled_from(["here.example:5000/x/alchemist:1.2", "alchemist@sha256:" + "a" * 64]),
+    workers=st.integers(1, 500),
+    cpus=st.integers(1, 128),
+    memory=st.sampled_from(["1Gi", "1500Mi", "64G", "0.5Ti"]),
+    gang=st.sampled_from([None, "scheduler-plugins", "volcano", "yunikorn", "kueue"]),
+    autoscale=st.booleans(),
+    host_network=st.booleans(),
+    network_policy=st.booleans(),
+    monitoring=st.booleans(),
+    job=st.sampled_from([None, "python -c 'print(1)'"]),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(CHOICES)
+def test_whatever_is_asked_for_is_refused_or_sound(chosen: Map) -> None:
+    try:
+        options = ClusterOptions(**chosen)
+    except ValueError:
+        return
+    objects = manifests(options)
+    check_schemas(objects)
+    assert policy.broken(objects) == []
+    assert list(yaml.safe_load_all(to_yaml(objects))) == objects
+
+
+def _worker(objects: list[Map]) -> Map:
+    return dict(policy.templates(objects))["worker"]["spec"]
+
+
+def _spoil_image(objects: list[Map]) -> None:
+    _worker(objects)["containers"][0]["image"] = "alchemist-on-ray:latest"
+
+
+def _spoil_privileged(objects: list[Map]) -> None:
+    _worker(objects)["containers"][0]["securityContext"]["privileged"] = True
+
+
+def _spoil_limits(objects: list[Map]) -> None:
+    del _worker(objects)["containers"][0]["resources"]["limits"]
+
+
+def _spoil_probe(objects: list[Map]) -> None:
+    del _worker(objects)["containers"][0]["livenessProbe"]
+
+
+def _spoil_root(objects: list[Map]) -> None:
+    _worker(objects)["securityContext"]["runAsUser"] = 0
+
+
+def _spoil_volume(objects: list[Map]) -> None:
+    _worker(objects)["volumes"].append({"name": "node", "hostPath": {"path": "/"}})
+
+
+def _spoil_network(objects: list[Map]) -> None:
+    _worker(objects)["hostNetwork"] = True
+
+
+def _spoil_command(objects: list[Map]) -> None:
+    del _worker(objects)["containers"][0]["command"]
+
+
+def _spoil_budget(objects: list[Map]) -> None:
+    by_name(objects)["PodDisruptionBudget", "alchemist"]["spec"]["minAvailable"] = 1
+
+
+def _spoil_token(objects: list[Map]) -> None:
+    del by_name(objects)["RayCluster", "alchemist"]["spec"]["authOptions"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_spoil_image, "worker: runs whatever image is the latest"),
+        (_spoil_privileged, "worker: may gain privileges"),
+        (_spoil_limits, "worker: has no limits"),
+        (_spoil_probe, "worker: has no livenessProbe"),
+        (_spoil_root, "worker: may run as root"),
+        (_spoil_volume, "worker: mounts node of the node or of others"),
+        (_spoil_network, "worker: two may meet on one node's network"),
+        (_spoil_command, "worker: has nobody to reap orphans"),
+        (_spoil_budget, "PodDisruptionBudget: some pod may be evicted"),
+        (_spoil_token, "Ray asks for no token"),
+    ],
+)
+def test_the_policy_sees_what_is_broken(spoil: Callable[[list[Map]], None], said: str) -> None:
+    objects = copy.deepcopy(manifests(ClusterOptions()))
+    spoil(objects)
+    assert said in policy.broken(objects)
+
+
+def test_the_schemas_see_what_is_wrong() -> None:
+    cluster = copy.deepcopy(by_name(manifests(ClusterOptions()))["RayCluster", "alchemist"])
+    cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["memory"] = "8Gi"
+    cluster["spec"]["workerGroupSpecs"][0]["replicas"] = "two"
+    said = [error.message for error in validators()["RayCluster"].iter_errors(cluster)]
+    assert any("'memory' was unexpected" in message for message in said)
+    assert any("'two' is not of type 'integer'" in message for message in said)
+
+
+def test_the_network_policy_knows_only_its_own() -> None:
+    objects = manifests(ClusterOptions(network_policy=True, job=DEMO))
+    spec = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]
+    everything = spec["ingress"][0]
+    assert "ports" not in everything  # a gang's ports are any
+    members = everything["from"][0]["podSelector"]
+    stranger = {"metadata": {"labels": {"app.kubernetes.io/instance": "other"}}}
+    submitter = dict(policy.templates(objects))["submitter"]
+    assert not policy.selects(members, stranger)
+    assert not policy.selects(members, submitter)
+    handed_in = spec["ingress"][1]
+    assert any(
+        policy.selects(peer["podSelector"], submitter) and "namespaceSelector" not in peer
+        for peer in handed_in["from"]
+    )
+    assert [port["port"] for port in handed_in["ports"]] == [8265]
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_a_sites_image_and_namespace_reach_all_that_name_them(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not on this machine")
+    shutil.copytree(ROOT, tmp_path / "kuberay")
+    (tmp_path / "kustomization.yaml").write_text(
+        re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    )
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    site = ClusterOptions(
+        namespace="hpc",
+        image="registry.example/alchemist-on-ray:0.1.0",
+        network_policy=True,
+        autoscale=True,
+    )
+    assert by_name(list(yaml.safe_load_all(done.stdout))) == by_name(manifests(site))

@@ -1,0 +1,78 @@
+"""A rank that the kernel kills for want of memory, and a node that is being taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.driver import NAMESPACE
+from alchemist_ray.errors import GroupFailedError
+from mpi_workers.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
+from tests.support import traces
+
+LIMIT = 400 << 20  # 400 MiB: the zygote, a proxy and two ranks fit, a greedy rank does not
+
+
+def greedy(comm, gib):  # type: ignore[no-untyped-def]
+    if comm.rank == 1:
+        np.ones(int(gib * (1 << 27)))
+    comm.barrier()
+
+
+@pytest.fixture
+def limited(cluster: str) -> Iterator[int]:
+    """The zygote of this node, in a memory cgroup of its own; so is what it forks."""
+    found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
+    if found is None or os.getuid() != 0:
+        pytest.skip("a memory cgroup can only be made by root, where there is a controller")
+    above, (_, limit_file) = found
+    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
+    with AlchemistSession(1):  # so that there is an agent
+        name = f"alchemist-agent-{ray.get_runtime_context().get_node_id()}"
+        zygote: int = ray.get(ray.get_actor(name, namespace=NAMESPACE).pids.remote())["zygote"]
+    try:
+        folder.mkdir()
+        (folder / limit_file).write_text(f"{LIMIT}\n")
+        (folder / "cgroup.procs").write_text(f"{zygote}\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield zygote
+    (above / "cgroup.procs").write_text(f"{zygote}\n")
+    traces.wait_until(lambda: not (folder / "cgroup.procs").read_text(), 5.0, 0.05)
+    folder.rmdir()
+
+
+def test_an_oom_kill_is_named_and_the_neighbour_unharmed(limited: int) -> None:
+    with AlchemistSession(2) as neighbour, AlchemistSession(2) as als:
+        x = neighbour.send_matrix(np.arange(12.0).reshape(4, 3))
+        with pytest.raises(GroupFailedError) as told:
+            als.run(greedy, 2.0)
+        assert "rank 1" in str(told.value)
+        assert "OOM killer (signal 9): the memory limit" in str(told.value)
+        assert f"({LIMIT} bytes)" in str(told.value)
+        assert told.value.rank == 1
+        assert neighbour.run(lambda comm: comm.allreduce(1)) == 2
+        np.testing.assert_array_equal(x.fetch(), np.arange(12.0).reshape(4, 3))
+
+
+def test_a_node_that_is_being_taken_away_says_so(session: AlchemistSession) -> None:
+    (noted,) = Path(tempfile.gettempdir()).glob("alchemist-g*/pid")
+    proxy = int(noted.read_text())
+    os.kill(proxy, signal.SIGTERM)  # as a pod's preStop does, see kuberay/
+    with pytest.raises(GroupFailedError, match="is being taken away \\(SIGTERM\\)") as told:
+        session.run(lambda comm: comm.barrier())
+    assert told.value.facts["cause"] == "node leaving"
+    session.request_workers(2)
+    assert session.run(lambda comm: comm.allreduce(1)) == 2
