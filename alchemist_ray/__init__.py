@@ -1,5 +1,13 @@
 """Alchemist on Ray: MPI libraries behind Python, with data that is already in Ray."""
 
+import os
+import sys
+
+from alchemist_ray.slurm.job import adopt
+
+if "ray" not in sys.modules:  # it reads how to authenticate itself when it is imported
+    adopt(os.environ)
+
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.handles import Handle
 from alchemist_ray.remote import mpi_function

@@ -146,6 +146,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._jobs = 0
         self._zygote = Zygote(blocks.forget)
 
     def ready(self) -> dict[str, Any]:
@@ -154,6 +155,7 @@ class Agent:
         return {
             "ip": ray.util.get_node_ip_address(),
             "hostname": os.uname().nodename,
+            "name": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
             "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         }
 
@@ -190,7 +192,17 @@ class Agent:
 
     def run(self, job: blocks.LookJob | blocks.SendJob, refs: list[Any]) -> Any:
         """Look at, or send, this node's blocks of a matrix."""
-        return job.run(refs)
+        with self._lock:
+            self._jobs += 1
+        try:
+            return job.run(refs)
+        finally:
+            with self._lock:
+                self._jobs -= 1
+
+    def idle(self) -> bool:
+        """Whether nobody would miss this agent: no gang on its node, no blocks on their way."""
+        return self._jobs == 0 and not housekeeping.runs_here(housekeeping.ANY_GANG)
 
     def stage(self, gang: str, name: str, data: files.Data) -> None:
         """Put a file into the folder of a gang's ranks on this node."""

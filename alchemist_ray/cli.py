@@ -8,11 +8,14 @@ import sys
 
 from alchemist_ray import __version__
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.kuberay import cli as kuberay
 
 FOR_AUTHORS = {
     "new-library": "write a small library of your own, in C, C++ or Python, with build and test",
     "include": "print the folder of alchemist.h",
 }
+
+BATCH = {"slurm": "Slurm", "pbs": "PBS"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,12 +29,21 @@ def main(argv: list[str] | None = None) -> int:
     demo.add_argument("--out", default="out", help="folder for the picture (default: out)")
     for name, what in FOR_AUTHORS.items():
         commands.add_parser(name, help=what, add_help=False)
+    kuberay.add_parser(commands)
+    for name, system in BATCH.items():
+        commands.add_parser(name, help=f"Ray and gangs in a job of {system}", add_help=False)
+    if argv and argv[0] in BATCH:
+        from alchemist_ray.slurm import cli as jobs  # noqa: PLC0415
+
+        return jobs.main(argv)
     options, rest = parser.parse_known_args(argv)
     if options.command in FOR_AUTHORS:
         # In a process of its own: this side of the project knows nothing of libraries.
         return subprocess.call([sys.executable, "-m", "ali", *argv])
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command == "kuberay":
+        return kuberay.run(options)
     from alchemist_ray.demo import run  # noqa: PLC0415  (only the demo needs its packages)
 
     try:

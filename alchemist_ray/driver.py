@@ -13,12 +13,14 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.agent import Agent
+from alchemist_ray.autoscale import Growth, Retirement
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.placement import ask_for
 
 NAMESPACE = "alchemist"
 HEAD = "node:__internal_head__"  # the resource by which Ray marks the head node
 DRIVER_NAME = "alchemist-driver"
+AGENT_NAME = "alchemist-agent-"
 AGENT_TIMEOUT_S = 60.0
 UNAVAILABLE_S = 0.5  # before a manager that is out of reach, but not dead, is asked again
 PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
@@ -45,11 +47,12 @@ class Driver:
         self._reservations: dict[str, PlacementGroup] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._recovered = False
+        self._retirement = Retirement(self._agents)
 
     # --- reservations ---
 
     async def reserve(
-        self, gang: str, run: str, workers: int, cpus: float, node_id: str
+        self, gang: str, run: str, workers: int, cpus: float, node_id: str, strategy: str = "PACK"
     ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
 
@@ -60,7 +63,7 @@ class Driver:
         """
         self._recover()
         if run not in self._reservations:
-            self._guard(gang, run, ask_for(workers, cpus, group_name(run)), node_id)
+            self._guard(gang, run, ask_for(workers, cpus, group_name(run), strategy), node_id)
         return self._reservations[run]
 
     def _guard(
@@ -90,10 +93,17 @@ class Driver:
             del self._reservations[run]
 
     def _recover(self) -> None:
-        """After a restart: watch again over the reservations that are there."""
+        """At the first call, and so after a restart: watch over what is there."""
         if self._recovered:
             return
         self._recovered = True
+        if Growth.here() is not None:
+            for actor in ray.util.list_named_actors(all_namespaces=True):
+                node_id = actor["name"].removeprefix(AGENT_NAME)
+                if actor["namespace"] == NAMESPACE and node_id != actor["name"]:
+                    self._agents[node_id] = ray.get_actor(**actor)
+            watch = asyncio.get_running_loop().create_task(self._retirement.watch())
+            self._watches.add(watch)
         table: dict[str, Any] = ray.util.placement_group_table()
         for ident, about in table.items():
             run = about["name"].removeprefix(group_name(""))
@@ -120,7 +130,9 @@ class Driver:
             try:
                 # One that is being restarted is waited for.
                 ready: Any = agent.ready.options(max_task_retries=-1)
+                self._retirement.asked_for(node_id)
                 facts = await asyncio.wait_for(_value(ready.remote()), AGENT_TIMEOUT_S)
+                self._retirement.asked_for(node_id)
                 return agent, facts
             except RayTaskError:
                 raise  # it came up, and says what is wrong there
@@ -136,7 +148,7 @@ class Driver:
 
     def _start_agent(self, node_id: str) -> ActorHandle:
         options: dict[str, Any] = {
-            "name": f"alchemist-agent-{node_id}",
+            "name": f"{AGENT_NAME}{node_id}",
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "get_if_exists": True,
@@ -152,7 +164,7 @@ class Driver:
     async def prewarm(self) -> int:
         """Start the agents of all nodes of a small cluster; how many are warm."""
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        if len(nodes) > PREWARM_NODES:
+        if len(nodes) > PREWARM_NODES or Growth.here() is not None:  # agents keep idle nodes
             return 0
         with contextlib.suppress(LaunchError, RayTaskError):
             return len(await self.agents(nodes))
@@ -193,6 +205,8 @@ def find_driver() -> ActorHandle:
         "max_restarts": -1,
         # On the head: a lost node must not take it along, and the head's loss is the cluster's.
         "resources": {HEAD: 0.001},
+        # Not in the placement group of who asks first (a trial of Ray Tune): it outlives that.
+        "scheduling_strategy": "DEFAULT",
         "max_task_retries": 3,  # each call may be repeated: a restart costs a moment, no error
     }
     return start_actor(Driver, options)

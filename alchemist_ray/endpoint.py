@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.placement import Reservation
@@ -20,6 +20,8 @@ class GangRequest:
     inherited: Reservation | None
     epoch: int
     session: str
+    strategy: str = "PACK"
+    settings: dict[str, str] = field(default_factory=dict)  # the caller's, for the launcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@
     ├── TransferError             data did not get through
     ├── ResourceError             not enough CPUs or memory; said before any is taken
     ├── AuthError                 wrong token or protocol version
+    ├── JobError                  Ray could not be had in a job of a batch system
+    │   └── SiteError             no such site, or its file is wrong (also a ValueError)
     └── SessionError              the session is closed or has no workers
 
 Every message names the thing at fault and what to do. Details are attributes:
@@ -163,6 +165,14 @@ class ResourceError(AlchemistError):
 
 class AuthError(AlchemistError):
     """Wrong token, or another version of the protocol."""
+
+
+class JobError(AlchemistError):
+    """Ray could not be started or found in a job of Slurm or PBS; what had started was ended."""
+
+
+class SiteError(JobError, ValueError):
+    """There is no such site file, or it says what no site can have."""
 
 
 class SessionError(AlchemistError):

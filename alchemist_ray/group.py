@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -101,7 +102,7 @@ class GroupManager:
         self._stage = "waiting for CPUs"
         reservation = request.inherited
         if reservation is None:
-            await _in_thread(check_capacity, request.workers, request.cpus)
+            await _in_thread(check_capacity, request.workers, request.cpus, request.strategy)
             group = await asyncio.wait_for(
                 _value(
                     find_driver().reserve.remote(
@@ -110,6 +111,7 @@ class GroupManager:
                         request.workers,
                         request.cpus,
                         ray.get_runtime_context().get_node_id(),
+                        request.strategy,
                     )
                 ),
                 left(),
@@ -123,6 +125,9 @@ class GroupManager:
         found = await asyncio.wait_for(
             _value(find_driver().agents.remote([node for node, _ in nodes])), left()
         )
+        launcher = LAUNCHERS[request.launcher](os.environ | request.settings)
+        order = launcher.order([about["name"] for _, about in found])
+        nodes, found = tuple(nodes[i] for i in order), [found[i] for i in order]
         self._agents = [agent for agent, _ in found]
         facts = [about for _, about in found]
         token = secrets.token_hex(32)
@@ -135,16 +140,17 @@ class GroupManager:
         plan = GangPlan(
             gang=self._run_name,
             nodes=tuple(
-                NodePlan(node, about["ip"], ranks)
+                NodePlan(node, about["ip"], ranks, about["name"])
                 for (node, ranks), about in zip(nodes, facts, strict=True)
             ),
             threads=request.threads,
             token=token,
             manager=tuple(dispatcher.addresses),
             keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
+            start_timeout_s=request.start_timeout_s,
         )
         self._stage = "starting processes"
-        specs = LAUNCHERS[request.launcher]().specs(plan)
+        specs = launcher.specs(plan)
         starting = [
             _value(agent.launch.remote(spec))
             for agent, spec in zip(self._agents, specs, strict=True)
@@ -301,6 +307,14 @@ class GroupManager:
         await self._started()
         if self._dispatcher is not None and self._dispatcher.nodes.failure is None:
             await self._dispatcher.nodes.shutdown(END_TIMEOUT_S)
+        await self._ended()
+        await self._release()
+
+    async def kill(self, why: str) -> None:
+        """End the ranks at once, and give the CPUs back."""
+        await self._started()
+        if self._dispatcher is not None:
+            self._dispatcher.nodes.fail(GroupFailedError(f"the gang was killed: {why}"))
         await self._ended()
         await self._release()
 

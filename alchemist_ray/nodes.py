@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from alchemist_ray.causes import ask_kubernetes, node_leaving
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
 from mpi_workers.failures import Failure
 from mpi_workers.protocol import FrameProtocol
@@ -137,7 +138,8 @@ class Nodes:
         self.fail(
             GroupFailedError(
                 f"node {where} is gone: its part of the gang was killed, or the network to it "
-                "was cut. The gang was ended on all nodes; request_workers() starts a new one",
+                f"was cut.{ask_kubernetes(where)} The gang was ended on all nodes; "
+                "request_workers() starts a new one",
                 node=node,
                 cause="node lost",
             )
@@ -162,6 +164,8 @@ class Nodes:
                 self._rank_failed(node, body)
             case "rank_ended":
                 self.fail(_ended(body, self._doing(), starting=not self.ready.done()))
+            case "node_leaving":
+                self.fail(node_leaving(node, body["hostname"], starting=not self.ready.done()))
             case "pmi_barrier":
                 self._pmi_barrier(node, body["puts"])
             case "ready":

@@ -19,11 +19,14 @@ from alchemist_ray.driver import find_driver
 from alchemist_ray.endpoint import Endpoint
 from alchemist_ray.errors import AlchemistError, GroupError, LaunchError, SessionError
 from alchemist_ray.gang import GangClient
+from alchemist_ray.launch import AUTO
 from alchemist_ray.link import ask_manager, no_workers
 from alchemist_ray.managers import Manager
 from alchemist_ray.options import GangOptions, positive_int
+from alchemist_ray.placement import Reservation
 
 END_TIMEOUT_S = 15.0
+KILL_TIMEOUT_S = 8.0  # of which nodes may take 5 to be clean
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to be there, and to clear up after a failed start
 
 
@@ -46,16 +49,17 @@ class GangOwner:
         self,
         num_workers: int | None = None,
         *,
-        placement: str = "own",
+        placement: str | Reservation = "own",
+        strategy: str = "PACK",
         threads_per_worker: int = 1,
         cpus_per_worker: float | None = None,
-        launcher: str = "pmi",
+        launcher: str = AUTO,
         start_timeout_s: float = 60.0,
         progress: bool | None = None,
         output: bool = True,
     ) -> None:
         self._options = GangOptions.checked(
-            placement, threads_per_worker, cpus_per_worker, launcher, start_timeout_s
+            placement, threads_per_worker, cpus_per_worker, launcher, start_timeout_s, strategy
         )
         self.id = f"s{uuid.uuid4().hex[:10]}"
         self._progress = progress
@@ -163,6 +167,17 @@ class GangOwner:
         """End the gang and give its CPUs back; its matrices are gone. The session stays open."""
         self._check_open()
         self._end_gang()
+
+    def kill_workers(self, why: str = "its owner wanted it so") -> None:
+        """End the gang at once, without asking ranks that may hang; else as `yield_workers`."""
+        self._check_open()
+        if self._client is not None and self._manager is not None:
+            try:
+                ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
+            except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
+                self._manager.kill()  # ranks end with it
+                self._manager = None
+        self._drop_client()
 
     def list_workers(self) -> list[WorkerInfo]:
         """The ranks of the gang: where each runs and whether it is idle or busy."""

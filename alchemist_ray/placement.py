@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from alchemist_ray.autoscale import Growth
 from alchemist_ray.errors import ResourceError
 
 PLACEMENTS = ("own", "inherit")
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's, over ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +30,39 @@ class Reservation:
         if self.group is not None:
             remove_placement_group(self.group)
 
+    def of(self, workers: int) -> Reservation:
+        """Itself, if it is for so many. Raises `ResourceError`."""
+        room = sum(ranks for _, ranks in self.nodes)
+        if room != workers:
+            raise ResourceError(f"the bundles given are for {room} workers, not for {workers}")
+        return self
 
-def check_capacity(workers: int, cpus: float) -> None:
-    """Whether the cluster, empty, could hold so many workers. Raises `ResourceError`."""
+
+def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
+    """Whether the cluster, empty and grown, could hold so many workers. Raises `ResourceError`."""
     alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    room = sum(int(total / cpus + 1e-9) for total in alive)
+    growth = Growth.here()
+    all_nodes = alive if growth is None else growth.grown(alive)
+    rooms = [int(total / cpus + 1e-9) for total in all_nodes]
+    room, where = sum(rooms), ""
+    if strategy == "STRICT_PACK":
+        room, where = max(rooms, default=0), " on one node (strategy='STRICT_PACK')"
+    elif strategy == "STRICT_SPREAD":
+        room, where = sum(r > 0 for r in rooms), ", one to a node (strategy='STRICT_SPREAD')"
     if workers > room:
+        has = "has" if growth is None else "can grow to"
         raise ResourceError(
-            f"{workers} workers with {cpus:g} CPUs each do not fit: the cluster has "
-            f"{sum(alive):g} CPUs on {len(alive)} node(s), room for {room}. Ask for fewer, add "
-            "nodes, or start Ray with more CPUs (ray.init(num_cpus=...)) if ranks may share cores"
+            f"{workers} workers with {cpus:g} CPUs each do not fit: the cluster {has} "
+            f"{sum(all_nodes):g} CPUs on {len(all_nodes)} node(s), room for {room}{where}. Ask for "
+            "fewer, add nodes, or start Ray with more CPUs (ray.init(num_cpus=...)) if ranks may "
+            "share cores"
         )
 
 
-def ask_for(workers: int, cpus: float, name: str) -> PlacementGroup:
-    """A placement group with a bundle per worker, packed on few nodes; not waited for."""
+def ask_for(workers: int, cpus: float, name: str, strategy: str = "PACK") -> PlacementGroup:
+    """A placement group with a bundle per worker; not waited for."""
     bundles = [{"CPU": cpus}] * workers
-    group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name)
+    group: PlacementGroup = placement_group(bundles, strategy=strategy, name=name)
     return group
 
 
@@ -60,7 +79,7 @@ def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float)
             free = ray.available_resources().get("CPU", 0.0)
             raise ResourceError(
                 f"no room for {workers} workers with {cpus:g} CPUs each within {timeout_s:.0f} s: "
-                f"{free:g} CPUs are free, the others are in use. Stop other work or wait for it"
+                f"{free:g} CPUs are free, the others are in use. {_what_to_do()}"
             )
         table: dict[str, Any] = ray.util.placement_group_table(group)
         bundles = table["bundles_to_node_id"]
@@ -69,6 +88,29 @@ def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float)
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+def _what_to_do() -> str:
+    growth = Growth.here()
+    if growth is None:
+        return "Stop other work or wait for it"
+    return (
+        f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: a longer "
+        "start_timeout_s waits for those on their way"
+    )
+
+
+def within(group: PlacementGroup, bundles: Sequence[int], cpus: float) -> Reservation:
+    """Bundles of a placement group that the caller has: as many ranks in each as it has CPUs for.
+
+    Who made the group gives it back, not the gang.
+    """
+    table: dict[str, Any] = ray.util.placement_group_table(group)
+    room: Counter[str] = Counter()
+    for index in bundles:
+        ranks = int(table["bundles"][index].get("CPU", 0.0) / cpus + 1e-9)
+        room[table["bundles_to_node_id"][index]] += ranks
+    return Reservation(tuple(room.items()))
 
 
 def inherited(workers: int, cpus: float) -> Reservation:

@@ -21,6 +21,7 @@ from alchemist_ray.endpoint import GangRequest
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions import Work, pack
 from alchemist_ray.handles import Handle
+from alchemist_ray.launch import AUTO
 from alchemist_ray.libraries import checked_timeout
 from alchemist_ray.managers import Manager
 from alchemist_ray.options import GangOptions, positive_int
@@ -129,7 +130,7 @@ def mpi_function(
     num_workers: int,
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
-    launcher: str = "pmi",
+    launcher: str = AUTO,
     start_timeout_s: float = 60.0,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
@@ -142,7 +143,7 @@ def mpi_function(
     num_workers: int,
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
-    launcher: str = "pmi",
+    launcher: str = AUTO,
     start_timeout_s: float = 60.0,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
@@ -154,7 +155,7 @@ def mpi_function(
     num_workers: int,
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
-    launcher: str = "pmi",
+    launcher: str = AUTO,
     start_timeout_s: float = 60.0,
     timeout_s: float | None = None,
     idle_s: float = 10.0,

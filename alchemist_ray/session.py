@@ -14,7 +14,8 @@ from alchemist_ray.checkpoints import SessionCheckpoints
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.gang import GangClient
 from alchemist_ray.handles import Handle
-from alchemist_ray.libraries import Library, named
+from alchemist_ray.libraries import Library, Routine, named
+from alchemist_ray.lines import Lines, open_lines
 from alchemist_ray.owner import GangOwner, WorkerInfo
 from alchemist_ray.persistence import SessionFiles
 
@@ -31,15 +32,21 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
     ----------
     num_workers : int, optional
         Request so many workers at once; else `request_workers` does it later.
-    placement : {"own", "inherit"}
+    placement : {"own", "inherit"} or Reservation
         Reserve CPUs for the ranks in the cluster, or run them inside the CPUs of
-        the Ray task or actor that makes the session.
+        the Ray task or actor that makes the session, or in bundles of a placement group
+        that is there already (`alchemist_ray.placement.within`).
+    strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
+        Ray's ways to lay ranks over nodes (pods): few nodes, many nodes, one node, a node
+        for each rank. The strict ones are kept or refused. With ``placement="own"``.
     threads_per_worker : int
         BLAS threads of each rank.
     cpus_per_worker : float, optional
         CPUs reserved for each rank. Default: `threads_per_worker`.
-    launcher : {"pmi", "mpiexec"}
-        How ranks are started: forked by us, or by a site's mpiexec (one machine).
+    launcher : {"auto", "pmi", "mpiexec", "srun", "pals", "aprun", "hydra"}
+        How ranks are started: forked by us (pmi), by an mpiexec on one machine, or on many nodes
+        by a site's own launcher (`alchemist_ray.launch`). Default: what the environment's
+        `ALCHEMIST_LAUNCHER` says, which a site file sets where the fabric needs it; else pmi.
     start_timeout_s : float
         Most seconds that the start of a gang may take.
     progress : bool, optional
@@ -188,6 +195,19 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
                 f"library {name!r} is not loaded in this session: load_library({name!r}) first"
             )
         return loaded[name].routine(routine)(*args, **kwargs)
+
+    def open_lines(self, serve: Routine, timeout_s: float = 10.0) -> Lines | None:
+        """Straight lines to the ranks for a routine that serves, see `alchemist_ray.lines`.
+
+        The routine holds the gang until the lines are closed: no other command is done.
+
+        Raises
+        ------
+        GroupFailedError
+            If the gang is lost.
+        """
+        client = self._gang()
+        return open_lines(serve, client.cancel, client.endpoint, timeout_s)
 
     def _loaded(self) -> dict[str, Library]:
         """Libraries by name; a new gang has none."""

@@ -18,6 +18,7 @@ mpi4py.rc.initialize = False  # MPI_Init belongs to the rank, after the fork
 from ali.registry import load  # noqa: E402
 from ali.run import Programs  # noqa: E402
 from mpi_workers import proxy, trial, worker, zygote  # noqa: E402
+from mpi_workers.processes import sign_in  # noqa: E402
 from mpi_workers.specs import RankConfig  # noqa: E402
 
 WARM = ("ali.linalg",)  # what most gangs load first
@@ -33,8 +34,10 @@ def main(argv: list[str]) -> None:
             for name in WARM:
                 importlib.import_module(name)
             zygote.main(socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank))
-        case ["rank", path]:
-            run_rank(RankConfig.load(path))
+        case ["rank", pattern]:
+            config = RankConfig.find(pattern)
+            sign_in(config.directory)
+            run_rank(config)
         case ["trial", *rest]:
             trial.main(rest)
         case _:

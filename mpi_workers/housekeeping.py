@@ -30,8 +30,10 @@ from mpi_workers.memory import available_bytes, readable
 from mpi_workers.pmi import segment_names
 
 PREFIX = "alchemist-"
+ANY_GANG = "g*"  # as their ids begin; GroupManagers' folders do not
 SHM = Path("/dev/shm")
 SEGMENTS = "segments.json"
+PID = "pid"  # kuberay/ knows this name
 # What MPICH makes for a moment, until all ranks of the node have mapped it; its name says nothing.
 PASSING = "mpich_shar_tmp*"
 PASSING_S = 60.0
@@ -77,6 +79,10 @@ class GangFolder(PrivateFolder):
 
     def _note_segments(self) -> None:
         (self.path / SEGMENTS).write_text(json.dumps(sorted(self._segments)))
+
+    def note_pid(self) -> None:
+        """Say whose folder this is: SIGTERM to it announces that the node is going."""
+        (self.path / PID).write_text(f"{os.getpid()}\n")
 
     def learn_segments(self, pids: Iterable[int]) -> None:
         """Note what these processes have mapped: another launcher's job has names of its own."""

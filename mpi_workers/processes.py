@@ -1,13 +1,15 @@
 """A node's rank processes: started, listened to, waited for, killed.
 
 Ranks are forked from this (warm, single-threaded) process, so that the kernel
-ties their lives to it, or started by a site's mpiexec.
+ties their lives to it, or started by a site's launcher: mpiexec here, or srun on
+all nodes at once. Such ranks find their proxy by its folder, and leave their pid there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import select
@@ -20,15 +22,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from mpi_workers.cgroup import OomWatch
+from mpi_workers.housekeeping import PREFIX
 from mpi_workers.output import STDERR, STDOUT, Lines
 from mpi_workers.protocol import FrameProtocol
-from mpi_workers.specs import ProxySpec, RankConfig
+from mpi_workers.specs import RANK_PROGRAM, ProxySpec, RankConfig
 from mpi_workers.wire import Body
 
+RANK_FILE = "rank.json"  # in a proxy's folder: what ranks are told that it has not forked
+PID_FILE = "pid-"  # there too, with a pid: such a rank
 PR_SET_PDEATHSIG = 1
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
 READ_BYTES = 64 << 10  # 64 KiB: what a pipe holds
 READS = 4  # at once; then others have their turn
+LEAVE_S = 2.0  # how long a launcher of many nodes may take to end its ranks there
 LAUNCHER = -1  # speaks for ranks that have no pipes of their own yet
 
 Speaker = tuple[int, int]  # rank (or LAUNCHER) and stream
@@ -64,8 +71,8 @@ class LocalRanks:
     ----------
     by_rank : dict of int to RankProcess
     pipes : dict of (int, int) to int
-        File descriptors of what is printed, by rank and stream. mpiexec has a pipe of its
-        own, of what its ranks say until they have found theirs.
+        File descriptors of what is printed, by rank and stream. A site's launcher has a pipe
+        of its own, of what its ranks say until they have found theirs.
     lines : Lines
         What ranks have printed and nobody was told yet.
     pmi : dict of int to socket
@@ -74,30 +81,40 @@ class LocalRanks:
 
     def __init__(self, spec: ProxySpec) -> None:
         self._spec = spec
-        self._mpiexec: subprocess.Popen[bytes] | None = None
+        self._starter: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
         self.by_rank = {rank: RankProcess(rank) for rank in spec.local_ranks}
         self.pipes: dict[Speaker, int] = {}
         self.lines = Lines()
         self._ears: select.poll | None = None
         self._launcher = RankProcess(LAUNCHER)
         self.pmi: dict[int, socket.socket] = {}
+        self._oom = OomWatch()
 
     @property
     def forked(self) -> bool:
-        """Whether the ranks are this process's children (else mpiexec's)."""
-        return self._spec.mpiexec is None
+        """Whether the ranks are this process's children (else a launcher has started them)."""
+        return self._spec.start is None
+
+    @property
+    def launching(self) -> bool:
+        """Whether the command that has started the ranks is this process's child."""
+        return self._starter is not None
 
     def start(
         self, config: RankConfig, folder: Path, run_rank: Callable[[RankConfig], None]
     ) -> None:
         """Start them. Called before an event loop exists: a fork must not inherit it."""
-        if self._spec.mpiexec is not None:
+        self._folder = folder
+        if self._spec.start is not None:
             for rank in self.by_rank:
                 for stream in (STDOUT, STDERR):
                     path = own_pipe(folder, rank, stream)
                     os.mkfifo(path, 0o600)
                     self.pipes[rank, stream] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._start_mpiexec(self._spec.mpiexec, config, folder / "rank.json")
+            self._await(config, folder / RANK_FILE)
+            if self._spec.node == 0:
+                self._run(self._spec.start)
             return
         for process in self.by_rank.values():
             self._fork(process, config, run_rank)
@@ -131,20 +148,40 @@ class LocalRanks:
         finally:
             os._exit(1)
 
-    def _start_mpiexec(self, argv: list[str], config: RankConfig, path: Path) -> None:
-        with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+    def _await(self, config: RankConfig, path: Path) -> None:
+        """Leave word for the ranks of this node, whole or not at all."""
+        unfinished = path.with_suffix(".new")
+        with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
             json.dump(asdict(config), file)
+        unfinished.rename(path)
+
+    def _run(self, command: list[str]) -> None:
+        """Run the command that starts the ranks of all nodes."""
         read_end, write_end = os.pipe()
         parent = os.getpid()
-        program = [sys.executable, "-m", "mpi_workers", "rank", str(path)]
+        # Other nodes' folders have other names: what they share is the gang's.
+        names = f"{PREFIX}{self._spec.gang}-*" if self._spec.spread else self._folder.name
+        pattern = str(Path(glob.escape(str(self._folder.parent))) / names / RANK_FILE)
+        program = [sys.executable, "-m", "mpi_workers", "rank", pattern]
+        argv = [word for w in command for word in (program if w == RANK_PROGRAM else [w])]
+        dropped = tuple(self._spec.start_drops)
+        env = {k: v for k, v in os.environ.items() if not dropped or not k.startswith(dropped)}
+        env |= self._spec.start_adds
+        for variable, text in self._spec.start_files.items():
+            file = self._folder / variable
+            file.write_text(text)
+            env[variable] = str(file)
+        # A launcher of many nodes is asked to go, so that it ends its ranks on all of them.
+        farewell = signal.SIGTERM if self._spec.spread else signal.SIGKILL
         try:
-            self._mpiexec = subprocess.Popen(
-                [*argv, "-n", str(self._spec.size), *program],
+            self._starter = subprocess.Popen(
+                argv,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(parent),
+                preexec_fn=lambda: die_with_parent(parent, farewell),
             )
         finally:
             os.close(write_end)
@@ -182,7 +219,7 @@ class LocalRanks:
         self.lines.finish(rank)
 
     def last_words(self, rank: int) -> str:
-        """The end of what a rank printed (or of what mpiexec said, where it said nothing)."""
+        """The end of what a rank printed (or of what its launcher said, where it said nothing)."""
         for speaker in list(self.pipes):
             if speaker[0] in (rank, LAUNCHER):
                 with contextlib.suppress(OSError):
@@ -192,17 +229,19 @@ class LocalRanks:
     def ended(self) -> list[tuple[int, str]]:
         """Ranks that have ended since the last look, each with how."""
         found = []
-        if self._mpiexec is not None:
-            if self._mpiexec.poll() is not None:
-                cause = f"and all of mpiexec ended with {self._mpiexec.returncode}"
-                found.append((next(iter(self.by_rank)), cause))
+        if self._starter is not None and self._starter.poll() is not None:
+            name = Path(self._spec.start[0]).name if self._spec.start else ""
+            cause = f"and all of {name} ended with {self._starter.returncode}"
+            found.append((next(iter(self.by_rank)), cause))
+        if not self.forked:
             return found
         for process in self.by_rank.values():
             if process.status is None and process.pid is not None:
                 pid, status = os.waitpid(process.pid, os.WNOHANG)
                 if pid:
                     process.status = status
-                    found.append((process.rank, describe_status(status)))
+                    words = self._oom.explained(status, describe_status(status))
+                    found.append((process.rank, words))
         return found
 
     def any_alive(self) -> bool:
@@ -213,19 +252,28 @@ class LocalRanks:
         return any(os.path.exists(f"/proc/{p.pid}") for p in self.by_rank.values() if p.pid)
 
     def pids(self) -> set[int]:
-        """The ranks that run, and with mpiexec whatever it has started and is not a rank yet."""
+        """The ranks that run here, and what a launcher has started and is not a rank yet."""
         known = {p.pid for p in self.by_rank.values() if p.pid is not None and p.status is None}
-        return known | (descendants(self._mpiexec.pid) if self._mpiexec is not None else set())
+        if self._spec.spread:
+            left = self._folder.glob(f"{PID_FILE}*")
+            return known | {int(path.name.removeprefix(PID_FILE)) for path in left}
+        return known | (descendants(self._starter.pid) if self._starter is not None else set())
 
     def kill(self) -> None:
         """Kill what still runs, and wait until it is gone."""
+        if self._starter is not None and self._spec.spread:
+            self._starter.terminate()
         for pid in self.pids():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if self._mpiexec is not None:
+        if self._starter is not None:
+            if self._spec.spread:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._starter.wait(LEAVE_S)
             with contextlib.suppress(OSError):
-                os.killpg(self._mpiexec.pid, signal.SIGKILL)
-            self._mpiexec.wait()
+                os.killpg(self._starter.pid, signal.SIGKILL)
+            self._starter.wait()
+        if not self.forked:
             return
         for process in self.by_rank.values():
             if process.pid is not None and process.status is None:
@@ -233,8 +281,14 @@ class LocalRanks:
                     os.waitpid(process.pid, 0)
 
 
+def sign_in(folder: str | Path) -> None:
+    """Leave this process's pid for the proxy of its node, which has not started it."""
+    with contextlib.suppress(OSError):
+        Path(folder, f"{PID_FILE}{os.getpid()}").touch()
+
+
 def own_pipe(folder: str | Path, rank: int, stream: int) -> str:
-    """Path of the named pipe through which a rank that mpiexec has started speaks."""
+    """Path of the named pipe through which a rank that a launcher has started speaks."""
     return f"{folder}/rank{rank}.{'out' if stream == STDOUT else 'err'}"
 
 
@@ -260,9 +314,9 @@ def describe_status(status: int) -> str:
     return f"exited with code {os.WEXITSTATUS(status)}"
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

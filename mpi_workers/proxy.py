@@ -1,7 +1,7 @@
 """The proxy: one process per gang and node, between the GroupManager and the ranks.
 
 It starts the node's ranks (forked from a warm interpreter, or through a site's
-mpiexec), speaks PMI with them, passes commands down and one combined reply up,
+launcher), speaks PMI with them, passes commands down and one combined reply up,
 and notices when a rank ends. Its connection to the GroupManager is the gang's
 life line: when it breaks, the ranks are killed and nothing is left behind.
 
@@ -72,6 +72,7 @@ class Proxy:
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
+        self._folder.note_pid()
         config = RankConfig(
             token=spec.token,
             directory=str(self._folder.path),
@@ -81,6 +82,8 @@ class Proxy:
             threads=spec.threads,
             crowded=crowded,
             keep_bytes=spec.keep_bytes // max(1, len(self._ranks)),
+            start_timeout_s=spec.start_timeout_s,
+            advice=spec.start_advice,
         )
         # Spinning ranks that share cores starve each other; a yield costs little.
         os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1" if crowded else "0"
@@ -105,6 +108,7 @@ class Proxy:
         )
         if not await self._reach_manager():
             return
+        loop.add_signal_handler(signal.SIGTERM, self._told_to_go)
         if self._local.forked:
             self._pmi = PmiNode(
                 self._spec.kvs_name,
@@ -187,8 +191,15 @@ class Proxy:
 
     def _rank_hello(self, protocol: FrameProtocol, body: Body) -> Body:
         process = self._ranks.get(body["rank"])
+        if unfit := body.get("unfit"):
+            self._rank_ended(next(iter(self._ranks)), unfit, pid=body["pid"])
+            return {}
         if process is None or process.control is not None:
-            raise Failure("LaunchError", f"rank {body['rank']} is not awaited on this node")
+            raise Failure(
+                "LaunchError",
+                f"rank {body['rank']} was started on {os.uname().nodename}, which has ranks "
+                f"{list(self._ranks)}: the launcher has put ranks on other nodes than it was told",
+            )
         process.hello = {key: body[key] for key in TOLD_OF_RANKS}
         process.pid = int(body["pid"])
         process.control = protocol
@@ -236,11 +247,11 @@ class Proxy:
     def _reap(self) -> None:
         for rank, cause in self._local.ended():
             self._rank_ended(rank, cause)
-        # A rank's sockets close a moment before it can be waited for; mpiexec has none here.
-        if not self._leaving and (self._silent or not self._local.forked):
+        # A rank's sockets close a moment before it can be waited for; a launcher has none here.
+        if not self._leaving and (self._silent or self._local.launching):
             asyncio.get_running_loop().call_later(REAP_S, self._reap)
 
-    def _rank_ended(self, rank: int, cause: str) -> None:
+    def _rank_ended(self, rank: int, cause: str, pid: int | None = None) -> None:
         if self._leaving:
             return
         tail = self._local.last_words(rank)
@@ -250,7 +261,7 @@ class Proxy:
             rank=rank,
             cause=cause,
             hostname=os.uname().nodename,
-            pid=self._ranks[rank].pid or 0,
+            pid=pid or self._ranks[rank].pid or 0,
             tail=tail,
         )
         self._stop()
@@ -363,6 +374,12 @@ class Proxy:
             self._manager.send(Kind.REPLY, reply)
 
     # --- the end ---
+
+    def _told_to_go(self) -> None:
+        """The node is being taken away: say so before the line is cut."""
+        if not self._leaving:
+            self._event("node_leaving", hostname=os.uname().nodename)
+        self._stop()
 
     async def _shutdown(self) -> None:
         self._leaving = True

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+
+RANK_PROGRAM = "{rank}"  # in a launcher's command line: here stands the program that a rank runs
+FIND_S = 30.0  # how long a rank looks for its node's proxy
+LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -20,7 +26,13 @@ class ProxySpec:
     kvs_name: str
     threads: int
     keep_bytes: int
-    mpiexec: list[str] | None = None  # argv that starts all ranks, or None: fork them here
+    start: list[str] | None = None  # what node 0 runs to start all ranks; None: forked
+    start_adds: dict[str, str] = field(default_factory=dict)  # to that command's environment
+    start_drops: list[str] = field(default_factory=list)  # variables it must not see, by prefix
+    start_files: dict[str, str] = field(default_factory=dict)  # their texts, by variables for paths
+    start_advice: str = ""  # what to do if its MPI does not fit
+    start_timeout_s: float = 60.0
+    spread: bool = False  # it starts ranks on other nodes too, by daemons that are not ours
 
     @property
     def first_rank(self) -> int:
@@ -47,7 +59,21 @@ class RankConfig:
     threads: int
     crowded: bool
     keep_bytes: int
+    start_timeout_s: float = 60.0
+    advice: str = ""
 
     @classmethod
-    def load(cls, path: str | Path) -> RankConfig:
-        return cls(**json.loads(Path(path).read_text()))
+    def find(cls, pattern: str) -> RankConfig:
+        """The one that a proxy has left on this node, as soon as it is there.
+
+        Raises `FileNotFoundError` if there is none in `FIND_S`: the gang has no part here.
+        """
+        deadline = time.monotonic() + FIND_S
+        while not (found := glob.glob(pattern)):
+            if time.monotonic() > deadline:
+                raise FileNotFoundError(
+                    f"no proxy of this gang has left {pattern} on this node in {FIND_S:.0f} s: a "
+                    "rank was started where the gang has no part, or TMPDIR is another one here"
+                )
+            time.sleep(LOOK_S)
+        return cls(**json.loads(Path(found[0]).read_text()))

@@ -43,6 +43,7 @@ from mpi_workers.storage import Storage
 from mpi_workers.wire import Body, Kind
 
 INIT_SLACK_S = 10  # after the start's own time limit, which has more to say
+UNFIT_S = 2.0  # how long one that is no rank waits for its end
 ORPHANED = 98  # exit code of a rank whose proxy is gone
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback travel
 NOT_SHOWN = ("mpi_workers.worker", "ali.interface", "ali.run")  # the way to the user's own code
@@ -342,7 +343,10 @@ def _leave(config: RankConfig) -> NoReturn:
         f"and the MPI library ({mpi}) do not speak the same PMI. {config.advice}".rstrip()
     )
     about = {"role": "rank", "rank": MPI.COMM_WORLD.rank, "pid": os.getpid(), "unfit": unfit}
+    if MPI.COMM_WORLD.size == 1:
+        MPI.Finalize()  # alone it waits for nobody, and takes its names in /dev/shm away
     connect(config.control, config.token, about, take_fds=False)
+    time.sleep(UNFIT_S)  # the proxies end them all; a launcher would at the first one's exit
     os._exit(1)
 
 

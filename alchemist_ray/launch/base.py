@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpi_workers.specs import ProxySpec
@@ -11,11 +13,21 @@ from mpi_workers.specs import ProxySpec
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """A node's part of a gang."""
+    """A node's part of a gang.
+
+    Attributes
+    ----------
+    node_id, ip : str
+        Ray's name of the node, and its address.
+    ranks : int
+    name : str
+        What the machine's own job manager calls it.
+    """
 
     node_id: str
     ip: str
     ranks: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +40,52 @@ class GangPlan:
     token: str = field(repr=False)
     manager: tuple[str, ...]
     keep_bytes: int
+    start_timeout_s: float = 60.0
 
     @property
     def size(self) -> int:
         return sum(node.ranks for node in self.nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command that starts all ranks of a gang, and what goes with it.
+
+    Attributes
+    ----------
+    argv : list of str
+        The command line, with `mpi_workers.specs.RANK_PROGRAM` where the rank's program stands.
+    adds, drops : mapping, sequence
+        Variables to set, and prefixes of those to take away, in its environment.
+    files : mapping
+        Texts of files that it needs, by the variables that get their paths.
+    advice : str
+        What to do if its ranks do not find each other.
+    spread : bool
+        Whether it starts ranks on other nodes too.
+    """
+
+    argv: list[str]
+    adds: Mapping[str, str] = field(default_factory=dict)
+    drops: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
+    spread: bool = False
+
+
 class Launcher(ABC):
-    """Turns a plan into what each node's proxy has to do."""
+    """Turns a plan into what each node's proxy has to do.
+
+    Parameters
+    ----------
+    env : mapping, optional
+        The environment with its settings. Default: this process's.
+    """
 
     name: str
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self.env: Mapping[str, str] = os.environ if env is None else env
 
     @abstractmethod
     def specs(self, plan: GangPlan) -> list[ProxySpec]:
@@ -49,8 +97,12 @@ class Launcher(ABC):
             If this launcher cannot start such a gang; says which can.
         """
 
-    def _spec(self, plan: GangPlan, node: int, kvs_name: str, argv: list[str] | None) -> ProxySpec:
-        return ProxySpec(
+    def order(self, names: Sequence[str]) -> list[int]:
+        """The order in which this launcher numbers the ranks of these nodes: theirs, mostly."""
+        return list(range(len(names)))
+
+    def _spec(self, plan: GangPlan, node: int, kvs_name: str, start: Start | None) -> ProxySpec:
+        spec = ProxySpec(
             gang=plan.gang,
             manager=list(plan.manager),
             token=plan.token,
@@ -60,8 +112,21 @@ class Launcher(ABC):
             kvs_name=kvs_name,
             threads=plan.threads,
             keep_bytes=plan.keep_bytes,
-            mpiexec=argv,
+            start_timeout_s=plan.start_timeout_s,
         )
+        if start is not None:
+            spec.start = list(start.argv)
+            spec.start_adds = dict(start.adds)
+            spec.start_drops = list(start.drops)
+            spec.start_files = dict(start.files)
+            spec.start_advice = start.advice
+            spec.spread = start.spread
+        return spec
+
+    def _started(self, plan: GangPlan, start: Start) -> list[ProxySpec]:
+        """Specs of a gang whose ranks one command starts, run by the first node's proxy."""
+        kvs_name = unique_kvs_name()
+        return [self._spec(plan, node, kvs_name, start) for node in range(len(plan.nodes))]
 
 
 def unique_kvs_name() -> str:

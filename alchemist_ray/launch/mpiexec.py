@@ -6,16 +6,17 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from alchemist_ray.errors import LaunchError
-from alchemist_ray.launch.base import GangPlan, Launcher, unique_kvs_name
-from mpi_workers.specs import ProxySpec
+from alchemist_ray.launch.base import GangPlan, Launcher, Start
+from mpi_workers.specs import RANK_PROGRAM, ProxySpec
 
 VARIABLE = "ALCHEMIST_MPIEXEC"
 
 
-def find_mpiexec() -> list[str]:
+def find_mpiexec(env: Mapping[str, str] = os.environ) -> list[str]:
     """The command that starts ranks: `ALCHEMIST_MPIEXEC`, else the wheel's, else the path's.
 
     Raises
@@ -23,7 +24,7 @@ def find_mpiexec() -> list[str]:
     LaunchError
         If there is none; says where was looked.
     """
-    given = os.environ.get(VARIABLE)
+    given = env.get(VARIABLE)
     if given:
         argv = shlex.split(given)
         if shutil.which(argv[0]) is None:
@@ -48,6 +49,8 @@ class MpiexecLauncher(Launcher):
         if len(plan.nodes) != 1:
             raise LaunchError(
                 f"launcher 'mpiexec' works on one machine and the {plan.size} workers would lie on "
-                f"{len(plan.nodes)}: ask for fewer workers, or use launcher='pmi'"
+                f"{len(plan.nodes)}: ask for fewer workers, or use launcher='pmi' "
+                "('srun' and 'hydra' start ranks on many nodes too)"
             )
-        return [self._spec(plan, 0, unique_kvs_name(), find_mpiexec())]
+        argv = [*find_mpiexec(self.env), "-n", str(plan.size), RANK_PROGRAM]
+        return self._started(plan, Start(argv))

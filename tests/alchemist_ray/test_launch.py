@@ -8,6 +8,7 @@ from alchemist_ray.errors import LaunchError
 from alchemist_ray.launch import LAUNCHERS, GangPlan, NodePlan
 from alchemist_ray.launch.mpiexec import find_mpiexec
 from mpi_workers.pmi import PmiNode, process_mapping, segment_names
+from mpi_workers.specs import RANK_PROGRAM
 
 
 def plan(*ranks: int) -> GangPlan:
@@ -26,7 +27,9 @@ def test_pmi_gives_each_node_its_ranks() -> None:
 
 def test_mpiexec_is_for_one_machine() -> None:
     (spec,) = LAUNCHERS["mpiexec"]().specs(plan(4))
-    assert spec.mpiexec is not None
+    assert spec.start is not None
+    assert spec.start[1:] == ["-n", "4", RANK_PROGRAM]
+    assert not spec.spread
     with pytest.raises(LaunchError, match="launcher='pmi'"):
         LAUNCHERS["mpiexec"]().specs(plan(2, 2))
 

@@ -62,13 +62,14 @@ def why_not() -> str | None:
 class Host:
     """One of them."""
 
-    def __init__(self, number: int, name: str, switch: int) -> None:
+    def __init__(self, number: int, name: str, switch: int, shared: Sequence[Path] = ()) -> None:
         self.ip = f"{NETWORK}.{number + 1}"
         self.name = name
         self._switch = switch
         self._port = f"port{number}"
         flags = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
         init = [sys.executable, "-S", __file__, name, str(ROOT), sys.prefix, sys.base_prefix]
+        init += map(str, shared)
         self._unshare = _start(
             ["unshare", *flags, *init], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -219,10 +220,11 @@ class Inside:
 
 
 class Hosts:
-    """`count` hosts on a bridge of their own (a context manager)."""
+    """`count` hosts on a bridge of their own, `shared` folders on all (a context manager)."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, shared: Sequence[Path] = ()) -> None:
         self._count = count
+        self._shared = shared
         self._hosts: list[Host] = []
         self._switch: subprocess.Popen[str] | None = None
 
@@ -242,7 +244,7 @@ class Hosts:
             _run(*inside, "set", "bridge", "up")
             for number in range(self._count):
                 name = f"host{number + 1}-{mark}"
-                self._hosts.append(Host(number, name, self._switch.pid))
+                self._hosts.append(Host(number, name, self._switch.pid, self._shared))
         except BaseException:
             self.close()
             raise

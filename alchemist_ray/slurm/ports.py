@@ -1,0 +1,63 @@
+"""Ports for a job's Ray: a block derived from the job's number, so that jobs can share a node.
+
+A block lies below the kernel's own choice (32768 and up) and is the same on every node. Workers
+of Ray take what the kernel gives them, which cannot collide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+
+FIRST, END = 10240, 32768
+BLOCK = 16
+BLOCKS = (END - FIRST) // BLOCK
+TRIES = 8  # blocks that are looked at before giving up
+NAMES = (
+    "gcs",
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+    "dashboard-port",
+    "ray-client-server-port",
+)
+ON_HEAD = NAMES[-2:]
+
+
+def block(job: str, attempt: int = 0) -> int:
+    """First port of a job's block; `attempt` counts blocks after it.
+
+    Jobs whose numbers differ by less than `BLOCKS` - `TRIES` never share one.
+    """
+    digits = re.search(r"\d+", job)
+    number = int(digits[0]) if digits else sum(job.encode())
+    return FIRST + (number + attempt) % BLOCKS * BLOCK
+
+
+def ports(first: int) -> dict[str, int]:
+    """The ports of a block, by what they are for."""
+    return {name: first + i for i, name in enumerate(NAMES)}
+
+
+def is_free(first: int, address: str) -> bool:
+    """Whether every port of a block can be had on this node, at this address."""
+    with contextlib.ExitStack() as stack:
+        for port in ports(first).values():
+            for host in ("", address):
+                sock = stack.enter_context(socket.socket())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections
+                try:
+                    sock.bind((host, port))
+                except OSError:
+                    return False
+                sock.close()
+    return True
+
+
+def free_attempts(job: str, address: str) -> list[int]:
+    """Those of a job's blocks that are free on this node."""
+    return [attempt for attempt in range(TRIES) if is_free(block(job, attempt), address)]

@@ -1,0 +1,130 @@
+"""The user's program in a job: run on the head's node, told of signals, its exit code kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from alchemist_ray.slurm.cluster import RayInJob, step_base
+from alchemist_ray.slurm.job import Address, JobFolder
+from mpi_workers.processes import die_with_parent
+
+LOOK_S = 0.1
+TEARDOWN_S = 15  # of a job's spare time, for Ray to end
+LEAST_GRACE_S = 5
+
+
+class Terminated(BaseException):
+    """The batch system (or the user) wants the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name}")
+        self.number = number
+
+
+class Signals:
+    """Takes SIGTERM and SIGHUP, and Ctrl-C while no program has it; seen by `check`."""
+
+    def __init__(self) -> None:
+        self._came: int | None = None
+        self.program_has_terminal = False
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT or not self.program_has_terminal:
+            self._came = number
+
+    def check(self) -> None:
+        """Raises `Terminated` if one has come."""
+        if self._came is not None:
+            raise Terminated(self._came)
+
+
+def command_on_head(command: Sequence[str], address: Address) -> list[str]:
+    """The command as it is if this is the head's node, else as a step there."""
+    here = (os.environ.get("SLURMD_NODENAME"), os.uname().nodename)
+    if address.head in here:
+        return list(command)
+    return [
+        "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={address.head}", "--mpi=none",
+        "--cpu-bind=none", "--quiet", "--job-name=program", *command,
+    ]  # fmt: skip
+
+
+def run(
+    command: Sequence[str],
+    address: Address,
+    folder: JobFolder,
+    signals: Signals,
+    *,
+    base: dict[str, str],
+    cluster: RayInJob | None,
+    grace_s: float,
+) -> int:
+    """Run a program in a job's Ray; its exit code, or 128 + the signal that ended it.
+
+    Parameters
+    ----------
+    base : dict
+        The environment to which the cluster's is added.
+    cluster : RayInJob, optional
+        Looked after meanwhile.
+    grace_s : float
+        How long it may take to end after SIGTERM.
+
+    Raises
+    ------
+    JobError
+        If Ray is lost; the program was ended.
+    """
+    words = command_on_head(command, address)
+    env = base if words == list(command) else step_base(base)
+    keeper = os.getpid()
+    try:
+        program = subprocess.Popen(
+            words,
+            env=env | folder.environment(address.address),
+            preexec_fn=lambda: die_with_parent(keeper, signal.SIGTERM),
+        )
+    except OSError as error:
+        print(f"alchemist: {words[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    signals.program_has_terminal = True
+    try:
+        while program.poll() is None:
+            signals.check()
+            if cluster is None:
+                time.sleep(LOOK_S)
+                continue
+            for name in cluster.look():
+                print(f"alchemist: node {name} is gone; Ray goes on without it", file=sys.stderr)
+    except Terminated as ending:
+        print(f"alchemist: {ending}: ending the program", file=sys.stderr, flush=True)
+        _end(program, grace_s)
+    except BaseException:
+        _end(program, LEAST_GRACE_S)
+        raise
+    finally:
+        signals.program_has_terminal = False
+    code = program.returncode
+    return 128 - code if code < 0 else code
+
+
+def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
+    program.terminate()
+    try:
+        program.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
+
+
+def grace_s(spare_s: int) -> float:
+    """How long a program may take to end, of the seconds that a job has to spare."""
+    return max(LEAST_GRACE_S, spare_s - TEARDOWN_S)

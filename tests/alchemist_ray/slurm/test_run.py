@@ -1,0 +1,116 @@
+"""A whole job on this machine: Ray brought up, a program run, everything ended. Needs no Slurm.
+
+The batch system is what is missing: its list of nodes is a file with this host's name, and what
+starts a supervisor on every node starts it here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import traces
+
+PROGRAM = """\
+import json, os, sys, time
+import ray
+from alchemist_ray import AlchemistSession
+with AlchemistSession(2) as als:
+    total = als.run(lambda comm: comm.allreduce(comm.rank + 1))
+    print(json.dumps({"total": total, "cpus": ray.cluster_resources()["CPU"],
+          "token": oct(os.stat(os.environ["RAY_AUTH_TOKEN_PATH"]).st_mode & 0o777)}), flush=True)
+    time.sleep(float(sys.argv[1]))
+sys.exit(7)
+"""
+GONE_S = 15.0
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Any]:
+    """Runs a program in a job of one node with 2 CPUs; gives the process."""
+    tmp = Path("/tmp") / f"j{os.getpid()}"
+    tmp.mkdir()
+    site = tmp_path / "here.toml"
+    site.write_text(f'[job]\nscheduler = "pbs"\n[nodes]\nstart = "env"\ntmp = "{tmp}"\n')
+    (tmp_path / "nodes").write_text(f"{os.uname().nodename}\n" * 2)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    dropped = ("RAY_", "SLURM_", "ALCHEMIST_JOB")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {
+        "PBS_JOBID": f"{os.getpid()}.here",
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "ALCHEMIST_JOB_FOLDER": str(tmp_path / "folder"),
+    }
+    started: list[subprocess.Popen[str]] = []
+
+    def start(seconds: float) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "alchemist_ray.cli", "pbs", "run", "--site", str(site)]
+        program = [sys.executable, str(tmp_path / "program.py"), str(seconds)]
+        started.append(
+            subprocess.Popen(
+                [*words, "--", *program],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    gone_s = traces.wait_until(lambda: not list(tmp.iterdir()), GONE_S, 0.1)
+    left = [str(path) for path in tmp.rglob("*")][:5] if gone_s is None else []
+    processes = [line for line in traces.processes().values() if f"alch-{os.getpid()}" in line]
+    assert (left, processes) == ([], [])
+    tmp.rmdir()
+
+
+def told(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        pytest.fail(process.communicate()[1], pytrace=False)
+    return json.loads(line)
+
+
+def test_a_job_runs_and_passes_the_exit_code_on(job: Any, tmp_path: Path) -> None:
+    process = job(0)
+    assert told(process) == {"total": 3, "cpus": 2.0, "token": "0o600"}
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 7, said
+    assert "Ray is up on 1 node(s) with 2 CPUs" in said
+    left = {path.name for path in (tmp_path / "folder").iterdir()}
+    assert left == {"nodes.log"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
+    job: Any, number: signal.Signals
+) -> None:
+    process = job(100)
+    told(process)
+    begin = time.monotonic()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if number == signal.SIGTERM:
+        assert process.returncode == number  # the program's: Ray has it leave with that
+        assert "SIGTERM: ending the program" in said
+    assert time.monotonic() - begin < 30
+
+
+def test_what_is_no_program(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "program.py").unlink()
+    process = job(0)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 2, said  # python's own: no such file

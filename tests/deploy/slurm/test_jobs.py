@@ -1,0 +1,130 @@
+"""Jobs of their own: submitted, sharing a node, told to end, cancelled; by sbatch and by qsub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.slurm.cluster import Slurm
+from tests.deploy.slurm.conftest import ALCHEMIST, PROGRAM, START_S, SUBMIT, Submitted, assert_clean
+
+
+@pytest.fixture(scope="module")
+def job(slurm: Slurm) -> Submitted:
+    """A job of three nodes with 2 CPUs each, run to its end."""
+    words = [*ALCHEMIST, "slurm", *SUBMIT, "-N", 3, "-c", 2, "--", *PROGRAM, "everything"]
+    submitted = Submitted(slurm, slurm.login(*words))
+    submitted.code = submitted.wait(START_S + 150)  # type: ignore[attr-defined]
+    print(submitted.log)
+    return submitted
+
+
+def test_a_submitted_job_ends_with_its_programs_exit_code(slurm: Slurm, job: Submitted) -> None:
+    assert job.code == 7, job.log  # type: ignore[attr-defined]
+    assert_clean(slurm.nodes)
+
+
+def test_only_its_user_can_join_its_ray(job: Submitted) -> None:
+    assert job.told("job") == {"token": "0o600", "auth": "token", "folder": "0o700"}
+    folder = Path(job.script).parent
+    assert not (folder / "token").exists()  # the job is over
+    assert not (folder / "address.json").exists()
+
+
+def test_a_gang_has_every_node_and_the_job_no_more(slurm: Slurm, job: Submitted) -> None:
+    pmi = job.told("pmi")
+    assert sorted({host for _, host, _ in pmi["workers"]}) == [n.name for n in slurm.nodes]
+    assert {address for _, _, address in pmi["workers"]} == {n.ip for n in slurm.nodes}
+    assert pmi["error"] < 1e-12
+    too_few = job.told("too-few")
+    assert too_few["kind"] == "ResourceError"
+    assert "7 workers" in too_few["message"]
+    assert too_few["seconds"] < 5
+
+
+def test_srun_starts_a_gang_on_two_nodes(job: Submitted) -> None:
+    told = job.told("srun")
+    hosts = [host for _, host, _ in told["workers"]]
+    assert len(hosts) == 4
+    assert hosts == sorted(hosts)  # as Slurm numbers them
+    assert len(set(hosts)) == 2
+    assert told["error"] < 1e-12
+    assert told["step"][0] == 4
+    assert int(told["step"][1]) >= 1  # a step of its own, beside Ray's
+    assert job.told("sharing") == 2  # MPI knows which ranks share a node
+
+
+def test_a_gang_of_srun_lives_and_dies_as_any_other(job: Submitted) -> None:
+    raised = job.told("raised")
+    assert raised["kind"] == "RoutineError"
+    assert "ZeroDivisionError" in raised["message"]
+    assert job.told("goes-on") == 6
+    killed = job.told("killed")
+    assert killed["kind"] == "GroupFailedError"
+    assert "rank 3" in killed["message"]
+    assert killed["seconds"] < 5
+    again = job.told("again")  # three ranks: two on a node, one on another
+    assert len(again["workers"]) == 3
+    assert again["error"] < 1e-12
+
+
+def test_a_wrong_pmi_is_refused_with_the_flag_to_try(job: Submitted) -> None:
+    wrong = job.told("wrong")
+    assert wrong["kind"] == "LaunchError"
+    assert "is in an MPI world of 1 instead of 2 ranks" in wrong["message"]
+    assert "--mpi=none" in wrong["message"]
+    assert "srun --mpi=list" in wrong["message"]
+    assert "--mpi=pmi2" in wrong["message"]
+    assert wrong["seconds"] < 40
+
+
+def test_two_jobs_share_a_node_and_one_is_told_to_end(slurm: Slurm, submit: Any) -> None:
+    """As the time limit does: SIGTERM to the job script alone, a while before the end."""
+    node = slurm.nodes[1]
+    go = slurm.shared / "go"
+    here = ("-c", 2, f"--option=--nodelist={node.name}")
+    first, second = submit(*here, program=["save"]), submit(*here, program=["stay", str(go)])
+    addresses = {job.wait_told("address") for job in (first, second)}
+    assert len(addresses) == 2
+    assert {address.split(":")[0] for address in addresses} == {node.ip}
+    slurm.login("scancel", "--batch", "--signal=TERM", first.number)
+    assert first.wait_told("saved", 30) == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert first.wait() == 5
+    go.touch()  # the other has not noticed
+    assert second.wait() == 7
+    assert second.told("error") < 1e-12
+    assert_clean([node])
+
+
+def test_a_job_cancelled_in_the_middle_of_a_transfer_leaves_nothing(
+    slurm: Slurm, submit: Any
+) -> None:
+    job = submit("-N", 2, "-c", 2, program=["transfer"])
+    assert len({host for _, host, _ in job.wait_told("workers")}) == 2
+    job.wait_told("sent")
+    slurm.login("scancel", job.number)
+    slurm.wait(job.number, 30)
+    assert slurm.state(job.number)["JobState"] == "CANCELLED"
+    assert_clean(slurm.nodes)
+
+
+def test_pbs_by_slurms_own_qsub(slurm: Slurm, submit: Any) -> None:
+    options = ("-N", 2, "-c", 2)
+    job = submit(*options, program=["found", "by", "qsub"], system="pbs")
+    assert "#PBS -l nodes=2:ppn=2" in Path(job.script).read_text()
+    assert job.wait() == 3, job.log
+    told = job.told("found")
+    assert (told["nodes"], told["argv"]) == (2, ["by", "qsub"])
+    assert_clean(slurm.nodes)
+
+
+def test_what_sbatch_refuses_is_said(slurm: Slurm) -> None:
+    said = slurm.login(
+        *ALCHEMIST, "slurm", "submit", "-p", "nowhere", "--", "true", check=False, limit_s=60
+    )
+    assert "JobError: sbatch" in said
+    assert "nowhere" in said
+    bare = slurm.login(*ALCHEMIST, "slurm", "run", "--", "true", check=False)
+    assert "JobError: this is no job of Slurm or PBS" in bare
