@@ -249,15 +249,21 @@ class Sender:
             self.step(1.0)
 
     def stop(self) -> None:
-        """Nothing more is wanted: cancel what is not yet computed, wait for what is being sent."""
+        """Nothing more is wanted: wait for what is being sent.
+
+        Tasks that were submitted run to their end, and what they make is let go. To cancel them
+        may cost this process: Ray 2.60 aborts on one that ends at that moment ("Tried to
+        complete task that was not pending").
+        """
         self._over = True
         making, jobs = list(self._making), list(self._jobs)
-        for ref in making:
-            ray.cancel(ref)
         deadline = time.monotonic() + END_S
-        for ref in [*jobs, *making]:  # jobs write into memory that is about to be freed
-            with contextlib.suppress(Exception):  # an error that is seen here is not printed
+        for ref in jobs:  # they write into memory that is about to be freed
+            with contextlib.suppress(Exception):
                 ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+        for ref in self._ready_now(making, 0.0):  # an error that is seen is not printed
+            with contextlib.suppress(Exception):
+                ray.get(ref, timeout=0)
 
     def step(self, timeout_s: float) -> None:
         """Note what is ready, and start the jobs that are possible; wait for something to do."""
