@@ -31,7 +31,9 @@ def examples() -> list[tuple[str, str, dict[str, str]]]:
             file = re.match(r"(?:#|//) (\w+\.(?:py|c))\n", block)
             if file:
                 files[file.group(1)] = block
-            elif any(word in block for word in RUNS):
+            elif "import " in block and any(word in block for word in RUNS):
+                if any(block == other for _, other, _ in found):
+                    continue  # it stands in two READMEs
                 found.append((f"{readme.relative_to(ROOT)}-{number}", block, dict(files)))
     return found
 
