@@ -9,7 +9,10 @@ import sysconfig
 from importlib import resources
 from pathlib import Path
 
-SHIPPED = ("linalg", "scalapack", "elemental", "files", "arrays", "echo")
+SHIPPED = (
+    "linalg", "scalapack", "elemental", "files", "arrays", "simulator", "echo", "rayleigh_benard",
+    "lammps_crystal",
+)  # fmt: skip
 LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@.py"}
 
 
