@@ -86,7 +86,8 @@ def test_a_call_through_ray_learns_of_a_killed_manager(gang: Gang) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_proxy_ends_the_gang(gang: Gang, number: signal.Signals) -> None:
     told = strike(lambda: kill(gang.proxy, number), lambda: gang.lib.churn(30.0))
-    gang.lost(f"{number.name} to a proxy", told, f"node {os.uname().nodename} is gone")
+    what = "is gone" if number == signal.SIGKILL else "is being taken away (SIGTERM)"
+    gang.lost(f"{number.name} to a proxy", told, f"node {os.uname().nodename} {what}")
 
 
 def test_a_gang_outlives_its_zygote(gang: Gang) -> None:

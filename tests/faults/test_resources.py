@@ -225,7 +225,7 @@ def test_an_mpiexec_that_fails_is_told_of(gang: Gang) -> None:
     with opened(launcher="mpiexec", start_timeout_s=20.0) as session:
         launch_with(session, "sh -c 'echo no; exit 5'")
         start = time.monotonic()
-        with pytest.raises(LaunchError, match=r"mpiexec ended with 5(.|\n)*no") as caught:
+        with pytest.raises(LaunchError, match=r"all of sh ended with 5(.|\n)*no") as caught:
             session.request_workers(2)
         seconds = time.monotonic() - start
         assert seconds < NEWS_S
