@@ -28,7 +28,6 @@ from tests.support import traces
 
 pytestmark = [
     pytest.mark.timeout(60, func_only=True),
-    pytest.mark.skipif("ray.rllib" in sys.modules, reason="RLlib's own errors are raised then"),
 ]
 PENDULUM = Path(__file__).parents[1] / "envs" / "pendulum.py"
 NEWS_S = 2.0

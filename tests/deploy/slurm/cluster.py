@@ -76,6 +76,9 @@ def _sbin(name: str) -> str | None:
     return shutil.which(name, path="/usr/sbin:/sbin")
 
 
+LIVES = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")  # states of a job that is not over
+
+
 class Slurm:
     """A login host and `nodes` nodes (a context manager).
 
@@ -218,7 +221,7 @@ class Slurm:
     def wait(self, job: str, limit_s: float) -> dict[str, str]:
         """Wait until a job is over; what scontrol says of it then."""
         deadline = time.monotonic() + limit_s
-        while (about := self.state(job))["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"):
+        while (about := self.state(job))["JobState"] in LIVES:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"job {job} is still {about['JobState']} after {limit_s} s")
             time.sleep(0.2)
