@@ -94,7 +94,9 @@ def _transfers(report: Report, als: AlchemistSession, spark: Any) -> None:
                 works["many"] = _sending(als, many)
                 works |= {layout: _sending(als, few, layout) for layout in LAYOUTS}
                 works["fetch"] = handle.fetch
-                works["to_spark"] = handle.to_spark(spark).select(F.count("c0")).collect
+                works["to_spark"] = lambda h=handle: (
+                    h.to_spark(spark).select(F.count("c0")).collect()
+                )
             times = in_turns(works, ROUNDS)
         handle.free()
         relative[name] = times["few"]
