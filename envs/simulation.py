@@ -178,11 +178,11 @@ class Simulation:
             raise
         except RoutineError as error:
             self._running = False
-            self._lines = None
+            self._drop_lines()
             raise SimulationError(f"{error}\nreset() begins anew", **error.facts) from error
         except BaseException:
             self._running = False  # Ctrl-C: who knows what has been done
-            self._lines = None
+            self._drop_lines()
             raise
 
     # --- the gang ---
@@ -192,6 +192,12 @@ class Simulation:
         serve = self._routines.get("serve")
         if serve is not None and self._session is not None:
             self._lines = self._session.open_lines(serve, LINES_S)
+
+    def _drop_lines(self) -> None:
+        """Close them now: an error that is still held would hold them, and ranks in `serve`."""
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.hang_up()
 
     def _hang_up(self) -> None:
         """Have the ranks take commands again."""
@@ -269,7 +275,7 @@ class Simulation:
     def _give_up(self) -> None:
         self._running = False
         self._routines = {}
-        self._lines = None
+        self._drop_lines()
         self._lost += 1
         _losses[self.config.simulator()] += 1
         if self._session is not None:
