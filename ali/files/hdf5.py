@@ -17,16 +17,14 @@ import numpy as np
 from ali.files.boxes import Array, Grain, Pick, gathered
 from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
 from ali.files.paths import Place, extra, together
-from ali.files.raw import RawSink, RawSource
+from ali.files.raw import RawFormat, RawSource
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
 DEFAULT = "data"  # the data set that is written if none is named
 
 
-class Hdf5:
-    folders = False
-
+class Hdf5(RawFormat):
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         return together(ctx, place.path, lambda: self._open(place, options))
 
@@ -90,18 +88,6 @@ class Hdf5:
             )
             offset: int = made.get_offset()
         return offset
-
-    def grain(self, spec: Spec) -> Grain:
-        return Grain()
-
-    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> RawSink:
-        return RawSink(path, created, spec.shape, spec.dtype)
-
-    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """All of it is there."""
-
-    def owns(self, folder: str) -> bool:
-        return False
 
 
 class ChunkedSource:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from numpy.lib import format as npy_format
 
-from ali.files.boxes import Grain
 from ali.files.formats import Options, Source, Spec, checked_shape, refuse
 from ali.files.paths import Place, together
-from ali.files.raw import RawSink, RawSource
+from ali.files.raw import RawFormat, RawSource
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
 HEADER = 64 << 10  # 64 KiB: none that NumPy writes of numbers is longer
 
 
-class Npy:
-    folders = False
-
+class Npy(RawFormat):
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         return together(ctx, place.path, lambda: self._open(place, options))
 
@@ -62,18 +58,6 @@ class Npy:
             offset = file.tell()
             file.truncate(offset + spec.shape[0] * spec.shape[1] * spec.dtype.itemsize)
         return offset
-
-    def grain(self, spec: Spec) -> Grain:
-        return Grain()
-
-    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> RawSink:
-        return RawSink(path, created, spec.shape, spec.dtype)
-
-    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """All of it is there."""
-
-    def owns(self, folder: str) -> bool:
-        return False
 
 
 FORMAT = Npy()

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali.files.boxes import Box, Grain, Pick, gathered
-from ali.files.formats import About
+from ali.files.formats import About, Spec
 from ali.files.paths import Bytes, begin_flush
+from ali.interface import Context
 from mpi_workers import tiles
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Shape
@@ -169,3 +170,24 @@ class RawSink:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+class RawFormat:
+    """What formats share that are one file with all elements in one stretch, when they write.
+
+    What their `create` returns is where in the file the elements begin.
+    """
+
+    folders = False
+
+    def grain(self, spec: Spec) -> Grain:
+        return Grain()
+
+    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> RawSink:
+        return RawSink(path, created, spec.shape, spec.dtype)
+
+    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
+        """All of it is there."""
+
+    def owns(self, folder: str) -> bool:
+        return False
