@@ -189,7 +189,8 @@ class Savable:
         ----------
         path : path_like
             Its suffix says the format, as in `AlchemistSession.load_matrix`. Zarr is a folder, and
-            so is Parquet, with a file for each rank.
+            so is Parquet, with a file for each rank. Or a URL (``s3://...``) that ends in
+            ``.zarr``, where nothing is yet.
         dataset : str, optional
             Name in an HDF5 file. Default: ``"data"``.
         columns : sequence of str, optional
@@ -214,8 +215,9 @@ class Savable:
         Notes
         -----
         The file appears, or takes the place of the old one, in one step when all of it is on
-        the disk. Every format keeps dtype and values bit for bit, but CSV no dtype, and of a
-        NaN only that it is one.
+        the disk. (Behind a URL, where nothing can be replaced whole, its metadata come last, and
+        without them it is no array.) Every format keeps dtype and values bit for bit, but CSV no
+        dtype, and of a NaN only that it is one.
         """
         from alchemist_ray.gang import gang_of  # noqa: PLC0415  (the gang makes handles)
 

@@ -140,13 +140,16 @@ def _drop_ins(report: Report, als: AlchemistSession, spark: Any) -> None:
     """From matrices cached in the JVM to results there, as MLlib's own in `spark_mllib.py`."""
     from alchemist_ray.clients.spark import mllib
     from benchmarks.linalg import _mllib
+    from benchmarks.spark_mllib import PARTS, decaying
 
-    A = als.send_matrix(np.random.default_rng(1).random(SVD))
-    with in_jvm(spark, A, 8) as matrix:
+    rows, columns = SVD
+    A = als.send_matrix(np.vstack([decaying(rows // PARTS, columns, k) for k in range(PARTS)]))
+    with in_jvm(spark, A, PARTS) as matrix:
         A.free()
 
         def svd() -> None:
-            mllib.computeSVD(matrix, RANK, True, session=als).U.rows.count()
+            found = mllib.computeSVD(matrix, RANK, True, session=als)
+            found.U._java_matrix_wrapper._java_model.rows().count()
 
         ours = min(timed(svd) for _ in range(2))
     _beside(report, "computeSVD", THEIRS["svd"], ours, _mllib("svd", *SVD, RANK))

@@ -19,6 +19,7 @@ import numpy as np
 
 BLOCK = 1000
 DECAY = 0.9
+PARTS = 8
 
 
 def main(what: str, *sizes: int) -> None:
@@ -62,24 +63,25 @@ def multiply(spark: Any, n: int) -> dict[str, float]:
     return {"compute_s": computed, "end_to_end_s": time.perf_counter() - start}
 
 
+def decaying(m: int, n: int, part: int) -> np.ndarray[Any, Any]:
+    """Some of the rows of a matrix whose singular values decay: m rows of part `part`."""
+    mix, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))
+    return (np.random.default_rng(part).standard_normal((m, n)) * DECAY ** np.arange(n)) @ mix
+
+
 def svd(spark: Any, m: int, n: int, k: int) -> dict[str, float]:
-    """RowMatrix.computeSVD with U, of an m x n matrix whose values decay."""
+    """RowMatrix.computeSVD with U, which is counted in the JVM."""
     from pyspark.mllib.linalg import Vectors
     from pyspark.mllib.linalg.distributed import RowMatrix
 
-    parts = 8
-
     def rows(part: int) -> Iterator[Any]:
-        random = np.random.default_rng(part)
-        mix, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))
-        for _ in range(m // parts):
-            yield Vectors.dense((random.standard_normal(n) * DECAY ** np.arange(n)) @ mix)
+        return map(Vectors.dense, decaying(m // PARTS, n, part))
 
-    data = spark.sparkContext.parallelize(range(parts), parts).flatMap(rows).cache()
+    data = spark.sparkContext.parallelize(range(PARTS), PARTS).flatMap(rows).cache()
     data.count()
     start = time.perf_counter()
     found = RowMatrix(data, m, n).computeSVD(k, computeU=True)
-    found.U.rows.count()
+    found.U._java_matrix_wrapper._java_model.rows().count()
     took = time.perf_counter() - start
     return {"compute_s": took, "end_to_end_s": took}
 

@@ -110,6 +110,7 @@ class Format(Protocol):
     """One format of files."""
 
     folders: bool  # whether what it writes is a folder
+    urls: bool  # whether it can be written behind a URL; see `remote.py`
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         """Collective; fails on all ranks alike."""
@@ -117,7 +118,7 @@ class Format(Protocol):
     def create(self, path: str, spec: Spec, old: str) -> Any:
         """Begin a file, on rank 0; what it returns goes to all ranks.
 
-        `old` is the file that it will replace.
+        `old` is the file that it will replace; behind a URL it is `path` itself.
         """
 
     def grain(self, spec: Spec) -> Grain:

@@ -39,6 +39,7 @@ def names_of(spec: Spec) -> list[str]:
 
 class Parquet:
     folders = True
+    urls = False
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         refuse(place, "data sets inside", options.dataset)

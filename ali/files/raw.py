@@ -179,6 +179,7 @@ class RawFormat:
     """
 
     folders = False
+    urls = False
 
     def grain(self, spec: Spec) -> Grain:
         return Grain()

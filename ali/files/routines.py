@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.files import boxes, exchange, own
+from ali.files import boxes, exchange, own, remote
 from ali.files.formats import (
     About,
     Format,
@@ -152,6 +152,7 @@ def save(
     path : str
         Its suffix says the format, as in `load`; Parquet becomes a folder with a file for each
         rank, Zarr a folder. What is there already is replaced in one step at the end.
+        With ``://`` in it, a URL for fsspec where nothing is: Zarr only.
     dataset : str, optional
         Name in the HDF5 file. Default: ``data``.
     columns : list of str, optional
@@ -177,18 +178,24 @@ def save(
         If the format does not know such an option.
     """
     place = Place(path)
-    if place.is_url:
+    kind = format_of(place)
+    if place.is_url and not kind.urls:
         raise Failure(
             "BadArgumentError",
-            f"{path}: matrices are saved to paths only, as no other place can be replaced whole",
+            f"{path}: behind a URL only .zarr is written, whose parts are objects of their own; "
+            "other formats are saved to paths",
         )
-    kind = format_of(place)
     options = Options(
         dataset=dataset, header=header, delimiter=delimiter, names=columns or (), append=append
     )
     spec = Spec(A.shape, A.dtype, options)
     if header is not None and place.suffix != ".csv":
         raise Failure("BadArgumentError", f"{path}: {place.suffix} files have no header line")
+
+    if place.is_url:
+        with remote.appearing(ctx, place):
+            _write(ctx, A, kind, spec, path, path)
+        return
 
     def owned(folder: Path) -> bool:
         return kind.folders and kind.owns(str(folder))
@@ -206,7 +213,7 @@ def _write(
     created = ctx.comm.bcast(together(ctx, path, begin))
 
     def see() -> None:
-        if not os.path.exists(temporary):
+        if temporary != path and not os.path.exists(temporary):
             raise Failure(
                 "FileError",
                 f"{path}: what rank 0 writes there, node {os.uname().nodename} does not see: give "

@@ -37,6 +37,7 @@ def _pyarrow(path: str) -> Any:
 
 class Csv:
     folders = False
+    urls = False
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         refuse(place, "data sets inside", options.dataset)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from ali.files.boxes import Array, Box, Grain, Pick, gathered
-from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
+from ali.files.formats import About, Options, Sink, Source, Spec, checked_shape, refuse
 from ali.files.paths import Place, begin_flush, extra, together
 from ali.files.raw import Lines, RawSource
+from ali.files.remote import RemoteArray, publish
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
@@ -31,8 +32,14 @@ def _chunks(spec: Spec) -> tuple[int, int]:
     return min(m, max(1, CHUNK // (cols * itemsize))), cols
 
 
+def _created(spec: Spec) -> dict[str, Any]:
+    """How arrays are made."""
+    return {"chunks": _chunks(spec), "compressors": None, "fill_value": 0, "zarr_format": 3}
+
+
 class Zarr:
     folders = True
+    urls = True
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         return together(ctx, place.path, lambda: self._open(place, options))
@@ -57,24 +64,23 @@ class Zarr:
         refuse(place, "data sets inside", spec.options.dataset)
         refuse(place, "names of columns", spec.options.names)
         refuse(place, "other data sets to keep", spec.options.append)
-        extra(old, "zarr").create_array(
-            path,
-            shape=spec.shape,
-            dtype=spec.dtype,
-            chunks=_chunks(spec),
-            compressors=None,
-            fill_value=0,
-            zarr_format=3,
-        )
+        zarr = extra(old, "zarr")
+        if not place.is_url:
+            zarr.create_array(path, shape=spec.shape, dtype=spec.dtype, **_created(spec))
 
     def grain(self, spec: Spec) -> Grain:
         return Grain(*_chunks(spec))
 
-    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ZarrSink:
+    def sink(self, path: str, spec: Spec, created: Any, rank: int) -> Sink:
+        if Place(path).is_url:
+            return RemoteArray(path, spec, _created(spec))
         return ZarrSink(path, _chunks(spec))
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """All of it is there."""
+        if Place(path).is_url:
+            together(
+                ctx, path, lambda: publish(path, spec, _created(spec)) if ctx.rank == 0 else None
+            )
 
     def owns(self, folder: str) -> bool:
         known = {"zarr.json", ".zarray", ".zgroup"}

@@ -55,13 +55,15 @@ def small() -> pytest.MonkeyPatch:
 
 def everything(gang: Gang, folder: str) -> dict[str, Any]:
     """All checks, in one launch."""
-    from tests.ali.ranks_files_bad import atomic, refused  # noqa: PLC0415 - it uses this module
+    # They use this module.
+    from tests.ali.ranks_files_bad import atomic, refused  # noqa: PLC0415
+    from tests.ali.ranks_files_remote import url_atomic, url_round_trips  # noqa: PLC0415
 
     patch = small()
     try:
         return {
             what.__name__: what(gang, own_folder(gang, folder, what.__name__))
-            for what in (round_trips, parts, atomic, refused)
+            for what in (round_trips, parts, atomic, refused, url_round_trips, url_atomic)
         }
     finally:
         patch.undo()

@@ -183,7 +183,7 @@ def refused(gang: Gang, folder: Path) -> list[str]:
         (A, "x.h5", {"header": True}, "BadArgumentError: {}: .h5 files have no header"),
         (A, "photos.zarr", {}, "FileError: {} is a folder with other things in it"),
         (A, "photos.npy", {}, "FileError: {} is a folder with other things in it"),
-        (A, "file:///x.npy", {}, "BadArgumentError: file:///x.npy: matrices are saved to paths"),
+        (A, "file:///x.npy", {}, "BadArgumentError: file:///x.npy: behind a URL only .zarr"),
     )
 
     def photos() -> None:

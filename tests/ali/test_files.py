@@ -29,7 +29,9 @@ RANK_COUNTS = [1, 2, 3, 6]
 def launch(ranks: int) -> dict[str, Any] | AssertionError:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found: dict[str, Any] = trial.run("tests.ali.ranks_files:everything", ranks, folder)
+            found: dict[str, Any] = trial.run(
+                "tests.ali.ranks_files:everything", ranks, folder, timeout=100
+            )
         except AssertionError as error:
             return error
     return found
@@ -46,6 +48,12 @@ def results(ranks: int) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_what_is_saved_is_loaded_bit_for_bit_in_any_layout(ranks: int) -> None:
     assert results(ranks)["round_trips"] >= 40
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_what_is_saved_behind_a_url_is_whole_or_not_there(ranks: int) -> None:
+    assert results(ranks)["url_round_trips"] >= 6
+    assert results(ranks)["url_atomic"] == []
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

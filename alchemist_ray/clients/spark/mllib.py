@@ -37,6 +37,10 @@ __all__ = [
     "multiply", "tallSkinnyQR",
 ]  # fmt: skip
 
+GRAM = 2048  # columns: up to here the Gram matrix is the quickest way to singular vectors
+# Of the largest singular value: vectors of smaller ones lose half of their digits in a Gram matrix.
+RESOLVED = 1e-4
+
 
 @dataclass(frozen=True)
 class SingularValueDecomposition:
@@ -83,8 +87,10 @@ def computeSVD(
 
     Notes
     -----
-    ARPACK on the gang, or a dense decomposition for small matrices: accurate to rounding, where
-    MLlib's, which takes roots of the eigenvalues of the Gram matrix, is to 1e-8 of the largest.
+    Up to 2048 columns by the Gram matrix and, where that does not resolve the smallest value
+    (below 1e-4 of the largest), again by ARPACK, which wider matrices take at once. Accurate to
+    rounding times the largest, where MLlib's, which takes roots of the Gram matrix's eigenvalues,
+    is to 1e-8 of it.
     """
     als = session or current_session()
     with _sent(als, matrix) as A:
@@ -92,8 +98,15 @@ def computeSVD(
         if not 1 <= k <= n:
             raise BadArgumentError(f"computeSVD: k={k}, and the matrix has 1 to {n} columns")
         linalg = als.load_library("linalg")
-        S, U, V = linalg.truncated_svd(A, rank=min(k, m, n))
-    s = S.fetch()[:, 0]
+        rank = min(k, m, n)
+        method = "gram" if min(m, n) <= GRAM else "arpack"
+        S, U, V = linalg.truncated_svd(A, rank=rank, method=method)
+        s = S.fetch()[:, 0]
+        if method == "gram" and s[-1] < RESOLVED * s[0]:
+            for handle in (S, U, V):
+                handle.free()
+            S, U, V = linalg.truncated_svd(A, rank=rank)
+            s = S.fetch()[:, 0]
     kept = int(np.count_nonzero(s > rCond * s[0])) if s[0] > 0 else 0
     if not kept:
         raise BadArgumentError("computeSVD: all elements are zero, and so are singular values")

@@ -75,6 +75,16 @@ def test_svd_leaves_out_what_counts_as_zero(als: AlchemistSession, spark: Any) -
         row_matrix(spark, OURS, low).computeSVD(6)
 
 
+def test_svd_keeps_digits_that_a_gram_matrix_loses(als: AlchemistSession, spark: Any) -> None:
+    random = np.random.default_rng(3)
+    u, v = (np.linalg.qr(random.standard_normal((size, 6)))[0] for size in (60, 30))
+    values = 10.0 ** -np.arange(0, 12, 2)
+    graded = (u * values) @ v.T
+    svd = row_matrix(spark, OURS, graded).computeSVD(6, True, 1e-14)
+    np.testing.assert_allclose(svd.s.toArray(), values, atol=1e-15)
+    np.testing.assert_allclose(signless(svd.V), signless(v), atol=1e-5)
+
+
 def test_principal_components_gram_and_similarities(als: AlchemistSession, spark: Any) -> None:
     theirs, ours = row_matrix(spark, THEIRS), row_matrix(spark, OURS)
     np.testing.assert_allclose(

@@ -1,0 +1,110 @@
+"""An array behind a URL, which is not there before it is whole.
+
+An object store can rename nothing and replace one object at a time. So a Zarr array is written
+only where nothing is, its chunks by the ranks that have them, and last the one object without which
+nobody sees an array, its metadata. What fails before that is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from ali.files.boxes import Array, Box
+from ali.files.formats import Spec
+from ali.files.paths import Place, extra, together
+from ali.interface import Context
+from mpi_workers.failures import Failure
+
+METADATA = "zarr.json"
+CHUNKS = "c"  # the prefix of all chunks
+
+
+@contextlib.contextmanager
+def appearing(ctx: Context, place: Place) -> Iterator[None]:
+    """Write an array to a URL inside this block, which has to end on all ranks alike. Collective.
+
+    Raises
+    ------
+    Failure
+        FileError if something is there, or it cannot be written; nothing of it is there then.
+    """
+
+    def look() -> None:
+        names = _names(place)
+        if names - {CHUNKS}:
+            raise Failure(
+                "FileError",
+                f"{place.path}: something is there, and what is behind a URL cannot be replaced "
+                "whole: choose another name or remove it first",
+            )
+        if names:
+            _remove(place)  # chunks alone: of a save whose gang was killed
+
+    together(ctx, place.path, look if ctx.rank == 0 else lambda: None)
+    try:
+        yield
+    except BaseException:
+        _remove(place)  # on every rank: the last one to leave finds all of it
+        raise
+
+
+def _names(place: Place) -> set[str]:
+    fs, inside = place.filesystem()
+    fs.invalidate_cache()
+    try:
+        return {PurePosixPath(name).name for name in fs.ls(inside, detail=False)}
+    except FileNotFoundError:
+        return set()
+
+
+def _remove(place: Place) -> None:
+    with contextlib.suppress(Exception):  # it is not there, or others are removing it too
+        fs, inside = place.filesystem()
+        fs.invalidate_cache()
+        fs.rm(inside, recursive=True)
+
+
+class RemoteArray:
+    """A rank's end of it: writes chunks, keeps the metadata back.
+
+    Parameters
+    ----------
+    options : dict
+        Of `zarr.create_array`, the same on all ranks.
+    """
+
+    def __init__(self, path: str, spec: Spec, options: dict[str, Any]) -> None:
+        zarr = extra(path, "zarr")
+        # A chunk of zeros has to be written as well: it might be of -0.0.
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            metadata = _model(path, spec, options).metadata
+            local = path.startswith(("file:", "local:"))  # where alone there are folders to make
+            store = zarr.storage.FsspecStore.from_url(path, {"auto_mkdir": True} if local else None)
+            where = zarr.storage.StorePath(store)
+            self._array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
+
+    def write(self, box: Box, values: Array) -> None:
+        self._array[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] = values
+
+    def close(self) -> None:
+        """Nothing is open between writes."""
+
+
+def publish(path: str, spec: Spec, options: dict[str, Any]) -> None:
+    """Let everybody see the array."""
+    made: dict[str, Any] = {}
+    _model(path, spec, options, made)
+    fs, inside = Place(path).filesystem()
+    fs.pipe_file(f"{inside.rstrip('/')}/{METADATA}", made[METADATA].to_bytes())
+
+
+def _model(
+    path: str, spec: Spec, options: dict[str, Any], objects: dict[str, Any] | None = None
+) -> Any:
+    """The array without its elements, in memory; its objects are found in `objects`."""
+    zarr = extra(path, "zarr")
+    store = zarr.storage.MemoryStore(objects)
+    return zarr.create_array(store, shape=spec.shape, dtype=spec.dtype, **options)

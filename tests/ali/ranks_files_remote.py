@@ -1,0 +1,95 @@
+"""What ranks write behind URLs: there whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ali.files import remote, routines
+from mpi_workers.layout import LAYOUTS
+from mpi_workers.matrix import DTYPES
+from mpi_workers.worker import Gang
+from tests.ali.ranks_files import Checks, agreed, bits, read_alone, same, values
+
+
+def url_round_trips(gang: Gang, folder: Path) -> int:
+    """Zarr behind a URL: the same bits, also to Zarr itself; chunks of zeros as well."""
+    check = Checks(gang, folder)
+    path = folder / "A.zarr"
+    sides = st.sampled_from([1, 2, 5, 23])
+
+    @agreed(gang, 12)
+    @given(
+        shape=st.tuples(sides, sides),
+        dtype=st.sampled_from(DTYPES),
+        layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+        salt=st.integers(0, 99),
+    )
+    def there_and_back(
+        shape: tuple[int, int], dtype: str, layouts: tuple[str, str], salt: int
+    ) -> None:
+        array = values(shape, dtype, salt) if salt % 3 else np.zeros(shape, dtype)
+        matrix = check.ctx.new_replicated(array, layouts[0])
+        routines.save(check.ctx, matrix, f"file://{path}")
+        found = check.whole(routines.load(check.ctx, f"file://{path}", layout=layouts[1]))
+        wrong = not same(array, found, ".zarr") or not same(array, read_alone(path, dtype), ".zarr")
+        check.agree(f"{shape} {dtype} {layouts} {salt}: not what was saved" if wrong else None)
+        check.by_rank_0(lambda: shutil.rmtree(path))
+
+    there_and_back()
+    return check.done
+
+
+def url_atomic(gang: Gang, folder: Path) -> list[str]:
+    """A save that fails leaves nothing there; one over something is refused."""
+    check = Checks(gang, folder)
+    wrong = []
+    path = folder / "A.zarr"
+    url = f"file://{path}"
+    matrix = check.ctx.new_replicated(values((40, 4), "float64", 4), "VC_STAR")
+    for fails in ("write", "close", "publish"):
+        with pytest.MonkeyPatch.context() as patch:
+            break_it(patch, gang, fails)
+            said = check.said(lambda: routines.save(check.ctx, matrix, url))
+        if "No space left on device" not in said or f"FileError: {url}" not in said:
+            wrong.append(f"{fails}: {said}")
+        gang.comm.Barrier()
+        if path.exists():
+            wrong.append(f"{fails}: left {os.listdir(path)}")
+        gang.comm.Barrier()
+    check.by_rank_0(lambda: (path / "c" / "7").mkdir(parents=True))  # as a killed gang leaves it
+    routines.save(check.ctx, matrix, url)
+    before = bits(check.whole(routines.load(check.ctx, url)))
+    said = check.said(lambda: routines.save(check.ctx, matrix, url))
+    if not said.startswith(f"FileError: {url}: something is there"):
+        wrong.append(f"over another: {said}")
+    if bits(check.whole(routines.load(check.ctx, url))) != before:
+        wrong.append("the other one was changed")
+    return wrong
+
+
+def break_it(patch: pytest.MonkeyPatch, gang: Gang, fails: str) -> None:
+    """The last rank's second box, its end, or rank 0's last object find no room."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    if fails == "publish":
+        patch.setattr("ali.files.zarr3.publish", full)
+    elif gang.rank == gang.size - 1:
+        written = [0]
+        write = remote.RemoteArray.write
+
+        def second(self: remote.RemoteArray, box: object, array: object) -> None:
+            written[0] += 1
+            if written[0] == 2:
+                full()
+            write(self, box, array)  # type: ignore[arg-type]
+
+        patch.setattr(remote.RemoteArray, fails, second if fails == "write" else full)
