@@ -15,7 +15,7 @@ from alchemist_ray.slurm import job
 from alchemist_ray.slurm.folder import PREFIX, NodeFolder
 from alchemist_ray.slurm.job import Address, JobFolder
 
-ADDRESS = Address("10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99)
+ADDRESS = Address("10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {})
 
 
 def mode(path: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.errors import JobError
-from alchemist_ray.slurm import script, sites
+from alchemist_ray.slurm import container, script, sites
 from alchemist_ray.slurm.script import Place, Request
 
 GOLDEN = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "golden"
@@ -24,6 +24,31 @@ def golden(name: str, dialect: str, cpus: int | None = None) -> str:
     return script.render(sites.load(name), request, COMMAND, place, dialect)
 
 
+def golden_in_image(name: str, runtime: str, image: str) -> str:
+    """The same in an image."""
+    site = sites.load(name)
+    request = Request(
+        3, "0:30:00", "svd", account="m888", image=container.chosen(site, image, runtime)
+    )
+    place = Place("/home/ada/jobs/svd", "/home/ada/jobs/svd/log", "/home/ada/venv/bin", name)
+    return script.render(site, request, COMMAND, place)
+
+
+def golden_words() -> str:
+    """For every recipe, the words before a command."""
+    env = {
+        "HOME": "/home/ada",
+        "I_MPI_ROOT": "/opt/intel/mpi",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        "SCRATCH": "/scratch/ada",
+    }
+    lines = []
+    for name, runtime, image in IMAGES:
+        words = container.chosen(sites.load(name), image, runtime).words(env)  # type: ignore[union-attr]
+        lines += [f"{name}, {runtime}:", *(f"  {word}" for word in words), ""]
+    return "\n".join(lines)
+
+
 def shown() -> str:
     """The script in ``cray/``, for people to read."""
     folder = "$HOME/.alchemist/jobs/$SLURM_JOB_ID"
@@ -33,6 +58,14 @@ def shown() -> str:
     return script.render(sites.load("generic-slurm"), request, command, place)
 
 
+IMAGES = [
+    ("cray-xc", "shifter", "docker:me/alchemist-on-ray:0.1.0"),
+    ("cray-cs", "apptainer", "/home/ada/alchemist.sif"),
+    ("generic-slurm", "singularity", "docker://me/alchemist-on-ray:0.1.0"),
+    ("generic-slurm", "podman", "me/alchemist-on-ray:0.1.0"),
+    ("cray-ex", "podman-hpc", "me/alchemist-on-ray:0.1.0"),
+    ("generic-slurm", "charliecloud", "$SCRATCH/alchemist-on-ray"),
+]
 CASES = [
     (path.stem, dialect)
     for path in sorted(sites.SHIPPED.glob("*.toml"))
@@ -44,6 +77,43 @@ CASES = [
 def test_the_script_of_every_site_is_the_golden_one(name: str, dialect: str) -> None:
     text = golden(name, dialect, cpus=8 if dialect == "pbs" else None)
     assert text == (GOLDEN / f"{name}.{dialect}.sh").read_text()
+
+
+@pytest.mark.parametrize(("name", "runtime", "image"), IMAGES)
+def test_the_script_of_a_job_in_an_image_is_the_golden_one(
+    name: str, runtime: str, image: str
+) -> None:
+    text = golden_in_image(name, runtime, image)
+    assert text == (GOLDEN / f"{name}.{runtime}.sh").read_text()
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_words_that_run_a_program_in_an_image_are_the_golden_ones() -> None:
+    assert golden_words() == (GOLDEN / "containers.txt").read_text()
+    assert {runtime for _, runtime, _ in IMAGES} == set(container.RECIPES)
+    assert set(container.RECIPES) == set(sites.RUNTIMES) - {""}
+
+
+def test_what_is_missing_for_an_image_is_said() -> None:
+    site = sites.load("generic-slurm")
+    assert container.chosen(site, None, "shifter") is None
+    with pytest.raises(JobError, match=r"site generic-slurm .* names none: --container-runtime"):
+        container.chosen(site, "x", None)
+    with pytest.raises(JobError, match="'docker' is none"):
+        container.chosen(site, "x", "docker")
+    image = container.chosen(sites.load("cray-cs"), "x.sif", None)
+    assert image is not None
+    with pytest.raises(JobError, match="I_MPI_ROOT is not set: see"):
+        image.words({"HOME": "/home/ada"})
+
+
+def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
+    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
+    text = script.render(site, Request(1, "1"), ["true"], place)
+    assert "#SBATCH --signal=B:TERM@30" in text
+    assert "--spare 30" in text
+    assert "--spare" not in script.render(site, Request(1, "5"), ["true"], place)
 
 
 def test_the_script_that_is_shown_is_what_is_made() -> None:
@@ -112,4 +182,7 @@ if __name__ == "__main__":
     for site_name, site_dialect in CASES:
         made = golden(site_name, site_dialect, cpus=8 if site_dialect == "pbs" else None)
         (GOLDEN / f"{site_name}.{site_dialect}.sh").write_text(made)
+    for case in IMAGES:
+        (GOLDEN / f"{case[0]}.{case[1]}.sh").write_text(golden_in_image(*case))
+    (GOLDEN / "containers.txt").write_text(golden_words())
     SHOWN.write_text(shown())

@@ -186,6 +186,7 @@ class Slurm:
         return kept | {
             "SLURM_CONF": str(self.root / "slurm.conf"),
             "HOME": str(self.shared),
+            "USER": "root",
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }

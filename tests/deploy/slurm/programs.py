@@ -102,6 +102,15 @@ def save() -> int:
     return 0
 
 
+def ignore() -> int:
+    """Told to end by SIGTERM, it goes on."""
+    with AlchemistSession(1):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tell("address", os.environ["RAY_ADDRESS"])
+        time.sleep(600)
+    return 0
+
+
 def stay(path: str) -> int:
     """Goes on until a file is there."""
     with AlchemistSession(1) as als:

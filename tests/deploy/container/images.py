@@ -1,0 +1,223 @@
+"""The project's image, built from the Containerfile of this tree; for tests that run it.
+
+    image_tar()     docker archive, for `ctr images import`: it is named `REFERENCE` there
+    image_root()    its files, unpacked, for `ch-run`; to be read only
+    built()         its name in the store, for podman
+    in_store(...)   a command line of podman or buildah on the store that holds it, as `NAME`
+    why_not()       why it cannot be built here, or None
+    clean()         remove all of it; so does `python -m tests.deploy.container.images clean`
+
+The first three build what is not there or not of today's files: minutes the first time, seconds
+after a change in the project's own files, none without one. Any number of processes may ask.
+All lies below ~/.cache/alchemist-on-ray/container: nothing in the machine's own stores.
+Raises `RuntimeError` with what the tool said if a step fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from alchemist_ray import __version__
+
+NAME = f"alchemist-on-ray:{__version__}"  # as the manifests below kuberay/ have it
+REFERENCE = f"docker.io/library/{NAME}"  # the same, as containerd wants it
+TREE = Path(__file__).resolve().parents[3]
+TOOLS = ("mmdebstrap", "buildah", "podman", "runc")
+PACKAGES = "apt-get install -y --no-install-recommends mmdebstrap buildah podman runc charliecloud"
+COPIED = ("Containerfile", ".containerignore", "constraints.txt", "pyproject.toml", "README.md",
+          "LICENSE", "ali", "alchemist_ray", "cray", "envs", "mpi_workers")  # fmt: skip
+# debian:bookworm-slim, nearly: it has no documentation and no translations either.
+LEFT_OUT = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*/LC_MESSAGES/*",
+            "/usr/share/doc/*")  # fmt: skip
+BASE = ("mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates",
+        *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright", "bookworm")  # fmt: skip
+BUILD_LIMIT_S = 1500.0
+IN_USE_S = 1200.0
+LAYERS = 400  # more of them in the store than this, and it starts anew
+
+
+def why_not() -> str | None:
+    """Why the image cannot be built here, or None."""
+    if os.geteuid() != 0:
+        return "building the image needs root"
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    return f"no {', '.join(missing)} on this machine; as root: {PACKAGES}" if missing else None
+
+
+def folder() -> Path:
+    """Where all of it lies."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "alchemist-on-ray" / "container"
+
+
+def in_store(tool: str, *words: Any) -> list[str]:
+    """A command line of podman or buildah on this store."""
+    store = [f"--root={folder() / 'store'}", f"--runroot={folder() / 'run'}"]
+    runtime = ["--runtime=runc"] if tool == "podman" else []
+    return [tool, *store, *runtime, *map(str, words)]
+
+
+def built() -> str:
+    """The image's name in the store."""
+    with _alone():
+        _build(digest())
+    return NAME
+
+
+def image_tar() -> Path:
+    """The image as a docker archive (about 1 GB)."""
+    key = digest()
+    with _alone():
+        path = folder() / f"{key}.tar"
+        if not path.is_file():
+            _build(key)
+            _forget("*.tar", "*.tar.new")
+            new = path.with_suffix(".tar.new")
+            _run(*in_store("buildah", "push", NAME, f"docker-archive:{new}:{REFERENCE}"))
+            new.rename(path)
+        return path
+
+
+def image_root() -> Path:
+    """The image's files, unpacked (about 1 GB)."""
+    key = digest()
+    with _alone():
+        path = folder() / f"{key}.root"
+        if not path.is_dir():
+            _build(key)
+            _forget("*.root", "*.root.new")
+            new = path.with_suffix(".root.new")
+            container = _run(*in_store("buildah", "from", NAME))
+            try:
+                mounted = _run(*in_store("buildah", "mount", container))
+                _run("cp", "--archive", mounted, new)
+            finally:
+                _run(*in_store("buildah", "rm", container))
+            new.rename(path)
+        return path
+
+
+def digest() -> str:
+    """What the image is made of."""
+    made_of = hashlib.sha256(repr((BASE, COPIED)).encode())
+    for path in _files():
+        made_of.update(f"{path.relative_to(TREE)} {path.stat().st_mode & 0o111}\0".encode())
+        made_of.update(path.read_bytes())
+    return made_of.hexdigest()[:16]
+
+
+def clean() -> None:
+    """Remove the image, its base, and all that building it has left."""
+    if folder().is_dir():
+        with _alone():
+            _wipe_store()
+        shutil.rmtree(folder())
+
+
+def _files() -> list[Path]:
+    found = [TREE / name for name in COPIED]
+    inside = [path for top in found if top.is_dir() for path in top.rglob("*") if path.is_file()]
+    files = [path for path in found if path.is_file()] + inside
+    return sorted(path for path in files if "__pycache__" not in path.parts)
+
+
+def _build(key: str) -> None:
+    """Have `NAME` in the store, made of what `key` says."""
+    faulthandler.cancel_dump_traceback_later()  # this is what takes so long: pytest's timer
+    label = "org.alchemist.digest"
+    form = f"{{{{index .Docker.config.Labels {label!r}}}}}".replace("'", '"')
+    with contextlib.suppress(RuntimeError):
+        if _run(*in_store("buildah", "inspect", "--type=image", "--format", form, NAME)) == key:
+            return
+    if len(list((folder() / "store" / "overlay-images").glob("*"))) > LAYERS:
+        _wipe_store()
+    # A proxy that signs what it lets through: its certificate is lent to the build, not kept.
+    certificates = os.environ.get("SSL_CERT_FILE")
+    lent = [f"--secret=id=ca,src={certificates}"] if certificates else []
+    _run(
+        *in_store("buildah", "bud", "--isolation=chroot", "--layers", f"--tag={NAME}"),
+        *(f"--build-arg={word}" for word in (f"BASE={_base()}", f"VERSION={__version__}")),
+        f"--label={label}={key}",
+        *lent,
+        TREE,
+    )
+
+
+def _base() -> str:
+    """The name of a Debian in the store."""
+    name = f"localhost/debian-slim:{hashlib.sha256(repr(BASE).encode()).hexdigest()[:16]}"
+    with contextlib.suppress(RuntimeError):
+        _run(*in_store("buildah", "inspect", "--type=image", name))
+        return name
+    tar = folder() / "base.tar"
+    _run(*BASE, tar)
+    _run(*in_store("podman", "import", tar, name))
+    tar.unlink()
+    return name
+
+
+def _wipe_store() -> None:
+    if (folder() / "store").is_dir():
+        _run(*in_store("buildah", "rm", "--all"))
+        _run(*in_store("buildah", "rmi", "--all", "--force"))
+
+
+def _forget(*patterns: str) -> None:
+    """Remove what was made of earlier files, unless somebody may be reading it."""
+    for path in (path for pattern in patterns for path in folder().glob(pattern)):
+        if time.time() - path.stat().st_ctime > IN_USE_S:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time."""
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(folder() / "lock", "w") as file:
+        deadline = time.monotonic() + BUILD_LIMIT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"another process has held {file.name} for long") from None
+                time.sleep(0.2)
+        yield
+
+
+def _run(*command: Any) -> str:
+    """Run a command to its end; what it printed."""
+    (folder() / "tmp").mkdir(exist_ok=True)
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "TMPDIR": str(folder() / "tmp")},  # what RUN keeps between builds, too
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-4000:]
+        raise RuntimeError(f"{' '.join(map(str, command))} ({done.returncode}):\n{said}")
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["clean"]:
+        clean()
+    else:
+        print(image_tar(), image_root(), sep="\n")

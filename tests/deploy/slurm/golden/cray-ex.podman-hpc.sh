@@ -1,0 +1,32 @@
+#!/bin/bash -l
+#SBATCH --job-name=svd
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --time=00:30:00
+#SBATCH --account=m888
+#SBATCH --output=/home/ada/jobs/svd/log
+#SBATCH --signal=B:TERM@60
+#SBATCH --no-kill
+#SBATCH --constraint=cpu
+
+# Alchemist on Ray on 3 node(s) of cray-ex.
+set -e
+
+# The site's software.
+module load PrgEnv-gnu cray-mpich-abi cray-libsci
+export MPICH_OFI_STARTUP_CONNECT=1
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+export MPICH_GPU_SUPPORT_ENABLED=0
+export ALCHEMIST_LAUNCHER=srun
+export ALCHEMIST_SRUN_MPI=cray_shasta
+export MPI4PY_LIBMPI=/opt/udiImage/modules/mpich/libmpi.so.12
+
+# Token, address and log of this job; kept from others.
+export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
+export PATH=/home/ada/venv/bin:"$PATH"
+
+# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
+# however the program ends; the job ends with the program's exit code.
+# In the image: podman-hpc run --rm --network=host --ipc=host --pid=host --userns=keep-id --env-host --security-opt=label=disable --volume=/tmp:/tmp --volume=$HOME:$HOME --entrypoint= --mpich me/alchemist-on-ray:0.1.0 ...
+exec alchemist slurm run --site cray-ex --container-runtime podman-hpc --container me/alchemist-on-ray:0.1.0 -- python cray/truncated_svd.py --name 'it'"'"'s'

@@ -1,0 +1,22 @@
+#!/bin/bash
+#SBATCH --job-name=svd
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --time=00:30:00
+#SBATCH --account=m888
+#SBATCH --output=/home/ada/jobs/svd/log
+#SBATCH --signal=B:TERM@60
+#SBATCH --no-kill
+
+# Alchemist on Ray on 3 node(s) of generic-slurm.
+set -e
+
+# Token, address and log of this job; kept from others.
+export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
+export PATH=/home/ada/venv/bin:"$PATH"
+
+# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
+# however the program ends; the job ends with the program's exit code.
+# In the image: singularity exec --bind=/tmp docker://me/alchemist-on-ray:0.1.0 ...
+exec alchemist slurm run --site generic-slurm --container-runtime singularity --container docker://me/alchemist-on-ray:0.1.0 -- python cray/truncated_svd.py --name 'it'"'"'s'

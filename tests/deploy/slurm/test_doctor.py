@@ -1,0 +1,55 @@
+"""``alchemist doctor`` in an allocation where no Ray runs: by steps of the job alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from tests.deploy.slurm.cluster import Slurm
+from tests.deploy.slurm.conftest import ALCHEMIST, assert_clean
+
+
+def doctor(slurm: Slurm, *words: str, **env: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """Exit code and findings by check, of the command in an allocation of 2 nodes."""
+    done = subprocess.run(
+        slurm.command(
+            "salloc", "-N2", "--ntasks-per-node=1", "-c2", *ALCHEMIST, "doctor", "--json", *words
+        ),
+        env={**slurm.environment(), **env},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.stdout, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in told["findings"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return done.returncode, found
+
+
+def test_the_nodes_of_a_job_are_looked_at_and_its_pmi(slurm: Slurm) -> None:
+    code, found = doctor(slurm)
+    wrong = [f for told in found.values() for f in told if f["status"] == "bad"]
+    assert (code, wrong) == (0, [])
+    names = {node.name for node in slurm.nodes}
+    assert len({f["where"] for f in found["MPI library"]} & names) == 2
+    assert found["PMI of srun"][0]["said"] == "--mpi=pmi2: one world of 4"
+    assert "2 connections" in found["between nodes"][0]["said"]
+    assert found["clocks"][0]["status"] == "ok"
+    assert found["versions"][0]["status"] == "ok"
+    assert "alchemist slurm run -- alchemist doctor" in found["Ray address"][0]["said"]
+    assert_clean(slurm.nodes)
+
+
+def test_the_wrong_pmi_and_what_the_site_has_not(slurm: Slurm) -> None:
+    code, found = doctor(slurm, "--site", "cray-ex", ALCHEMIST_SRUN_MPI="none")
+    assert code == 1
+    (pmi,) = found["PMI of srun"]
+    assert "4 ranks in worlds of [1] instead of 4" in pmi["said"]
+    assert "srun --mpi=list" in pmi["advice"]
+    assert all("no interface hsn0" in f["said"] for f in found["network interface"])
+    assert all("CRAY_MPICH_DIR is not set" in f["advice"] for f in found["MPI library"])
+    assert_clean(slurm.nodes)

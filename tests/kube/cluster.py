@@ -1,0 +1,183 @@
+"""A Kubernetes of one node with KubeRay in it, and what an operator does with it.
+
+with Cluster(images=[tar]) as cluster:
+    cluster.kubectl("apply", "-f", "-", given=text)
+    cluster.wait_for("a ready cluster", lambda: ..., limit_s=300)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tests.kube import addons, binaries, credentials, node, server
+from tests.kube.sandbox import Sandbox
+from tests.kube.timings import Timings
+
+Map = dict[str, Any]
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+UP_S = 180.0
+
+
+class Cluster:
+    """It comes up in half a minute and leaves nothing (a context manager).
+
+    Raises `RuntimeError` with the daemons' last words if it does not come up.
+    """
+
+    def __init__(self, images: list[Path], timings: Timings) -> None:
+        self.timings = timings
+        self._images = images
+        self.sandbox: Sandbox
+        self._binary: Path
+
+    def __enter__(self) -> Cluster:
+        folders = {part.name: part.get() for part in binaries.ALL}
+        self._folders = folders
+        self._binary = folders["controlplane"] / "controlplane"
+        self.sandbox = Sandbox()
+        try:
+            self._up(folders)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all of it. Raises `RuntimeError` if anything is left."""
+        with self.timings("torn down, nothing left"):
+            self.sandbox.close()
+
+    def _up(self, folders: dict[str, Path]) -> None:
+        with self.timings("etcd, API server, controllers, scheduler"):
+            credentials.make(self.sandbox.folder / "keys")
+            server.start(self.sandbox, self._binary)
+        with self.timings("containerd, with the image imported; kubelet; node ready"):
+            node.start(self.sandbox, folders["controlplane"], self._images)
+            self.wait_for("the node", self._node_is_ready, UP_S)
+        with self.timings("CoreDNS, KubeRay's resources and operator"):
+            addons.start_dns(self.sandbox, folders["coredns"])
+            self.apply(addons.PODGROUPS)
+            for name in ("controlplane", "ray-operator"):
+                self.kubectl("apply", "--server-side", "-f", folders[name] / "manifests")
+            self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+            addons.start_operator(self.sandbox, folders["ray-operator"])
+            addons.start_policies(self.sandbox)
+
+    def _node_is_ready(self) -> bool:
+        nodes = self.get("nodes")["items"]
+        conditions = nodes[0]["status"]["conditions"] if nodes else []
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def restart_operator(self, *flags: str) -> None:
+        """The operator again, with other flags."""
+        self.sandbox.stop("operator")
+        addons.start_operator(self.sandbox, self._folders["ray-operator"], *flags)
+
+    def start_fakes(self) -> None:
+        """KWOK, for nodes and pods that only seem to be."""
+        addons.start_fakes(self.sandbox, self._folders["kwok"])
+
+    # --- what an operator says ---
+
+    def kubectl(
+        self, *words: Any, given: str | None = None, limit_s: float = 120.0, check: bool = True
+    ) -> str:
+        """What kubectl says. Raises `RuntimeError` if it fails."""
+        config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
+        command = [self._binary, "kubectl", *words]
+        return self.sandbox.run(
+            *command, given=given, limit_s=limit_s, check=check, KUBECONFIG=config
+        )
+
+    def get(self, *words: Any) -> Map:
+        """Objects, or one."""
+        found: Map = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found
+
+    def apply(self, objects: list[Map]) -> None:
+        """Objects, as `kubectl apply -f -` would."""
+        self.kubectl("apply", "-f", "-", given="\n".join(f"---\n{json.dumps(o)}" for o in objects))
+
+    def kustomized(self, name: str, text: str) -> Path:
+        """A folder with a site's own kustomization beside a copy of ``kuberay/``."""
+        folder = self.sandbox.folder / "sites" / name
+        shutil.copytree(ROOT / "kuberay", folder / "kuberay")
+        (folder / "kustomization.yaml").write_text(text)
+        return folder
+
+    # --- what there is ---
+
+    def pods(self, namespace: str, component: str = "") -> list[Map]:
+        """Pods of a namespace; only those of a component ("head", "worker")."""
+        labels = f"app.kubernetes.io/component={component}" if component else ""
+        found: list[Map] = self.get("pods", "-n", namespace, "-l", labels)["items"]
+        return found
+
+    def is_ready(self, namespace: str, pods: int) -> bool:
+        """Whether so many pods are there, and all of them ready."""
+        found = self.pods(namespace)
+        ready = [
+            all(c["ready"] for c in pod["status"].get("containerStatuses", [{"ready": False}]))
+            for pod in found
+        ]
+        return len(found) == pods and all(ready)
+
+    def head(self, namespace: str) -> str:
+        """The head pod's name."""
+        name: str = self.pods(namespace, "head")[0]["metadata"]["name"]
+        return name
+
+    def python(self, namespace: str, program: str, limit_s: float = 300.0) -> str:
+        """Run a program in the head pod; what it prints. Raises `RuntimeError` if it fails."""
+        where = ("-n", namespace, "-i", self.head(namespace), "-c", "ray-head")
+        return self.kubectl("exec", *where, "--", "python", "-", given=program, limit_s=limit_s)
+
+    def begin(self, namespace: str, program: str) -> subprocess.Popen[str]:
+        """Start a program in the head pod that goes on; it prints to a pipe."""
+        config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
+        where = ("-n", namespace, self.head(namespace), "-c", "ray-head")
+        words = [self._binary, "kubectl", "exec", *where, "--", "python", "-uc", program]
+        return subprocess.Popen(
+            self.sandbox.enter(*words),
+            env=self.sandbox.environment({"KUBECONFIG": config}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for(self, what: str, settled: Callable[[], T], limit_s: float) -> T:
+        """Wait until something is so. Raises `AssertionError` with how things stand."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self.sandbox.check()
+            if found := settled():
+                return found
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not in {limit_s:.0f} s\n{self.state()}")
+            time.sleep(1.0)
+
+    def state(self) -> str:
+        """How things stand, for who wonders why."""
+        said = [self.kubectl("get", "raycluster,rayjob,pods", "-A", "-o", "wide", check=False)]
+        said.append(
+            self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False)[-5000:]
+        )
+        said.append(self.sandbox.said("operator"))
+        return "\n".join(said)

@@ -1,0 +1,95 @@
+"""500 worker pods that only seem to run (KWOK): what of ours grows with them stays quick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from alchemist_ray.kuberay import ClusterOptions, manifests, to_yaml
+from tests.kube.cluster import Cluster
+
+NAMESPACE = "many"
+WORKERS = 500
+RENDER_S = 1.0
+UP_S = 600.0
+TAINT = "kwok.x-k8s.io/node"
+
+
+@pytest.fixture
+def fakes(kube: Cluster) -> Iterator[Cluster]:
+    """KWOK, and a node for each worker and the head."""
+    kube.start_fakes()
+    kube.apply([_node(number) for number in range(WORKERS + 1)])
+    yield kube
+    kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", limit_s=600)
+    kube.kubectl("delete", "nodes", "-l", "type=kwok", limit_s=240)
+    kube.sandbox.stop("kwok")
+
+
+def _node(number: int) -> dict[str, Any]:
+    room = {"cpu": "16", "memory": "128Gi", "pods": "110"}
+    name = f"fake-{number}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {TAINT: "fake"},
+            "labels": {"type": "kwok", "kubernetes.io/hostname": name},
+        },
+        "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"allocatable": room, "capacity": room},
+    }
+
+
+def _on_fakes(objects: list[dict[str, Any]]) -> None:
+    """Let a cluster's pods run on fake nodes only."""
+    spec = next(o["spec"] for o in objects if o["kind"] == "RayCluster")
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        group["template"]["spec"] |= {
+            "nodeSelector": {"type": "kwok"},
+            "tolerations": [{"key": TAINT, "operator": "Exists"}],
+        }
+
+
+def test_500_workers(fakes: Cluster) -> None:
+    start = time.monotonic()
+    options = ClusterOptions(
+        name=NAMESPACE, namespace=NAMESPACE, workers=WORKERS, cpus=16, memory="64Gi",
+        network_policy=True, monitoring=False,
+    )  # fmt: skip
+    objects = manifests(options)
+    size = len(to_yaml(objects))
+    rendered = time.monotonic() - start
+    assert rendered < RENDER_S
+    assert size < 20_000  # the number of workers is a number
+    _on_fakes(objects)
+    with fakes.timings(f"KWOK: {WORKERS} worker pods made by KubeRay, scheduled, running"):
+        fakes.apply(objects)
+        fakes.wait_for(
+            f"{WORKERS + 1} running pods",
+            lambda: _running(fakes) == WORKERS + 1,
+            UP_S,
+        )
+    # No eviction is allowed: Kubernetes has counted them all.
+    budget = fakes.wait_for("a budget that has counted", lambda: _budget(fakes), 60)
+    assert budget["desiredHealthy"] == WORKERS + 1
+    assert budget["disruptionsAllowed"] == 0
+    with fakes.timings(f"KWOK: {WORKERS} worker pods deleted"):
+        fakes.kubectl("delete", "raycluster", NAMESPACE, "-n", NAMESPACE, limit_s=240)
+        fakes.wait_for("no pods", lambda: not fakes.pods(NAMESPACE), 300)
+
+
+def _running(kube: Cluster) -> int:
+    said = kube.kubectl(
+        "get", "pods", "-n", NAMESPACE, "--field-selector=status.phase=Running", "-o", "name"
+    )
+    return len(said.splitlines())
+
+
+def _budget(kube: Cluster) -> dict[str, Any]:
+    status: dict[str, Any] = kube.get("pdb", NAMESPACE, "-n", NAMESPACE).get("status", {})
+    return status if status.get("expectedPods") == WORKERS + 1 else {}
