@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import subprocess
 import sys
 
@@ -13,6 +14,13 @@ from alchemist_ray.kuberay import cli as kuberay
 FOR_AUTHORS = {
     "new-library": "write a small library of your own, in C, C++ or Python, with build and test",
     "include": "print the folder of alchemist.h",
+}
+
+# Each is a folder of that name, with a cli.py.
+OWN_PARSERS = {
+    "bench": "a small HPC check on a gang",
+    "doctor": "look at every node for what MPI users trip over",
+    "virtual-cluster": "Ray in virtual machines",
 }
 
 BATCH = {"slurm": "Slurm", "pbs": "PBS"}
@@ -30,12 +38,17 @@ def main(argv: list[str] | None = None) -> int:
     for name, what in FOR_AUTHORS.items():
         commands.add_parser(name, help=what, add_help=False)
     kuberay.add_parser(commands)
+    for name, what in OWN_PARSERS.items():
+        commands.add_parser(name, help=what, add_help=False)
     for name, system in BATCH.items():
         commands.add_parser(name, help=f"Ray and gangs in a job of {system}", add_help=False)
     if argv and argv[0] in BATCH:
         from alchemist_ray.slurm import cli as jobs  # noqa: PLC0415
 
         return jobs.main(argv)
+    if argv and argv[0] in OWN_PARSERS:
+        module = importlib.import_module(f"alchemist_ray.{argv[0].replace('-', '_')}.cli")
+        return int(module.main(argv[1:]))
     options, rest = parser.parse_known_args(argv)
     if options.command in FOR_AUTHORS:
         # In a process of its own: this side of the project knows nothing of libraries.

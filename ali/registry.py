@@ -21,6 +21,7 @@ SHIPPED = {
     "elemental": "ali.elemental",
     "files": "ali.files",
     "simulator": "ali.simulator",
+    "hpc": "ali.hpc",
     "echo": "ali.echo",
 }
 FOUND_BY_PATH = ("scalapack", "elemental")  # a path says where their shared object is

@@ -170,9 +170,9 @@ class Connection:
         while ready < len(view):
             try:
                 got = self.sock.recv_into(view[ready:])
-            except TimeoutError:
-                raise
             except OSError as error:
+                if _is_late(error):
+                    raise
                 raise ConnectionLost(f"the connection broke: {error}") from error
             if not got:
                 raise ConnectionLost("the other end closed the connection in a payload")
@@ -193,13 +193,18 @@ class Connection:
                     self._fds.extend(fds)
                 else:
                     data = self.sock.recv(want)
-            except TimeoutError:
-                raise
             except OSError as error:
+                if _is_late(error):
+                    raise
                 raise ConnectionLost(f"the connection broke: {error}") from error
             if not data:
                 raise ConnectionLost("the other end closed the connection")
             self._buffer += data
+
+
+def _is_late(error: OSError) -> bool:
+    """Whether our own time limit is over: the kernel's, ETIMEDOUT, is a `TimeoutError` as well."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 def _broken(error: OSError) -> ConnectionLost:

@@ -88,8 +88,12 @@ class GangFolder(PrivateFolder):
         """Note what these processes have mapped: another launcher's job has names of its own."""
         for pid in pids:
             with contextlib.suppress(OSError):
-                maps = Path(f"/proc/{pid}/maps").read_text()
-                self._segments.update(re.findall(rf"{SHM}/(mpich\S+)", maps))
+                self._segments.update(segments_of(pid))
+        self._note_segments()
+
+    def add_segments(self, names: Iterable[str]) -> None:
+        """Note what a rank says that it has mapped: in a namespace of its own we cannot look."""
+        self._segments.update(names)
         self._note_segments()
 
     @cached_property
@@ -104,6 +108,11 @@ class GangFolder(PrivateFolder):
         """Remove every trace of the gang on this node."""
         self.unlink_segments()
         super().remove()
+
+
+def segments_of(pid: int | str = "self") -> set[str]:
+    """MPICH's names in /dev/shm that a process has mapped. Raises `OSError` if we must not know."""
+    return set(re.findall(rf"{SHM}/(mpich\S+)", Path(f"/proc/{pid}/maps").read_text()))
 
 
 def folders_of(gang: str) -> Iterator[Path]:

@@ -202,6 +202,8 @@ class Proxy:
             )
         process.hello = {key: body[key] for key in TOLD_OF_RANKS}
         process.pid = int(body["pid"])
+        if not self._local.forked:
+            self._folder.add_segments(body["segments"])
         process.control = protocol
         protocol.peer = process
         if all(other.control is not None for other in self._ranks.values()):

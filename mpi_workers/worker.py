@@ -31,6 +31,7 @@ from mpi_workers import output
 from mpi_workers.comm import GangComm
 from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.housekeeping import segments_of
 from mpi_workers.interrupt import InterruptWord, end_on_signal
 from mpi_workers.layout import Grid, Spread, default_grid
 from mpi_workers.matrix import DistMatrix, check_dtype
@@ -161,6 +162,7 @@ class Rank:
                 "hostname": os.uname().nodename,
                 "addresses": self._server.addresses,
                 "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+                "segments": sorted(segments_of()),
             },
             take_fds=False,
         )

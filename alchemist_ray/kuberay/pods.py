@@ -29,11 +29,13 @@ HEAD_PORTS = {
 WORKER_PORTS = {"metrics": 8080}
 HEALTH = {"path": "/api/healthz", "port": RAY_PORTS["dashboard-agent-listen-port"]}
 USER = 1000
-# Agents of a dying gang's node are given a moment; ranks end at once.
-GRACE_S = 30
-# Ends proxies before Ray is told: each says why its gang is about to end.
+GRACE_S = 30  # after which Kubernetes kills; a pod is gone in DRAIN_S and a bit
+DRAIN_S = 5  # how long Ray waits for a pod that is told to go to fall idle, which ours do not
+# Ray is told first (tini passes it on), so that nothing new comes to this pod; then proxies, each
+# of which says why its gang is about to end.
 FAREWELL = (
-    'for pid in /tmp/alchemist-*/pid; do [ -f "$pid" ] && kill -TERM "$(<"$pid")"; done; sleep 1'
+    'kill -TERM 1; sleep 1; for pid in /tmp/alchemist-*/pid; do [ -f "$pid" ] && kill -TERM '
+    '"$(<"$pid")"; done; sleep 1'
 )
 # KubeRay makes `ray start ...`; tini stays process 1, because ranks whose proxy has died are
 # nobody's children then, and must be reaped.
@@ -85,7 +87,11 @@ def _container(o: ClusterOptions, name: str, cpus: str, memory: str, ports: Map)
     resources: Map = {"cpu": cpus, "memory": memory}
     if rdma is not None:
         resources[rdma] = "1"
-    env = {"HOME": "/tmp", "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {
+        "HOME": "/tmp",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
+    }
     if o.autoscale:
         env["ALCHEMIST_GROWS_TO"] = f"{o.workers}x{o.cpus}"
     return {

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpi_workers.specs import ProxySpec
+from mpi_workers.specs import RANK_PROGRAM, ProxySpec
+
+CONTAINER = "ALCHEMIST_CONTAINER"  # in a job's image: the words that run a program in it
+# A runtime may give each rank a user namespace of its own, from which MPI must not read what is
+# in the memory of another (CMA). MPICH's name for it, and Cray's.
+APART = {"MPIR_CVAR_CH4_CMA_ENABLE": "0", "MPICH_SMP_SINGLE_COPY_MODE": "NONE"}
+
+
+def rank_program(env: Mapping[str, str]) -> list[str]:
+    """What a launcher has to start that is not in the job's image, if there is one."""
+    return [*shlex.split(env.get(CONTAINER, "")), RANK_PROGRAM]
+
+
+def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """What such ranks have to be told, unless somebody has."""
+    return {k: v for k, v in APART.items() if CONTAINER in env and k not in env}
 
 
 @dataclass(frozen=True, slots=True)

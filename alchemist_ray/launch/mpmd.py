@@ -12,8 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from alchemist_ray.errors import LaunchError
-from alchemist_ray.launch.base import GangPlan, Launcher, NodePlan, Start
-from mpi_workers.specs import RANK_PROGRAM, ProxySpec
+from alchemist_ray.launch.base import (
+    GangPlan,
+    Launcher,
+    NodePlan,
+    Start,
+    rank_program,
+    rank_variables,
+)
+from mpi_workers.specs import ProxySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Spelling:
         words = shlex.split(env.get(self.variable) or self.command)
         for number, node in enumerate(nodes):
             filled = self.part.format(ranks=node.ranks, host=node.name, threads=threads)
-            words += [":"] * (number > 0) + [*shlex.split(filled), RANK_PROGRAM]
+            words += [":"] * (number > 0) + [*shlex.split(filled), *rank_program(env)]
         return words
 
 
@@ -87,7 +94,8 @@ class MpmdLauncher(Launcher):
                 f"launcher {self.name!r}: there is no program {argv[0]!r}; {spelling.variable} "
                 "names one, with its options. launcher='pmi' needs none"
             )
-        return self._started(plan, Start(argv, advice=spelling.advice, spread=True))
+        start = Start(argv, rank_variables(self.env), advice=spelling.advice, spread=True)
+        return self._started(plan, start)
 
 
 class PalsLauncher(MpmdLauncher):

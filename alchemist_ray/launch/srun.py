@@ -13,8 +13,15 @@ from collections.abc import Mapping, Sequence
 
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.hostlist import expand
-from alchemist_ray.launch.base import GangPlan, Launcher, NodePlan, Start
-from mpi_workers.specs import RANK_PROGRAM, ProxySpec
+from alchemist_ray.launch.base import (
+    GangPlan,
+    Launcher,
+    NodePlan,
+    Start,
+    rank_program,
+    rank_variables,
+)
+from mpi_workers.specs import ProxySpec
 
 COMMAND = "ALCHEMIST_SRUN"  # the program and options to add: "srun --network=..."
 PMI = "ALCHEMIST_SRUN_MPI"  # what --mpi gets
@@ -103,7 +110,7 @@ class SrunLauncher(Launcher):
             "--input=none",
             f"--job-name=gang-{plan.gang}",
             *placement(plan.nodes),
-            RANK_PROGRAM,
+            *rank_program(env),
         ]
         listed = "--distribution=arbitrary" in argv
         files = {"SLURM_HOSTFILE": hosts_of_ranks(plan.nodes)} if listed else {}
@@ -112,5 +119,6 @@ class SrunLauncher(Launcher):
             "that `srun --mpi=list` shows. MPICH, MVAPICH and Intel MPI take --mpi=pmi2, "
             "Cray MPICH --mpi=cray_shasta, Open MPI --mpi=pmix"
         )
-        start = Start(argv, step_environment(env), DROPPED, files, advice, spread=True)
+        adds = step_environment(env) | rank_variables(env)
+        start = Start(argv, adds, DROPPED, files, advice, spread=True)
         return self._started(plan, start)

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alchemist_ray.errors import AlchemistError, JobError
-from alchemist_ray.slurm import allocation, program, script, sites
+from alchemist_ray.launch.choice import SETTINGS
+from alchemist_ray.launch.choice import VARIABLE as LAUNCHER
+from alchemist_ray.slurm import allocation, container, program, script, sites
 from alchemist_ray.slurm.cluster import RayInJob, RayOptions
 from alchemist_ray.slurm.job import VARIABLE, Address, JobFolder
-from alchemist_ray.slurm.program import Signals, Terminated
+from alchemist_ray.slurm.signals import Signals, Terminated
 
 USAGE = """\
 Ray and its gangs in a job of {system}.
@@ -30,6 +32,7 @@ INSIDE = """\
   alchemist slurm stop
 """
 START_S = 120.0
+START_VARIABLE = "ALCHEMIST_START_TIMEOUT"  # seconds, instead of these
 STOP_S = 30.0
 LOOK_S = 0.1
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
@@ -78,6 +81,9 @@ def _parser(system: str) -> argparse.ArgumentParser:
     submit.add_argument("--dry-run", action="store_true", help="only print the script")
     submit.set_defaults(do=_submit)
     run = commands.add_parser("run", help="Ray up, the program, Ray down")
+    run.add_argument(
+        "--spare", type=int, metavar="SECONDS", help="from SIGTERM to the job's end (the site's)"
+    )
     run.set_defaults(do=_run)
     start = commands.add_parser("start", help="bring Ray up on this job's nodes")
     start.add_argument("--foreground", action="store_true", help="stay until Ctrl-C or `stop`")
@@ -89,7 +95,16 @@ def _parser(system: str) -> argparse.ArgumentParser:
     for command in (run, start):
         command.add_argument("--cpus-per-node", type=int, help="default: what the job has")
     for command in (submit, run, start):
-        command.add_argument("--start-timeout", type=float, metavar="SECONDS", help="default: 120")
+        command.add_argument(
+            "--container", metavar="IMAGE", help="run Ray, the program and the ranks in this image"
+        )
+        command.add_argument("--container-runtime", help="what runs it (default: the site's)")
+        command.add_argument(
+            "--start-timeout",
+            type=float,
+            metavar="SECONDS",
+            help=f"default: {START_S:.0f}, or what {START_VARIABLE} says",
+        )
         command.add_argument("--site", help=f"name, or path of a file (default: {sites.DEFAULT})")
     return parser
 
@@ -116,6 +131,7 @@ def _submit(options: argparse.Namespace) -> int:
         qos=options.qos,
         options=options.option,
         start_timeout_s=options.start_timeout,
+        image=container.chosen(site, options.container, options.container_runtime),
     )
     folder = JobFolder(Path(options.folder).absolute() if options.folder else _fresh(request.name))
     # A file is named by its path: the job starts elsewhere.
@@ -158,6 +174,15 @@ def _fresh(name: str) -> Path:
 # --- inside a job ---
 
 
+def _start_s() -> float:
+    """How long Ray may take to come up where no option says it. Raises `JobError`."""
+    told = os.environ.get(START_VARIABLE) or START_S
+    try:
+        return float(told)
+    except ValueError:
+        raise JobError(f"{START_VARIABLE}={told!r}: it is a number of seconds") from None
+
+
 def _folder() -> JobFolder:
     folder = JobFolder.of(os.environ)
     if folder is None:
@@ -168,15 +193,21 @@ def _folder() -> JobFolder:
 
 def _cluster(options: argparse.Namespace, folder: JobFolder, signals: Signals) -> RayInJob:
     site = sites.load(options.site)
+    image = container.chosen(site, options.container, options.container_runtime)
+    words = image.words(os.environ) if image is not None else []
     # What the job script has set is there; in salloc nobody has.
-    for name, value in script.settings(site).items():
+    for name, value in script.settings(site, image=image is not None).items():
         os.environ.setdefault(name, os.path.expandvars(value))
+    if words:
+        os.environ.update(container.variables(words, os.environ))
     return RayInJob(
         allocation.current(os.environ),
         site,
         folder,
-        RayOptions(options.cpus_per_node, options.start_timeout or START_S),
+        RayOptions(options.cpus_per_node, options.start_timeout or _start_s()),
         signals.check,
+        words,
+        {name: os.environ[name] for name in (LAUNCHER, *SETTINGS) if name in os.environ},
     )
 
 
@@ -185,8 +216,13 @@ def _run(options: argparse.Namespace) -> int:
         raise JobError("no program: it comes after --, as in `-- python app.py`")
     folder = _folder()
     signals = Signals()
-    grace_s = program.grace_s(sites.load(options.site).job.spare_s)
+    grace_s = program.grace_s(options.spare or sites.load(options.site).job.spare_s)
     if (address := folder.live_address()) is not None:  # `start` has been here
+        if options.container and not address.container:
+            raise JobError(
+                "this job's Ray is up, and not in an image: `alchemist slurm stop` ends it, "
+                "`alchemist slurm start --container ...` brings it up in one"
+            )
         return program.run(
             options.command,
             address,
@@ -246,11 +282,15 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     folder.make()
     log = folder.path / "keeper.log"
     words = [sys.executable, "-m", "alchemist_ray.cli", options.system, "start", "--foreground"]
-    words += ["--start-timeout", str(options.start_timeout or START_S)]
+    words += ["--start-timeout", str(options.start_timeout or _start_s())]
     if options.site:
         words += ["--site", options.site]
     if options.cpus_per_node:
         words += ["--cpus-per-node", str(options.cpus_per_node)]
+    if options.container:
+        words += ["--container", options.container]
+    if options.container_runtime:
+        words += ["--container-runtime", options.container_runtime]
     with open(log, "wb") as out:
         keeper = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -274,7 +314,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
 
 
 def _to_join(folder: JobFolder, address: Address) -> dict[str, str]:
-    told = folder.environment(address.address)
+    told = folder.environment(address, {})
     del told[VARIABLE]
     return told
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -68,6 +68,10 @@ class RayInJob:
     options : RayOptions
     check : callable()
         Called while waiting; raises what ends the wait (a signal has come).
+    container : sequence of str
+        What runs a program in the job's image; empty: there is none.
+    settings : mapping
+        What is said to launchers, by environment variables; for programs that join later.
     """
 
     def __init__(
@@ -77,17 +81,22 @@ class RayInJob:
         folder: JobFolder,
         options: RayOptions,
         check: Callable[[], None],
+        container: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self._allocation = allocation
         self._site = site
         self._folder = folder
         self._options = options
         self._check = check
+        self._container = list(container)
+        self._settings = dict(settings or {})
         self._events: queue.Queue[tuple[str, Body]] = queue.Queue()
         self._nodes: dict[str, Connection] = {}
         self._hello: dict[str, Body] = {}
         self._lost: list[str] = []
         self._up: set[str] = set()
+        self._failed: dict[str, str] = {}  # what Ray said where it had to be started again
         self._ready = False
         self._step: subprocess.Popen[bytes] | None = None
         self._listener: socket.socket | None = None
@@ -139,6 +148,8 @@ class RayInJob:
             cpus=sum(self._cpus(node) for node in nodes),
             keeper_host=os.uname().nodename,
             keeper_pid=os.getpid(),
+            container=self._container,
+            settings=self._settings,
         )
         for node in nodes:
             self._tell(node.name, "settled")
@@ -191,6 +202,7 @@ class RayInJob:
             job=self._allocation.job,
             tmp=self._site.nodes.tmp,
             interface=list(self._site.nodes.interface),
+            container=self._container,
         )
         words = [sys.executable, "-m", "alchemist_ray.slurm.node", json.dumps(asdict(task))]
         command = [*self._once_per_node(), *words]
@@ -274,6 +286,8 @@ class RayInJob:
                 self._hello[name] = body
             case "up":
                 self._up.add(name)
+            case "again":
+                self._failed[name] = str(body["said"])
             case "ready" if body["ok"]:
                 self._ready = True
             case "ready":
@@ -298,11 +312,15 @@ class RayInJob:
         return f"the supervisors on {', '.join(missing)}"
 
     def _step_said(self) -> str:
+        failed = "".join(
+            f"\nRay on {name}, where it was started again:\n{said}"
+            for name, said in self._failed.items()
+        )
         with contextlib.suppress(OSError):
             said = (self._folder.path / "nodes.log").read_bytes()[-SAID:].decode(errors="replace")
             if said.strip():
-                return f"What they said:\n{said.strip()}"
-        return "They said nothing"
+                return f"What they said:\n{said.strip()}{failed}"
+        return failed.strip() or "They said nothing"
 
     # --- while it runs ---
 

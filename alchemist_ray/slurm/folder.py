@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from alchemist_ray.errors import JobError
@@ -15,6 +18,8 @@ PREFIX = "alch-"
 RAY_TAIL = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 UNIX_LIMIT = 107
 SHM = Path("/dev/shm")
+SEGMENT = "mpich_shm_*"
+SEGMENT_S = 5.0  # older than this, it is mapped by those who need it
 
 
 class NodeFolder:
@@ -78,6 +83,7 @@ class NodeFolder:
     def remove(self) -> None:
         """Remove it, and what the gangs of this job have left in /dev/shm."""
         _clear(self.path)
+        _unlink_unused()
         os.close(self._lock)
 
 
@@ -90,3 +96,20 @@ def _clear(path: Path) -> None:
     finally:
         tempfile.tempdir = before
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _unlink_unused() -> None:
+    """Remove this user's segments that no process has mapped: of ranks that died in MPI_Init.
+
+    A gang's proxy knows the names of its segments. Under another launcher it learns them from its
+    ranks, as soon as they have told it who they are, which those did not live to do.
+    """
+    old = time.time() - SEGMENT_S
+    with suppress(OSError):
+        ours = (path for path in SHM.glob(SEGMENT) if path.stat().st_uid == os.getuid())
+        if unused := {str(path) for path in ours if path.stat().st_ctime < old}:
+            for maps in Path("/proc").glob("[0-9]*/maps"):
+                with suppress(OSError):
+                    unused -= set(re.findall(rf"{SHM}/\S+", maps.read_text()))
+            for name in unused:
+                Path(name).unlink()

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,6 +39,10 @@ class Address:
     cpus : int
     keeper_host, keeper_pid : str, int
         The process that ends Ray when it is told to.
+    container : list of str
+        What runs a program in the image that Ray is in; empty: there is none.
+    settings : dict
+        What the site says to launchers, by environment variables.
     """
 
     address: str
@@ -48,6 +52,8 @@ class Address:
     cpus: int
     keeper_host: str
     keeper_pid: int
+    container: list[str]
+    settings: dict[str, str]
 
 
 class JobFolder:
@@ -116,11 +122,12 @@ class JobFolder:
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def environment(self, address: str) -> dict[str, str]:
-        """What a program needs to join the job's Ray."""
-        return {
+    def environment(self, address: Address, env: Mapping[str, str]) -> dict[str, str]:
+        """What a program with this environment still needs to join the job's Ray."""
+        settings = {name: value for name, value in address.settings.items() if name not in env}
+        return settings | {
             VARIABLE: str(self.path),
-            "RAY_ADDRESS": address,
+            "RAY_ADDRESS": address.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
         }
@@ -142,6 +149,6 @@ def adopt(env: MutableMapping[str, str]) -> bool:
     address = folder.address() if folder is not None else None
     if folder is not None and address is not None:
         new = env.get("RAY_AUTH_MODE") != "token"
-        env.update(folder.environment(address.address))
+        env.update(folder.environment(address, env))
         return new
     return False

@@ -8,42 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType
 
 from alchemist_ray.slurm.cluster import RayInJob, step_base
 from alchemist_ray.slurm.job import Address, JobFolder
+from alchemist_ray.slurm.signals import Signals, Terminated
 from mpi_workers.processes import die_with_parent
 
 LOOK_S = 0.1
 TEARDOWN_S = 15  # of a job's spare time, for Ray to end
 LEAST_GRACE_S = 5
-
-
-class Terminated(BaseException):
-    """The batch system (or the user) wants the end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"{signal.Signals(number).name}")
-        self.number = number
-
-
-class Signals:
-    """Takes SIGTERM and SIGHUP, and Ctrl-C while no program has it; seen by `check`."""
-
-    def __init__(self) -> None:
-        self._came: int | None = None
-        self.program_has_terminal = False
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._take)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT or not self.program_has_terminal:
-            self._came = number
-
-    def check(self) -> None:
-        """Raises `Terminated` if one has come."""
-        if self._came is not None:
-            raise Terminated(self._came)
 
 
 def command_on_head(command: Sequence[str], address: Address) -> list[str]:
@@ -55,6 +28,13 @@ def command_on_head(command: Sequence[str], address: Address) -> list[str]:
         "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={address.head}", "--mpi=none",
         "--cpu-bind=none", "--quiet", "--job-name=program", *command,
     ]  # fmt: skip
+
+
+def in_image(command: Sequence[str], address: Address) -> list[str]:
+    """The command in the image that the job's Ray is in, if there is one, and where we are."""
+    if not address.container:
+        return list(command)
+    return [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
 
 
 def run(
@@ -83,13 +63,14 @@ def run(
     JobError
         If Ray is lost; the program was ended.
     """
-    words = command_on_head(command, address)
-    env = base if words == list(command) else step_base(base)
+    inside = in_image(command, address)
+    words = command_on_head(inside, address)
+    env = base if words == inside else step_base(base)
     keeper = os.getpid()
     try:
         program = subprocess.Popen(
             words,
-            env=env | folder.environment(address.address),
+            env=env | folder.environment(address, env),
             preexec_fn=lambda: die_with_parent(keeper, signal.SIGTERM),
         )
     except OSError as error:

@@ -12,6 +12,7 @@ from alchemist_ray.errors import JobError
 from alchemist_ray.launch.choice import VARIABLE as LAUNCHER
 from alchemist_ray.launch.mpmd import APRUN, PALS
 from alchemist_ray.launch.srun import COMMAND, PMI
+from alchemist_ray.slurm.container import Image
 from alchemist_ray.slurm.sites import SCHEDULERS, Site
 
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
@@ -38,6 +39,8 @@ class Request:
         Further options, verbatim.
     start_timeout_s : float, optional
         How long Ray may take to come up.
+    image : Image, optional
+        In which Ray, the program and the ranks run.
     """
 
     nodes: int
@@ -50,6 +53,7 @@ class Request:
     qos: str = ""
     options: Sequence[str] = ()
     start_timeout_s: float | None = None
+    image: Image | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,14 @@ def clock(total: int) -> str:
     return f"{total // 3600:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
 
 
+def spare_s(site: Site, request: Request) -> int:
+    """How long before its time limit the job is told to end: in a short one, half of its time."""
+    return min(site.job.spare_s, seconds(request.time) // 2)
+
+
 def directives(site: Site, request: Request, log: str, dialect: str) -> list[str]:
     """The batch system's options, each a line of the script."""
-    limit = clock(seconds(request.time))
+    limit, image = clock(seconds(request.time)), request.image
     if dialect == "pbs":
         place = site.job.nodes.format(nodes=request.nodes, cpus=request.cpus or 1)
         told: list[tuple[str, Any]] = [
@@ -122,23 +131,28 @@ def directives(site: Site, request: Request, log: str, dialect: str) -> list[str
             ("--qos={}", request.qos),
             ("--output={}", log),
             # Told in time to end in good order; and a node that is lost is for Ray to cope with.
-            ("--signal=B:TERM@{}", min(site.job.spare_s, seconds(request.time) // 2)),
+            ("--signal=B:TERM@{}", spare_s(site, request)),
             ("{}", "--no-kill"),
+            # Shifter has to be told before the job starts: it brings the image to the nodes.
+            ("--image={}", image.name if image and image.runtime == "shifter" else ""),
         ]
         mark = "#SBATCH"
     given = [form.format(value) for form, value in told if value not in ("", None)]
     return [f"{mark} {option}" for option in (*given, *site.job.options, *request.options)]
 
 
-def settings(site: Site) -> dict[str, str]:
-    """Variables that a job of this site has: the site's own, and what launchers read."""
+def settings(site: Site, *, image: bool = False) -> dict[str, str]:
+    """Variables that a job of this site has: the site's own, and what launchers and ranks read.
+
+    In an image, libraries are where the site file says that they are in there.
+    """
     mpi = site.mpi
     told = {
         LAUNCHER: "" if mpi.launcher == "pmi" else mpi.launcher,
         PMI: mpi.pmi if mpi.launcher == "srun" else "",
         PROGRAMS.get(mpi.launcher, "ALCHEMIST_MPIEXEC"): mpi.command,
-        "MPI4PY_LIBMPI": mpi.library,
-        "SCALAPACK_LIB": mpi.scalapack,
+        "MPI4PY_LIBMPI": site.container.library if image else mpi.library,
+        "SCALAPACK_LIB": "" if image else mpi.scalapack,
     }
     return dict(site.environment) | {name: value for name, value in told.items() if value}
 
@@ -171,10 +185,16 @@ def render(
         lines += ["", "# The site's software."]
         lines += [f"module load {' '.join(site.software.modules)}"] * bool(site.software.modules)
         lines += site.software.setup
-    lines += [f"export {name}={_expandable(value)}" for name, value in settings(site).items()]
+    image = request.image
+    told = settings(site, image=image is not None)
+    lines += [f"export {name}={_expandable(value)}" for name, value in told.items()]
     run = ["--site", _expandable(place.site)]
     if request.start_timeout_s is not None:
         run += ["--start-timeout", f"{request.start_timeout_s:g}"]
+    if (spare := spare_s(site, request)) != site.job.spare_s:
+        run += ["--spare", str(spare)]
+    if image is not None:
+        run += ["--container-runtime", image.runtime, "--container", _expandable(image.name)]
     lines += [
         "",
         "# Token, address and log of this job; kept from others.",
@@ -183,6 +203,7 @@ def render(
         "",
         "# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,",
         "# however the program ends; the job ends with the program's exit code.",
+        *([f"# In the image: {' '.join(image.recipe())} ..."] if image is not None else []),
         f"exec alchemist {dialect} run {' '.join(run)} -- {shlex.join(command)}",
         "",
     ]

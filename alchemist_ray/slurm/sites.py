@@ -22,7 +22,7 @@ OWN = Path("~/.alchemist/sites")
 VARIABLE = "ALCHEMIST_SITE"
 DEFAULT = "generic-slurm"
 SCHEDULERS = ("slurm", "pbs")
-RUNTIMES = ("", "shifter", "apptainer", "singularity", "podman", "charliecloud")
+RUNTIMES = ("", "shifter", "apptainer", "singularity", "podman", "podman-hpc", "charliecloud")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,21 @@ class Mpi:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What runs images there, and options that it always needs."""
+    """How images are run there.
+
+    Attributes
+    ----------
+    runtime : str
+        One of `RUNTIMES`.
+    options : tuple of str
+        That it always needs: what else is to be seen inside.
+    library : str
+        The vendor's libmpi.so.12 as it is found inside; empty: the image's own MPI.
+    """
 
     runtime: str = ""
     options: tuple[str, ...] = ()
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)

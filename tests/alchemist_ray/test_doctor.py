@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from alchemist_ray import cli
 from alchemist_ray.doctor import joining, machine, network, report, software
 from alchemist_ray.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
 from alchemist_ray.doctor.probe import Probe
@@ -197,6 +198,14 @@ def test_more_cpus_than_cores_are_seen() -> None:
     assert "share cores" in found.said
 
 
+def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.getloadavg()[0] == 0:
+        pytest.skip("nothing at all has run here for a minute")
+    monkeypatch.setattr(machine, "BUSY", 0.0)
+    (load,) = (f for f in machine.cores(0.0) if f.check == "load")
+    assert load.status == WARN
+
+
 def test_a_containers_share_of_time_bounds_its_cores(tmp_path: Path) -> None:
     v2 = tmp_path / "cpu.max"
     v2.write_text("50000 100000\n")
@@ -286,16 +295,9 @@ def test_the_command_ends_with_one_where_nobody_answers() -> None:
     assert time.monotonic() - start < 60
 
 
-def test_a_site_that_is_none_is_an_error_of_the_tree() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--site", "atlantis"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("alchemist: SiteError: there is no site 'atlantis'")
+def test_a_site_that_is_none_is_an_error_of_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--site", "atlantis"]) == 1
+    assert capsys.readouterr().err.startswith("alchemist: SiteError: there is no site 'atlantis'")
 
 
 def test_the_command_gives_up_when_its_time_is_over() -> None:

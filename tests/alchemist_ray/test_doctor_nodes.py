@@ -15,6 +15,7 @@ import pytest
 from alchemist_ray.doctor import compare, network, software
 from alchemist_ray.doctor.finding import BAD, OK, WARN
 from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts, why_not
+from tests.support import traces
 
 REASON = why_not()
 needs_hosts = [
@@ -88,8 +89,27 @@ class TestHosts:
         (talk,) = of(told, "network of the ranks")
         assert "TCP over eth0" in talk["said"]
         assert of(told, "clocks")[0]["status"] == OK
+        assert {f["status"] for f in of(told, "host name")} == {WARN}  # in no /etc/hosts here
         assert len(of(told, "MPI library")) == 2
         assert "Ray uses eth0" in of(told, "network interface")[0]["said"]
+
+    def test_the_hpc_check_measures_between_them(self, hosts: Hosts) -> None:
+        """`alchemist bench hpc`, here because hosts are dear."""
+        words = ["bench", "hpc", "--json", "--workers", "2", "--seconds", "0.2"]
+        done = subprocess.run(
+            hosts[0].enter(sys.executable, "-m", "alchemist_ray.cli", *words),
+            env=hosts[0].environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        told = json.loads(done.stdout)
+        named = {m["what"]: m for m in told["measures"]}
+        assert told["nodes"] == 2
+        assert named["ping-pong between nodes, 8 B"]["value"] > 0
+        assert "ping-pong within a node, 8 B" not in named
 
     def test_more_ranks_than_cores_and_fewer_nodes_than_wanted(self, hosts: Hosts) -> None:
         many = len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))) + 1
@@ -141,6 +161,28 @@ class TestHosts:
         assert code == 1
         silent = [f for f in of(told, "node") if f["where"] == hosts[1].name]
         assert silent or "Ray has 1 of 2 nodes" in of(told, "nodes")[0]["said"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_where_no_ray_runs_one_is_started_for_the_gang_and_gone() -> None:
+    with Hosts(1) as hosts:
+        command = [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--json"]
+        done = subprocess.run(
+            hosts[0].enter("env", "--unset=RAY_ADDRESS", *command),
+            env=hosts[0].environment(),
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        told = json.loads(done.stdout)
+        wrong = [f for f in told["findings"] if f["status"] == BAD]
+        assert (done.returncode, wrong) == (0, []), done.stderr[-2000:]
+        assert "one was started for this examination" in of(told, "Ray address")[0]["said"]
+        assert of(told, "gang")[0]["said"].startswith("2 ranks on 1 node(s)")
+        assert "shared memory" in of(told, "network of the ranks")[0]["said"]
+        assert traces.wait_until(lambda: not hosts[0].pids("ray"), 20.0, 0.2) is not None
 
 
 # --- without hosts --------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 
 from mpi_workers import trial
 
-
 WRONG = {
     "n=0: it is a whole number from 1": ["matmul", {"n": 0}],
     "nbytes=0: it is a whole number from 1": ["copy", {"nbytes": 0}],

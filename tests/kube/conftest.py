@@ -32,13 +32,16 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
+    if not ours:
+        return
     missing = needs.missing()
     if not config.getoption("--image") and (reason := images.why_not()):
         missing.append(f"our image: {reason}")
     if missing:
         lines = "".join(f"\n  - {what}" for what in missing)
         pytest.exit(f"a real Kubernetes needs what is not here:{lines}", returncode=3)
-    for item in items:
+    for item in ours:
         item.add_marker(pytest.mark.root)
         item.add_marker(pytest.mark.timeout(LIMIT_S, func_only=True))
 
@@ -48,10 +51,11 @@ def timings(request: pytest.FixtureRequest) -> Iterator[Timings]:
     """Notes of how long each step took; printed, and written if asked for."""
     noted = Timings()
     yield noted
+    noted.end()
     print(f"\n{noted.table()}")
     if request.config.getoption("--write-timings") and not request.session.testsfailed:
         built = ", ".join(f"{part.name} {part.seconds} s" for part in binaries.ALL)
-        noted.write(f"Built once: {built}. With what was built:")
+        noted.write(f"Built once, beside other work: {built}. With what was built:")
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def missing() -> list[str]:
     unbuilt = [part.name for part in binaries.ALL if not part.there]
     if unbuilt and not shutil.which("go"):
         said.append(
-            f"Go 1.25 or later, to build {', '.join(unbuilt)} once (up to 20 minutes and 2.2 GB "
+            f"Go 1.25 or later, to build {', '.join(unbuilt)} once (some 20 minutes, and 2.2 GB "
             f"of memory; kept in {binaries.CACHE})"
         )
     if "controlplane" in unbuilt and not shutil.which("gcc"):

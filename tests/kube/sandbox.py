@@ -77,8 +77,7 @@ class Sandbox:
         if (said := self._unshare.stdout.readline().strip()) != READY:
             self.close()
             raise RuntimeError(f"the namespaces did not come up: {said}")
-        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
-        self._init = int(children.read_text().split()[0])
+        self._init = _children(self._unshare.pid)[0]
 
     def enter(self, *command: Any) -> list[str]:
         """The command line that runs a command inside."""
@@ -97,20 +96,20 @@ class Sandbox:
         check: bool = True,
         **environment: str,
     ) -> str:
-        """Run a command inside; what it says. Raises `RuntimeError` if it fails."""
+        """Run a command inside; what it prints. Raises `RuntimeError` with all that it says."""
         done = subprocess.run(
             self.enter(*command),
             env=self.environment(environment),
             input=given if given is not None else "",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=limit_s,
             check=False,
         )
         if check and done.returncode:
             shown = " ".join(map(str, command))[:300]
-            raise RuntimeError(f"{shown} ({done.returncode}):\n{done.stdout[-6000:]}")
+            said = (done.stdout + done.stderr)[-6000:]
+            raise RuntimeError(f"{shown} ({done.returncode}):\n{said}")
         return done.stdout
 
     def start(self, name: str, *command: Any, **environment: str) -> None:
@@ -126,14 +125,15 @@ class Sandbox:
             )
 
     def stop(self, name: str) -> None:
-        """End a daemon."""
+        """End a daemon, which is the child of the nsenter that we started."""
         daemon = self._daemons.pop(name)
-        daemon.terminate()
-        try:
-            daemon.wait(10)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in _children(daemon.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(END_S)
+                return
 
     def check(self) -> None:
         """Raises `RuntimeError` if a daemon has ended by itself, with its last words."""
@@ -168,6 +168,13 @@ class Sandbox:
         found += [f"process {pid}" for pid in _using(self.folder)]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         return found + [f"mount {line}" for line in mounts if f"{self.folder}/" in line]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except FileNotFoundError:
+        return []  # it has ended
 
 
 def _using(folder: Path) -> list[int]:

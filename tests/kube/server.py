@@ -14,6 +14,7 @@ SERVICES = "10.96.0.0/16"
 UP_S = 180.0
 ETCD = "http://127.0.0.1:2379"
 PEER = "http://127.0.0.1:2380"
+RETRY_S = 20  # Kubernetes has 300
 GANG_SCHEDULER = "scheduler-plugins-scheduler"  # as KubeRay calls it
 
 
@@ -37,7 +38,7 @@ def start(sandbox: Sandbox, binary: Path) -> None:
         f"--service-account-signing-key-file={keys}/sa.key",
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
         f"--service-cluster-ip-range={SERVICES}",
-        "--authorization-mode=Node,RBAC",
+        *("--authorization-mode=Node,RBAC", "--allow-privileged=true"),
     )
     wait_until_ready(sandbox, binary)
     sandbox.start(
@@ -52,6 +53,8 @@ def start(sandbox: Sandbox, binary: Path) -> None:
     sandbox.start(
         *("kube-scheduler", binary, "kube-scheduler", "--bind-address=127.0.0.1"),
         f"--config={sandbox.folder}/scheduler.json",
+        # What coscheduling has refused is not woken by room that becomes free, but by this.
+        f"--pod-max-in-unschedulable-pods-duration={RETRY_S}s",
     )
 
 

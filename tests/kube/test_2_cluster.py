@@ -181,7 +181,7 @@ def test_a_pod_that_is_taken_away_says_so(ray: Cluster) -> None:
             error = gang.told("error", 60)
         assert f"node {pod} is being taken away (SIGTERM)" in error
         _neighbour_is_unharmed(gang)
-        with ray.timings("KubeRay has made another, and the gang is back on two pods"):
+        with ray.timings("KubeRay has made another, and the gang has worked on both for 8 s"):
             again = gang.told("again", 400)
         assert len(again) == 2
         assert other in again
@@ -190,14 +190,29 @@ def test_a_pod_that_is_taken_away_says_so(ray: Cluster) -> None:
         assert gang.end(60) == 0
 
 
+def containers(kube: Cluster, component: str) -> set[str]:
+    """Of the pods of a component, what containerd calls the containers that run in them now."""
+    return {
+        status["containerID"].removeprefix("containerd://")
+        for pod in kube.pods(NAMESPACE, component)
+        for status in pod["status"]["containerStatuses"]
+        if "running" in status["state"]
+    }
+
+
+def kill(kube: Cluster, pod: str) -> None:
+    """Kill all processes of a pod at once."""
+    status = kube.get("pod", pod, "-n", NAMESPACE)["status"]["containerStatuses"][0]
+    container = status["containerID"].removeprefix("containerd://")
+    node.ctr(kube.sandbox, "task", "kill", "--signal", "SIGKILL", container)
+
+
 def test_a_pod_that_is_killed_is_named(ray: Cluster) -> None:
     ray.wait_for("three ready pods", lambda: ray.is_ready(NAMESPACE, 3), UP_S)
     with program(ray, NAMESPACE, "across") as gang:
         pod, other = _lost(gang)
-        status = ray.get("pod", pod, "-n", NAMESPACE)["status"]["containerStatuses"][0]
-        container = status["containerID"].removeprefix("containerd://")
         with ray.timings("a worker pod's processes killed: GroupFailedError that names it"):
-            node.ctr(ray.sandbox, "task", "kill", "--signal", "SIGKILL", container)
+            kill(ray, pod)
             error = gang.told("error", 120)
         assert pod in error
         assert f"kubectl -n {NAMESPACE} describe pod {pod}" in error
@@ -205,3 +220,22 @@ def test_a_pod_that_is_killed_is_named(ray: Cluster) -> None:
         assert other in gang.told("again", 400)
         assert gang.told("ranks", 60) == [0, 1]
         assert gang.end(60) == 0
+
+
+def test_a_head_that_dies_takes_all_along_and_comes_back(ray: Cluster) -> None:
+    ray.wait_for("three ready pods", lambda: ray.is_ready(NAMESPACE, 3), UP_S)
+    before = containers(ray, "worker")
+    with ray.timings("the head's processes killed: all three pods anew, and a gang on two"):
+        kill(ray, ray.head(NAMESPACE))
+        ray.wait_for(
+            "workers that have started again",
+            lambda: (
+                len(containers(ray, "worker") - before) == 2
+                and not containers(ray, "worker") & before
+                and ray.is_ready(NAMESPACE, 3)
+            ),
+            UP_S,
+        )
+        with program(ray, NAMESPACE, "wait", seconds=0.1) as gang:
+            assert gang.told("sum", 300) == 3
+            assert gang.end(60) == 0

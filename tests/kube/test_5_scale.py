@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 
+from alchemist_ray.errors import ResourceError
 from alchemist_ray.kuberay import ClusterOptions, manifests, to_yaml
+from alchemist_ray.placement import check_capacity
 from tests.kube.cluster import Cluster
 
 NAMESPACE = "many"
 WORKERS = 500
 RENDER_S = 1.0
+ARITHMETIC_S = 0.1
 UP_S = 600.0
 TAINT = "kwok.x-k8s.io/node"
 
@@ -25,8 +29,7 @@ def fakes(kube: Cluster) -> Iterator[Cluster]:
     kube.apply([_node(number) for number in range(WORKERS + 1)])
     yield kube
     kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", limit_s=600)
-    kube.kubectl("delete", "nodes", "-l", "type=kwok", limit_s=240)
-    kube.sandbox.stop("kwok")
+    kube.sandbox.stop("kwok")  # the nodes go with Kubernetes
 
 
 def _node(number: int) -> dict[str, Any]:
@@ -55,7 +58,30 @@ def _on_fakes(objects: list[dict[str, Any]]) -> None:
         }
 
 
-def test_500_workers(fakes: Cluster) -> None:
+def _arithmetic_is_quick(kube: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a session works out of a cluster's nodes before it asks Ray for a gang.
+
+    Ray itself would tell these nodes; here Kubernetes does.
+    """
+    nodes = kube.get("nodes", "-l", "type=kwok")["items"]
+    told = [
+        {"Alive": True, "Resources": {"CPU": float(node["status"]["allocatable"]["cpu"])}}
+        for node in nodes
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: told)
+    start = time.perf_counter()
+    check_capacity(16 * len(told), 1.0)
+    check_capacity(len(told), 16.0, "STRICT_SPREAD")
+    with pytest.raises(ResourceError, match=f"on {len(told)} node"):
+        check_capacity(len(told) + 1, 1.0, "STRICT_SPREAD")
+    took = time.perf_counter() - start
+    kube.timings.note(
+        f"three questions whether a gang fits {len(told)} nodes", f"{1e3 * took:.1f} ms"
+    )
+    assert took < ARITHMETIC_S
+
+
+def test_500_workers(fakes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     options = ClusterOptions(
         name=NAMESPACE, namespace=NAMESPACE, workers=WORKERS, cpus=16, memory="64Gi",
@@ -78,6 +104,7 @@ def test_500_workers(fakes: Cluster) -> None:
     budget = fakes.wait_for("a budget that has counted", lambda: _budget(fakes), 60)
     assert budget["desiredHealthy"] == WORKERS + 1
     assert budget["disruptionsAllowed"] == 0
+    _arithmetic_is_quick(fakes, monkeypatch)
     with fakes.timings(f"KWOK: {WORKERS} worker pods deleted"):
         fakes.kubectl("delete", "raycluster", NAMESPACE, "-n", NAMESPACE, limit_s=240)
         fakes.wait_for("no pods", lambda: not fakes.pods(NAMESPACE), 300)

@@ -17,6 +17,7 @@ class Timings:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
+        self._start = time.monotonic()
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
@@ -27,6 +28,10 @@ class Timings:
     def note(self, what: str, told: str) -> None:
         self.lines.append((what, told))
         print(f"[{told:>7}] {what}", flush=True)
+
+    def end(self) -> None:
+        """Note how long all of it took."""
+        self.note("in all", f"{time.monotonic() - self._start:.0f} s")
 
     def table(self) -> str:
         rows = "".join(f"| {what} | {told} |\n" for what, told in self.lines)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from alchemist_ray.errors import JobError
+from alchemist_ray.launch.choice import VARIABLE as LAUNCHER
 from alchemist_ray.slurm import job
-from alchemist_ray.slurm.folder import PREFIX, NodeFolder
+from alchemist_ray.slurm.folder import PREFIX, SEGMENT_S, SHM, NodeFolder
 from alchemist_ray.slurm.job import Address, JobFolder
 
-ADDRESS = Address("10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {})
+ADDRESS = Address(
+    "10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {LAUNCHER: "srun"}
+)
 
 
 def mode(path: Path) -> int:
@@ -61,6 +67,10 @@ def test_a_process_finds_its_jobs_ray(tmp_path: Path, monkeypatch: pytest.Monkey
     assert env["RAY_ADDRESS"] == ADDRESS.address
     assert env["RAY_AUTH_MODE"] == "token"
     assert env["RAY_AUTH_TOKEN_PATH"] == str(folder.token)
+    assert env[LAUNCHER] == "srun"  # as the site's fabric needs it
+    told = {"SLURM_JOB_ID": "7", LAUNCHER: "pmi"}
+    job.adopt(told)
+    assert told[LAUNCHER] == "pmi"
     chosen = {"SLURM_JOB_ID": "7", "RAY_ADDRESS": "other:1"}
     job.adopt(chosen)
     assert chosen["RAY_ADDRESS"] == "other:1"
@@ -69,6 +79,25 @@ def test_a_process_finds_its_jobs_ray(tmp_path: Path, monkeypatch: pytest.Monkey
     assert outside == {"HOME": "/"}
     (folder.path / job.ADDRESS).write_text(json.dumps({"address": 1}))  # of another version
     assert folder.address() is None
+
+
+def test_segments_that_nobody_has_mapped_go_with_the_node(tmp_path: Path) -> None:
+    """Of ranks that another's launcher has started, and that died in MPI_Init."""
+    tmp = Path("/tmp") / f"s{os.getpid()}"
+    tmp.mkdir()
+    left, used, fresh = (SHM / f"mpich_shm_test{os.getpid()}_{i}" for i in range(3))
+    try:
+        for path in (left, used):
+            path.write_bytes(b"x" * 4096)
+        with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            time.sleep(SEGMENT_S + 0.1)
+            fresh.write_bytes(b"x")
+            NodeFolder(str(tmp), "9").remove()
+        assert [path.exists() for path in (left, used, fresh)] == [False, True, True]
+    finally:
+        for path in (left, used, fresh):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(tmp)
 
 
 def test_a_nodes_folder_is_its_jobs_alone(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_what_is_not_there_is_said(ask: Any) -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 127
     assert f"no program no-such-launcher on {os.uname().nodename}" in err
-    nowhere = ask("true", **{VARIABLE: ""})
-    _, err = nowhere.communicate(timeout=30)
-    assert nowhere.returncode == 127
-    assert f"{VARIABLE} is not set" in err
+    for path, said in (("", f"{VARIABLE} is not set"), ("/nowhere", "no supervisor at /nowhere")):
+        process = ask("true", **{VARIABLE: path})
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 127
+        assert said in err

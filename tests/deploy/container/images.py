@@ -45,7 +45,7 @@ BASE = ("mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates
         "--dpkgopt=path-include=/usr/share/doc/*/copyright", "bookworm")  # fmt: skip
 BUILD_LIMIT_S = 1500.0
 IN_USE_S = 1200.0
-LAYERS = 400  # more of them in the store than this, and it starts anew
+LAYERS = 300  # more of them in the store than this, and it starts anew
 
 
 def why_not() -> str | None:

@@ -17,7 +17,9 @@ from tests.deploy.container import images
 
 SIZE_LIMIT = 1100 << 20  # bytes; it has 935 MiB, 230 of them Ray's
 DEMO_LIMIT_S = 240.0
-LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000")  # no more than are ours to give
+# Podman would give more than is ours to give where root is not all-powerful. Processes are counted
+# for the user, in whatever container.
+LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=16384:16384")
 SEALED = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--shm-size=1g")
 OUTSIDE = "/srv"  # of the tree: what runs there is the image's
 
@@ -110,8 +112,8 @@ def test_nothing_is_in_it_that_should_not_be(image: str) -> None:
         "print(json.dumps({\n"
         " 'compilers': [n for n in ('cc', 'gcc', 'uv') if shutil.which(n)],\n"
         " 'lists': os.listdir('/var/lib/apt/lists'),\n"
-        " 'secrets': [str(p) for p in map(pathlib.Path, ('/run/secrets', '/root', '/build',\n"
-        "     '/etc/pip.conf', '/project')) if p.is_dir() and os.listdir(p) or p.is_file()],\n"
+        " 'secrets': [str(p) for p in map(pathlib.Path, ('/run/secrets', '/build', '/project',\n"
+        "     '/etc/pip.conf', '/root/.config', '/root/.cache', '/root/.netrc')) if p.exists()],\n"
         " 'writable': [d for d, _, _ in os.walk('/usr') if os.stat(d).st_mode & 0o022],\n"
         " 'setuid': [os.path.join(d, f) for d, _, fs in os.walk('/usr/local') for f in fs\n"
         "     if os.lstat(os.path.join(d, f)).st_mode & 0o6000],\n"

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +77,8 @@ def _sbin(name: str) -> str | None:
     return shutil.which(name, path="/usr/sbin:/sbin")
 
 
-LIVES = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")  # states of a job that is not over
+RUNS = ("PENDING", "CONFIGURING", "RUNNING")  # states of a job whose script is not over
+LIVES = (*RUNS, "COMPLETING")  # nor its nodes known to be clean
 
 
 class Slurm:
@@ -187,6 +189,7 @@ class Slurm:
             "SLURM_CONF": str(self.root / "slurm.conf"),
             "HOME": str(self.shared),
             "USER": "root",
+            "ALCHEMIST_START_TIMEOUT": "250",  # on a machine that others use too
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -219,10 +222,10 @@ class Slurm:
         told = self.login("scontrol", "show", "job", job)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 
-    def wait(self, job: str, limit_s: float) -> dict[str, str]:
+    def wait(self, job: str, limit_s: float, lives: Collection[str] = LIVES) -> dict[str, str]:
         """Wait until a job is over; what scontrol says of it then."""
         deadline = time.monotonic() + limit_s
-        while (about := self.state(job))["JobState"] in LIVES:
+        while (about := self.state(job))["JobState"] in lives:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"job {job} is still {about['JobState']} after {limit_s} s")
             time.sleep(0.2)

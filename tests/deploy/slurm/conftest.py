@@ -5,15 +5,16 @@ The tests follow each other on it; `test_vanished.py` comes last and leaves it i
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 
-from tests.deploy.slurm.cluster import Slurm, why_not
+from tests.deploy.slurm.cluster import LIVES, Slurm, why_not
 from tests.faults.hosts import Host
 from tests.support import traces
 
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(420, func_only=True))
             if REASON is not None:
                 item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> None:
+    """These tests have minutes: no stacks of threads at the suite's own time."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 class Submitted:
@@ -64,10 +71,10 @@ class Submitted:
             pytest.fail(f"job {self.number} did not tell {name!r}:\n{self.log}", pytrace=False)
         return self.told(name)
 
-    def wait(self, limit_s: float = START_S) -> int:
+    def wait(self, limit_s: float = START_S, lives: Collection[str] = LIVES) -> int:
         """Wait until it is over: its exit code."""
         try:
-            about = self._slurm.wait(self.number, limit_s)
+            about = self._slurm.wait(self.number, limit_s, lives)
         except TimeoutError as error:
             pytest.fail(f"{error}:\n{self.log}", pytrace=False)
         return int(about["ExitCode"].partition(":")[0])

@@ -37,7 +37,8 @@ def where(comm):
 
 for launcher in ("pmi", "srun"):
     with AlchemistSession(4, launcher=launcher) as als:
-        tell(launcher, {"where": als.run(where), "error": product(als)})
+        names = [name for name in os.listdir("/dev/shm") if name.startswith("mpich")]
+        tell(launcher, {"where": als.run(where), "error": product(als), "segments": names})
 tell("program", [sys.executable, os.getcwd(), sys.argv[1:], os.path.exists("/usr/bin/srun")])
 sys.exit(9)
 """
@@ -73,6 +74,7 @@ def test_a_gang_over_two_nodes_all_in_the_image(slurm: Slurm) -> None:
         assert len({host for host, _, _ in told["where"]}) == 2
         assert {python for _, python, _ in told["where"]} == {"/usr/local/bin/python3"}
         assert told["error"] < 1e-12
+        assert told["segments"] == []  # mapped by all that need them, and named no more
     steps = {step for _, _, step in job.told("srun")["where"]}
     assert len(steps) == 1
     assert steps != {step for _, _, step in job.told("pmi")["where"]}

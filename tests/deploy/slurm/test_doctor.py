@@ -7,23 +7,24 @@ import subprocess
 from typing import Any
 
 from tests.deploy.slurm.cluster import Slurm
-from tests.deploy.slurm.conftest import ALCHEMIST, assert_clean
+from tests.deploy.slurm.conftest import ALCHEMIST, START_S, assert_clean
 
 
-def doctor(slurm: Slurm, *words: str, **env: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+def doctor(
+    slurm: Slurm, *words: Any, before: tuple[Any, ...] = (), **env: str
+) -> tuple[int, dict[str, list[dict[str, str]]]]:
     """Exit code and findings by check, of the command in an allocation of 2 nodes."""
+    command = [*before, *ALCHEMIST, "doctor", "--json", *words]
     done = subprocess.run(
-        slurm.command(
-            "salloc", "-N2", "--ntasks-per-node=1", "-c2", *ALCHEMIST, "doctor", "--json", *words
-        ),
+        slurm.command("salloc", "-N2", "--ntasks-per-node=1", "-c2", *command),
         env={**slurm.environment(), **env},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=400,
         check=False,
     )
-    assert done.stdout, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout)
+    assert "{" in done.stdout, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     found: dict[str, list[dict[str, str]]] = {}
     for finding in told["findings"]:
         found.setdefault(finding["check"], []).append(finding)
@@ -52,4 +53,16 @@ def test_the_wrong_pmi_and_what_the_site_has_not(slurm: Slurm) -> None:
     assert "srun --mpi=list" in pmi["advice"]
     assert all("no interface hsn0" in f["said"] for f in found["network interface"])
     assert all("CRAY_MPICH_DIR is not set" in f["advice"] for f in found["MPI library"])
+    assert_clean(slurm.nodes)
+
+
+def test_with_the_jobs_ray_gangs_are_looked_at_too(slurm: Slurm) -> None:
+    run = (*ALCHEMIST, "slurm", "run", "--start-timeout", START_S, "--")
+    code, found = doctor(slurm, "--nodes", 2, "--ranks-per-node", 1, before=run)
+    wrong = [f for told in found.values() for f in told if f["status"] == "bad"]
+    assert (code, wrong) == (0, [])
+    assert "this job's folder" in found["Ray address"][0]["said"]
+    assert "mode token" in found["Ray authentication"][0]["said"]
+    assert found["gang"][0]["said"].startswith("2 ranks on 2 node(s)")
+    assert found["PMI"][0]["said"].startswith("one world of 2")
     assert_clean(slurm.nodes)

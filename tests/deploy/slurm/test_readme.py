@@ -49,14 +49,14 @@ def clone(slurm: Slurm) -> Path:
     assert install == f"python3 -m venv .venv && {INSTALL}"
     today = "git ls-files -z --cached --others --exclude-standard --deduplicate"
     copy = f"(cd {ROOT} && {today} | tar -cf - --ignore-failed-read --null -T -) | tar -xf -"
-    # uv takes from its cache what pip would fetch again.
-    uv = f"{Path(sys.executable).parent}/uv pip install --quiet --python .venv/bin/python"
+    # uv takes from its cache what pip would fetch again; pip compiles what it installs.
+    uv = f"{Path(sys.executable).parent}/uv pip install --quiet --compile-bytecode"
     shell(
         [
             get.replace("<this repository>", str(ROOT)),
             copy,
             install.replace("python3", sys.executable, 1).replace(
-                INSTALL, f"{uv} --constraint constraints.txt ."
+                INSTALL, f"{uv} --python .venv/bin/python --constraint constraints.txt ."
             ),
         ],
         slurm.shared,

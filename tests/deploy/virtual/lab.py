@@ -25,6 +25,7 @@ PACKAGES = (
     "RUNLEVEL=1 apt-get install -y --no-install-recommends qemu-system-x86 libvirt-clients "
     "libvirt-daemon libvirt-daemon-system libvirt-daemon-driver-qemu libxml2-utils busybox-static"
 )
+GIVEN = "ALCHEMIST_GUEST_IMAGE"
 KERNEL = "linux-image-cloud-amd64"
 BRIDGE, HERE, NETWORK = "br0", "10.78.0.1", "10.78.0.0/24"
 UP_S = 20.0
@@ -42,7 +43,11 @@ dynamic_ownership = 0
 
 def why_not() -> str | None:
     """Why no guests can be booted here, or None."""
-    missing = [tool for tool in TOOLS if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
+    missing = [
+        tool
+        for tool in TOOLS
+        if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    ]
     if missing or not image.BUSYBOX.is_file():
         return f"no {', '.join(missing) or image.BUSYBOX} on this machine; as root: {PACKAGES}"
     return why_no_hosts() or images.why_not()
@@ -54,7 +59,12 @@ def folder() -> Path:
 
 
 def guest_image() -> Path:
-    """The folder with what guests boot from, made of the container image of this tree."""
+    """The folder with what guests boot from, made of the container image of this tree.
+
+    `ALCHEMIST_GUEST_IMAGE` names one that is there already.
+    """
+    if given := os.environ.get(GIVEN):
+        return Path(given)
     folder().mkdir(parents=True, exist_ok=True)
     with open(folder() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -78,7 +88,9 @@ def _kernel() -> Path:
         told = subprocess.run(
             ["apt-cache", "depends", KERNEL], capture_output=True, text=True, check=True, timeout=60
         ).stdout
-        name = next(word for word in told.split() if word.startswith("linux-image-") and word != KERNEL)
+        name = next(
+            word for word in told.split() if word.startswith("linux-image-") and word != KERNEL
+        )
         subprocess.run(
             ["apt-get", "download", "-q", name], cwd=packages, check=True, timeout=300,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

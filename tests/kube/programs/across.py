@@ -1,14 +1,14 @@
 """Runs in the head pod: a gang across both worker pods, and a neighbour within one of them.
 
 Tells where both are, works until the first is gone, tells why, and what the neighbour still
-knows; then starts the gang again.
+knows; then starts the gang again, as often as it takes.
 """
 
 import json
 import time
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.errors import AlchemistError, GroupFailedError
 
 
 def tell(what, value):
@@ -39,6 +39,13 @@ with (
         tell("error", str(error))
     tell("kept", kept.fetch().tolist())
     tell("sum", neighbour.run(lambda comm: comm.allreduce(comm.rank + 1)))
-    wide.request_workers(2)
+    while True:  # a pod that is leaving is part of Ray's cluster for some seconds yet
+        try:
+            wide.request_workers(2)
+            wide.run(work, 8.0)
+            break
+        except AlchemistError as error:
+            print(error, flush=True)
+            time.sleep(1.0)
     tell("again", hosts(wide))
     tell("ranks", wide.run(lambda comm: comm.allgather(comm.rank)))

@@ -1,0 +1,1 @@
+"""``alchemist bench``: what a machine gives to gangs, to compare machines."""

@@ -1,0 +1,130 @@
+"""The three files that guests boot from, made of a container's files and a kernel package.
+
+Guests need nothing of the network to start, and no cloud-init: the initrd has a static busybox,
+the kernel's virtio drivers and `guest/*.sh`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from alchemist_ray.errors import JobError
+
+GUEST = Path(__file__).with_name("guest")
+BUSYBOX = Path("/bin/busybox")
+DRIVERS = (
+    "virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci",
+    "failover", "net_failover", "virtio_net", "virtio_blk", "virtio-rng", "overlay", "qemu_fw_cfg",
+    "crc16", "crc32c_generic", "libcrc32c", "mbcache", "jbd2", "ext4",
+)  # fmt: skip
+SPARE = 64 << 20
+MAKE_S = 900.0
+FILES = ("vmlinuz", "initrd.gz", "root.img")
+
+
+def make(root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX) -> None:
+    """Write `vmlinuz`, `initrd.gz` and `root.img` into a folder.
+
+    Parameters
+    ----------
+    root : Path
+        The files of an image with alchemist-on-ray in it: an unpacked container.
+    kernel : Path
+        Where a kernel package is unpacked, or ``/``: has ``boot/vmlinuz-*`` and ``lib/modules``.
+    out : Path
+        Made if it is not there.
+    busybox : Path
+        A static one (Debian: busybox-static).
+
+    Raises
+    ------
+    JobError
+        If something is missing; says what.
+    """
+    kernels = sorted((kernel / "boot").glob("vmlinuz-*"))
+    if not kernels:
+        raise JobError(
+            f"no kernel in {kernel / 'boot'}: unpack one there (`apt-get download` of Debian's "
+            "linux-image-cloud-amd64 and `dpkg-deb -x`), or name / for this machine's own"
+        )
+    version = kernels[-1].name.removeprefix("vmlinuz-")
+    modules = kernel / "lib" / "modules" / version
+    if not modules.is_dir():
+        raise JobError(f"no modules of kernel {version}: there is no folder {modules}")
+    if not busybox.is_file():
+        raise JobError(f"no {busybox}: `apt-get install busybox-static`, or --busybox")
+    if not (root / "usr").is_dir():
+        raise JobError(f"{root} has no /usr: it is to be the unpacked files of an image")
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(kernels[-1], out / "vmlinuz")
+    entries = [("bin", None, 0o755), ("bin/busybox", busybox.read_bytes(), 0o755)]
+    entries += [("init", (GUEST / "init.sh").read_bytes(), 0o755)]
+    entries += [("start.sh", (GUEST / "start.sh").read_bytes(), 0o644), ("modules", None, 0o755)]
+    entries += [(f"modules/{name}.ko", text, 0o644) for name, text in _drivers(modules)]
+    (out / "initrd.gz").write_bytes(gzip.compress(archive(entries), 6, mtime=0))
+    _root_image(root, out / "root.img")
+
+
+def _drivers(modules: Path) -> Iterator[tuple[str, bytes]]:
+    """The drivers that are modules of this kernel, uncompressed, in an order that mostly works."""
+    found = {path.name.partition(".")[0]: path for path in modules.rglob("*.ko*")}
+    for number, name in enumerate(name for name in DRIVERS if name in found):
+        path = found[name]
+        text = path.read_bytes()
+        if path.suffix == ".xz":
+            text = lzma.decompress(text)
+        elif path.suffix == ".gz":
+            text = gzip.decompress(text)
+        elif path.suffix != ".ko":
+            raise JobError(f"{path}: uncompress it first; only .ko, .ko.xz and .ko.gz are read")
+        yield f"{number:02}-{name}", text
+
+
+def archive(entries: list[tuple[str, bytes | None, int]]) -> bytes:
+    """A cpio archive as the kernel reads it ("newc"): name, content (None: a folder), mode."""
+    parts = []
+    for number, (name, content, mode) in enumerate([*entries, ("TRAILER!!!", b"", 0)], 1):
+        kind = stat.S_IFDIR if content is None else stat.S_IFREG
+        data, path = content or b"", name.encode() + b"\0"
+        fields = (number, kind | mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
+        header = b"070701" + b"".join(b"%08x" % field for field in fields) + path
+        parts += [header, bytes(-len(header) % 4), data, bytes(-len(data) % 4)]
+    return b"".join(parts)
+
+
+def _root_image(root: Path, image: Path) -> None:
+    """The files as an ext4 file system. It is only ever read: no journal."""
+    nbytes = sum(
+        path.lstat().st_size + 4096
+        for folder, _, names in os.walk(root)
+        for path in (Path(folder) / name for name in names)
+    )
+    size = -(-int(nbytes * 1.1 + SPARE) >> 20)
+    new = image.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    done = subprocess.run(
+        ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-E",
+         "root_owner=0:0", "-d", root, new, f"{size}M"],
+        capture_output=True, text=True, timeout=MAKE_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        new.unlink(missing_ok=True)
+        raise JobError(f"mke2fs cannot make {image}: {done.stderr.strip()[-500:]}")
+    new.rename(image)
+
+
+def check(folder: Path) -> None:
+    """Whether the three files are there. Raises `JobError`."""
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing:
+        raise JobError(
+            f"no {', '.join(missing)} in {folder} on {os.uname().nodename}: `alchemist "
+            "virtual-cluster image` makes them; --image names the folder"
+        )

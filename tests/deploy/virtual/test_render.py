@@ -1,0 +1,272 @@
+"""libvirt's definitions of guests: as text against golden files, and against libvirt's own schema.
+
+``python -m tests.deploy.virtual.test_render`` writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import stat
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alchemist_ray import cli
+from alchemist_ray.errors import JobError
+from alchemist_ray.virtual_cluster import cluster, host, image, kvm, topology
+from alchemist_ray.virtual_cluster.domain import domain
+from alchemist_ray.virtual_cluster.options import Options, guests_of, parse_memory, split_memory
+from alchemist_ray.virtual_cluster.settings import settings
+
+GOLDEN = Path(__file__).with_name("golden")
+# As on the report's machine: two processors; InfiniBand below the bridge.
+CASES = {
+    "one-guest-two-nodes": ["--cells", "0-11;12-23", "--memory", "64G", "--mtu", "65520"],
+    "two-guests-two-hosts": [
+        "--cells", "0-11;12-23", "--guests", "2", "--hosts", "2", "--memory", "32G",
+        "--mtu", "9000", "--bridge", "ib-br", "--network", "10.8.0.0/16",
+    ],
+    "three-guests-uneven": ["--cells", "0-3;4-7", "--guests", "3", "--cpus", "2", "--name", "hpc"],
+    "emulated": ["--cells", "0", "--memory", "1G", "--emulate", "--no-huge-pages"],
+    "settings": ["--cells", "0-3", "--guests", "2", "--settings"],
+}  # fmt: skip
+
+
+def rendered(*words: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert cli.main(["virtual-cluster", "render", *words]) == 0
+    return out.getvalue()
+
+
+def definitions(text: str) -> list[str]:
+    return [f"<domain{part}" for part in text.split("<domain")[1:]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_as_it_was(name: str) -> None:
+    assert rendered(*CASES[name]) == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "settings"])
+def test_libvirts_schema_has_nothing_against_it(name: str, tmp_path: Path) -> None:
+    if not shutil.which("virt-xml-validate"):
+        pytest.skip("no virt-xml-validate (apt-get install libvirt-clients libxml2-utils)")
+    for number, text in enumerate(definitions((GOLDEN / f"{name}.txt").read_text())):
+        path = tmp_path / f"{number}.xml"
+        path.write_text(text)
+        done = subprocess.run(
+            ["virt-xml-validate", path, "domain"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        path.write_text(text.replace("<vcpu ", "<vcpus "))
+        wrong = subprocess.run(
+            ["virt-xml-validate", path, "domain"], capture_output=True, timeout=60
+        )
+        assert wrong.returncode != 0  # it does look
+
+
+def test_libvirt_itself_takes_them(tmp_path: Path) -> None:
+    if not shutil.which("virsh"):
+        pytest.skip("no virsh (apt-get install libvirt-clients)")
+    path = tmp_path / "guest.xml"
+    for name in ("one-guest-two-nodes", "emulated"):
+        path.write_text(definitions((GOLDEN / f"{name}.txt").read_text())[0])
+        done = subprocess.run(
+            ["virsh", "-c", "test:///default", "define", "--validate", path],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_what_the_report_tuned_is_tuned() -> None:
+    options = Options(memory_mib=4096, mtu=65520)
+    (guest,) = guests_of(options, 0, topology.parse("0-3;4-7"))
+    tree = ET.fromstring(domain(options, guest, Path("/run")))
+    pins = {pin.get("vcpu"): pin.get("cpuset") for pin in tree.findall("cputune/vcpupin")}
+    assert pins == {str(n): str(n) for n in range(8)}  # one to one
+    cells = tree.findall("cpu/numa/cell")
+    assert [(c.get("cpus"), c.get("memory")) for c in cells] == [("0-3", "2048"), ("4-7", "2048")]
+    assert [m.get("nodeset") for m in tree.findall("numatune/memnode")] == ["0", "1"]
+    page = tree.find("memoryBacking/hugepages/page")
+    assert page is not None
+    assert (page.get("size"), page.get("unit")) == ("2048", "KiB")
+    model, mtu = tree.find("devices/interface/model"), tree.find("devices/interface/mtu")
+    assert model is not None
+    assert mtu is not None
+    assert (model.get("type"), mtu.get("size")) == ("virtio", "65520")
+    processor = tree.find("cpu")
+    assert processor is not None
+    assert processor.get("mode") == "host-model"
+
+
+# --- cores and addresses --------------------------------------------------------------
+
+cpus = st.frozensets(st.integers(0, 300), min_size=1)
+
+
+@given(cpus)
+def test_lists_of_cores_are_read_as_they_are_written(found: frozenset[int]) -> None:
+    assert topology.parse_cpus(topology.format_cpus(found)) == tuple(sorted(found))
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=4), st.integers(1, 8))
+def test_no_two_vcpus_share_a_core(sizes: list[int], guests: int) -> None:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    cells = [
+        topology.Cell(i, tuple(range(a, a + n)))
+        for i, (a, n) in enumerate(zip(starts, sizes, strict=True))
+    ]
+    if sum(sizes) < guests:
+        with pytest.raises(ValueError, match="do not fit"):
+            topology.shares(cells, guests, None)
+        return
+    shares = topology.shares(cells, guests, None)
+    used = [cpu for share in shares for cell in share for cpu in cell.cpus]
+    assert len(used) == len(set(used)) == guests * (sum(sizes) // guests)
+    options = Options(guests=guests, memory_mib=1024)
+    for guest in guests_of(options, 0, cells):
+        assert sum(split_memory(guest)) == 1024
+        assert all(mib % 2 == 0 for mib in split_memory(guest))
+        assert all(cells[cell.node].cpus[0] <= cpu for cell in guest.cells for cpu in cell.cpus)
+
+
+def test_the_cores_of_this_machine_are_found() -> None:
+    found = {cpu for cell in topology.here() for cpu in cell.cpus}
+    assert found == os.sched_getaffinity(0)
+
+
+def test_guests_of_all_hosts_have_names_and_addresses_of_their_own() -> None:
+    options = Options(hosts=3, guests=2, cpus=1)
+    cells = topology.parse("0-1")
+    guests = [guest for n in range(3) for guest in guests_of(options, n, cells)]
+    assert [g.address for g in guests] == [f"10.78.0.{n}" for n in range(31, 37)]
+    assert len({g.mac for g in guests}) == len({g.name for g in guests}) == 6
+    assert [g.is_head for g in guests] == [True] + [False] * 5
+    told = settings(options, guests[3], "a secret")
+    assert "ROLE=node\nHEAD=10.78.0.31:6379\n" in told
+    assert all(f"{g.address} {g.name}" in told for g in guests)
+
+
+def test_settings_are_words_of_a_shell() -> None:
+    options = Options(guests=2, cpus=1)
+    guest = guests_of(options, 0, topology.parse("0-1"))[1]
+    text = settings(options, guest, "$(touch /tmp/oh) 'x'")
+    done = subprocess.run(
+        ["sh", "-c", f'{text}\nprintf "%s|%s" "$TOKEN" "$NAME"'],
+        capture_output=True, text=True, timeout=20, check=True,
+    )  # fmt: skip
+    assert done.stdout == "$(touch /tmp/oh) 'x'|vc-0-1"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--guests", "0"], "guests=0: at least 1"),
+        (["--memory", "lots"], "memory 'lots'"),
+        (["--memory", "1025M"], "a multiple of 2"),
+        (["--name", "My Cluster"], "name 'My Cluster'"),
+        (["--cells", "0-3;3"], "each core is in one NUMA node"),
+        (["--cells", "all"], "as in 0-15;16-31"),
+        (["--cells", "0-3", "--guests", "5"], "5 guests with 1 cores each do not fit"),
+        (["--network", "10.78.0.0/29"], "do not fit into 10.78.0.0/29"),
+        (["--network", "somewhere"], "somewhere"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["virtual-cluster", "render", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("alchemist virtual-cluster render: ")
+    assert said in told
+
+
+def test_memory_is_read_with_its_unit() -> None:
+    assert [parse_memory(text) for text in ("512M", "8G", "1TiB")] == [512, 8192, 1 << 20]
+
+
+# --- hosts ----------------------------------------------------------------------------
+
+
+def test_huge_pages_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
+    pages = tmp_path / "free_hugepages"
+    pages.write_text("100\n")
+    with pytest.raises(JobError, match=r"100 free huge pages of 2 MB .* 1024: .*nr_hugepages=1024"):
+        host.check_pages(Options(guests=2, memory_mib=1024), pages)
+    host.check_pages(Options(guests=2, memory_mib=1024, emulate=True), pages)
+    host.check_pages(Options(guests=2, memory_mib=1024, huge_pages=False), pages)
+    pages.write_text("1024\n")
+    host.check_pages(Options(guests=2, memory_mib=1024), pages)
+
+
+def test_a_processor_without_virtualization_is_seen(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: vmx-like\nflags\t\t: fpu sse2 ht\n")
+    assert not kvm.has_extensions(cpuinfo)
+    cpuinfo.write_text("flags\t\t: fpu vme svm lahf_lm\n")
+    assert kvm.has_extensions(cpuinfo)
+    if not (os.access(kvm.DEVICE, os.R_OK) and kvm.has_extensions()):
+        assert not kvm.works()
+
+
+def test_what_guests_boot_from_is_packed_as_the_kernel_reads_it(tmp_path: Path) -> None:
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        pytest.skip("no busybox to unpack it with (apt-get install busybox-static)")
+    packed = image.archive([("bin", None, 0o755), ("bin/x", b"hello", 0o750), ("y", b"", 0o644)])
+    done = subprocess.run(
+        [busybox, "cpio", "-i", "-d"], input=packed, cwd=tmp_path, capture_output=True, timeout=20
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "bin/x").read_text() == "hello"
+    assert stat.S_IMODE((tmp_path / "bin/x").stat().st_mode) == 0o750
+    assert (tmp_path / "y").read_bytes() == b""
+
+
+def test_what_is_missing_for_an_image_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no kernel in"):
+        image.make(tmp_path, tmp_path, tmp_path / "out")
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "boot" / "vmlinuz-6.1").touch()
+    with pytest.raises(JobError, match=r"no modules of kernel 6\.1"):
+        image.make(tmp_path, tmp_path, tmp_path / "out")
+    with pytest.raises(JobError, match=r"no vmlinuz, initrd\.gz, root\.img in"):
+        image.check(tmp_path)
+
+
+def test_the_scripts_of_guests_are_sound() -> None:
+    for script in sorted(image.GUEST.glob("*.sh")):
+        done = subprocess.run(["sh", "-n", script], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_cluster_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cluster.HOME_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(JobError, match="no cluster 'vc'"):
+        cluster.down("vc")
+    options = Options(image=str(tmp_path / "none"), memory_mib=256, emulate=True)
+    with pytest.raises(JobError, match=r"no vmlinuz|no virsh"):
+        cluster.up(options, "test:///default", limit_s=20.0)
+    assert list(tmp_path.glob("state/*")) == []
+    assert list(tmp_path.glob("alchemist-vc-*")) == []
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for case, options in CASES.items():
+        (GOLDEN / f"{case}.txt").write_text(rendered(*options))
