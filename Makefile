@@ -11,7 +11,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help env demo test test-kube lint format bench lock clean
+.PHONY: help env demo test test-kube lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and show the whole way: array -> MPI ranks -> result"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; says what it needs)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/README.md's tables"
+	@echo "make image   the container image, by podman"
 	@echo "make env     only set up $(VENV)"
 
 env: $(READY)
@@ -60,6 +61,12 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+image:
+	podman build --tag alchemist-on-ray:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/__init__.py) .
+
+clean-image: $(READY)
+	$(BIN)/python -m tests.deploy.container.images clean
 
 lock: $(READY)
 	printf '%s\n' uv hatchling setuptools wheel | cat - > $(VENV)/extra.in

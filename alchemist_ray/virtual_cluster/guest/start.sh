@@ -27,7 +27,7 @@ up() {
 say "its root is there; starting Ray"
 # Ray's own patience is for hosts; a guest may be emulated, and its head not up yet.
 export RAY_NUM_REDIS_GET_RETRIES=300 RAY_gcs_server_port_wait_time_s=300
-export RAY_raylet_start_wait_time_s=300 RAY_gcs_server_request_timeout_seconds=600
+export RAY_gcs_server_request_timeout_seconds=600
 export RAY_agent_register_timeout_ms=600000 RAY_health_check_failure_threshold=60
 export RAY_DASHBOARD_STARTUP_TIMEOUT_S=300
 if [ "$ROLE" = node ]; then
