@@ -12,9 +12,6 @@ say() { echo "alchemist-guest: $*" > /dev/console; }
 up() {
     common="--node-ip-address=$IP --num-cpus=$CPUS --object-store-memory=$STORE"
     common="$common --disable-usage-stats --log-color=false"
-    # Known beforehand: else the raylet waits for its agents to say theirs, and not for long.
-    common="$common --dashboard-agent-grpc-port=6381 --dashboard-agent-listen-port=6382"
-    common="$common --runtime-env-agent-port=6383 --metrics-export-port=6384"
     if [ "$ROLE" = head ]; then
         # shellcheck disable=SC2086
         ray start --head --port="$PORT" --include-dashboard=false $common
@@ -27,7 +24,7 @@ up() {
 say "its root is there; starting Ray"
 # Ray's own patience is for hosts; a guest may be emulated, and its head not up yet.
 export RAY_NUM_REDIS_GET_RETRIES=300 RAY_gcs_server_port_wait_time_s=300
-export RAY_gcs_server_request_timeout_seconds=600
+export RAY_gcs_server_request_timeout_seconds=120
 export RAY_agent_register_timeout_ms=600000 RAY_health_check_failure_threshold=60
 export RAY_DASHBOARD_STARTUP_TIMEOUT_S=300
 if [ "$ROLE" = node ]; then

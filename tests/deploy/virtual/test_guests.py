@@ -1,6 +1,7 @@
 """Two guests under QEMU, brought up by libvirt, and a gang across them.
 
-Some minutes, most of them emulation: asked for by ALCHEMIST_TEST_GUESTS=1.
+Some minutes, most of them emulation: asked for by ALCHEMIST_TEST_GUESTS=1. Without KVM the first
+has not been seen to pass (alchemist_ray/virtual_cluster/README.md says why).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from alchemist_ray.virtual_cluster import kvm
 from tests.deploy.virtual import lab
 from tests.faults.hosts import Host, Hosts
 
 ASKED = "ALCHEMIST_TEST_GUESTS"
 REASON = lab.why_not() if os.environ.get(ASKED) else f"takes minutes: {ASKED}=1 runs it"
+MODE = ("--no-huge-pages",) if kvm.works() else ("--emulate",)
 UP_S = 1500.0  # on a machine that others use too
 pytestmark = [
     pytest.mark.root,
@@ -70,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def test_a_gang_runs_across_two_guests_and_nothing_is_left(place: Lab) -> None:
     image = lab.guest_image()
     up = place.alchemist(
-        "up", "--image", image, "--guests", 2, "--cpus", 1, "--memory", "2G", "--emulate",
+        "up", "--image", image, "--guests", 2, "--cpus", 1, "--memory", "2G", *MODE,
         "--connect", place.uri, "--network", lab.NETWORK, "--bridge", lab.BRIDGE, "--limit", UP_S,
         limit_s=UP_S + 100,
     )  # fmt: skip
