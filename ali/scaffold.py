@@ -11,7 +11,7 @@ from pathlib import Path
 
 SHIPPED = (
     "linalg", "scalapack", "elemental", "files", "arrays", "simulator", "echo", "rayleigh_benard",
-    "lammps_crystal",
+    "lammps_crystal", "hpc",
 )  # fmt: skip
 LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@.py"}
 
