@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 GONE_S = 10.0  # how long what was ended may take to be gone
 
 mpi4py.rc.initialize = False  # MPI belongs to the ranks that tests start, not to this process
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs us in the background has said so; tests of Ctrl-C send it to themselves.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports Ray. The folder's name is short: Unix sockets lie below it.
 tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
