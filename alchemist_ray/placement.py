@@ -60,9 +60,15 @@ def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
 
 
 def ask_for(workers: int, cpus: float, name: str, strategy: str = "PACK") -> PlacementGroup:
-    """A placement group with a bundle per worker; not waited for."""
+    """A placement group with a bundle per worker; not waited for.
+
+    Detached: else Ray takes it from gangs that live when the actor is killed that asked for it,
+    and starts again. Whoever asks has to give it back.
+    """
     bundles = [{"CPU": cpus}] * workers
-    group: PlacementGroup = placement_group(bundles, strategy=strategy, name=name)
+    group: PlacementGroup = placement_group(
+        bundles, strategy=strategy, name=name, lifetime="detached"
+    )
     return group
 
 
