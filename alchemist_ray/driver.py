@@ -58,8 +58,8 @@ class Driver:
 
         The manager is on node `node_id`.
 
-        Ray keeps what an actor has reserved for as long as its user's program runs, also
-        when the actor is dead: somebody else must give that back.
+        The reservation is detached: it outlives this actor's restarts and the manager's death, so
+        it is given back here.
         """
         self._recover()
         if run not in self._reservations:
