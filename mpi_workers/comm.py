@@ -37,8 +37,7 @@ class _Rank:
     word: InterruptWord | None = None
     call = 0
     crowded = False
-    # MPI may still write into the buffers of a call that was given up: keep them.
-    abandoned: list[MPI.Request] = []  # noqa: RUF012
+    abandoned: list[GangRequest] = []  # noqa: RUF012 - MPI may still write into their buffers
 
 
 def watch(word: InterruptWord, *, crowded: bool) -> None:
@@ -69,16 +68,17 @@ def _until(ready: Callable[[], T]) -> T:
     return answer
 
 
-def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
+def wait(request: GangRequest, status: MPI.Status | None = None) -> None:
     """Wait for a request. Raises `Interrupted` if the call ends first."""
-    try:
-        _until(lambda: request.Test(status))
-    except Interrupted:
-        _Rank.abandoned.append(request)
-        raise
+    _until(lambda: request.Test(status))
 
 
-def _outcome(test: Callable[[], tuple[bool, T]], requests: Sequence[MPI.Request]) -> T:
+def forget() -> None:
+    """Let go of the buffers of given-up operations that have come to their end since."""
+    _Rank.abandoned = [request for request in _Rank.abandoned if not request.Test()]
+
+
+def _outcome(test: Callable[[], tuple[bool, T]]) -> T:
     """What a test of requests gives once they are done. Raises `Interrupted`."""
     found: list[T] = []
 
@@ -88,35 +88,48 @@ def _outcome(test: Callable[[], tuple[bool, T]], requests: Sequence[MPI.Request]
             found.append(value)
         return is_done
 
-    try:
-        _until(done)
-    except Interrupted:
-        _Rank.abandoned.extend(requests)
-        raise
+    _until(done)
     return found[0]
 
 
 class GangRequest(MPI.Request):
-    """An `mpi4py.MPI.Request` with waits that can be interrupted."""
+    """An `mpi4py.MPI.Request` with waits that can be interrupted.
+
+    An operation that is under way when its request is dropped keeps its buffers: whoever leaves
+    a call in the middle need not think of the memory that other ranks still write into.
+    """
+
+    _buffers: Any  # mpi4py 4.1 itself forgets those of Iallgatherv and of all reductions
+
+    @classmethod
+    def of(cls, request: MPI.Request, *buffers: Any) -> GangRequest:
+        """The request, and what the operation reads and writes."""
+        own = cls(request)
+        own._buffers = buffers
+        return own
+
+    def __del__(self) -> None:
+        if self:  # not done
+            _Rank.abandoned.append(self)
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         wait(self, status)
         return True
 
     def wait(self, status: MPI.Status | None = None) -> Any:
-        return _outcome(lambda: self.test(status), [self])
+        return _outcome(lambda: self.test(status))
 
     @classmethod
     def Waitall(
         cls, requests: Sequence[MPI.Request], statuses: list[MPI.Status] | None = None
     ) -> Literal[True]:
-        return _outcome(lambda: (cls.Testall(requests, statuses), True), requests)
+        return _outcome(lambda: (cls.Testall(requests, statuses), True))
 
     @classmethod
     def waitall(
         cls, requests: Sequence[MPI.Request], statuses: list[MPI.Status] | None = None
     ) -> list[Any]:
-        return _outcome(lambda: cls.testall(requests, statuses), requests) or []
+        return _outcome(lambda: cls.testall(requests, statuses)) or []
 
     @classmethod
     def Waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> int:
@@ -124,7 +137,7 @@ class GangRequest(MPI.Request):
             index, done = cls.Testany(requests, status)
             return done, index
 
-        return _outcome(test, requests)
+        return _outcome(test)
 
 
 def _starting(name: str) -> Callable[..., GangRequest]:
@@ -132,7 +145,7 @@ def _starting(name: str) -> Callable[..., GangRequest]:
 
     @functools.wraps(start)
     def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> GangRequest:
-        return GangRequest(start(self, *args, **kwargs))
+        return GangRequest.of(start(self, *args, **kwargs), args, kwargs)
 
     return method
 
@@ -142,7 +155,7 @@ def _blocking(name: str) -> Callable[..., None]:
 
     @functools.wraps(getattr(MPI.Intracomm, name))
     def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> None:
-        wait(start(self, *args, **kwargs))
+        wait(GangRequest.of(start(self, *args, **kwargs), args, kwargs))
 
     return method
 
@@ -172,21 +185,36 @@ class GangComm(MPI.Intracomm):
     Send = _blocking("Send")
     Ssend = _blocking("Ssend")
     Rsend = _blocking("Rsend")
+    Sendrecv_replace = _blocking("Sendrecv_replace")
 
     Isend = _starting("Isend")
     Issend = _starting("Issend")
+    Irsend = _starting("Irsend")
+    Ibsend = _starting("Ibsend")
     Irecv = _starting("Irecv")
     isend = _starting("isend")
     issend = _starting("issend")
+    ibsend = _starting("ibsend")
     irecv = _starting("irecv")
+    Isendrecv = _starting("Isendrecv")
+    Isendrecv_replace = _starting("Isendrecv_replace")
     Ibarrier = _starting("Ibarrier")
     Ibcast = _starting("Ibcast")
     Igather = _starting("Igather")
+    Igatherv = _starting("Igatherv")
     Iscatter = _starting("Iscatter")
+    Iscatterv = _starting("Iscatterv")
     Iallgather = _starting("Iallgather")
+    Iallgatherv = _starting("Iallgatherv")
     Ialltoall = _starting("Ialltoall")
+    Ialltoallv = _starting("Ialltoallv")
+    Ialltoallw = _starting("Ialltoallw")
     Ireduce = _starting("Ireduce")
     Iallreduce = _starting("Iallreduce")
+    Ireduce_scatter = _starting("Ireduce_scatter")
+    Ireduce_scatter_block = _starting("Ireduce_scatter_block")
+    Iscan = _starting("Iscan")
+    Iexscan = _starting("Iexscan")
 
     def Split(self, color: int = 0, key: int = 0) -> GangComm:
         return GangComm(super().Split(color, key))
@@ -237,11 +265,7 @@ class GangComm(MPI.Intracomm):
     ) -> None:
         receiving = self.Irecv(recvbuf, source, recvtag)
         sending = self.Isend(sendbuf, dest, sendtag)
-        try:
-            wait(receiving, status)
-        except Interrupted:
-            _Rank.abandoned.append(sending)
-            raise
+        wait(receiving, status)
         wait(sending)
 
     # --- pickled objects ---
@@ -364,11 +388,7 @@ class GangComm(MPI.Intracomm):
         status: MPI.Status | None = None,
     ) -> Any:
         sending = self.isend(sendobj, dest, sendtag)
-        try:
-            received = self.recv(None, source, recvtag, status)
-        except Interrupted:
-            _Rank.abandoned.append(sending)
-            raise
+        received = self.recv(None, source, recvtag, status)
         wait(sending)
         return received
 

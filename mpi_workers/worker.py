@@ -92,11 +92,43 @@ class Gang:
         self.rank: int = world.rank
         self.size: int = world.size
         self.grid: Grid = default_grid(world.size)
-        self.comm = GangComm(world.Dup())
+        self._comm = GangComm(world.Dup())
+        self._used = False
+
+    @property
+    def comm(self) -> GangComm:
+        """The communicator of the call that runs; after a call that failed it may be another."""
+        self._used = True
+        return self._comm
+
+    def enter(self) -> None:
+        """A call begins, and those before it have left nothing under way."""
+        self._used = False
 
     def renew(self) -> None:
-        """A fresh communicator; the old one may have messages under way for ever."""
-        self.comm = GangComm(self._world.Dup())
+        """A fresh communicator if the call that failed has used the old one. Collective.
+
+        On the old one messages may be under way for ever, so MPI never gets it back, and has
+        2048 of them.
+
+        Raises
+        ------
+        Failure
+            ResourceError, if there is none left.
+        """
+        used = self._world.allreduce(self._used, MPI.LOR)
+        if used:
+            try:
+                self._comm = GangComm(self._world.Dup())
+            except MPI.Exception as error:
+                raise Failure(
+                    "ResourceError",
+                    "MPI has no communicator left for this gang: every call that fails while its "
+                    "ranks speak with each other uses one up, and there are about 2000. Fetch "
+                    f"what you need, and open another session ({error})",
+                ) from None
+        gang_comm.forget()
+        self._used = False
 
     def part(self, colour: int) -> Gang:
         """The ranks that give the same colour, as a gang of their own. Collective."""
@@ -316,6 +348,8 @@ class Rank:
         gang_comm.begin(self._call)
         if body.get("renew"):
             self.gang.renew()
+        else:
+            self.gang.enter()
 
 
 def _die_with(control: Connection) -> None:

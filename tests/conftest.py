@@ -28,10 +28,6 @@ GONE_S = 10.0  # how long what was ended may take to be gone
 
 mpi4py.rc.initialize = False  # MPI belongs to the ranks that tests start, not to this process
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that runs us in the background has said so; tests of Ctrl-C send it to themselves.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # Before anything imports Ray. The folder's name is short: Unix sockets lie below it.
 tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
 os.environ.update(
@@ -40,6 +36,14 @@ os.environ.update(
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",
 )
+
+
+def pytest_runtest_setup() -> None:
+    """Tests of Ctrl-C send it to themselves, whoever has set another handler.
+
+    A shell that runs us in the background ignores it, PySpark and Tune leave handlers behind.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

@@ -39,6 +39,23 @@ def test_an_interrupt_frees_every_wait_and_the_renewed_communicator_works(
     assert [name for name, (_, _, right) in found.items() if not right] == []
 
 
+def test_what_is_given_up_keeps_its_buffers_until_mpi_is_done_with_them(tmp_path: Path) -> None:
+    found = trial.run(RANKS + "given_up", 2, str(tmp_path / "word"))
+    assert len(found) >= 10
+    assert [name for name, (kept, _) in found.items() if not kept] == []
+    assert [name for name, (_, gone) in found.items() if not gone] == []
+
+
+def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> None:
+    same, other, count, said, total = trial.run(RANKS + "communicators", 2, str(tmp_path / "word"))
+    assert same
+    assert other
+    assert 1500 < count < 2100
+    assert "ResourceError" in said
+    assert "open another session" in said
+    assert total == 2  # the last one still works
+
+
 def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:
     assert trial.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
 

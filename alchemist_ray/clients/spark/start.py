@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -153,8 +154,8 @@ def init_spark(
 def stop_spark() -> None:
     """End Spark, whoever started it, with its executors and the JVM of this process.
 
-    Matrices that were sent from it stay. What `to_spark` made of matrices is gone. Without
-    Spark it does nothing.
+    Matrices that were sent from it stay. What `to_spark` made of matrices is gone. Ctrl-C means
+    what it did without Spark. Without Spark it does nothing.
     """
     from pyspark import SparkContext  # noqa: PLC0415
 
@@ -168,6 +169,19 @@ def stop_spark() -> None:
         with contextlib.suppress(Exception):
             context.stop()
     _end_jvm(context)
+    _give_back_ctrl_c()
+
+
+def _give_back_ctrl_c() -> None:
+    """Have SIGINT raise KeyboardInterrupt again.
+
+    PySpark's handler outlives its context, cancels the jobs of a Spark that is gone, and raises
+    what comes of that instead.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    ours = threading.current_thread() is threading.main_thread()  # others may not set handlers
+    if ours and getattr(handler, "__module__", "").startswith("pyspark."):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end_jvm(context: Any = None) -> None:

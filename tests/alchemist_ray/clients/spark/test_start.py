@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def test_a_start_that_cannot_be_is_refused_at_once(sparks: Sparks, tmp_path: Pat
             os.environ["JAVA_HOME"] = home
     assert time.monotonic() - start < 20
     nothing_left(cpus)
+
+
+def test_ctrl_c_is_pythons_again_when_spark_is_stopped(sparks: Sparks) -> None:
+    """PySpark's handler, left behind, would raise an AttributeError."""
+    sparks.stop()
+    sparks.local()
+    assert signal.getsignal(signal.SIGINT).__module__ == "pyspark.context"
+    sparks.stop()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_start_that_takes_too_long_is_ended_and_cleared_away(sparks: Sparks) -> None:
