@@ -18,7 +18,7 @@ from alchemist_ray import AlchemistSession
 from benchmarks.harness import Peer, Report, in_turns, timed
 
 TALL, WIDE, SQUARE = (200_000, 100), (2_000, 10_000), (40_000, 500)  # 160 MB each
-FEW, MANY = 2, 200
+FEW, SOME, MANY = 2, 20, 200
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
 ROUNDS = 3
 SVD, RANK, N = (100_000, 500), 20, 4000
@@ -166,22 +166,25 @@ def _two_ways_on_ray(report: Report, als: AlchemistSession) -> None:
     quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
     spark = init_spark("clients", FEW, 1, "2GB", configs=quiet)
     try:
-        frame = handle.to_spark(spark).cache()
-        frame.count()
+        for parts in (FEW, SOME):
+            frame = handle.to_spark(spark).repartition(parts).cache()
+            frame.count()
 
-        def by_store() -> None:
-            als.send_matrix(ray.data.from_spark(frame)).free()
+            def by_store(frame: Any = frame) -> None:
+                als.send_matrix(ray.data.from_spark(frame)).free()
 
-        works = {"numpy": _sending(als, A), "push": _sending(als, frame), "store": by_store}
-        times = in_turns(works, ROUNDS)
+            works = {"numpy": _sending(als, A), "push": _sending(als, frame), "store": by_store}
+            times = in_turns(works, ROUNDS)
+            frame.unpersist(True)
+            for way, told in (("push", "pushed by executors"), ("store", "by from_spark")):
+                report.add(
+                    f"Spark on Ray → gang, {n} columns, {parts} parts, {told}",
+                    times["numpy"] / times[way], 0.3, "x NumPy's rate",
+                    detail=f"{A.nbytes / times[way] / 1e6:.0f} MB/s",
+                )  # fmt: skip
     finally:
         stop_spark()
         handle.free()
-    for way, told in (("push", "pushed by executors"), ("store", "by ray.data.from_spark")):
-        report.add(
-            f"Spark on Ray → gang, {n} columns, {told}", times["numpy"] / times[way], 0.3,
-            "x NumPy's rate", detail=f"{A.nbytes / times[way] / 1e6:.0f} MB/s",
-        )  # fmt: skip
 
 
 def _drop_ins(report: Report, als: AlchemistSession, spark: Any) -> None:

@@ -72,7 +72,7 @@ def plan(source: Any, dtype: Any, client: GangClient) -> Any:
 
     Notes
     -----
-    A DataFrame's and a RowMatrix's rows are counted first, by the JVM, without their elements: a
+    A DataFrame's and a RowMatrix's rows are counted first, without their elements: a
     source that is costly to compute is best cached. A CoordinateMatrix is shuffled into blocks.
     """
     match source:

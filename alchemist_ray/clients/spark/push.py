@@ -1,4 +1,4 @@
-"""Sends partitions to the ranks. Runs in Spark's Python workers (see `arrow.py`).
+"""Counts partitions, and sends them to the ranks. Runs in Spark's Python workers (see `arrow.py`).
 
 A task serves as many partitions as fall to one core: their rows go over one connection per rank,
 which is closed when the task is over. What a task has to say it returns as a row: a failure of ours
@@ -24,8 +24,23 @@ from mpi_workers.scatter import RowWriter
 RUN = 16  # rows: stretches that are longer on average are sent as blocks
 TOLD = "told string, places binary"  # what a task returns: JSON, and int64 numbers
 
+COUNTED = "part int, rows long"  # what a task has counted
+
 Batches = Iterator[Any]
 Push = Callable[[RowWriter, Batches], tuple[dict[str, Any], Any]]
+
+
+def count(batches: Batches) -> Batches:
+    """What `mapInArrow` runs to count: of rows that are the number of their partition."""
+    rows = np.zeros(0, np.int64)
+    for batch in batches:
+        more = np.bincount(batch.column(0).to_numpy(zero_copy_only=False))
+        rows, more = (rows, more) if len(rows) >= len(more) else (more, rows)
+        rows[: len(more)] += more
+    parts = np.flatnonzero(rows)
+    yield pa.RecordBatch.from_pydict(
+        {"part": pa.array(parts.astype(np.int32)), "rows": pa.array(rows[parts])}
+    )
 
 
 def task(doors: Doors, target: Target, push: Push) -> Callable[[Batches], Batches]:

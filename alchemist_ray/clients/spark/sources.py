@@ -19,8 +19,10 @@ from pyspark.sql import functions as F
 
 from alchemist_ray.clients.spark import jobs
 from alchemist_ray.clients.spark.push import (
+    COUNTED,
     TOLD,
     Push,
+    count,
     numbered_blocks,
     numbered_rows,
     ordered_rows,
@@ -41,6 +43,8 @@ PART = "alchemist_partition"
 
 # Partitions must be the same ones each time they are looked at.
 STEADY = {"spark.sql.adaptive.enabled": "false"}
+RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+COUNTED_AT_ONCE = 1 << 20
 
 
 class SparkPlan:
@@ -76,13 +80,11 @@ class SparkPlan:
     ) -> dict[int, RankTimes]:
         """Every element, from the executors; what is not there by Spark's rules is zero."""
         spark = self._frame.sparkSession
-        cores = max(1, spark.sparkContext.defaultParallelism)
         function = task(client.doors, target, self._push())
 
         def action() -> list[Any]:
-            batch = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(self._batch())}
-            with jobs.settings(spark, STEADY | batch):
-                pushed = self._frame.coalesce(cores).mapInArrow(function, TOLD)
+            with jobs.settings(spark, STEADY | {RECORDS: str(self._batch())}):
+                pushed = self._frame.coalesce(_cores(spark)).mapInArrow(function, TOLD)
                 found: list[Any] = pushed.collect()
                 return found
 
@@ -110,6 +112,10 @@ class SparkPlan:
     ) -> None:
         """Look at what came, and send zeros for what is not there."""
         raise NotImplementedError
+
+
+def _cores(spark: Any) -> int:
+    return max(1, spark.sparkContext.defaultParallelism)
 
 
 def _alive(client: GangClient) -> None:
@@ -145,13 +151,14 @@ class OrderedPlan(SparkPlan):
         spark = frame.sparkSession
 
         def action() -> list[Any]:
-            with jobs.settings(spark, STEADY):
-                parts = frame.select(F.spark_partition_id().alias("part"))
-                found: list[Any] = parts.groupBy("part").count().collect()
+            # Not by groupBy, whose shuffle has 200 partitions where nobody says otherwise: 1 s.
+            with jobs.settings(spark, STEADY | {RECORDS: str(COUNTED_AT_ONCE)}):
+                parts = frame.select(F.spark_partition_id()).coalesce(_cores(spark))
+                found: list[Any] = parts.mapInArrow(count, COUNTED).collect()
                 return found
 
         counted = jobs.run(spark, f"count the rows of a {kind}", action, partial(_alive, client))
-        counts = {row["part"]: row["count"] for row in counted}
+        counts = {row["part"]: row["rows"] for row in counted}
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
         frame = frame.withColumn(PART, F.spark_partition_id())

@@ -12,6 +12,10 @@ say() { echo "alchemist-guest: $*" > /dev/console; }
 up() {
     common="--node-ip-address=$IP --num-cpus=$CPUS --object-store-memory=$STORE"
     common="$common --disable-usage-stats --log-color=false"
+    # Given, Ray does not wait for its agents to say them: 15 s and no more, which an emulated
+    # guest needs for their imports alone.
+    common="$common --dashboard-agent-listen-port=8091 --dashboard-agent-grpc-port=8092"
+    common="$common --runtime-env-agent-port=8093 --metrics-export-port=8094"
     if [ "$ROLE" = head ]; then
         # shellcheck disable=SC2086
         ray start --head --port="$PORT" --include-dashboard=false $common
