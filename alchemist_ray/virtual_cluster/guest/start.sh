@@ -2,19 +2,22 @@
 . /run/alchemist/settings
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp
 export RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
+export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # whoever joins has a host's Python
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/run/alchemist/token
 (umask 077; printf '%s' "$TOKEN" > "$RAY_AUTH_TOKEN_PATH")
 ulimit -n 65536 2> /dev/null
 ulimit -l unlimited 2> /dev/null
+
+AGENT=8091
 
 say() { echo "alchemist-guest: $*" > /dev/console; }
 
 up() {
     common="--node-ip-address=$IP --num-cpus=$CPUS --object-store-memory=$STORE"
     common="$common --disable-usage-stats --log-color=false"
-    # Given, Ray does not wait for its agents to say them: 15 s and no more, which an emulated
-    # guest needs for their imports alone.
-    common="$common --dashboard-agent-listen-port=8091 --dashboard-agent-grpc-port=8092"
+    # Given, the raylet does not wait for its agents to say them: 15 s and no more, which an
+    # emulated guest needs for their imports alone.
+    common="$common --dashboard-agent-listen-port=$AGENT --dashboard-agent-grpc-port=8092"
     common="$common --runtime-env-agent-port=8093 --metrics-export-port=8094"
     if [ "$ROLE" = head ]; then
         # shellcheck disable=SC2086
@@ -23,6 +26,18 @@ up() {
         # shellcheck disable=SC2086
         ray start --address="$HEAD" $common
     fi
+}
+
+# But this one Ray 2.60 does not pass on: the raylet waits for a file of its agent's.
+say_agent() {
+    while sleep 1; do
+        for raylet in $(grep -ls 'raylet/[r]aylet' /proc/[0-9]*/cmdline); do
+            words=$(tr '\0' '\n' < "$raylet")
+            id=$(echo "$words" | sed -n 's/^--node_id=//p')
+            file=$(echo "$words" | sed -n 's/^--session_dir=//p')/dashboard_agent_listen_port_$id
+            [ -n "$id" ] && [ ! -e "$file" ] && printf '%s' "$AGENT" > "$file"
+        done
+    done
 }
 
 say "its root is there; starting Ray"
@@ -36,6 +51,8 @@ if [ "$ROLE" = node ]; then
         sleep 1
     done
 fi
+say_agent &
+helper=$!
 tries=0
 until up > /run/alchemist/ray.log 2>&1; do
     tries=$((tries + 1))
@@ -49,6 +66,7 @@ until up > /run/alchemist/ray.log 2>&1; do
     ray stop --force > /dev/null 2>&1
     sleep 2
 done
+kill "$helper"
 [ "$tries" -lt 20 ] && say "ready: Ray with $CPUS CPUs"
 if command -v tini > /dev/null; then exec tini -- sleep infinity; fi
 while :; do sleep 3600 & wait; done

@@ -86,7 +86,11 @@ def test_a_gang_runs_across_two_guests_and_nothing_is_left(place: Lab) -> None:
     try:
         token = place.state / "vc" / "token"
         assert token.stat().st_mode & 0o077 == 0
-        env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        env = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+        }
         joined = place.run(
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=0"),
             *("--address=10.78.0.31:6379", f"--node-ip-address={lab.HERE}"),
