@@ -1,7 +1,6 @@
 """Two guests under QEMU, brought up by libvirt, and a gang across them.
 
-Some minutes, most of them emulation: asked for by ALCHEMIST_TEST_GUESTS=1. Without KVM the first
-has not been seen to pass (alchemist_ray/virtual_cluster/README.md says why).
+Some minutes, most of them emulation: asked for by ALCHEMIST_TEST_GUESTS=1.
 """
 
 from __future__ import annotations
