@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
@@ -37,6 +37,13 @@ FIND_TIMEOUT_S = 60.0
 NODE_FAILED = "a node could not send"
 
 
+class Held(NamedTuple):
+    """Where an object is, and how large it is there; 0 if Ray does not know."""
+
+    node: str
+    nbytes: int
+
+
 class BlocksPlan:
     """A matrix that lies in pieces in the object store."""
 
@@ -46,12 +53,12 @@ class BlocksPlan:
         origins: Sequence[Origin],
         shapes: Sequence[Shape],
         dtype: np.dtype[Any],
-        nodes: Sequence[str],
+        held: Sequence[Held],
     ) -> None:
         self._refs = refs
         self._origins = origins
         self._shapes = shapes
-        self._nodes = nodes
+        self._held = held
         self.dtype = dtype
         self.shape: Shape = (
             max(r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)),
@@ -65,11 +72,11 @@ class BlocksPlan:
         from alchemist_ray.sources import chosen_dtype  # noqa: PLC0415
 
         refs, origins = _checked(blocks)
-        nodes = holders(refs)
+        held = holders(refs)
         looks = {}
-        for node, members in by_node(nodes):
-            job = agent_of(node).run.remote(LookJob(), [refs[i] for i in members])
-            looks[node] = (job, members)
+        for node, members in by_node(held):
+            look = LookJob(tuple(held[i].nbytes for i in members))
+            looks[node] = (agent_of(node).run.remote(look, [refs[i] for i in members]), members)
         shapes: list[Shape] = [(0, 0)] * len(refs)
         dtypes = set()
         for job, members in looks.values():
@@ -83,7 +90,7 @@ class BlocksPlan:
         common = np.result_type(*dtypes) if all(d.kind in "biufc" for d in dtypes) else None
         if common is None:
             raise DtypeError(f"blocks of dtypes {', '.join(sorted(map(str, dtypes)))}")
-        return cls(refs, origins, shapes, chosen_dtype(common, wanted), nodes)
+        return cls(refs, origins, shapes, chosen_dtype(common, wanted), held)
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -97,7 +104,7 @@ class BlocksPlan:
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """One task per node at a time, a batch of its blocks each."""
-        batches = {node: self._batches(members) for node, members in by_node(self._nodes)}
+        batches = {node: self._batches(members) for node, members in by_node(self._held)}
         running: dict[Any, tuple[str, int]] = {}
         times: dict[int, RankTimes] = {}
 
@@ -160,7 +167,7 @@ def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
     return refs, origins
 
 
-def holders(refs: Sequence[ray.ObjectRef]) -> list[str]:
+def holders(refs: Sequence[ray.ObjectRef]) -> list[Held]:
     """The node that holds each block; small ones that no store holds count as this node's."""
     here = ray.get_runtime_context().get_node_id()
     unique = list(dict.fromkeys(refs))
@@ -169,16 +176,18 @@ def holders(refs: Sequence[ray.ObjectRef]) -> list[str]:
         places = get_object_locations(unique, timeout_ms=int(FIND_TIMEOUT_S * 1000))
     except RayError as error:
         raise TransferError(f"cannot find out where the blocks are: {error}") from error
-    nodes = []
+    held = []
     for ref in refs:
-        held_by = places.get(ref, {}).get("node_ids") or [here]
-        nodes.append(here if here in held_by else sorted(held_by)[0])
-    return nodes
+        place = places.get(ref, {})
+        nodes = place.get("node_ids") or [here]
+        node = here if here in nodes else sorted(nodes)[0]
+        held.append(Held(node, place.get("object_size") or 0))
+    return held
 
 
-def by_node(nodes: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
+def by_node(held: Sequence[Held]) -> Iterable[tuple[str, list[int]]]:
     members: defaultdict[str, list[int]] = defaultdict(list)
-    for i, node in enumerate(nodes):
+    for i, (node, _) in enumerate(held):
         members[node].append(i)
     return members.items()
 

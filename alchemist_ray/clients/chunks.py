@@ -21,7 +21,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from alchemist_ray.blocks import Origin, SendJob
+from alchemist_ray.blocks import Origin, SendJob, together
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.panels import panels
 from alchemist_ray.transfer import NODE_FAILED, agent_of, answer_of, by_node, holders
@@ -117,15 +117,17 @@ class LookChunks:
 
     reader: Reader
     labels: tuple[str, ...]
+    sizes: tuple[int, ...]  # in the store
 
     def run(self, refs: Sequence[ray.ObjectRef]) -> list[Any]:
         found = []
-        for ref, label in zip(refs, self.labels, strict=True):
-            value = _value(ref, label)
-            try:
-                found.append(self.reader.look(value))
-            except AlchemistError as error:
-                raise _named(error, label) from None
+        for some in together(self.sizes):
+            labels = self.labels[some]
+            for value, label in zip(_opened(refs[some], labels), labels, strict=True):
+                try:
+                    found.append(self.reader.look(value))
+                except AlchemistError as error:
+                    raise _named(error, label) from None
         return found
 
 
@@ -181,8 +183,11 @@ def cut(
 def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -> list[Any]:
     """What a reader tells of every object, found out where it lies."""
     jobs = {}
-    for node, members in by_node(holders(refs)):
-        job = LookChunks(reader, tuple(labels[i] for i in members))
+    held = holders(refs)
+    for node, members in by_node(held):
+        job = LookChunks(
+            reader, tuple(labels[i] for i in members), tuple(held[i].nbytes for i in members)
+        )
         jobs[agent_of(node).run.remote(job, [refs[i] for i in members])] = members
     found: list[Any] = [None] * len(refs)
     for ref, members in jobs.items():
@@ -289,7 +294,7 @@ class Sender:
         return list(ready)
 
     def _note(self, refs: list[Any]) -> None:
-        for ref, node in zip(refs, holders(refs) if refs else [], strict=True):
+        for ref, (node, _) in zip(refs, holders(refs) if refs else [], strict=True):
             self._ready[node].extend(self._making.pop(ref))
 
     def _start(self) -> None:

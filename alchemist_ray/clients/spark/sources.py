@@ -115,7 +115,8 @@ class SparkPlan:
 
 
 def _cores(spark: Any) -> int:
-    return max(1, spark.sparkContext.defaultParallelism)
+    cores: int = spark.sparkContext.defaultParallelism
+    return max(1, cores)
 
 
 def _alive(client: GangClient) -> None:
