@@ -19,8 +19,9 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -37,7 +38,9 @@ class _Rank:
     word: InterruptWord | None = None
     call = 0
     crowded = False
-    abandoned: list[GangRequest] = []  # noqa: RUF012 - MPI may still write into their buffers
+    # MPI may still write into their buffers.
+    abandoned: ClassVar[deque[GangRequest]] = deque()
+    many = 64  # of these: then look which are done
 
 
 def watch(word: InterruptWord, *, crowded: bool) -> None:
@@ -75,7 +78,11 @@ def wait(request: GangRequest, status: MPI.Status | None = None) -> None:
 
 def forget() -> None:
     """Let go of the buffers of given-up operations that have come to their end since."""
-    _Rank.abandoned = [request for request in _Rank.abandoned if not request.Test()]
+    for _ in range(len(_Rank.abandoned)):  # others may come meanwhile, from other threads
+        request = _Rank.abandoned.popleft()
+        if not request.Test():
+            _Rank.abandoned.append(request)
+    _Rank.many = max(64, 2 * len(_Rank.abandoned))
 
 
 def _outcome(test: Callable[[], tuple[bool, T]]) -> T:
@@ -104,6 +111,8 @@ class GangRequest(MPI.Request):
     @classmethod
     def of(cls, request: MPI.Request, *buffers: Any) -> GangRequest:
         """The request, and what the operation reads and writes."""
+        if len(_Rank.abandoned) >= _Rank.many:  # not in __del__, which any thread may run
+            forget()
         own = cls(request)
         own._buffers = buffers
         return own

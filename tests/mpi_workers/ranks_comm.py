@@ -442,6 +442,15 @@ def given_up(gang: Gang, path: str) -> dict[str, list[bool]]:
     return found
 
 
+def never_waited_for(gang: Gang) -> int:
+    """How many of a thousand messages that were sent and forgotten are still kept."""
+    other = 1 - gang.rank
+    for number in range(1000):
+        gang.comm.isend(number, other)
+        assert gang.comm.recv(source=other) == number
+    return len(gang_comm._Rank.abandoned)
+
+
 def communicators(gang: Gang, path: str) -> list[Any]:
     """Which failed calls use up a communicator, and what is said when there is none left."""
     gang_comm.watch(InterruptWord(path), crowded=True)

@@ -46,6 +46,10 @@ def test_what_is_given_up_keeps_its_buffers_until_mpi_is_done_with_them(tmp_path
     assert [name for name, (_, gone) in found.items() if not gone] == []
 
 
+def test_messages_that_nobody_waits_for_are_let_go_of() -> None:
+    assert trial.run(RANKS + "never_waited_for", 2) < 200
+
+
 def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> None:
     same, other, count, said, total = trial.run(RANKS + "communicators", 2, str(tmp_path / "word"))
     assert same
