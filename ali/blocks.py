@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,22 @@ def block(matrix: DistMatrix) -> Array:
 def shape_text(matrix: DistMatrix) -> str:
     """Its shape, for a message: ``4 x 3``."""
     return f"{matrix.shape[0]} x {matrix.shape[1]}"
+
+
+def require_square(routine: str, A: DistMatrix) -> int:
+    """Refuse a matrix that is not square; its number of rows."""
+    m, n = A.shape
+    require(m == n, "ShapeError", f"{routine}: A is {shape_text(A)}; it must be square")
+    return m
+
+
+def require_choice(routine: str, name: str, value: str, choices: Collection[str]) -> None:
+    """Refuse a word that is none of those that there are."""
+    require(
+        value in choices,
+        "BadArgumentError",
+        f"{routine}: {name}={value!r} is none of {', '.join(choices)}",
+    )
 
 
 def dealt(length: int, rank: int, size: int) -> int:

@@ -53,7 +53,8 @@ class Context:
     ----------
     comm : GangComm
         The gang's communicator (an `mpi4py.MPI.Intracomm`); the routine's own,
-        nothing else speaks on it.
+        nothing else speaks on it. Take it anew in each call: after one that failed it is
+        another, and what was made of the old one must be made again.
     rank, size : int
         This rank, and how many there are.
     grid : (int, int)

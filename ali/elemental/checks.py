@@ -7,7 +7,6 @@ build of it does not check dimensions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from ali.blocks import require, shape_text
 from mpi_workers.matrix import DistMatrix
@@ -28,22 +27,6 @@ def common_rows(name: str, A: DistMatrix, B: DistMatrix) -> None:
         A.shape[0] == B.shape[0],
         "ShapeError",
         f"{name}: A is {shape_text(A)} and B is {shape_text(B)}; B must have A's number of rows",
-    )
-
-
-def square(name: str, A: DistMatrix) -> None:
-    """Require a square matrix."""
-    require(
-        A.shape[0] == A.shape[1], "ShapeError", f"{name}: A is {shape_text(A)}; it must be square"
-    )
-
-
-def choice(name: str, what: str, given: str, options: Sequence[str]) -> None:
-    """Require one of some words."""
-    require(
-        given in options,
-        "BadArgumentError",
-        f"{name}: {what}={given!r} is none of {', '.join(options)}",
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ali.blocks import require, shape_text
-from ali.elemental.checks import choice, common_rows, positive, square
+from ali.blocks import require, require_choice, require_square, shape_text
+from ali.elemental.checks import common_rows, positive
 from ali.elemental.views import ADJOINT, MAX_NORM, NORMAL, TRANSPOSE, Elemental, set_diagonal
 from ali.interface import Context, routine
 from mpi_workers.matrix import DistMatrix
@@ -53,7 +53,7 @@ def matmul(
     Watts 1997 (SUMMA); Schatz, van de Geijn, Poulson 2016; Poulson et al., TOMS 39(2), 2013.
     """
     for what, given in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        choice("matmul", what, given, tuple(ORIENTATIONS))
+        require_choice("matmul", what, given, tuple(ORIENTATIONS))
     m, k = A.shape if transpose_a == "N" else A.shape[::-1]
     rows, n = B.shape if transpose_b == "N" else B.shape[::-1]
     require(
@@ -98,7 +98,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ``(2/3 n^3 + 2 n^2 k) / ranks`` flops, ``O(n^2 (1/height + 1/width))`` words and ``O(n)``
     pivot searches; a copy of A and one of B. Source: Poulson et al., TOMS 39(2), 2013.
     """
-    square("solve", A)
+    require_square("solve", A)
     common_rows("solve", A, B)
     with Elemental(ctx) as el:
         A, B = el.floats(A, B)
@@ -221,7 +221,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     One pass and a reduction of at most m or n numbers, in the precision of A; for "2" and
     "nuc" the cost of `singular_values`. Source: Poulson et al., TOMS 39(2), 2013.
     """
-    choice("norm", "ord", ord, tuple(NORMS))
+    require_choice("norm", "ord", ord, tuple(NORMS))
     with Elemental(ctx) as el:
         (A,) = el.floats(A)
         if ord in BY_SVD:
@@ -260,9 +260,9 @@ def cond(ctx: Context, A: DistMatrix, ord: str = "2") -> float:
     "2" costs `singular_values`, "fro" too; the others an explicit inverse, ``2 n^3 / ranks``
     flops. A copy of A. Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002.
     """
-    choice("cond", "ord", ord, ("2", "1", "inf", "fro", "max"))
+    require_choice("cond", "ord", ord, ("2", "1", "inf", "fro", "max"))
     if ord != "2":
-        square("cond", A)
+        require_square("cond", A)
     with Elemental(ctx) as el:
         (A,) = el.floats(A)
         el.finite("cond", A)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import require, shape_text
-from ali.elemental.checks import square
+from ali.blocks import require, require_square, shape_text
 from ali.elemental.views import LEFT, LOWER, MAX_NORM, NORMAL, Elemental, set_diagonal
 from ali.interface import Context, routine
 from mpi_workers.matrix import DistMatrix
@@ -38,7 +37,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     Blocked, right-looking: ``n^3 / (3 ranks)`` flops, ``O(n^2 (1/height + 1/width))`` words,
     a copy of A. Source: Poulson et al., TOMS 39(2), 2013.
     """
-    square("cholesky", A)
+    require_square("cholesky", A)
     with Elemental(ctx) as el:
         (A,) = el.floats(A)
         el.finite("cholesky", A)

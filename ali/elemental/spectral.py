@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ali.elemental.checks import square
+from ali.blocks import require_square
 from ali.elemental.views import LOWER, MAX_NORM, Elemental, set_diagonal
 from ali.interface import Context, routine
 from mpi_workers.matrix import DistMatrix
@@ -134,7 +134,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     two matrices of V's size. Sources: Petschow, Peise, Bientinesi 2013 (PMRRR); Dhillon and
     Parlett 2004; Poulson et al., TOMS 39(2), 2013.
     """
-    square("eigh", A)
+    require_square("eigh", A)
     n = A.shape[0]
     with Elemental(ctx) as el:
         (A,) = el.floats(A)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import block, frobenius, require, shape_text
+from ali.blocks import block, frobenius, require, require_square, shape_text
 from ali.interface import Context, routine
 from ali.linalg.systems import copied
 from mpi_workers.matrix import DistMatrix
@@ -46,8 +46,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     asked for first. For a few eigenvalues of a large positive semidefinite matrix use
     `truncated_svd`; for all of a large one, load the library "scalapack" or "elemental".
     """
-    n = A.shape[0]
-    require(A.shape[1] == n, "ShapeError", f"eigh: A is {shape_text(A)}; it must be square")
+    n = require_square("eigh", A)
     require(
         n <= LIMIT,
         "ShapeError",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.blocks import Array, block, require, shape_text
+from ali.blocks import Array, block, require, require_square, shape_text
 from ali.interface import Context, routine
 from ali.linalg import rows
 from ali.linalg.folds import total
@@ -59,12 +59,7 @@ def conjugate_gradient(
     of r words. The error falls by ``(sqrt(c) - 1) / (sqrt(c) + 1)`` an iteration, c being the
     condition number. Memory: four times B, and ``n r`` on every rank.
     """
-    n = A.shape[0]
-    require(
-        A.shape[1] == n,
-        "ShapeError",
-        f"conjugate_gradient: A is {shape_text(A)}; it must be square",
-    )
+    n = require_square("conjugate_gradient", A)
     require(
         B.shape[0] == n,
         "ShapeError",

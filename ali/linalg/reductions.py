@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import Array, frobenius, require
+from ali.blocks import Array, frobenius, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.reduce import (
     Measure,
@@ -284,7 +284,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     "fro": one pass over A in pieces of 1 MiB, in float64; two words from each rank. Source:
     LAPACK's lassq. "1", "inf", "max": one pass, words as `sum` has. "2", "nuc": as `svdvals`.
     """
-    require(ord in NORMS, "BadArgumentError", f"norm: ord={ord!r} is none of {', '.join(NORMS)}")
+    require_choice("norm", "ord", ord, NORMS)
     if ord == "fro":
         return frobenius(ctx, A)
     if ord in ("2", "nuc"):

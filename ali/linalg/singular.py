@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.blocks import Array, block, floating, frobenius, require, shape_text
+from ali.blocks import (
+    Array,
+    block,
+    floating,
+    frobenius,
+    require,
+    require_choice,
+    shape_text,
+)
 from ali.interface import Context, routine
 from ali.linalg.gramroute import leading_vectors
 from ali.linalg.krylov import basis_size, right_vectors
@@ -142,11 +150,7 @@ def truncated_svd(
         ("power_iterations", power_iterations),
     ):
         require(value >= 0, "BadArgumentError", f"truncated_svd: {name}={value} is negative")
-    require(
-        method in METHODS,
-        "BadArgumentError",
-        f"truncated_svd: method={method!r} is none of {', '.join(METHODS)}",
-    )
+    require_choice("truncated_svd", "method", method, METHODS)
 
     def basis(tall: Array, scale: float) -> Array | None:
         if method == "randomized" and rank + oversampling < smaller:

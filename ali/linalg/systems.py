@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ali.blocks import Array, block, require, shape_text
+from ali.blocks import Array, block, require, require_choice, require_square, shape_text
 from ali.interface import Context, routine
 from ali.linalg.elimination import NOT_FINITE, Eliminated, eliminate, parity
 from ali.linalg.indexing import diagonal_of
@@ -47,7 +47,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     in two messages for each panel of 128 columns. Memory: L, and a panel of ``128 n`` words.
     Source: LAPACK's potrf; see ali/linalg/triangles.py.
     """
-    _square("cholesky", A)
+    require_square("cholesky", A)
     return _cholesky(ctx, "cholesky", A)
 
 
@@ -87,17 +87,13 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     less to do later, evenly so unless A's large elements all lie on one rank.
     Source: LAPACK's gesv and posv; see ali/linalg/elimination.py.
     """
-    _square("solve", A)
+    require_square("solve", A)
     require(
         B.shape[0] == A.shape[0],
         "ShapeError",
         f"solve: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
     )
-    require(
-        assume in ASSUMPTIONS,
-        "BadArgumentError",
-        f"solve: assume={assume!r} is none of {', '.join(ASSUMPTIONS)}",
-    )
+    require_choice("solve", "assume", assume, ASSUMPTIONS)
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
     if assume == "positive":
         L = _cholesky(ctx, "solve", A, dtype)
@@ -144,7 +140,7 @@ def solve_triangular(
     ``n^2 r / ranks`` flops; a rank receives ``n (r + 128)`` words in two messages (adjoint:
     and a tree) for each block of 128 rows. Memory: X. Source: LAPACK's trtrs.
     """
-    _square("solve_triangular", A)
+    require_square("solve_triangular", A)
     require(
         B.shape[0] == A.shape[0],
         "ShapeError",
@@ -186,7 +182,7 @@ def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
     `solve` with the identity: ``8/3 n^3 / ranks`` flops, ``3 n^2`` words received; four times
     the memory of A.
     """
-    _square("inv", A)
+    require_square("inv", A)
     X, done = _inverse(ctx, A)
     _refuse_singular("inv", done)
     return X
@@ -217,7 +213,7 @@ def det(ctx: Context, A: DistMatrix) -> complex:
     -----
     As `slogdet`.
     """
-    _square("det", A)
+    require_square("det", A)
     sign, sizes = _pivots(ctx, "det", A)
     mantissa, exponent = 1.0, 0
     for size in sizes.tolist():  # not by logarithms, which would cost digits
@@ -256,7 +252,7 @@ def slogdet(ctx: Context, A: DistMatrix) -> tuple[complex, float]:
     -----
     LU: ``2/3 n^3 / ranks`` flops, ``n^2`` words received, two copies of A.
     """
-    _square("slogdet", A)
+    require_square("slogdet", A)
     sign, sizes = _pivots(ctx, "slogdet", A)
     return sign, math.fsum(np.log(sizes).tolist()) if sign else -math.inf
 
@@ -296,7 +292,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     if ord == "2":
         values = singular_values(ctx, "condest", A).astype(np.float64)
         return float(values[0] / values[-1]) if values[-1] > 0 else math.inf
-    _square("condest", A)
+    require_square("condest", A)
     X, done = _inverse(ctx, A)
     if done.trouble > 0:
         return math.inf
@@ -364,12 +360,4 @@ def _refuse_singular(name: str, done: Eliminated) -> None:
         "RoutineError",
         f"{name}: A is singular: pivot {done.trouble} of {done.U.shape[0]} is exactly zero (lstsq "
         "takes singular matrices)",
-    )
-
-
-def _square(name: str, A: DistMatrix) -> None:
-    require(
-        A.shape[0] == A.shape[1],
-        "ShapeError",
-        f"{name}: A is {shape_text(A)}; it must be square",
     )

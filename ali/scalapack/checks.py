@@ -32,23 +32,6 @@ def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
     return np.result_type(*kinds)
 
 
-def require_square(routine: str, matrix: DistMatrix) -> int:
-    require(
-        matrix.shape[0] == matrix.shape[1],
-        "ShapeError",
-        f"{routine}: A is {shape_text(matrix)}, and must be square",
-    )
-    return matrix.shape[0]
-
-
-def require_choice(routine: str, name: str, value: str, choices: tuple[str, ...]) -> None:
-    require(
-        value in choices,
-        "BadArgumentError",
-        f"{routine}: {name}={value!r} is not one of {', '.join(map(repr, choices))}",
-    )
-
-
 def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
     """Refuse NaN and inf, with which ScaLAPACK's pivoting and iterations go astray. Collective.
 

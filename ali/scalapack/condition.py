@@ -12,8 +12,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ali.blocks import require_choice, require_square
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require_choice, require_finite, require_square
+from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic, indices
 from ali.scalapack.parts import phases
 from mpi_workers.matrix import DistMatrix

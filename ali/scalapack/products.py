@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from ali.blocks import require, shape_text
+from ali.blocks import require, require_choice, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require_choice
+from ali.scalapack.checks import computed_in
 from ali.scalapack.cyclic import Call
 from ali.scalapack.native import scalar
 from mpi_workers.matrix import DistMatrix

@@ -8,9 +8,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.blocks import require
+from ali.blocks import require, require_square
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require_finite, require_square
+from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import NATURAL, Call, Cyclic
 from ali.scalapack.native import real
 from mpi_workers import tiles

@@ -6,9 +6,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.blocks import require, shape_text
+from ali.blocks import require, require_square, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require_finite, require_square
+from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic, indices
 from ali.scalapack.parts import keep_lower, keep_upper, set_real_diagonal
 from mpi_workers.matrix import DistMatrix
