@@ -8,7 +8,7 @@ others over one stream per rank. The user's process sees object refs only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 256 << 20  # 256 MiB: a node reports so often how far it is
 FIND_TIMEOUT_S = 60.0
+ASKED = 10_000  # objects in one question: what Ray puts into one message
 NODE_FAILED = "a node could not send"
 
 
@@ -172,8 +173,10 @@ def holders(refs: Sequence[ray.ObjectRef]) -> list[Held]:
     here = ray.get_runtime_context().get_node_id()
     unique = list(dict.fromkeys(refs))
     ray.wait(unique, num_returns=len(unique), fetch_local=False)
+    places: dict[ray.ObjectRef, dict[str, Any]] = {}
     try:
-        places = get_object_locations(unique, timeout_ms=int(FIND_TIMEOUT_S * 1000))
+        for some in _askable(unique):
+            places |= get_object_locations(some, timeout_ms=int(FIND_TIMEOUT_S * 1000))
     except RayError as error:
         raise TransferError(f"cannot find out where the blocks are: {error}") from error
     held = []
@@ -183,6 +186,20 @@ def holders(refs: Sequence[ray.ObjectRef]) -> list[Held]:
         node = here if here in nodes else sorted(nodes)[0]
         held.append(Held(node, place.get("object_size") or 0))
     return held
+
+
+def _askable(refs: Sequence[ray.ObjectRef]) -> Iterator[list[ray.ObjectRef]]:
+    """Objects whose places can be asked for together: those of one owner, in one message.
+
+    Ray 2.60 ends this process ("Promise already satisfied") where one owner answers before
+    the next is asked: `CoreWorker::GetLocationFromOwner` counts the answers due as it asks.
+    """
+    owned: defaultdict[Any, list[ray.ObjectRef]] = defaultdict(list)
+    for ref in refs:
+        owned[ref.owner_address()].append(ref)
+    for members in owned.values():
+        for start in range(0, len(members), ASKED):
+            yield members[start : start + ASKED]
 
 
 def by_node(held: Sequence[Held]) -> Iterable[tuple[str, list[int]]]:

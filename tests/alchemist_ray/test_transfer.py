@@ -11,7 +11,7 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alchemist_ray import AlchemistSession
+from alchemist_ray import AlchemistSession, transfer
 from alchemist_ray.errors import (
     DtypeError,
     IncompleteMatrixError,
@@ -308,3 +308,23 @@ def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
     finally:
         client.ranks.close()
         client.ranks = near
+
+
+def test_places_are_asked_for_owner_by_owner(gang: AlchemistSession) -> None:
+    """Together, Ray ends this process now and then: an owner's answer may come before all asked."""
+
+    @ray.remote(num_cpus=0)
+    class Owner:
+        def put(self) -> list[ray.ObjectRef]:
+            self.kept = [ray.put(np.zeros(20_000)) for _ in range(3)]
+            return self.kept
+
+    owners = [Owner.remote() for _ in range(2)]
+    theirs = [ref for owner in owners for ref in ray.get(owner.put.remote())]
+    mine = [ray.put(np.zeros(20_000)) for _ in range(3)]
+    refs = [ref for three in zip(theirs[:3], mine, theirs[3:], strict=True) for ref in three]
+    asked = list(transfer._askable(refs))
+    assert sorted(map(len, asked)) == [3, 3, 3]
+    assert {ref for some in asked for ref in some} == set(refs)
+    assert all(len({ref.owner_address() for ref in some}) == 1 for some in asked)
+    assert all(held.nbytes >= 160_000 for held in transfer.holders(refs))
