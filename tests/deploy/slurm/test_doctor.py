@@ -34,7 +34,7 @@ def doctor(
 def test_the_nodes_of_a_job_are_looked_at_and_its_pmi(slurm: Slurm) -> None:
     code, found = doctor(slurm)
     wrong = [f for told in found.values() for f in told if f["status"] == "bad"]
-    assert (code, wrong) == (0, [])
+    assert (code, wrong) == (0, []), json.dumps(wrong, indent=1)
     names = {node.name for node in slurm.nodes}
     assert len({f["where"] for f in found["MPI library"]} & names) == 2
     assert found["PMI of srun"][0]["said"] == "--mpi=pmi2: one world of 4"
@@ -60,7 +60,7 @@ def test_with_the_jobs_ray_gangs_are_looked_at_too(slurm: Slurm) -> None:
     run = (*ALCHEMIST, "slurm", "run", "--start-timeout", START_S, "--")
     code, found = doctor(slurm, "--nodes", 2, "--ranks-per-node", 1, before=run)
     wrong = [f for told in found.values() for f in told if f["status"] == "bad"]
-    assert (code, wrong) == (0, [])
+    assert (code, wrong) == (0, []), json.dumps(wrong, indent=1)
     assert "this job's folder" in found["Ray address"][0]["said"]
     assert "mode token" in found["Ray authentication"][0]["said"]
     assert found["gang"][0]["said"].startswith("2 ranks on 2 node(s)")
