@@ -10,6 +10,7 @@ from mpi_workers import trial
 from mpi_workers.interrupt import InterruptWord
 
 RANKS = "tests.mpi_workers.ranks_comm:"
+GIVEN_UP = "tests.mpi_workers.ranks_given_up:"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -40,18 +41,20 @@ def test_an_interrupt_frees_every_wait_and_the_renewed_communicator_works(
 
 
 def test_what_is_given_up_keeps_its_buffers_until_mpi_is_done_with_them(tmp_path: Path) -> None:
-    found = trial.run(RANKS + "given_up", 2, str(tmp_path / "word"))
+    found = trial.run(GIVEN_UP + "given_up", 2, str(tmp_path / "word"))
     assert len(found) >= 10
     assert [name for name, (kept, _) in found.items() if not kept] == []
     assert [name for name, (_, gone) in found.items() if not gone] == []
 
 
 def test_messages_that_nobody_waits_for_are_let_go_of() -> None:
-    assert trial.run(RANKS + "never_waited_for", 2) < 200
+    assert trial.run(GIVEN_UP + "never_waited_for", 2) < 200
 
 
 def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> None:
-    same, other, count, said, total = trial.run(RANKS + "communicators", 2, str(tmp_path / "word"))
+    same, other, count, said, total = trial.run(
+        GIVEN_UP + "communicators", 2, str(tmp_path / "word")
+    )
     assert same
     assert other
     assert 1500 < count < 2100
