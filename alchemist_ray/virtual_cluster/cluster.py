@@ -180,7 +180,7 @@ def to_join(options: Options, folder: Path) -> str:
     """What to type to use it."""
     return (
         f"  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={folder / host.TOKEN}\n"
-        "  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # 3.11.2 there, 3.11.7 here: fine\n"
+        "  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # 3.11.x there and here\n"
         f"  ray start --address={options.address(0)}:{PORT} --num-cpus=0\n"
         "  python app.py      runs on this machine, which has joined, and its ranks in the guests\n"
         f"  alchemist virtual-cluster down --name {options.name}\n"

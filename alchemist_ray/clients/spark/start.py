@@ -178,9 +178,10 @@ def _give_back_ctrl_c() -> None:
     PySpark's handler outlives its context, cancels the jobs of a Spark that is gone, and raises
     what comes of that instead.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return  # only that one may set handlers
     handler = signal.getsignal(signal.SIGINT)
-    ours = threading.current_thread() is threading.main_thread()  # others may not set handlers
-    if ours and getattr(handler, "__module__", "").startswith("pyspark."):
+    if str(getattr(handler, "__module__", "")).startswith("pyspark."):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
