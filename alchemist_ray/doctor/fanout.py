@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import os
 import queue
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,12 +15,10 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alchemist_ray.doctor import step
 from alchemist_ray.doctor.probe import Probe
-from alchemist_ray.launch.srun import srun_command
 
 MODULE = "alchemist_ray.doctor.probe"
-END_S = 5.0
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +122,9 @@ class InStep:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names: Sequence[str] = list(names)
-        command = [
-            *srun_command(os.environ), "--overlap", "--mpi=none", "--quiet", "--kill-on-bad-exit=0",
-            f"--nodes={len(names)}", f"--ntasks={len(names)}", "--ntasks-per-node=1",
-            f"--nodelist={','.join(names)}", "--job-name=alchemist-doctor",
-            sys.executable, "-m", MODULE,
-        ]  # fmt: skip
-        self._step = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, preexec_fn=_end_with_parent,
-        )  # fmt: skip
+        self._step = step.start(
+            names, MODULE, options=["--kill-on-bad-exit=0"], stdin=subprocess.PIPE
+        )
         self._answers: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._words: list[str] = []
         for read in (self._read, self._listen):
@@ -187,16 +174,4 @@ class InStep:
         assert self._step.stdin is not None
         with contextlib.suppress(OSError):
             self._step.stdin.close()  # the probes end
-        try:
-            self._step.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._step.terminate()  # srun ends the step
-            try:
-                self._step.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._step.kill()
-                self._step.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        step.end(self._step)

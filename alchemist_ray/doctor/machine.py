@@ -1,16 +1,15 @@
-"""A node by itself: shared memory, limits, cores, memory, disks, and what others have left."""
+"""A node by itself: shared memory, limits, cores, memory, disks."""
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from alchemist_ray.doctor import leftovers
 from alchemist_ray.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
 from mpi_workers.cgroup import OomWatch
 from mpi_workers.memory import available_bytes, readable
@@ -26,12 +25,6 @@ STACK_GOOD = 8 << 20  # 8 MiB, Linux's own; Fortran codes put arrays there
 MEMORY_LEAST, MEMORY_GOOD = 512 << 20, 2 << 30
 DISK_LEAST, DISK_GOOD = 256 << 20, 2 << 30
 BUSY = 1.5  # load for each core
-# What MPI libraries and Ray leave there when they are killed.
-SEGMENTS = re.compile(
-    r"(mpich_|cray-shared-mem|psm[23]?_|vader_segment|sm_segment|sem\.|plasma|ucx_)"
-)
-STALE_S = 60.0
-SHOWN = 3
 
 
 def shared_memory(expected: Expected) -> Iterator[Finding]:
@@ -217,45 +210,6 @@ def threads() -> Iterator[Finding]:
         yield Finding("threads", INFO, f"{said}; ranks get threads_per_worker each")
 
 
-def leftovers(expected: Expected) -> Iterator[Finding]:
-    """Shared memory of killed jobs of this user: it counts as memory in use until it is removed."""
-    stale: dict[str, int] = {}
-    candidates = [path for path in SHM.iterdir() if SEGMENTS.match(path.name)]
-    mapped = _mapped() if candidates else ""
-    for path in candidates:
-        try:
-            about = path.stat()
-        except OSError:
-            continue
-        old = time.time() - about.st_mtime > STALE_S
-        if about.st_uid == os.geteuid() and old and str(path) not in mapped:
-            stale[path.name] = about.st_blocks * 512
-    if not stale:
-        yield Finding("leftovers in /dev/shm", OK, "none of this user's")
-        return
-    shown = ", ".join(sorted(stale)[:SHOWN]) + (", ..." if len(stale) > SHOWN else "")
-    prefixes = " ".join(sorted({f"{SHM}/{SEGMENTS.match(name)[0]}*" for name in stale}))  # type: ignore[index]
-    yield Finding(
-        "leftovers in /dev/shm", WARN,
-        f"{len(stale)} segments that no process has open, {readable(sum(stale.values()))}: {shown}",
-        f"`rm {prefixes}`, if no job of yours runs there in a container of its own",
-    )  # fmt: skip
-
-
-def _mapped() -> str:
-    """Lines of all processes' maps and open files that are of shared memory."""
-    lines = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            lines += [m for m in (folder / "maps").read_text().splitlines() if str(SHM) in m]
-            lines += [os.readlink(fd) for fd in (folder / "fd").iterdir()]
-        except OSError:  # another user's, or it has ended
-            continue
-    return "\n".join(lines)
-
-
 def disk(expected: Expected) -> Iterator[Finding]:
     """Room for Ray's logs and sockets, and for the gangs' folders."""
     folder = tempfile.gettempdir()
@@ -270,7 +224,7 @@ def disk(expected: Expected) -> Iterator[Finding]:
 
 CHECKS = {
     "/dev/shm": shared_memory,
-    "leftovers in /dev/shm": leftovers,
+    "leftovers in /dev/shm": leftovers.stale,
     "memory": memory,
     "temporary folder": disk,
     "ulimit -n (files)": files_limit,

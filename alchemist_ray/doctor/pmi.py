@@ -5,39 +5,54 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+import time
 from collections.abc import Sequence
 
+from alchemist_ray.doctor import step
+from alchemist_ray.doctor.fanout import InStep
 from alchemist_ray.doctor.finding import BAD, OK, Expected, Finding
-from alchemist_ray.launch.srun import DEFAULT_PMI, PMI, srun_command
+from alchemist_ray.launch.srun import DEFAULT_PMI, PMI
 
 LIMIT_S = 60.0
+SWEEP_S = 20.0
+CLOCK_S = 1.0  # a file's time may be a tick behind
 
 
 def world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list[Finding]:
     """Start a step of plain MPI programs over the job's nodes; each says its world's size."""
     pmi = os.environ.get(PMI) or expected.pmi or DEFAULT_PMI
     size = ranks_per_node * len(names)
-    command = [
-        *srun_command(os.environ), "--overlap", f"--mpi={pmi}", "--quiet", "--kill-on-bad-exit=1",
-        "--overcommit", "--cpu-bind=none", "--input=none", f"--nodes={len(names)}",
-        f"--ntasks={size}", f"--ntasks-per-node={ranks_per_node}", f"--nodelist={','.join(names)}",
-        "--job-name=alchemist-doctor", sys.executable, "-m", "ali", "mpi", "--world",
-    ]  # fmt: skip
     advice = (
         "`srun --mpi=list` shows what there is: pmi2 for MPICH, MVAPICH and Intel MPI, cray_shasta "
         f"for Cray MPICH, pmix for Open MPI; {PMI} or mpi.pmi of the site file sets it"
     )
+    began = time.monotonic()
+    ranks = step.start(
+        names, "ali", "mpi", "--world", pmi=pmi, tasks_per_node=ranks_per_node,
+        options=["--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none", "--input=none"],
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return [
-            Finding("PMI of srun", BAD, f"--mpi={pmi}: no MPI_Init within {LIMIT_S:g} s", advice)
-        ]
-    return [judged(pmi, size, done.returncode, done.stdout, done.stderr, advice)]
+        out, err = ranks.communicate(timeout=LIMIT_S)
+        found = judged(pmi, size, ranks.returncode, out, err, advice)
+    except subprocess.TimeoutExpired as late:
+        words = _short((late.stderr or b"").decode(errors="replace"))
+        said = f"--mpi={pmi}: no MPI_Init within {LIMIT_S:g} s {words}".rstrip()
+        found = Finding("PMI of srun", BAD, said, advice)
+        ranks.terminate()
+    finally:
+        step.end(ranks)
+    if found.status == BAD:
+        clean(names, time.monotonic() - began)
+    return [found]
+
+
+def clean(names: Sequence[str], age_s: float) -> None:
+    """Remove what ranks killed in MPI_Init have left in their nodes' shared memory."""
+    probes = InStep(names)
+    try:
+        probes.ask("sweep", age_s + CLOCK_S, limit_s=SWEEP_S)
+    finally:
+        probes.close()
 
 
 def judged(pmi: str, size: int, code: int, out: str, err: str, advice: str) -> Finding:
@@ -45,7 +60,7 @@ def judged(pmi: str, size: int, code: int, out: str, err: str, advice: str) -> F
     sizes = [json.loads(line)["size"] for line in out.splitlines() if line.startswith("{")]
     if code == 0 and sizes == [size] * size:
         return Finding("PMI of srun", OK, f"--mpi={pmi}: one world of {size}")
-    words = " ".join(err.split())[-400:]
+    words = _short(err)
     if sizes and set(sizes) != {size}:
         said = (
             f"--mpi={pmi}: {len(sizes)} ranks in worlds of {sorted(set(sizes))} instead of {size}"
@@ -53,3 +68,7 @@ def judged(pmi: str, size: int, code: int, out: str, err: str, advice: str) -> F
     else:
         said = f"--mpi={pmi}: exit code {code}, {len(sizes)} of {size} ranks answered: {words}"
     return Finding("PMI of srun", BAD, said, advice)
+
+
+def _short(err: str) -> str:
+    return " ".join(err.split())[-400:]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from alchemist_ray.doctor import machine, network, software
+from alchemist_ray.doctor import leftovers, machine, network, software
 from alchemist_ray.doctor.finding import LIMIT_S, Check, Expected, run_checks, to_map
 from alchemist_ray.slurm.network import interfaces
 
@@ -64,6 +64,10 @@ class Probe:
     ) -> list[dict[str, Any]]:
         """Go to the others' doors, see `network.dial`."""
         return network.dial(self.name, doors, limit_s)
+
+    def sweep(self, age_s: float) -> list[str]:
+        """Remove shared memory of ranks that were just killed, see `leftovers.remove_mpich`."""
+        return leftovers.remove_mpich(age_s)
 
     def shut(self) -> None:
         """Close the door."""

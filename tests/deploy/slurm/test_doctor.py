@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import Any
 
@@ -53,6 +54,28 @@ def test_the_wrong_pmi_and_what_the_site_has_not(slurm: Slurm) -> None:
     assert "srun --mpi=list" in pmi["advice"]
     assert all("no interface hsn0" in f["said"] for f in found["network interface"])
     assert all("CRAY_MPICH_DIR is not set" in f["advice"] for f in found["MPI library"])
+    assert_clean(slurm.nodes)
+
+
+DIES = """
+import glob, os, signal, sys, time
+if "--world" in sys.orig_argv and os.environ.get("SLURM_PROCID") == "3":
+    end = time.monotonic() + 50
+    while not glob.glob("/dev/shm/mpich_shm_*") and time.monotonic() < end:
+        time.sleep(0.01)
+    print("names seen:", glob.glob("/dev/shm/mpich_shm_*"), file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_killed_in_mpi_init_is_told_and_leaves_no_shared_memory(slurm: Slurm) -> None:
+    (slurm.shared / "sitecustomize.py").write_text(DIES)
+    path = os.pathsep.join([str(slurm.shared), os.environ.get("PYTHONPATH", "")])
+    code, found = doctor(slurm, PYTHONPATH=path)
+    assert code == 1
+    (pmi,) = found["PMI of srun"]
+    assert "0 of 4 ranks answered" in pmi["said"]
+    assert "names seen: ['/dev/shm/mpich_shm_" in pmi["said"]  # or there was nothing to remove
     assert_clean(slurm.nodes)
 
 
