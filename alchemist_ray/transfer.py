@@ -7,8 +7,9 @@ others over one stream per rank. The user's process sees object refs only.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -74,20 +75,16 @@ class BlocksPlan:
 
         refs, origins = _checked(blocks)
         held = holders(refs)
-        looks = {}
-        for node, members in by_node(held):
-            look = LookJob(tuple(held[i].nbytes for i in members))
-            looks[node] = (agent_of(node).run.remote(look, [refs[i] for i in members]), members)
-        shapes: list[Shape] = [(0, 0)] * len(refs)
+        found = looked(refs, held, lambda some: LookJob(tuple(held[i].nbytes for i in some)))
+        shapes: list[Shape] = []
         dtypes = set()
-        for job, members in looks.values():
-            for i, (shape, dtype) in zip(members, answer_of(job), strict=True):
-                if dtype == "object":
-                    raise DtypeError(f"block {i} is not an array of numbers")
-                if len(shape) not in (1, 2) or 0 in shape:
-                    raise ShapeError(f"block {i} has shape {shape}: it must be 2-D and not empty")
-                shapes[i] = (shape[0], shape[1] if len(shape) == 2 else 1)
-                dtypes.add(np.dtype(dtype))
+        for i, (shape, dtype) in enumerate(found):
+            if dtype == "object":
+                raise DtypeError(f"block {i} is not an array of numbers")
+            if len(shape) not in (1, 2) or 0 in shape:
+                raise ShapeError(f"block {i} has shape {shape}: it must be 2-D and not empty")
+            shapes.append((shape[0], shape[1] if len(shape) == 2 else 1))
+            dtypes.add(np.dtype(dtype))
         common = np.result_type(*dtypes) if all(d.kind in "biufc" for d in dtypes) else None
         if common is None:
             raise DtypeError(f"blocks of dtypes {', '.join(sorted(map(str, dtypes)))}")
@@ -209,6 +206,31 @@ def by_node(held: Sequence[Held]) -> Iterable[tuple[str, list[int]]]:
     return members.items()
 
 
+def looked(
+    refs: Sequence[ray.ObjectRef], held: Sequence[Held], job_for: Callable[[list[int]], Any]
+) -> list[Any]:
+    """What is to be known of every object, told by jobs on the nodes that hold them.
+
+    What lies on this node is looked at by this process: that opens it without a copy, and costs
+    less than the way to the agent and back.
+    """
+    jobs = {node: (job_for(members), members) for node, members in by_node(held)}
+    here = ray.get_runtime_context().get_node_id()
+    asked = {
+        node: agent_of(node).run.remote(job, [refs[i] for i in members])
+        for node, (job, members) in jobs.items()
+        if node != here
+    }
+    found: list[Any] = [None] * len(refs)
+    for node, (job, members) in jobs.items():
+        with _ray_told():
+            mine = node == here
+            answers = job.run([refs[i] for i in members]) if mine else ask(asked[node])
+        for i, answer in zip(members, answers, strict=True):
+            found[i] = answer
+    return found
+
+
 _agents: dict[str, ActorHandle] = {}  # an actor keeps its handle through restarts
 
 
@@ -220,8 +242,16 @@ def agent_of(node: str) -> Any:
 
 
 def answer_of(ref: Any) -> Any:
-    try:
+    """What an agent's job returns. Raises `TransferError` if the node could not do it."""
+    with _ray_told():
         return ask(ref)
+
+
+@contextlib.contextmanager
+def _ray_told() -> Iterator[None]:
+    """Makes a `TransferError` of what Ray says of objects and agents."""
+    try:
+        yield
     except RayError as error:
         _agents.clear()  # the next transfer asks the Driver who there is
         # Ray has taken its time to tell: the gang's own end would be known by now.

@@ -24,7 +24,7 @@ from ray.exceptions import RayError, RayTaskError
 from alchemist_ray.blocks import Origin, SendJob, together
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.panels import panels
-from alchemist_ray.transfer import NODE_FAILED, agent_of, answer_of, by_node, holders
+from alchemist_ray.transfer import NODE_FAILED, agent_of, answer_of, holders, looked
 from mpi_workers.client import Progress, RankTimes, Target, Writer
 from mpi_workers.layout import Shape
 
@@ -182,18 +182,13 @@ def cut(
 
 def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -> list[Any]:
     """What a reader tells of every object, found out where it lies."""
-    jobs = {}
     held = holders(refs)
-    for node, members in by_node(held):
-        job = LookChunks(
-            reader, tuple(labels[i] for i in members), tuple(held[i].nbytes for i in members)
-        )
-        jobs[agent_of(node).run.remote(job, [refs[i] for i in members])] = members
-    found: list[Any] = [None] * len(refs)
-    for ref, members in jobs.items():
-        for i, answer in zip(members, answer_of(ref), strict=True):
-            found[i] = answer
-    return found
+
+    def job_for(members: list[int]) -> LookChunks:
+        named = tuple(labels[i] for i in members)
+        return LookChunks(reader, named, tuple(held[i].nbytes for i in members))
+
+    return looked(refs, held, job_for)
 
 
 class Sender:

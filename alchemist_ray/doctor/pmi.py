@@ -15,6 +15,7 @@ from alchemist_ray.launch.srun import DEFAULT_PMI, PMI
 
 LIMIT_S = 60.0
 SWEEP_S = 20.0
+END = 400  # characters of what ranks have said, at each end
 CLOCK_S = 1.0  # a file's time may be a tick behind
 
 
@@ -71,4 +72,6 @@ def judged(pmi: str, size: int, code: int, out: str, err: str, advice: str) -> F
 
 
 def _short(err: str) -> str:
-    return " ".join(err.split())[-400:]
+    """What was said first is the cause, and what was said last is what came of it."""
+    words = " ".join(err.split())
+    return words if len(words) <= 2 * END else f"{words[:END]} ... {words[-END:]}"
