@@ -47,11 +47,11 @@ class Zygote:
 
     Parameters
     ----------
-    on_gone : callable()
+    on_gone : callable(gang)
         Called when a gang's proxy has ended here, however that came about.
     """
 
-    def __init__(self, on_gone: Callable[[], None]) -> None:
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._on_gone = on_gone
         self._ours, theirs = socket.socketpair()
         with theirs:
@@ -78,7 +78,7 @@ class Zygote:
             for line in lines:
                 message = json.loads(line)
                 if message["event"] == "gone":
-                    self._on_gone()
+                    self._on_gone(message["gang"])
                 with self._changed:
                     match message["event"]:
                         case "warm":

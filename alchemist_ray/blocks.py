@@ -1,20 +1,105 @@
-"""What an agent does with the blocks that lie on its node: look at them, send them."""
+"""Pieces of a matrix that are objects in the store: looked at and sent on the node that holds them.
+
+By the node's agent; and by the user's process, if they lie on its node. A job opens several
+objects at once, without a copy, checks each of them, and writes into the ranks' memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
 
+from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.panels import panels
-from mpi_workers.client import Doors, Ranks, RankTimes, Target, Writer
+from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Target, Writer
 from mpi_workers.housekeeping import runs_here
+from mpi_workers.layout import Shape
 from mpi_workers.sockets import reachable_here
 
+Array = NDArray[Any]
 Origin = tuple[int, int]
+
+NODE_FAILED = "a node could not send"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
+
+
+class Piece(NamedTuple):
+    """A part of a matrix: an object in the store, or an array of this process."""
+
+    source: Any
+    origin: Origin
+    shape: Shape
+    label: str  # for messages
+
+
+class Reader(Protocol):
+    """Makes arrays of a system's objects, in the agents; must be picklable."""
+
+    def look(self, value: Any) -> Any:
+        """What is to be known of it. Raises the tree's errors where it is no part of a matrix."""
+
+    def arrays(self, value: Any) -> list[Array]:
+        """Its elements: 2-D arrays of as many rows each, to lie beside each other."""
+
+
+class ArrayReader:
+    """For objects that are arrays."""
+
+    def look(self, value: Any) -> tuple[int, int, str]:
+        """Its rows and columns, and its dtype."""
+        (array,) = self.arrays(value)
+        return array.shape[0], array.shape[1], array.dtype.str
+
+    def arrays(self, value: Any) -> list[Array]:
+        if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+            raise DtypeError("it is masked, and has elements without a value: fill them first")
+        if hasattr(value, "tocsr") or hasattr(value, "todense"):
+            raise DtypeError("it is sparse: make it dense first")
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise DtypeError(f"its elements of dtype {array.dtype} are not numbers")
+        if array.ndim not in (1, 2):
+            raise ShapeError(f"it has shape {array.shape}, and a matrix has two dimensions")
+        return [array[:, np.newaxis] if array.ndim == 1 else array]
+
+
+def _opened(refs: Sequence[ray.ObjectRef], labels: Sequence[str]) -> list[Any]:
+    """Objects' values. Raises `TransferError` with what a task has raised."""
+    try:
+        return list(ray.get(list(refs)))
+    except RayError:
+        return [_value(ref, label) for ref, label in zip(refs, labels, strict=True)]
+
+
+def _value(ref: ray.ObjectRef, label: str) -> Any:
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        cause, told = error.cause, _COLOURS.sub("", str(error))
+        if isinstance(cause, AlchemistError):  # one of our own functions in the graph
+            raise _named(cause, label) from None
+        raise TransferError(
+            f"{label} could not be computed: {type(cause).__name__}: {cause}\n\n"
+            f"--- where it was raised ---\n{told}",
+            cause=NODE_FAILED,
+            traceback=told,
+        ) from None
+    except RayError as error:  # its worker was killed too often, its node is gone, ...
+        raise TransferError(
+            f"{label} could not be computed: {type(error).__name__}: {error}", cause=NODE_FAILED
+        ) from None
+
+
+def _named(error: AlchemistError, label: str) -> AlchemistError:
+    return type(error)(f"{label}: {error.args[0]}", **error.facts)
 
 
 OPENED = 64 << 20  # 64 MiB: what is opened at once to be looked at
@@ -35,63 +120,129 @@ def together(sizes: Sequence[int]) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class LookJob:
-    """Tells the shape and dtype of each block; runs in the agent of the node that holds them."""
+    """Tells what is to be known of each piece; runs in the agent of the node that holds them."""
 
-    sizes: tuple[int, ...]
+    reader: Reader
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]  # in the store
 
-    def run(self, blocks: Sequence[ray.ObjectRef]) -> list[tuple[tuple[int, ...], str]]:
-        return [
-            (block.shape, block.dtype.str if block.dtype.kind != "O" else "object")
-            for some in together(self.sizes)
-            for block in map(np.asarray, ray.get(list(blocks[some])))
-        ]
+    def run(self, refs: Sequence[ray.ObjectRef]) -> list[Any]:
+        found = []
+        for some in together(self.sizes):
+            labels = self.labels[some]
+            for value, label in zip(_opened(refs[some], labels), labels, strict=True):
+                try:
+                    found.append(self.reader.look(value))
+                except AlchemistError as error:
+                    raise _named(error, label) from None
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class SendJob:
-    """Sends blocks to the ranks; runs in the agent of the node that holds them."""
+    """Sends pieces to the ranks; runs in the agent of the node that holds them."""
 
     gang: str
     doors: Doors
     target: Target
+    reader: Reader
     origins: tuple[Origin, ...]
+    shapes: tuple[Shape, ...]
+    labels: tuple[str, ...]
 
-    def run(self, blocks: Sequence[ray.ObjectRef]) -> dict[int, RankTimes]:
-        near = any(reachable_here(addresses[0]) for addresses in self.doors.addresses)
-        ranks = _ranks_of(self.gang, self.doors) if near else Ranks(self.doors)
+    def run(self, refs: Sequence[ray.ObjectRef]) -> dict[int, RankTimes]:
+        pieces = list(map(Piece, refs, self.origins, self.shapes, self.labels))
+        if any(reachable_here(addresses[0]) for addresses in self.doors.addresses):
+            return write(_ranks_of(self.gang, self.doors), self.target, self.reader, pieces)
+        ranks = Ranks(self.doors)
         try:
-            arrays, origins = self.opened(blocks)
-            with Writer(ranks, self.target) as writer:
-                for panel, origin in panels(arrays, origins, self.target.dtype):
-                    writer.write_block(panel, origin)
-            return writer.times
+            return write(ranks, self.target, self.reader, pieces)
         finally:
-            if not near:
-                ranks.close()
+            ranks.close()
 
-    def opened(self, blocks: Sequence[ray.ObjectRef]) -> tuple[list[Any], Sequence[Origin]]:
-        """The blocks as they lie in the object store, 2-D, and where each belongs."""
-        return [_as_matrix(np.asarray(block)) for block in ray.get(list(blocks))], self.origins
+
+def write(
+    ranks: Ranks,
+    target: Target,
+    reader: Reader,
+    pieces: Sequence[Piece],
+    progress: Progress | None = None,
+) -> dict[int, RankTimes]:
+    """Write pieces that are arrays, or objects on this node, into the ranks' memory."""
+    far = [i for i, piece in enumerate(pieces) if isinstance(piece.source, ray.ObjectRef)]
+    values = _opened([pieces[i].source for i in far], [pieces[i].label for i in far])
+    here = list(pieces)
+    for i, value in zip(far, values, strict=True):
+        here[i] = here[i]._replace(source=value)
+    arrays, origins = cut(here, reader, target.dtype)
+    with Writer(ranks, target, progress) as writer:
+        for panel, origin in panels(arrays, origins, target.dtype):
+            writer.write_block(panel, origin)
+    return writer.times
+
+
+def cut(
+    pieces: Iterable[Piece], reader: Reader, dtype: np.dtype[Any]
+) -> tuple[list[Array], list[Origin]]:
+    """The arrays of pieces that are here, and where each belongs.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If one is not what its collection has promised.
+    """
+    found, origins = [], []
+    for value, (row, col), shape, label in pieces:
+        try:
+            arrays = reader.arrays(value)
+        except AlchemistError as error:
+            raise _named(error, label) from None
+        actual = (arrays[0].shape[0], sum(array.shape[1] for array in arrays))
+        if actual != shape:
+            raise ShapeError(
+                f"{label} has shape {actual}, and {shape} was promised: does a function that was "
+                "mapped over it return what it says?"
+            )
+        for array in arrays:
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise DtypeError(
+                    f"{label} has elements of dtype {array.dtype}, which cannot be sent as "
+                    f"{dtype} without loss: does a function that was mapped over it return what "
+                    "it says?"
+                )
+            found.append(array)
+            origins.append((row, col))
+            col += array.shape[1]
+    return found, origins
 
 
 # The agent's warm connections and mappings, for the gangs that have ranks on its node.
 _warm: dict[str, Ranks] = {}
+_warming = threading.Lock()
 
 
 def _ranks_of(gang: str, doors: Doors) -> Ranks:
-    found = _warm.get(gang)
-    if found is None or found.doors != doors:
-        forget()
-        found = _warm[gang] = Ranks(doors)
-    return found
+    with _warming:
+        found = _warm.get(gang)
+        if found is None or found.doors != doors:
+            _forget(gang)
+            found = _warm[gang] = Ranks(doors)
+        return found
 
 
-def forget() -> None:
-    """Close what this process keeps warm for gangs that have ended: it holds their memory."""
+def forget(ended: str = "") -> None:
+    """Close what this process keeps warm for gangs that have ended: it holds their memory.
+
+    Parameters
+    ----------
+    ended : str
+        A gang that is known to have ended here; the others are looked for.
+    """
+    with _warming:
+        _forget(ended)
+
+
+def _forget(ended: str) -> None:
     for gang in list(_warm):
-        if not runs_here(gang) and (ranks := _warm.pop(gang, None)):
-            ranks.close()
-
-
-def _as_matrix(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return block[:, np.newaxis] if block.ndim == 1 else block
+        if gang == ended or not runs_here(gang):
+            _warm.pop(gang).close()

@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 
 from alchemist_ray import sources
 from alchemist_ray.arrays.temporaries import Leases
+from alchemist_ray.blocks import NODE_FAILED
 from alchemist_ray.driver import NAMESPACE, group_name
 from alchemist_ray.endpoint import Endpoint
 from alchemist_ray.errors import (
@@ -33,7 +34,6 @@ from alchemist_ray.events import times_table, transfer_bar
 from alchemist_ray.handles import Handle
 from alchemist_ray.link import MANAGER_GONE, Link, OnProgress, ask_manager, open_link
 from alchemist_ray.staging import Staging
-from alchemist_ray.transfer import NODE_FAILED
 from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Reader, Target, Writer
 from mpi_workers.failures import Failure
 from mpi_workers.layout import Grid, Spread, check_layout, copies, default_grid

@@ -20,8 +20,8 @@ from ray.exceptions import RayActorError
 
 from alchemist_ray.errors import AlchemistError, TransferError
 from alchemist_ray.files import carried, new_name
+from alchemist_ray.holders import agent_of
 from alchemist_ray.link import ask, ask_manager
-from alchemist_ray.transfer import agent_of
 
 if TYPE_CHECKING:
     from alchemist_ray.gang import GangClient

@@ -1,49 +1,28 @@
 """Blocks that lie in the object store: sent from the nodes that hold them, not through the user.
 
-Each node's agent looks at its own blocks (their shapes are not known elsewhere),
-then cuts and sends them: on the gang's nodes straight into the ranks' memory, on
-others over one stream per rank. The user's process sees object refs only.
+Each node looks at its own blocks (their shapes are not known elsewhere), then cuts and sends
+them: on the gang's nodes straight into the ranks' memory, on others over one stream per rank.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayError
-from ray.experimental import get_object_locations
 
-from alchemist_ray.blocks import LookJob, Origin, SendJob
-from alchemist_ray.driver import find_driver
-from alchemist_ray.errors import (
-    DtypeError,
-    IncompleteMatrixError,
-    ShapeError,
-    TransferError,
-)
-from alchemist_ray.link import ask
+from alchemist_ray.blocks import ArrayReader, Origin, Piece
+from alchemist_ray.errors import IncompleteMatrixError, ShapeError
+from alchemist_ray.holders import look
+from alchemist_ray.sender import Sender
 from mpi_workers.client import Progress, RankTimes, Target
 from mpi_workers.layout import Shape
 
 if TYPE_CHECKING:
     from alchemist_ray.gang import GangClient
 
-BATCH_BYTES = 256 << 20  # 256 MiB: a node reports so often how far it is
-FIND_TIMEOUT_S = 60.0
-ASKED = 10_000  # objects in one question: what Ray puts into one message
-NODE_FAILED = "a node could not send"
-
-
-class Held(NamedTuple):
-    """Where an object is, and how large it is there; 0 if Ray does not know."""
-
-    node: str
-    nbytes: int
+_READER = ArrayReader()
 
 
 class BlocksPlan:
@@ -55,12 +34,10 @@ class BlocksPlan:
         origins: Sequence[Origin],
         shapes: Sequence[Shape],
         dtype: np.dtype[Any],
-        held: Sequence[Held],
     ) -> None:
         self._refs = refs
         self._origins = origins
         self._shapes = shapes
-        self._held = held
         self.dtype = dtype
         self.shape: Shape = (
             max(r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)),
@@ -74,21 +51,13 @@ class BlocksPlan:
         from alchemist_ray.sources import chosen_dtype  # noqa: PLC0415
 
         refs, origins = _checked(blocks)
-        held = holders(refs)
-        found = looked(refs, held, lambda some: LookJob(tuple(held[i].nbytes for i in some)))
-        shapes: list[Shape] = []
-        dtypes = set()
-        for i, (shape, dtype) in enumerate(found):
-            if dtype == "object":
-                raise DtypeError(f"block {i} is not an array of numbers")
-            if len(shape) not in (1, 2) or 0 in shape:
-                raise ShapeError(f"block {i} has shape {shape}: it must be 2-D and not empty")
-            shapes.append((shape[0], shape[1] if len(shape) == 2 else 1))
-            dtypes.add(np.dtype(dtype))
-        common = np.result_type(*dtypes) if all(d.kind in "biufc" for d in dtypes) else None
-        if common is None:
-            raise DtypeError(f"blocks of dtypes {', '.join(sorted(map(str, dtypes)))}")
-        return cls(refs, origins, shapes, chosen_dtype(common, wanted), held)
+        found = look(refs, [_label(i) for i in range(len(refs))], _READER)
+        shapes: list[Shape] = [(rows, cols) for rows, cols, _ in found]
+        for i, shape in enumerate(shapes):
+            if 0 in shape:
+                raise ShapeError(f"{_label(i)} has shape {shape}: it must not be empty")
+        dtype = np.result_type(*{np.dtype(dtype) for _, _, dtype in found})
+        return cls(refs, origins, shapes, chosen_dtype(dtype, wanted))
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -101,53 +70,20 @@ class BlocksPlan:
     def send(
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
-        """One task per node at a time, a batch of its blocks each."""
-        batches = {node: self._batches(members) for node, members in by_node(self._held)}
-        running: dict[Any, tuple[str, int]] = {}
-        times: dict[int, RankTimes] = {}
+        """Every block from the node that holds it."""
+        sender = Sender(client, target, _READER, progress)
+        try:
+            for i, ref in enumerate(self._refs):
+                sender.add(Piece(ref, self._origins[i], self._shapes[i], _label(i)))
+            sender.finish()
+        except BaseException:
+            sender.stop()
+            raise
+        return sender.times
 
-        def start(node: str) -> None:
-            if not batches[node]:
-                return
-            members = batches[node].pop()
-            job = SendJob(
-                client.run_name,
-                client.doors,
-                target,
-                tuple(self._origins[i] for i in members),
-            )
-            ref = agent_of(node).run.remote(job, [self._refs[i] for i in members])
-            running[ref] = (node, sum(self._nbytes(i) for i in members))
 
-        for node in batches:
-            start(node)
-        while running:
-            done, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
-            if not done:
-                client.request({"op": "list_workers"})  # raises if the gang is lost
-                continue
-            node, nbytes = running.pop(done[0])
-            for rank, part in answer_of(done[0]).items():
-                times.setdefault(rank, RankTimes(rank, part.route)).add(part)
-            if progress is not None:
-                progress(nbytes)
-            start(node)
-        return times
-
-    def _nbytes(self, i: int) -> int:
-        m, n = self._shapes[i]
-        return m * n * self.dtype.itemsize
-
-    def _batches(self, members: Iterable[int]) -> list[list[int]]:
-        batches: list[list[int]] = [[]]
-        size = 0
-        for i in members:
-            if size > BATCH_BYTES:
-                batches.append([])
-                size = 0
-            batches[-1].append(i)
-            size += self._nbytes(i)
-        return batches[::-1]
+def _label(i: int) -> str:
+    return f"block {i}"
 
 
 def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
@@ -163,101 +99,6 @@ def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
         refs.append(ref)
         origins.append(origin)
     return refs, origins
-
-
-def holders(refs: Sequence[ray.ObjectRef]) -> list[Held]:
-    """The node that holds each block; small ones that no store holds count as this node's."""
-    here = ray.get_runtime_context().get_node_id()
-    unique = list(dict.fromkeys(refs))
-    ray.wait(unique, num_returns=len(unique), fetch_local=False)
-    places: dict[ray.ObjectRef, dict[str, Any]] = {}
-    try:
-        for some in _askable(unique):
-            places |= get_object_locations(some, timeout_ms=int(FIND_TIMEOUT_S * 1000))
-    except RayError as error:
-        raise TransferError(f"cannot find out where the blocks are: {error}") from error
-    held = []
-    for ref in refs:
-        place = places.get(ref, {})
-        nodes = place.get("node_ids") or [here]
-        node = here if here in nodes else sorted(nodes)[0]
-        held.append(Held(node, place.get("object_size") or 0))
-    return held
-
-
-def _askable(refs: Sequence[ray.ObjectRef]) -> Iterator[list[ray.ObjectRef]]:
-    """Objects whose places can be asked for together: those of one owner, in one message.
-
-    Ray 2.60 ends this process ("Promise already satisfied") where one owner answers before
-    the next is asked: `CoreWorker::GetLocationFromOwner` counts the answers due as it asks.
-    """
-    owned: defaultdict[Any, list[ray.ObjectRef]] = defaultdict(list)
-    for ref in refs:
-        owned[ref.owner_address()].append(ref)
-    for members in owned.values():
-        for start in range(0, len(members), ASKED):
-            yield members[start : start + ASKED]
-
-
-def by_node(held: Sequence[Held]) -> Iterable[tuple[str, list[int]]]:
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for i, (node, _) in enumerate(held):
-        members[node].append(i)
-    return members.items()
-
-
-def looked(
-    refs: Sequence[ray.ObjectRef], held: Sequence[Held], job_for: Callable[[list[int]], Any]
-) -> list[Any]:
-    """What is to be known of every object, told by jobs on the nodes that hold them.
-
-    What lies on this node is looked at by this process: that opens it without a copy, and costs
-    less than the way to the agent and back.
-    """
-    jobs = {node: (job_for(members), members) for node, members in by_node(held)}
-    here = ray.get_runtime_context().get_node_id()
-    asked = {
-        node: agent_of(node).run.remote(job, [refs[i] for i in members])
-        for node, (job, members) in jobs.items()
-        if node != here
-    }
-    found: list[Any] = [None] * len(refs)
-    for node, (job, members) in jobs.items():
-        with _ray_told():
-            mine = node == here
-            answers = job.run([refs[i] for i in members]) if mine else ask(asked[node])
-        for i, answer in zip(members, answers, strict=True):
-            found[i] = answer
-    return found
-
-
-_agents: dict[str, ActorHandle] = {}  # an actor keeps its handle through restarts
-
-
-def agent_of(node: str) -> Any:
-    """The standing agent of a node."""
-    if node not in _agents:
-        ((_agents[node], _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
-    return _agents[node]
-
-
-def answer_of(ref: Any) -> Any:
-    """What an agent's job returns. Raises `TransferError` if the node could not do it."""
-    with _ray_told():
-        return ask(ref)
-
-
-@contextlib.contextmanager
-def _ray_told() -> Iterator[None]:
-    """Makes a `TransferError` of what Ray says of objects and agents."""
-    try:
-        yield
-    except RayError as error:
-        _agents.clear()  # the next transfer asks the Driver who there is
-        # Ray has taken its time to tell: the gang's own end would be known by now.
-        raise TransferError(
-            f"a node could not read or send its blocks: {error}", cause=NODE_FAILED
-        ) from error
 
 
 def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape]) -> None:

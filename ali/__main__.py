@@ -22,8 +22,7 @@ def main(argv: list[str]) -> int:
     commands.add_parser("include", help="print the folder of alchemist.h")
     for compiler in ("mpicc", "mpicxx"):
         commands.add_parser(compiler, help=f"print the path of the {compiler} to build with")
-    mpi = commands.add_parser("mpi", help="print which MPI is found, as JSON")
-    mpi.add_argument("--world", action="store_true", help="initialise it; also rank and size")
+    commands.add_parser("mpi", help="print which MPI is found, as JSON")
     options = parser.parse_args(argv)
     try:
         match options.command:
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> int:
             case "include":
                 print(scaffold.include_directory())
             case "mpi":
-                print(json.dumps(_mpi(options.world)), flush=True)
+                print(json.dumps(_mpi()), flush=True)
             case compiler:
                 print(scaffold.mpi_compiler(compiler))
     except (OSError, ValueError, ImportError, RuntimeError) as error:
@@ -42,21 +41,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _mpi(world: bool) -> dict[str, Any]:
-    """Which MPI mpi4py loads here. On a login node it may not be initialised: only for `world`."""
+def _mpi() -> dict[str, Any]:
+    """Which MPI mpi4py loads here. On a login node it may not be initialised."""
     import mpi4py  # noqa: PLC0415
 
     mpi4py.rc.initialize = False
-    from mpi4py import MPI  # noqa: PLC0415 - it loads MPI
 
     from ali.hpc import identity  # noqa: PLC0415
 
-    told: dict[str, Any] = dict(identity.in_this_process())
-    if world:
-        MPI.Init()
-        told |= {"rank": MPI.COMM_WORLD.rank, "size": MPI.COMM_WORLD.size}
-        MPI.Finalize()
-    return told
+    return dict(identity.in_this_process())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a rank is put together: ``python -m mpi_workers zygote FD | rank CONFIG | trial ...``.
+"""Where a rank is put together: ``python -m mpi_workers zygote FD | rank CONFIG | ...``.
 
 The one place on the MPI side that knows of `ali`: the rank's loop is handed the
 loader of libraries and the runner of users' own functions and scripts.
@@ -17,7 +17,7 @@ mpi4py.rc.initialize = False  # MPI_Init belongs to the rank, after the fork
 
 from ali.registry import load  # noqa: E402
 from ali.run import Programs  # noqa: E402
-from mpi_workers import proxy, trial, worker, zygote  # noqa: E402
+from mpi_workers import pmi_relay, proxy, trial, worker, zygote  # noqa: E402
 from mpi_workers.processes import sign_in  # noqa: E402
 from mpi_workers.specs import RankConfig  # noqa: E402
 
@@ -37,11 +37,15 @@ def main(argv: list[str]) -> None:
         case ["rank", pattern]:
             config = RankConfig.find(pattern)
             sign_in(config.directory)
+            pmi_relay.stand_between()
             run_rank(config)
+        case ["world"]:
+            pmi_relay.stand_between()
+            worker.tell_world()
         case ["trial", *rest]:
             trial.main(rest)
         case _:
-            sys.exit(f"python -m mpi_workers takes zygote FD, rank CONFIG or trial ..., not {argv}")
+            sys.exit(f"python -m mpi_workers zygote FD | rank CONFIG | world | trial, not {argv}")
     os._exit(0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import math
 import os
 import resource
@@ -384,6 +385,14 @@ def _leave(config: RankConfig) -> NoReturn:
     connect(config.control, config.token, about, take_fds=False)
     time.sleep(UNFIT_S)  # the proxies end them all; a launcher would at the first one's exit
     os._exit(1)
+
+
+def tell_world() -> None:
+    """Say rank and size of the world that a launcher has started this process in: to try it."""
+    MPI.Init()
+    sys.stdout.write(json.dumps({"rank": MPI.COMM_WORLD.rank, "size": MPI.COMM_WORLD.size}) + "\n")
+    sys.stdout.flush()
+    MPI.Finalize()
 
 
 def main(config: RankConfig, loader: Loader, runner: Runner) -> None:

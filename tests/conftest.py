@@ -96,6 +96,22 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture
+def by_agents(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies on this node is taken for another's: its agent looks at it and sends it."""
+    from alchemist_ray import holders, sender  # noqa: PLC0415
+
+    for module in (holders, sender):
+        monkeypatch.setattr(module, "is_here", lambda node: False)
+
+
+@pytest.fixture(params=["this process", "agents"])
+def senders(request: pytest.FixtureRequest) -> None:
+    """Objects are sent by this process, and by agents."""
+    if request.param == "agents":
+        request.getfixturevalue("by_agents")
+
+
+@pytest.fixture
 def session(cluster: str, request: pytest.FixtureRequest) -> Iterator[AlchemistSession]:
     """An open session with 2 workers (or as many as an indirect parameter says)."""
     from alchemist_ray import AlchemistSession  # noqa: PLC0415

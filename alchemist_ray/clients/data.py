@@ -18,9 +18,11 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from alchemist_ray.clients.chunks import Piece, Sender, look
+from alchemist_ray.blocks import Piece
 from alchemist_ray.clients.idle import fetch
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
+from alchemist_ray.holders import look
+from alchemist_ray.sender import Sender
 from mpi_workers.client import Progress, RankTimes, Target
 from mpi_workers.layout import Shape
 

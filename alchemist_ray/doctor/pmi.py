@@ -29,7 +29,7 @@ def world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list
     )
     began = time.monotonic()
     ranks = step.start(
-        names, "ali", "mpi", "--world", pmi=pmi, tasks_per_node=ranks_per_node,
+        names, "mpi_workers", "world", pmi=pmi, tasks_per_node=ranks_per_node,
         options=["--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none", "--input=none"],
     )  # fmt: skip
     try:

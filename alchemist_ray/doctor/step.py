@@ -39,6 +39,7 @@ def start(
     ]  # fmt: skip
     return subprocess.Popen(
         command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        errors="replace",
         preexec_fn=_end_with_parent,
     )  # fmt: skip
 

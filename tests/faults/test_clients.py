@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from alchemist_ray import gang as gangs
-from alchemist_ray.clients import chunks
+from alchemist_ray import sender
 from alchemist_ray.errors import TransferError
 from tests.faults.conftest import NEWS_S, Gang, agent_pids, kill, record, strike
 from tests.faults.test_transfers import held_by
@@ -77,13 +77,13 @@ def test_a_rank_killed_while_it_is_sent_a_dataset(
     data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
     data.DataContext.get_current().enable_progress_bars = False
     dataset = data.from_numpy(np.ones((100_000, 20))).materialize()
-    start = chunks.Sender._start
+    start = sender.Sender._start
 
-    def stopping(self: chunks.Sender) -> None:
-        kill(gang.ranks[1], signal.SIGSTOP)  # so that the agent waits in the middle
+    def stopping(self: sender.Sender) -> None:
+        kill(gang.ranks[1], signal.SIGSTOP)  # so that the sender waits in the middle
         start(self)
 
-    monkeypatch.setattr(chunks.Sender, "_start", stopping)
+    monkeypatch.setattr(sender.Sender, "_start", stopping)
     told = strike(
         lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
     )
@@ -91,17 +91,19 @@ def test_a_rank_killed_while_it_is_sent_a_dataset(
     gang.lost("kill -9 of a rank while a Dataset is sent", told, "rank 1", "SIGKILL")
 
 
-def test_an_agent_killed_while_it_sends_chunks(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_killed_while_it_sends_chunks(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None
+) -> None:
     x = persisted()
     known = len(gang.session.list_matrices())
-    start = chunks.Sender._start
+    start = sender.Sender._start
 
-    def stopping(self: chunks.Sender) -> None:
-        monkeypatch.setattr(chunks.Sender, "_start", start)  # once
+    def stopping(self: sender.Sender) -> None:
+        monkeypatch.setattr(sender.Sender, "_start", start)  # once
         kill(gang.ranks[1], signal.SIGSTOP)
         start(self)
 
-    monkeypatch.setattr(chunks.Sender, "_start", stopping)
+    monkeypatch.setattr(sender.Sender, "_start", stopping)
 
     def blow() -> None:
         gang.kill_agent()
@@ -110,7 +112,7 @@ def test_an_agent_killed_while_it_sends_chunks(gang: Gang, monkeypatch: pytest.M
     told = strike(blow, lambda: gang.session.send_matrix(x))
     monkeypatch.undo()
     assert isinstance(told.error, TransferError), repr(told.error)
-    assert told.seconds < NEWS_S + gangs.NEWS_S + chunks.END_S
+    assert told.seconds < NEWS_S + gangs.NEWS_S + sender.END_S
     record("kill -9 of the agent while it sends chunks", told.seconds, None, told.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()
@@ -190,7 +192,7 @@ def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: 
     assert told["grown_kb"] < 200_000, told  # of 430 MB; a part of the store may be mapped
 
 
-def test_the_agent_holds_nothing_after(gang: Gang) -> None:
+def test_the_agent_holds_nothing_after(gang: Gang, by_agents: None) -> None:
     gang.session.send_matrix(persisted()).free()
     agent = agent_pids()["agent"]
     gang.session.yield_workers()

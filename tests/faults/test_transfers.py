@@ -132,9 +132,12 @@ def blocks(n: int, rows: int = 20_000) -> list[Any]:
     return [(ray.put(np.full((rows, 20), float(i))), i * rows, 0) for i in range(n)]
 
 
-def test_a_rank_killed_while_an_agent_sends_it_blocks(
-    gang: Gang, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sender", ["this process", "the agent"])
+def test_a_rank_killed_while_it_is_sent_blocks(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, sender: str
 ) -> None:
+    if sender == "the agent":
+        request.getfixturevalue("by_agents")
     send = BlocksPlan.send
 
     def stopping(self: BlocksPlan, *args: Any) -> Any:
@@ -145,11 +148,11 @@ def test_a_rank_killed_while_an_agent_sends_it_blocks(
     pieces = blocks(4)
     told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(pieces))
     monkeypatch.undo()
-    gang.lost("kill -9 of a rank while blocks are sent to it", told, "rank 1", "SIGKILL")
+    gang.lost(f"kill -9 of a rank while {sender} sends it blocks", told, "rank 1", "SIGKILL")
 
 
 def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
-    gang: Gang, monkeypatch: pytest.MonkeyPatch
+    gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None
 ) -> None:
     send = BlocksPlan.send
 
@@ -178,7 +181,7 @@ def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     B.free()
 
 
-def test_an_agent_lets_go_of_a_gang_that_is_gone(gang: Gang) -> None:
+def test_an_agent_lets_go_of_a_gang_that_is_gone(gang: Gang, by_agents: None) -> None:
     """Mapped memory of ranks is held by whoever has mapped it, though they be dead."""
     gang.session.yield_workers()
     gang.start()

@@ -25,9 +25,11 @@ from dask.highlevelgraph import HighLevelGraph
 from ray.util.dask import ray_dask_get
 from ray.util.dask.callbacks import CBS, RayCallback
 
+from alchemist_ray.blocks import ArrayReader, Piece
 from alchemist_ray.clients import frames
-from alchemist_ray.clients.chunks import ArrayReader, Piece, Sender, look
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
+from alchemist_ray.holders import look
+from alchemist_ray.sender import Sender
 from mpi_workers.client import Progress, RankTimes, Target
 from mpi_workers.layout import Shape
 

@@ -87,6 +87,7 @@ def test_dtypes_of_dask_are_kept(als: AlchemistSession, wanted: str) -> None:
 
 def test_persisted_chunks_go_from_the_store_and_are_not_computed_again(
     als: AlchemistSession,
+    senders: None,
 ) -> None:
     counter = Counter.remote()
 
@@ -115,7 +116,7 @@ def test_what_chunks_share_is_computed_once(als: AlchemistSession) -> None:
     assert ray.get(counter.count.remote()) == 2
 
 
-def test_sizes_that_dask_does_not_know_are_found_out(als: AlchemistSession) -> None:
+def test_sizes_that_dask_does_not_know_are_found_out(als: AlchemistSession, senders: None) -> None:
     x = da.from_array(A, chunks=(30, -1))
     positive = x[x[:, 0] > 0]
     assert np.isnan(positive.shape[0])

@@ -39,7 +39,7 @@ def test_a_tensor_column_of_many_blocks(als: AlchemistSession, blocks: int, layo
     arrived(als, dataset.materialize(), A.astype("float32"), layout=layout, dtype="float32")
 
 
-def test_columns_of_numbers_from_arrow_and_pandas(als: AlchemistSession) -> None:
+def test_columns_of_numbers_from_arrow_and_pandas(als: AlchemistSession, senders: None) -> None:
     pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[data]")
     frame = pd.DataFrame(A, columns=list("abcdef"))
     frame["g"] = np.arange(300)
@@ -98,7 +98,7 @@ def test_filtered_blocks_that_are_empty(als: AlchemistSession) -> None:
     ],
 )
 def test_what_is_no_number_is_an_error_that_names_the_column(
-    als: AlchemistSession, rows: Any, error: Any, words: Any
+    als: AlchemistSession, senders: None, rows: Any, error: Any, words: Any
 ) -> None:
     dataset = data.from_items(rows, override_num_blocks=1)
     if error is None:
