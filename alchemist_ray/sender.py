@@ -1,8 +1,8 @@
 """Sends pieces of a matrix as they are ready, each from the node that holds it; then lets go.
 
-What lies on this process's node it sends itself, as it would an array of its own. For each other
-node its agent does, several pieces in one job. Not the task that made a piece: Ray may run a task
-twice, and a piece that is written twice would break the matrix.
+The node's agent sends them, several in one job; of a matrix that is not large this process sends
+what lies on its own node, which saves the way to the agent. Not the task that made a piece: Ray may
+run a task twice, and a piece that is written twice would break the matrix.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from alchemist_ray.gang import GangClient
 
 JOB_BYTES = 64 << 20  # 64 MiB: what one job sends; the store gets it back when it is over
+# A matrix of which this process sends parts: what it maps of the ranks' memory counts as its own,
+# and in a large one the way to the agents costs little.
+OWN_BYTES = 256 << 20  # 256 MiB
 JOBS = 2  # of a node at a time: the next is there when one ends
 END_S = 2.0  # for jobs under way, where a transfer has failed
 
@@ -42,7 +45,9 @@ class Sender:
 
     Notes
     -----
-    Not thread-safe, but its calls may come from different threads, one after the other.
+    Used as a context manager: at its end all has been sent, or, after an error, nothing is under
+    way any more. Not thread-safe, but its calls may come from different threads, one after the
+    other.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class Sender:
         self._target = target
         self._reader = reader
         self._progress = progress
+        m, n = target.spread.shape
+        self._helps = m * n * target.dtype.itemsize <= OWN_BYTES
         self._making: defaultdict[Any, list[Piece]] = defaultdict(list)  # by object
         self._ready: defaultdict[str, deque[Piece]] = defaultdict(deque)  # by node
         self._near: deque[Piece] = deque()  # on this node, or arrays of this process
@@ -60,6 +67,19 @@ class Sender:
         self._over = False
         self.in_flight = 0  # bytes that were added and have not yet arrived
         self.times: dict[int, RankTimes] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        done = False
+        try:
+            if kind is None:
+                self._finish()
+                done = True
+        finally:
+            if not done:
+                self._stop()
 
     def add(self, piece: Piece) -> None:
         """Take a piece; it is sent by later calls."""
@@ -74,12 +94,12 @@ class Sender:
         while self.in_flight > nbytes:
             self.step(1.0)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Send all."""
         while self._making or self._jobs or self._near or any(self._ready.values()):
             self.step(1.0)
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Nothing more is wanted: wait for what is being sent.
 
         Tasks that were submitted run to their end, and what they make is let go. To cancel them
@@ -127,7 +147,8 @@ class Sender:
 
     def _note(self, refs: list[Any]) -> None:
         for ref, (node, _) in zip(refs, holders(refs) if refs else [], strict=True):
-            (self._near if is_here(node) else self._ready[node]).extend(self._making.pop(ref))
+            near = self._helps and is_here(node)
+            (self._near if near else self._ready[node]).extend(self._making.pop(ref))
 
     def _start(self) -> None:
         for node, waiting in self._ready.items():

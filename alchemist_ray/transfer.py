@@ -71,14 +71,9 @@ class BlocksPlan:
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block from the node that holds it."""
-        sender = Sender(client, target, _READER, progress)
-        try:
+        with Sender(client, target, _READER, progress) as sender:
             for i, ref in enumerate(self._refs):
                 sender.add(Piece(ref, self._origins[i], self._shapes[i], _label(i)))
-            sender.finish()
-        except BaseException:
-            sender.stop()
-            raise
         return sender.times
 
 

@@ -121,9 +121,8 @@ class BlocksOfRows:
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block from the node that holds it; each is let go of when it has been sent."""
-        sender = Sender(client, target, _READER, progress)
         row = 0
-        try:
+        with Sender(client, target, _READER, progress) as sender:
             while self._refs:
                 i, ref = len(self._rows) - len(self._refs), self._refs.pop(0)
                 shape = (self._rows[i], self.shape[1])
@@ -131,10 +130,6 @@ class BlocksOfRows:
                     sender.add(Piece(ref, (row, 0), shape, _label(i)))
                 row += shape[0]
             del ref
-            sender.finish()
-        except BaseException:
-            sender.stop()
-            raise
         return sender.times
 
 

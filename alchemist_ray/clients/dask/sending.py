@@ -79,10 +79,9 @@ class ChunksPlan:
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Compute the chunks, and send each as soon as it is there."""
-        sender = Sender(client, target, _READER, progress)
         values, self._values = self._values, None  # each is let go of when it has been sent
         pieces = self._pieces()
-        try:
+        with Sender(client, target, _READER, progress) as sender:
             if values is not None:
                 for i, value in enumerate(values):
                     _add(sender, pieces[i]._replace(source=value))
@@ -95,10 +94,6 @@ class ChunksPlan:
                     lambda i, value: _add(sender, pieces[i]._replace(source=value)),
                     lambda: sender.down_to(limit),
                 )
-            sender.finish()
-        except BaseException:
-            sender.stop()
-            raise
         return sender.times
 
     def _shapes(self) -> list[Shape]:
