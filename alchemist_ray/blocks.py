@@ -23,6 +23,7 @@ from mpi_workers.client import Doors, Progress, Ranks, RankTimes, Target, Writer
 from mpi_workers.housekeeping import runs_here
 from mpi_workers.layout import Shape
 from mpi_workers.sockets import reachable_here
+from mpi_workers.tiles import Block
 
 Array = NDArray[Any]
 Origin = tuple[int, int]
@@ -31,8 +32,14 @@ NODE_FAILED = "a node could not send"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
 
 
+class Kept(NamedTuple):
+    """What was in an object that was looked at, and stays open until it is sent."""
+
+    arrays: list[Array]
+
+
 class Piece(NamedTuple):
-    """A part of a matrix: an object in the store, or an array of this process."""
+    """A part of a matrix: an object in the store, what was kept of one, or an array."""
 
     source: Any
     origin: Origin
@@ -43,20 +50,18 @@ class Piece(NamedTuple):
 class Reader(Protocol):
     """Makes arrays of a system's objects, in the agents; must be picklable."""
 
-    def look(self, value: Any) -> Any:
-        """What is to be known of it. Raises the tree's errors where it is no part of a matrix."""
-
     def arrays(self, value: Any) -> list[Array]:
-        """Its elements: 2-D arrays of as many rows each, to lie beside each other."""
+        """Its elements: 2-D arrays of as many rows each, to lie beside each other.
+
+        Raises the tree's errors where it is no part of a matrix.
+        """
+
+    def about(self, value: Any, arrays: list[Array]) -> Any:
+        """What is to be known of it and its arrays before it is sent."""
 
 
 class ArrayReader:
     """For objects that are arrays."""
-
-    def look(self, value: Any) -> tuple[int, int, str]:
-        """Its rows and columns, and its dtype."""
-        (array,) = self.arrays(value)
-        return array.shape[0], array.shape[1], array.dtype.str
 
     def arrays(self, value: Any) -> list[Array]:
         if isinstance(value, np.ma.MaskedArray) and value.mask.any():
@@ -69,6 +74,11 @@ class ArrayReader:
         if array.ndim not in (1, 2):
             raise ShapeError(f"it has shape {array.shape}, and a matrix has two dimensions")
         return [array[:, np.newaxis] if array.ndim == 1 else array]
+
+    def about(self, value: Any, arrays: list[Array]) -> tuple[int, int, str]:
+        """Its rows and columns, and its dtype."""
+        (array,) = arrays
+        return array.shape[0], array.shape[1], array.dtype.str
 
 
 def _opened(refs: Sequence[ray.ObjectRef], labels: Sequence[str]) -> list[Any]:
@@ -96,6 +106,13 @@ def _value(ref: ray.ObjectRef, label: str) -> Any:
         raise TransferError(
             f"{label} could not be computed: {type(error).__name__}: {error}", cause=NODE_FAILED
         ) from None
+
+
+def _arrays(reader: Reader, value: Any, label: str) -> list[Array]:
+    try:
+        return reader.arrays(value)
+    except AlchemistError as error:
+        raise _named(error, label) from None
 
 
 def _named(error: AlchemistError, label: str) -> AlchemistError:
@@ -127,15 +144,15 @@ class LookJob:
     sizes: tuple[int, ...]  # in the store
 
     def run(self, refs: Sequence[ray.ObjectRef]) -> list[Any]:
-        found = []
+        return [about for about, _ in self.opened(refs)]
+
+    def opened(self, refs: Sequence[ray.ObjectRef]) -> Iterator[tuple[Any, Kept]]:
+        """The same, with the objects' arrays."""
         for some in together(self.sizes):
             labels = self.labels[some]
             for value, label in zip(_opened(refs[some], labels), labels, strict=True):
-                try:
-                    found.append(self.reader.look(value))
-                except AlchemistError as error:
-                    raise _named(error, label) from None
-        return found
+                kept = Kept(_arrays(self.reader, value, label))
+                yield self.reader.about(value, kept.arrays), kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +191,14 @@ def write(
     here = list(pieces)
     for i, value in zip(far, values, strict=True):
         here[i] = here[i]._replace(source=value)
-    arrays, origins = cut(here, reader, target.dtype)
+    blocks = cut(here, reader, target.dtype)
     with Writer(ranks, target, progress) as writer:
-        for panel, origin in panels(arrays, origins, target.dtype):
-            writer.write_block(panel, origin)
+        for panel in panels(blocks, target.dtype, writer.joins_below):
+            writer.write_blocks(panel)
     return writer.times
 
 
-def cut(
-    pieces: Iterable[Piece], reader: Reader, dtype: np.dtype[Any]
-) -> tuple[list[Array], list[Origin]]:
+def cut(pieces: Iterable[Piece], reader: Reader, dtype: np.dtype[Any]) -> list[Block]:
     """The arrays of pieces that are here, and where each belongs.
 
     Raises
@@ -191,12 +206,9 @@ def cut(
     ShapeError, DtypeError
         If one is not what its collection has promised.
     """
-    found, origins = [], []
+    found = []
     for value, (row, col), shape, label in pieces:
-        try:
-            arrays = reader.arrays(value)
-        except AlchemistError as error:
-            raise _named(error, label) from None
+        arrays = value.arrays if isinstance(value, Kept) else _arrays(reader, value, label)
         actual = (arrays[0].shape[0], sum(array.shape[1] for array in arrays))
         if actual != shape:
             raise ShapeError(
@@ -210,10 +222,9 @@ def cut(
                     f"{dtype} without loss: does a function that was mapped over it return what "
                     "it says?"
                 )
-            found.append(array)
-            origins.append((row, col))
+            found.append(Block(array, (row, col)))
             col += array.shape[1]
-    return found, origins
+    return found
 
 
 # The agent's warm connections and mappings, for the gangs that have ranks on its node.

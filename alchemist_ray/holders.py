@@ -11,12 +11,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.experimental import get_object_locations
 
-from alchemist_ray.blocks import NODE_FAILED, LookJob, Reader
+from alchemist_ray.blocks import NODE_FAILED, OPENED, Kept, LookJob, Reader
 from alchemist_ray.driver import find_driver
 from alchemist_ray.errors import TransferError
 from alchemist_ray.link import ask
 
 FIND_TIMEOUT_S = 60.0
+# 256 MiB: of a matrix up to this size, this process itself opens and sends what lies on its node.
+# In a larger one that would hold too much of the store, and map too much of the ranks' memory (it
+# counts as this process's own), and the way to the agents costs little.
+OWN_BYTES = 256 << 20
 ASKED = 10_000  # objects in one question: what Ray puts into one message
 
 
@@ -73,13 +77,22 @@ def _by_node(held: Sequence[Held]) -> Iterable[tuple[str, list[int]]]:
     return members.items()
 
 
-def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -> list[Any]:
-    """What a reader tells of every object, found out on the node that holds it.
+class Looked(NamedTuple):
+    """What a reader tells of an object, and what to send: its reference, or what was kept."""
+
+    about: Any
+    source: ray.ObjectRef | Kept
+
+
+def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -> list[Looked]:
+    """Look at every object, on the node that holds it.
 
     What lies on this node is looked at by this process: that opens it without a copy, and costs
-    less than the way to the agent and back.
+    less than the way to the agent and back. Of a small matrix it stays open until it is sent: to
+    open an object twice costs more than to send a small one.
     """
     held = holders(refs)
+    keeps = sum(nbytes or OPENED for _, nbytes in held) <= OWN_BYTES
     jobs = {}
     for node, members in _by_node(held):
         named, sizes = (tuple(labels[i] for i in members), tuple(held[i].nbytes for i in members))
@@ -89,12 +102,15 @@ def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -
         for node, (job, members) in jobs.items()
         if not is_here(node)
     }
-    found: list[Any] = [None] * len(refs)
+    found = [Looked(None, ref) for ref in refs]
     for node, (job, members) in jobs.items():
-        far = asked.get(node)
-        answers = job.run([refs[i] for i in members]) if far is None else answer_of(far)
-        for i, answer in zip(members, answers, strict=True):
-            found[i] = answer
+        if node in asked:
+            for i, about in zip(members, answer_of(asked[node]), strict=True):
+                found[i] = Looked(about, refs[i])
+            continue
+        opened = job.opened([refs[i] for i in members])
+        for i, (about, kept) in zip(members, opened, strict=True):
+            found[i] = Looked(about, kept if keeps else refs[i])
     return found
 
 

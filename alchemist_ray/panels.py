@@ -1,7 +1,7 @@
 """Small blocks that lie beside each other: copied together, and written as one.
 
-Cutting a block by layout has a price per block, and one thread does it. A copy into a panel that
-stays in the cache costs less than that.
+Cutting a block by layout has a price per block and rank. For a small block a copy into a panel that
+stays in the cache costs less than that; a larger one is written from where it lies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
-Origin = tuple[int, int]
+from mpi_workers.tiles import Block
 
 PANEL = 8 << 20  # 8 MiB: what small blocks are gathered up to
 
@@ -43,29 +42,36 @@ class _Box(NamedTuple):
 
 
 def panels(
-    blocks: Sequence[Array], origins: Sequence[Origin], dtype: np.dtype[Any]
-) -> Iterator[tuple[Array, Origin]]:
+    blocks: Sequence[Block], dtype: np.dtype[Any], joins_below: int
+) -> Iterator[Sequence[Block]]:
     """The same elements in larger pieces, as far as blocks lie beside each other.
 
-    What is yielded must be used before the next is asked for.
+    Those of at least `joins_below` bytes come as they are, all at once. What is yielded must be
+    used before the next is asked for.
     """
-    most = PANEL // dtype.itemsize
-    boxes = [
-        _Box(r, c, r + block.shape[0], c + block.shape[1], (i,))
-        for i, (block, (r, c)) in enumerate(zip(blocks, origins, strict=True))
-    ]
+    most, worth = PANEL // dtype.itemsize, joins_below // dtype.itemsize
+    boxes, whole = [], []
+    for i, block in enumerate(blocks):
+        (r, c), (m, n) = block.origin, block.array.shape
+        if m * n >= worth:
+            whole.append(block)
+        else:
+            boxes.append(_Box(r, c, r + m, c + n, (i,)))
     boxes.sort(key=lambda box: (box.row0, box.col0))
-    for box in _joined(_joined(boxes, 1, most), 0, most):
+    joined = _joined(_joined(boxes, 1, most), 0, most)
+    whole += [blocks[box.members[0]] for box in joined if len(box.members) == 1]
+    if whole:
+        yield whole
+    for box in joined:
         if len(box.members) == 1:
-            yield blocks[box.members[0]], origins[box.members[0]]
             continue
         panel = _scratch()[: box.size * dtype.itemsize].view(dtype)
         panel = panel.reshape(box.row1 - box.row0, box.col1 - box.col0)
         for i in box.members:
-            (r, c), (m, n) = origins[i], blocks[i].shape
+            (r, c), (m, n) = blocks[i].origin, blocks[i].array.shape
             r, c = r - box.row0, c - box.col0
-            np.copyto(panel[r : r + m, c : c + n], blocks[i], casting="same_kind")
-        yield panel, (box.row0, box.col0)
+            np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="same_kind")
+        yield [Block(panel, (box.row0, box.col0))]
 
 
 def _joined(boxes: Sequence[_Box], axis: int, most: int) -> list[_Box]:

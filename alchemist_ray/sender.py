@@ -16,16 +16,13 @@ import ray
 
 from alchemist_ray.blocks import NODE_FAILED, Piece, Reader, SendJob, write
 from alchemist_ray.errors import TransferError
-from alchemist_ray.holders import agent_of, answer_of, holders, is_here
+from alchemist_ray.holders import OWN_BYTES, agent_of, answer_of, holders, is_here
 from mpi_workers.client import Progress, RankTimes, Target
 
 if TYPE_CHECKING:
     from alchemist_ray.gang import GangClient
 
 JOB_BYTES = 64 << 20  # 64 MiB: what one job sends; the store gets it back when it is over
-# A matrix of which this process sends parts: what it maps of the ranks' memory counts as its own,
-# and in a large one the way to the agents costs little.
-OWN_BYTES = 256 << 20  # 256 MiB
 JOBS = 2  # of a node at a time: the next is there when one ends
 END_S = 2.0  # for jobs under way, where a transfer has failed
 
@@ -61,7 +58,7 @@ class Sender:
         self._helps = m * n * target.dtype.itemsize <= OWN_BYTES
         self._making: defaultdict[Any, list[Piece]] = defaultdict(list)  # by object
         self._ready: defaultdict[str, deque[Piece]] = defaultdict(deque)  # by node
-        self._near: deque[Piece] = deque()  # on this node, or arrays of this process
+        self._near: deque[Piece] = deque()  # on this node, or open in this process
         self._jobs: dict[Any, tuple[str, list[Piece]]] = {}
         self._running: defaultdict[str, int] = defaultdict(int)
         self._over = False
@@ -153,7 +150,7 @@ class Sender:
     def _start(self) -> None:
         for node, waiting in self._ready.items():
             while waiting and self._running[node] < JOBS:
-                pieces = self._taken(waiting)
+                pieces = self._taken(waiting, JOB_BYTES)
                 job = SendJob(
                     self._client.run_name,
                     self._client.doors,
@@ -167,16 +164,16 @@ class Sender:
                 self._jobs[ref] = (node, pieces)
                 self._running[node] += 1
 
-    def _taken(self, waiting: deque[Piece]) -> list[Piece]:
+    def _taken(self, waiting: deque[Piece], most: int) -> list[Piece]:
         """The pieces of one job."""
         pieces, nbytes = [], 0
-        while waiting and nbytes < JOB_BYTES:
+        while waiting and nbytes < most:
             pieces.append(waiting.popleft())
             nbytes += self._nbytes(pieces[-1])
         return pieces
 
     def _send_near(self) -> None:
-        pieces = self._taken(self._near)
+        pieces = self._taken(self._near, OWN_BYTES)
         ranks = self._client.ranks
         self._add_times(write(ranks, self._target, self._reader, pieces, self._progress))
         self.in_flight -= sum(map(self._nbytes, pieces))

@@ -31,11 +31,13 @@ class BlocksPlan:
     def __init__(
         self,
         refs: Sequence[ray.ObjectRef],
+        sources: Sequence[Any],
         origins: Sequence[Origin],
         shapes: Sequence[Shape],
         dtype: np.dtype[Any],
     ) -> None:
         self._refs = refs
+        self._sources = sources  # of the pieces
         self._origins = origins
         self._shapes = shapes
         self.dtype = dtype
@@ -52,12 +54,13 @@ class BlocksPlan:
 
         refs, origins = _checked(blocks)
         found = look(refs, [_label(i) for i in range(len(refs))], _READER)
-        shapes: list[Shape] = [(rows, cols) for rows, cols, _ in found]
+        shapes: list[Shape] = [(rows, cols) for (rows, cols, _), _ in found]
         for i, shape in enumerate(shapes):
             if 0 in shape:
                 raise ShapeError(f"{_label(i)} has shape {shape}: it must not be empty")
-        dtype = np.result_type(*{np.dtype(dtype) for _, _, dtype in found})
-        return cls(refs, origins, shapes, chosen_dtype(dtype, wanted))
+        dtype = np.result_type(*{np.dtype(dtype) for (_, _, dtype), _ in found})
+        sources = [source for _, source in found]
+        return cls(refs, sources, origins, shapes, chosen_dtype(dtype, wanted))
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -71,9 +74,10 @@ class BlocksPlan:
         self, client: GangClient, target: Target, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block from the node that holds it."""
+        sources, self._sources = self._sources, ()  # what is kept of them is let go of
         with Sender(client, target, _READER, progress) as sender:
-            for i, ref in enumerate(self._refs):
-                sender.add(Piece(ref, self._origins[i], self._shapes[i], _label(i)))
+            for i, source in enumerate(sources):
+                sender.add(Piece(source, self._origins[i], self._shapes[i], _label(i)))
         return sender.times
 
 

@@ -8,12 +8,12 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from mpi_workers import tiles
 from mpi_workers.failures import Failure
@@ -25,8 +25,17 @@ __all__ = ["Doors", "Progress", "RankTimes", "Ranks", "Reader", "Target", "Write
 
 PANEL_BYTES = 64 << 20  # 64 MiB: a progress bar moves this often
 LOOK_BYTES = 512 << 20  # 512 MiB: what is copied whole where nobody watches a bar
+WORTH = 64 << 10  # 64 KiB for a rank: takes as long to copy as it takes to see to a rank
+WORTH_STREAM = 8 << 20  # 8 MiB of a block: several messages for each of its ranks
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
+
+
+class _Panel(NamedTuple):
+    """A region of the matrix that moves at once, or one rank's share of it."""
+
+    array: Array
+    region: Region
 
 
 class _Transfer:
@@ -140,48 +149,59 @@ class _Transfer:
 
     def _move(
         self,
-        array: Array,
-        origin: tuple[int, int],
+        blocks: Iterable[tiles.Block],
         action: Callable[[RankLink, Region, Array], RankTimes],
     ) -> None:
-        """Copy what near ranks hold of a region, and have `action` stream the others' shares."""
-        whole = self._region(array, origin)
-        for row, panel in self._panels(array):
-            region = self._region(panel, (whole.row0 + row, whole.col0))
-            self._stream_far(panel, region, action)
+        """Copy what near ranks hold of regions, and have `action` stream the others' shares."""
+        for panels in self._panels(blocks):
+            self._stream_far(panels, action)
             if self._near:
-                self._copy_near(panel, region)
+                self._copy_near(panels)
             self._join()
 
-    def _panels(self, array: Array) -> Iterator[tuple[int, Array]]:
-        """Row panels, so that progress and a rank's death are told while a large array moves."""
-        if array.nbytes <= (PANEL_BYTES if self._progress is not None else LOOK_BYTES):
-            yield 0, array
-            return
-        rows = max(1, PANEL_BYTES // max(1, array.nbytes // len(array)))
-        for i in range(0, len(array), rows):
-            yield i, array[i : i + rows]
+    def _panels(self, blocks: Iterable[tiles.Block]) -> Iterator[list[_Panel]]:
+        """What moves at once: small enough for progress, and a rank's death, to be told soon."""
+        most = PANEL_BYTES if self._progress is not None else LOOK_BYTES
+        panels: list[_Panel] = []
+        nbytes = 0
+        for array, (row, col) in blocks:
+            bounds = [row, row + array.shape[0], col, col + array.shape[1]]
+            whole = Region.checked(list(map(int, bounds)), self._target.spread.shape)
+            height = max(1, len(array))
+            if array.nbytes > most:
+                height = max(1, PANEL_BYTES // (array.nbytes // len(array)))
+            for i in range(0, len(array), height):
+                rows = array[i : i + height]
+                if panels and nbytes + rows.nbytes > PANEL_BYTES:
+                    yield panels
+                    panels, nbytes = [], 0
+                row0 = whole.row0 + i
+                region = Region(row0, row0 + len(rows), whole.col0, whole.col1)
+                panels.append(_Panel(rows, region))
+                nbytes += rows.nbytes
+        if panels:
+            yield panels
 
-    def _copy_near(self, panel: Array, region: Region) -> None:
+    def _copy_near(self, panels: Sequence[_Panel]) -> None:
         # Memory can be written long after its rank is gone. By number: an error must not hold it.
         for rank in [part.rank for part in self._near]:
             if self._ranks.link(rank).open().has_news():
                 words = f"the transfer with rank {rank} broke: the rank is gone or ended it"
                 raise Failure("TransferError", words, rank=rank)
+        large = sum(panel.array.nbytes for panel in panels) > 1 << 20
         try:
             spent = tiles.exchange(
-                panel,
-                (region.row0, region.col0),
+                [tiles.Block(array, (region.row0, region.col0)) for array, region in panels],
                 self._near,
                 into_parts=self.write,
                 executor=self._ranks.copiers,
-                threads=self._ranks.threads if panel.nbytes > 1 << 20 else 1,
+                threads=self._ranks.threads if large else 1,
             )
         except RuntimeError:
             raise self._closed() from None
         moved = 0
         for part in self._near:
-            elements = region.of(part.piece).size
+            elements = sum(panel.region.of(part.piece).size for panel in panels)
             nbytes = elements * self._target.dtype.itemsize
             moved += nbytes
             times = self.times[part.rank]
@@ -196,28 +216,27 @@ class _Transfer:
 
     def _stream_far(
         self,
-        panel: Array,
-        region: Region,
+        panels: Sequence[_Panel],
         action: Callable[[RankLink, Region, Array], RankTimes],
     ) -> None:
-        """Start a stream with every far rank that holds something of a region."""
+        """Start a stream with every far rank that holds something of some regions."""
 
-        def one(link: RankLink, cut: Array) -> None:
-            times = named(link, partial(action, link, region, cut))
-            self.times[link.rank].add(times)
-            if self._progress is not None:
-                self._progress(times.nbytes)
+        def stream(link: RankLink, cuts: Sequence[_Panel]) -> None:
+            for cut, region in cuts:
+                times = named(link, partial(action, link, region, cut))
+                self.times[link.rank].add(times)
+                if self._progress is not None:
+                    self._progress(times.nbytes)
 
         for link, piece in self._far:
-            share = region.of(piece)
-            if share.size:
-                cut = panel[as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)]
-                self._start(one, link, cut)
-
-    def _region(self, array: Array, origin: tuple[int, int]) -> Region:
-        (row0, col0), (m, n) = origin, array.shape
-        bounds = [row0, row0 + m, col0, col0 + n]
-        return Region.checked(list(map(int, bounds)), self._target.spread.shape)
+            cuts = []
+            for array, region in panels:
+                share = region.of(piece)
+                if share.size:
+                    here = as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)
+                    cuts.append(_Panel(array[here], region))
+            if cuts:
+                self._start(stream, link, cuts)
 
 
 class Writer(_Transfer):
@@ -236,21 +255,34 @@ class Writer(_Transfer):
             yield self._ranks.link(group[0])
 
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
-        """Send a block whose first element is global `origin`.
+        """Send a block whose first element is global `origin`: `write_blocks` of one."""
+        self.write_blocks([tiles.Block(block, origin)])
+
+    def write_blocks(self, blocks: Iterable[tiles.Block]) -> None:
+        """Send blocks, those on one node all at once.
 
         Parameters
         ----------
-        block : ndarray, shape (m, n)
-            Of the matrix's dtype or one that casts to it; any strides, may be read-only.
-        origin : (int, int)
-            Global row and column of its first element.
+        blocks : iterable of (ndarray of shape (m, n), (int, int))
+            Of the matrix's dtype or one that casts to it; any strides, may be read-only. With
+            the global row and column of its first element each.
 
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError if the block is not all in the matrix.
+            TransferError naming the rank; ShapeError if a block is not all in the matrix.
+
+        Notes
+        -----
+        A block costs some 10 us for each rank that holds a part of it: blocks of which ranks
+        hold less than `WORTH` bytes each are better joined to larger ones first.
         """
-        self._move(block, origin, lambda link, region, cut: link.put(self._target, region, cut))
+        self._move(blocks, lambda link, region, cut: link.put(self._target, region, cut))
+
+    @property
+    def joins_below(self) -> int:
+        """Bytes of a block below which to copy it to others costs less than to send it alone."""
+        return WORTH_STREAM if self._far else WORTH * len(self._near)
 
     def _finish_streams(self) -> None:
         def one(link: RankLink) -> None:
@@ -281,4 +313,5 @@ class Reader(_Transfer):
         Failure
             TransferError naming the rank; ShapeError if the region is not all in the matrix.
         """
-        self._move(out, origin, lambda link, region, cut: link.get(self._target, region, cut))
+        block = tiles.Block(out, origin)
+        self._move([block], lambda link, region, cut: link.get(self._target, region, cut))

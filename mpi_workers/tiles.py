@@ -28,6 +28,13 @@ ACROSS = 1 << 10  # bytes of a row in a tile
 Array = NDArray[Any]
 
 
+class Block(NamedTuple):
+    """A region of the matrix; any strides."""
+
+    array: Array
+    origin: tuple[int, int]  # global row and column of its first element
+
+
 class Part(NamedTuple):
     """One rank's side of a copy: what it holds, and its block."""
 
@@ -69,26 +76,23 @@ def _tiles(
 
 
 def exchange(
-    array: Array,
-    origin: tuple[int, int],
+    blocks: Sequence[Block],
     parts: Sequence[Part],
     *,
     into_parts: bool,
     executor: Executor | None = None,
     threads: int = 1,
 ) -> dict[int, float]:
-    """Copy between an array, whose first element is global `origin`, and ranks' blocks.
+    """Copy between arrays, which are regions of the matrix, and what ranks hold of it.
 
     Parameters
     ----------
-    array : ndarray, shape (m, n)
-        Any strides; a region of the matrix.
-    origin : (int, int)
-        Global row and column of ``array[0, 0]``.
+    blocks : sequence of Block
+        No two may overlap.
     parts : sequence of Part
-        The blocks to serve. Each element of `array` that a part holds is copied.
+        The ranks to serve. Each element of a block that a part holds is copied.
     into_parts : bool
-        True: array into blocks (send). False: blocks into array (fetch).
+        True: blocks into parts (send). False: parts into blocks (fetch).
     executor, threads
         Where and in how many pieces to run it.
 
@@ -102,25 +106,24 @@ def exchange(
     One copy of every element, no temporary.
     """
     spent = dict.fromkeys((part.rank for part in parts), 0.0)
-    if not parts or not array.size:
-        return spent
-    m, n = array.shape
     # Rows dealt out whole are cut rank by rank; dealt columns share cache lines between ranks.
     alone = all(part.piece.cols.step == 1 for part in parts)
-    jobs: list[tuple[Sequence[Part], range, range]] = []
-    if alone:
+    jobs: list[tuple[Block, Sequence[Part], range, range]] = []
+    for block in blocks:
+        (m, n), itemsize = block.array.shape, block.array.itemsize
+        if not alone:
+            jobs += [(block, parts, r, c) for r, c in _tiles(m, n, itemsize, 1, False)]
+            continue
         for part in parts:
             stride = max(1, part.piece.rows.step)
-            jobs += [((part,), r, c) for r, c in _tiles(m, n, array.itemsize, stride, True)]
-    else:
-        jobs = [(parts, r, c) for r, c in _tiles(m, n, array.itemsize, 1, False)]
+            jobs += [(block, (part,), r, c) for r, c in _tiles(m, n, itemsize, stride, True)]
 
-    def run(share: Sequence[tuple[Sequence[Part], range, range]]) -> dict[int, float]:
+    def run(share: Sequence[tuple[Block, Sequence[Part], range, range]]) -> dict[int, float]:
         mine = dict.fromkeys(spent, 0.0)
         clock = time.perf_counter()
-        for served, tile_rows, tile_cols in share:
+        for block, served, tile_rows, tile_cols in share:
             for part in served:
-                _copy_tile(array, origin, part, tile_rows, tile_cols, into_parts)
+                _copy_tile(block, part, tile_rows, tile_cols, into_parts)
                 now = time.perf_counter()
                 mine[part.rank] += now - clock
                 clock = now
@@ -138,14 +141,9 @@ def exchange(
 
 
 def _copy_tile(
-    array: Array,
-    origin: tuple[int, int],
-    part: Part,
-    tile_rows: range,
-    tile_cols: range,
-    into_parts: bool,
+    block: Block, part: Part, tile_rows: range, tile_cols: range, into_parts: bool
 ) -> None:
-    row0, col0 = origin
+    array, (row0, col0) = block
     rows = clip(part.piece.rows, tile_rows.start + row0, tile_rows.stop + row0)
     cols = clip(part.piece.cols, tile_cols.start + col0, tile_cols.stop + col0)
     if not rows or not cols:

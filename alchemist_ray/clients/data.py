@@ -54,17 +54,17 @@ class About:
 class BlockReader:
     """For blocks of numeric columns and tensor columns, Arrow's or pandas'."""
 
-    def look(self, value: Any) -> About:
-        block = BlockAccessor.for_block(value)
-        rows = block.num_rows()
-        if not rows:
-            return About(0, ())
-        columns = zip(_names(value), self.arrays(value), strict=True)
-        return About(rows, tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
-
     def arrays(self, value: Any) -> list[NDArray[Any]]:
         block = BlockAccessor.for_block(value)
+        if not block.num_rows():  # its columns may have no types
+            return []
         return [_column(value, block, name) for name in _names(value)]
+
+    def about(self, value: Any, arrays: list[NDArray[Any]]) -> About:
+        if not arrays:
+            return About(BlockAccessor.for_block(value).num_rows(), ())
+        columns = zip(_names(value), arrays, strict=True)
+        return About(len(arrays[0]), tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
 
 
 def _names(value: Any) -> list[str]:
@@ -106,9 +106,9 @@ class BlocksOfRows:
     """A Dataset whose blocks are in the object store, and have been looked at."""
 
     def __init__(
-        self, refs: list[Any], rows: Sequence[int], width: int, dtype: np.dtype[Any], origin: str
+        self, sources: list[Any], rows: Sequence[int], width: int, dtype: np.dtype[Any], origin: str
     ) -> None:
-        self._refs = refs
+        self._sources = sources
         self._rows = rows
         self._origin = origin
         self.dtype = dtype
@@ -123,13 +123,13 @@ class BlocksOfRows:
         """Every block from the node that holds it; each is let go of when it has been sent."""
         row = 0
         with Sender(client, target, _READER, progress) as sender:
-            while self._refs:
-                i, ref = len(self._rows) - len(self._refs), self._refs.pop(0)
+            while self._sources:
+                i, source = len(self._rows) - len(self._sources), self._sources.pop(0)
                 shape = (self._rows[i], self.shape[1])
                 if shape[0]:
-                    sender.add(Piece(ref, (row, 0), shape, _label(i)))
+                    sender.add(Piece(source, (row, 0), shape, _label(i)))
                 row += shape[0]
-            del ref
+            del source
         return sender.times
 
 
@@ -154,7 +154,8 @@ def plan(source: Any, wanted: Any, client: GangClient) -> BlocksOfRows:
     if not isinstance(source, ray.data.Dataset):
         raise DtypeError(f"a {type(source).__name__} of ray.data is not a Dataset")
     refs = _executed(source)
-    found: list[About] = look(refs, [_label(i) for i in range(len(refs))], _READER)
+    looked = look(refs, [_label(i) for i in range(len(refs))], _READER)
+    found: list[About] = [about for about, _ in looked]
     filled = [i for i, about in enumerate(found) if about.rows]
     if not filled:
         raise ShapeError("the Dataset has no rows: there is nothing to send")
@@ -170,7 +171,8 @@ def plan(source: Any, wanted: Any, client: GangClient) -> BlocksOfRows:
         raise ShapeError("the Dataset has no columns: there is nothing to send")
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
     names = ", ".join(name for name, _, _ in first[:8])
-    return BlocksOfRows(refs, [about.rows for about in found], width, dtype, names)
+    sources = [source for _, source in looked]
+    return BlocksOfRows(sources, [about.rows for about in found], width, dtype, names)
 
 
 def _told(about: About) -> str:

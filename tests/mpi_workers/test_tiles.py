@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpi_workers import tiles
 from mpi_workers.layout import LAYOUTS, Spread
-from mpi_workers.tiles import Part
+from mpi_workers.tiles import Block, Part
 
 
 def parts_of(spread: Spread, dtype: Any = np.float64) -> list[Part]:
@@ -56,14 +56,14 @@ def test_exchange_serves_every_part_of_any_region(
     whole = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
     region = whole[row0:row1, col0:col1]
     parts = parts_of(Spread(layout, shape, grid))
-    spent = tiles.exchange(region, (row0, col0), parts, into_parts=True)
+    spent = tiles.exchange([Block(region, (row0, col0))], parts, into_parts=True)
     assert set(spent) == {part.rank for part in parts}
     inside = np.full(shape, -1.0)
     inside[row0:row1, col0:col1] = region
     for part in parts:
         assert np.array_equal(part.local, inside[np.ix_(*part.piece)])
     back = np.zeros_like(region)
-    tiles.exchange(back, (row0, col0), parts, into_parts=False)
+    tiles.exchange([Block(back, (row0, col0))], parts, into_parts=False)
     assert np.array_equal(back, region)
 
 
@@ -73,19 +73,24 @@ def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:
     whole = np.arange(1300 * 900).reshape(1300, 900).astype(dtype)
     parts = parts_of(Spread(layout, (1300, 900), (2, 2)), dtype)
     with ThreadPoolExecutor(2) as executor:
-        tiles.exchange(whole, (0, 0), parts, into_parts=True, executor=executor, threads=2)
+        tiles.exchange([Block(whole, (0, 0))], parts, into_parts=True, executor=executor, threads=2)
         for part in parts:
             assert np.array_equal(part.local, whole[np.ix_(*part.piece)])
         back = np.zeros_like(whole, order="F")
-        spent = tiles.exchange(back, (0, 0), parts, into_parts=False, executor=executor, threads=2)
+        spent = tiles.exchange(
+            [Block(back, (0, 0))], parts, into_parts=False, executor=executor, threads=2
+        )
     assert np.array_equal(back, whole)
     assert all(seconds > 0 for seconds in spent.values())
 
 
 def test_exchange_with_nobody_or_nothing() -> None:
-    assert tiles.exchange(np.zeros((3, 3)), (0, 0), [], into_parts=True) == {}
+    assert tiles.exchange([Block(np.zeros((3, 3)), (0, 0))], [], into_parts=True) == {}
     parts = parts_of(Spread("VC_STAR", (3, 3), (1, 2)))
-    assert tiles.exchange(np.zeros((0, 3)), (0, 0), parts, into_parts=True) == {0: 0.0, 1: 0.0}
+    assert tiles.exchange([Block(np.zeros((0, 3)), (0, 0))], parts, into_parts=True) == {
+        0: 0.0,
+        1: 0.0,
+    }
     assert (parts[0].local == -1).all()
 
 

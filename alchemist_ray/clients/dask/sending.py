@@ -174,10 +174,9 @@ def _looked_at(array: Any) -> tuple[Any, list[Any]]:
     )]  # fmt: skip
     far = [i for i, value in enumerate(values) if isinstance(value, ray.ObjectRef)]
     shapes = [None if i in set(far) else np.shape(values[i]) for i in range(len(values))]
-    for i, shape in zip(
-        far, look([values[i] for i in far], [labels[i] for i in far], _READER), strict=True
-    ):
-        shapes[i] = shape
+    looked = look([values[i] for i in far], [labels[i] for i in far], _READER)
+    for i, (about, source) in zip(far, looked, strict=True):
+        shapes[i], values[i] = about[:2], source
     grid = np.empty((*array.numblocks, 2), int)
     for index, shape in zip(np.ndindex(*array.numblocks), shapes, strict=True):
         grid[index] = (*shape, 1)[:2]  # type: ignore[misc]
