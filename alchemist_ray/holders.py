@@ -29,16 +29,12 @@ class Held(NamedTuple):
 
     node: str
     nbytes: int
-
-
-def is_here(node: str) -> bool:
-    """Whether this process runs on that node, and may do itself what else the agent does."""
-    return node == ray.get_runtime_context().get_node_id()
+    here: bool  # this process may do itself what else the node's agent does
 
 
 def holders(refs: Sequence[ray.ObjectRef]) -> list[Held]:
     """The node that holds each block; small ones that no store holds count as this node's."""
-    here = ray.get_runtime_context().get_node_id()
+    own = ray.get_runtime_context().get_node_id()
     unique = list(dict.fromkeys(refs))
     ray.wait(unique, num_returns=len(unique), fetch_local=False)
     places: dict[ray.ObjectRef, dict[str, Any]] = {}
@@ -50,9 +46,9 @@ def holders(refs: Sequence[ray.ObjectRef]) -> list[Held]:
     held = []
     for ref in refs:
         place = places.get(ref, {})
-        nodes = place.get("node_ids") or [here]
-        node = here if here in nodes else sorted(nodes)[0]
-        held.append(Held(node, place.get("object_size") or 0))
+        nodes = place.get("node_ids") or [own]
+        node = own if own in nodes else sorted(nodes)[0]
+        held.append(Held(node, place.get("object_size") or 0, node == own))
     return held
 
 
@@ -72,8 +68,8 @@ def _askable(refs: Sequence[ray.ObjectRef]) -> Iterator[list[ray.ObjectRef]]:
 
 def _by_node(held: Sequence[Held]) -> Iterable[tuple[str, list[int]]]:
     members: defaultdict[str, list[int]] = defaultdict(list)
-    for i, (node, _) in enumerate(held):
-        members[node].append(i)
+    for i, one in enumerate(held):
+        members[one.node].append(i)
     return members.items()
 
 
@@ -92,7 +88,7 @@ def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -
     open an object twice costs more than to send a small one.
     """
     held = holders(refs)
-    keeps = sum(nbytes or OPENED for _, nbytes in held) <= OWN_BYTES
+    keeps = sum(one.nbytes or OPENED for one in held) <= OWN_BYTES
     jobs = {}
     for node, members in _by_node(held):
         named, sizes = (tuple(labels[i] for i in members), tuple(held[i].nbytes for i in members))
@@ -100,7 +96,7 @@ def look(refs: Sequence[ray.ObjectRef], labels: Sequence[str], reader: Reader) -
     asked = {
         node: agent_of(node).run.remote(job, [refs[i] for i in members])
         for node, (job, members) in jobs.items()
-        if not is_here(node)
+        if not held[members[0]].here
     }
     found = [Looked(None, ref) for ref in refs]
     for node, (job, members) in jobs.items():

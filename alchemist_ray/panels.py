@@ -49,11 +49,11 @@ def panels(
     Those of at least `joins_below` bytes come as they are, all at once. What is yielded must be
     used before the next is asked for.
     """
-    most, worth = PANEL // dtype.itemsize, joins_below // dtype.itemsize
+    most = PANEL // dtype.itemsize
     boxes, whole = [], []
     for i, block in enumerate(blocks):
         (r, c), (m, n) = block.origin, block.array.shape
-        if m * n >= worth:
+        if m * n * dtype.itemsize >= joins_below:
             whole.append(block)
         else:
             boxes.append(_Box(r, c, r + m, c + n, (i,)))

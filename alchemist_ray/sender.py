@@ -16,7 +16,7 @@ import ray
 
 from alchemist_ray.blocks import NODE_FAILED, Piece, Reader, SendJob, write
 from alchemist_ray.errors import TransferError
-from alchemist_ray.holders import OWN_BYTES, agent_of, answer_of, holders, is_here
+from alchemist_ray.holders import OWN_BYTES, agent_of, answer_of, holders
 from mpi_workers.client import Progress, RankTimes, Target
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ class Sender:
         return list(ready)
 
     def _note(self, refs: list[Any]) -> None:
-        for ref, (node, _) in zip(refs, holders(refs) if refs else [], strict=True):
-            near = self._helps and is_here(node)
-            (self._near if near else self._ready[node]).extend(self._making.pop(ref))
+        for ref, held in zip(refs, holders(refs) if refs else [], strict=True):
+            near = self._helps and held.here
+            (self._near if near else self._ready[held.node]).extend(self._making.pop(ref))
 
     def _start(self) -> None:
         for node, waiting in self._ready.items():

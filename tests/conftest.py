@@ -14,7 +14,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mpi4py
 import pytest
@@ -100,8 +100,13 @@ def by_agents(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies on this node is taken for another's: its agent looks at it and sends it."""
     from alchemist_ray import holders, sender  # noqa: PLC0415
 
+    found = holders.holders
+
+    def elsewhere(refs: Any) -> list[holders.Held]:
+        return [held._replace(here=False) for held in found(refs)]
+
     for module in (holders, sender):
-        monkeypatch.setattr(module, "is_here", lambda node: False)
+        monkeypatch.setattr(module, "holders", elsewhere)
 
 
 @pytest.fixture(params=["this process", "agents"])

@@ -207,7 +207,23 @@ class Bytes:
         Failure
             FileError if the file ends before.
         """
-        view = room.reshape(-1).view(np.uint8).data
+        self._fill(room.reshape(-1).view(np.uint8).data, offset)
+
+    def fill_rows(self, rooms: NDArray[np.uint8], offset: int, apart: int) -> None:
+        """Fill each row of a contiguous array: the first from `offset` on, others `apart` bytes on.
+
+        Raises `Failure` as `fill` does.
+        """
+        count, nbytes = rooms.shape
+        flat = rooms.reshape(-1).data
+        for start in range(0, count * nbytes, nbytes):
+            room = flat[start : start + nbytes]
+            # A row may take a microsecond to read: nothing is done for it that need not be.
+            if self._fd < 0 or os.preadv(self._fd, [room], offset) < nbytes:
+                self._fill(room, offset)
+            offset += apart
+
+    def _fill(self, view: memoryview, offset: int) -> None:
         while view:
             if self._file is not None:
                 self._file.seek(offset)
@@ -222,11 +238,6 @@ class Bytes:
                 )
             view = view[got:]
             offset += got
-
-    def expect(self, offset: int, nbytes: int) -> None:
-        """Have the disk begin with what will be wanted next."""
-        if self._fd >= 0:
-            os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes of a half-open range."""

@@ -102,10 +102,8 @@ class RawSource:
             stretch.start * self._dtype.itemsize,
         )
         strip = self._rows(len(lines), len(stretch))
-        after = self._offset + (lines[-1] + 1) * row_bytes
-        self._file.expect(after, lines.step * len(lines) * row_bytes)
-        for i, line in enumerate(lines):
-            self._file.fill(strip[i], self._offset + line * row_bytes + first)
+        start = self._offset + lines.start * row_bytes + first
+        self._file.fill_rows(strip, start, lines.step * row_bytes)
         return strip.view(self._dtype)
 
     def _lines(self, lines: range, part: range) -> Array:
@@ -121,7 +119,6 @@ class RawSource:
     def _whole(self, lines: range) -> Array:
         room = self._rows(len(lines), self._all.length)
         start = self._offset + lines.start * self._all.length * self._dtype.itemsize
-        self._file.expect(start + room.nbytes, room.nbytes)  # sequential: most likely the next
         self._file.fill(room, start)
         return room.view(self._dtype)
 

@@ -16,6 +16,7 @@ from mpi_workers.client import Ranks, Reader, Writer
 from mpi_workers.failures import Failure
 from mpi_workers.layout import owned_indices
 from mpi_workers.matrix import DTYPES
+from mpi_workers.tiles import Block
 from tests.support import ranks as support
 from tests.support.transfers import (
     COPIED,
@@ -248,8 +249,9 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     target = new(host, spread_of("VC_STAR", array.shape))
     told: list[int] = []
     with Writer(gangs[route], target, told.append) as writer:
-        writer.write_block(array[:77], (0, 0))
-        writer.write_block(array[77:], (77, 0))
+        writer.write_block(array[:77], (0, 0))  # 62 KB: in panels
+        rest = [Block(array[i : i + 4], (i, 0)) for i in range(77, 97, 4)]  # 3 KB: some at once
+        writer.write_blocks([*rest, Block(array[97:], (97, 0))])
     assert sum(told) == array.nbytes
     assert len(told) > 8
     assert sum(times.nbytes for times in writer.times.values()) == array.nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,23 @@ def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:
         )
     assert np.array_equal(back, whole)
     assert all(seconds > 0 for seconds in spent.values())
+
+
+@pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR"])
+def test_exchange_of_many_blocks_at_once(layout: str) -> None:
+    whole = np.arange(700.0 * 300).reshape(700, 300)
+    rows, cols = [0, 1, 350, 699, 700], [0, 7, 300]
+    boxes = [(r, c) for r in pairwise(rows) for c in pairwise(cols)]
+    parts = parts_of(Spread(layout, whole.shape, (2, 2)))
+    with ThreadPoolExecutor(2) as executor:
+        blocks = [Block(whole[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
+        tiles.exchange(blocks[::-1], parts, into_parts=True, executor=executor, threads=2)
+        for part in parts:
+            assert np.array_equal(part.local, whole[np.ix_(*part.piece)])
+        back = np.zeros_like(whole)
+        blocks = [Block(back[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
+        tiles.exchange(blocks, parts, into_parts=False, executor=executor, threads=2)
+    assert np.array_equal(back, whole)
 
 
 def test_exchange_with_nobody_or_nothing() -> None:

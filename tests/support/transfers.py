@@ -11,6 +11,7 @@ import pytest
 from mpi_workers import layout
 from mpi_workers.client import Ranks, Reader, Target, Writer
 from mpi_workers.layout import Spread, copies, default_grid
+from mpi_workers.tiles import Block
 from tests.support import ranks as support
 
 RANKS = 6
@@ -41,8 +42,7 @@ def new(host: support.Host, spread: Spread, dtype: Any = "float64") -> Target:
 
 def send(ranks: Ranks, target: Target, *blocks: tuple[Array, tuple[int, int]]) -> Writer:
     with Writer(ranks, target) as writer:
-        for block, origin in blocks:
-            writer.write_block(block, origin)
+        writer.write_blocks(Block(*block) for block in blocks)
     return writer
 
 

@@ -1,0 +1,63 @@
+"""Objects are looked at where they are; what is small and here stays open until it is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession, holders
+from alchemist_ray.blocks import ArrayReader, Kept
+
+SHAPES = [(2, 3), (200, 1000), (1, 7)]
+LABELS = ["a", "b", "c"]
+
+
+@pytest.fixture
+def refs(session: AlchemistSession) -> list[Any]:
+    return [ray.put(np.full(shape, i)) for i, shape in enumerate(SHAPES)]
+
+
+def test_small_objects_here_stay_open(refs: list[Any]) -> None:
+    looked = holders.look(refs, LABELS, ArrayReader())
+    assert [about for about, _ in looked] == [(*shape, "<i8") for shape in SHAPES]
+    for i, (_, source) in enumerate(looked):
+        assert isinstance(source, Kept)
+        np.testing.assert_array_equal(source.arrays[0], np.full(SHAPES[i], i))
+
+
+def test_larger_ones_do_not(refs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "OWN_BYTES", 1_000_000)
+    looked = holders.look(refs, LABELS, ArrayReader())
+    assert looked == [((*shape, "<i8"), ref) for shape, ref in zip(SHAPES, refs, strict=True)]
+
+
+def test_what_lies_elsewhere_is_looked_at_there(refs: list[Any], by_agents: None) -> None:
+    looked = holders.look([refs[1], refs[0], refs[1]], LABELS, ArrayReader())
+    assert looked == [((*SHAPES[i], "<i8"), refs[i]) for i in (1, 0, 1)]
+
+
+def test_the_store_gets_back_what_has_been_sent(session: AlchemistSession) -> None:
+    before = in_store()
+    blocks = [(ray.put(np.full((1000, 4000), i)), 1000 * i, 0) for i in range(2)]  # 64 MB
+    wait_for(lambda: in_store() > before + 60e6)
+    handle = session.send_matrix(blocks)
+    del blocks
+    wait_for(lambda: in_store() < before + 1e6)
+    assert handle.fetch(1999, 0) == 1
+
+
+def in_store() -> float:
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return total["object_store_memory"] - free.get("object_store_memory", 0.0)
+
+
+def wait_for(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,64 @@
+"""Blocks are gathered into panels of the same elements; large ones stay as they are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import panels
+from mpi_workers.tiles import Block
+
+cuts = st.lists(st.integers(1, 39), max_size=12, unique=True).map(
+    lambda some: [0, *sorted(some), 40]
+)
+
+
+def blocks_of(whole: Any, rows: list[int], cols: list[int]) -> list[Block]:
+    return [
+        Block(whole[r0:r1, c0:c1], (r0, c0))
+        for r0, r1 in pairwise(rows)
+        for c0, c1 in pairwise(cols)
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(cuts, cuts, st.randoms(), st.integers(0, 13_000), st.sampled_from(["f4", "f8"]))
+def test_every_element_comes_once(
+    rows: list[int], cols: list[int], order: Any, joins_below: int, dtype: str
+) -> None:
+    whole = np.arange(1600, dtype="f4").reshape(40, 40)
+    blocks = blocks_of(whole, rows, cols)
+    order.shuffle(blocks)
+    seen, times = np.zeros((40, 40), dtype), np.zeros((40, 40), int)
+    for some in panels.panels(blocks, np.dtype(dtype), joins_below):
+        for array, (row, col) in some:
+            here = np.s_[row : row + array.shape[0], col : col + array.shape[1]]
+            seen[here] = array
+            times[here] += 1
+    assert np.array_equal(seen, whole)
+    assert (times == 1).all()
+
+
+def test_large_blocks_come_as_they_are_and_all_at_once() -> None:
+    whole = np.arange(1600.0).reshape(40, 40)
+    blocks = blocks_of(whole, [0, 20, 39, 40], [0, 40])
+    nbytes = blocks[2].array.nbytes
+    (large, small) = panels.panels(
+        [*blocks, Block(whole[:1] + 1, (40, 0))], whole.dtype, nbytes + 1
+    )
+    assert [id(block.array) for block in large] == [id(block.array) for block in blocks[:2]]
+    assert [(block.origin, block.array.shape) for block in small] == [((39, 0), (2, 40))]
+
+
+def test_a_panel_has_an_end() -> None:
+    column = np.zeros((panels.PANEL // 8 // 3, 1))  # a third: the fourth goes into the next
+    blocks = [Block(column, (i * len(column), 0)) for i in range(4)]
+    shapes = [
+        [block.array.shape for block in some]
+        for some in panels.panels(blocks, column.dtype, panels.PANEL)
+    ]
+    assert shapes == [[column.shape], [(3 * len(column), 1)]]
