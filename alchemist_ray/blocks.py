@@ -193,7 +193,7 @@ def write(
         here[i] = here[i]._replace(source=value)
     blocks = cut(here, reader, target.dtype)
     with Writer(ranks, target, progress) as writer:
-        for panel in panels(blocks, target.dtype, writer.joins_below):
+        for panel in panels(blocks, target.dtype, writer.is_small, ranks.share_out):
             writer.write_blocks(panel)
     return writer.times
 

@@ -1,21 +1,23 @@
 """Small blocks that lie beside each other: copied together, and written as one.
 
-Cutting a block by layout has a price per block and rank. For a small block a copy into a panel that
-stays in the cache costs less than that; a larger one is written from where it lies.
+Cutting a block by layout has a price per block and rank, and one per column. Where blocks are
+small, or low, a copy into a panel costs less than that; others are written from where they lie.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.layout import Shape
 from mpi_workers.tiles import Block
 
-PANEL = 8 << 20  # 8 MiB: what small blocks are gathered up to
+PANEL = 16 << 20  # 16 MiB: what small blocks are gathered up to
 
 
 class _Box(NamedTuple):
@@ -42,21 +44,25 @@ class _Box(NamedTuple):
 
 
 def panels(
-    blocks: Sequence[Block], dtype: np.dtype[Any], joins_below: int
+    blocks: Sequence[Block],
+    dtype: np.dtype[Any],
+    is_small: Callable[[Shape], bool],
+    share_out: Callable[[Callable[[int], object], Sequence[int]], None],
 ) -> Iterator[Sequence[Block]]:
     """The same elements in larger pieces, as far as blocks lie beside each other.
 
-    Those of at least `joins_below` bytes come as they are, all at once. What is yielded must be
-    used before the next is asked for.
+    Those that are not small come as they are, all at once. What is yielded must be
+    used before the next is asked for. `share_out` runs a function for each of some numbers, in
+    this thread or in several.
     """
     most = PANEL // dtype.itemsize
     boxes, whole = [], []
     for i, block in enumerate(blocks):
         (r, c), (m, n) = block.origin, block.array.shape
-        if m * n * dtype.itemsize >= joins_below:
-            whole.append(block)
-        else:
+        if is_small((m, n)):
             boxes.append(_Box(r, c, r + m, c + n, (i,)))
+        else:
+            whole.append(block)
     boxes.sort(key=lambda box: (box.row0, box.col0))
     joined = _joined(_joined(boxes, 1, most), 0, most)
     whole += [blocks[box.members[0]] for box in joined if len(box.members) == 1]
@@ -67,11 +73,16 @@ def panels(
             continue
         panel = _scratch()[: box.size * dtype.itemsize].view(dtype)
         panel = panel.reshape(box.row1 - box.row0, box.col1 - box.col0)
-        for i in box.members:
-            (r, c), (m, n) = blocks[i].origin, blocks[i].array.shape
-            r, c = r - box.row0, c - box.col0
-            np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="same_kind")
+
+        share_out(partial(_place, blocks, box, panel), box.members)
         yield [Block(panel, (box.row0, box.col0))]
+
+
+def _place(blocks: Sequence[Block], box: _Box, panel: NDArray[Any], i: int) -> None:
+    """Copy a member of a box to where it belongs in the box's panel."""
+    (r, c), (m, n) = blocks[i].origin, blocks[i].array.shape
+    r, c = r - box.row0, c - box.col0
+    np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="same_kind")
 
 
 def _joined(boxes: Sequence[_Box], axis: int, most: int) -> list[_Box]:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self
 
 from mpi_workers import tiles
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Piece, as_slice
-from mpi_workers.links import Array, Doors, RankLink, Ranks, RankTimes, Target, named
+from mpi_workers.layout import Piece, Shape, as_slice
+from mpi_workers.links import Array, Doors, RankLink, Ranks, RankTimes, Target, closed, named
 from mpi_workers.regions import Region
 
 __all__ = ["Doors", "Progress", "RankTimes", "Ranks", "Reader", "Target", "Writer"]
@@ -26,6 +26,7 @@ __all__ = ["Doors", "Progress", "RankTimes", "Ranks", "Reader", "Target", "Write
 PANEL_BYTES = 64 << 20  # 64 MiB: a progress bar moves this often
 LOOK_BYTES = 512 << 20  # 512 MiB: what is copied whole where nobody watches a bar
 WORTH = 64 << 10  # 64 KiB for a rank: takes as long to copy as it takes to see to a rank
+RUN = 256  # bytes of a column for a rank: 32 elements
 WORTH_STREAM = 8 << 20  # 8 MiB of a block: several messages for each of its ranks
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
@@ -131,7 +132,7 @@ class _Transfer:
         try:
             future = self._ranks.streams.submit(action, *arguments)
         except RuntimeError:
-            raise self._closed() from None
+            raise closed() from None
         future.add_done_callback(self._done.put)
         self._running.append(future)
 
@@ -141,11 +142,8 @@ class _Transfer:
             for _ in self._running:
                 self._done.get().result()
         except CancelledError:
-            raise self._closed() from None
+            raise closed() from None
         self._running.clear()
-
-    def _closed(self) -> Failure:
-        return Failure("TransferError", "the connections to the gang were closed")
 
     def _move(
         self,
@@ -190,27 +188,26 @@ class _Transfer:
                 raise Failure("TransferError", words, rank=rank)
         large = sum(panel.array.nbytes for panel in panels) > 1 << 20
         try:
-            spent = tiles.exchange(
+            copied = tiles.exchange(
                 [tiles.Block(array, (region.row0, region.col0)) for array, region in panels],
                 self._near,
                 into_parts=self.write,
                 executor=self._ranks.copiers,
                 threads=self._ranks.threads if large else 1,
             )
-        except RuntimeError:
-            raise self._closed() from None
+        except (RuntimeError, CancelledError):
+            raise closed() from None
         moved = 0
-        for part in self._near:
-            elements = sum(panel.region.of(part.piece).size for panel in panels)
+        for rank, (elements, seconds) in copied.items():
             nbytes = elements * self._target.dtype.itemsize
             moved += nbytes
-            times = self.times[part.rank]
+            times = self.times[rank]
             times.nbytes += nbytes
             if self.write:
-                self._written[part.rank] = self._written.get(part.rank, 0) + elements
-                times.send_s += spent[part.rank]
+                self._written[rank] = self._written.get(rank, 0) + elements
+                times.send_s += seconds
             else:
-                times.receive_s += spent[part.rank]
+                times.receive_s += seconds
         if self._progress is not None:
             self._progress(moved)
 
@@ -274,15 +271,23 @@ class Writer(_Transfer):
 
         Notes
         -----
-        A block costs some 10 us for each rank that holds a part of it: blocks of which ranks
-        hold less than `WORTH` bytes each are better joined to larger ones first.
+        A block costs some 10 us for each rank that holds a part of it: those that `is_small`
+        tells of are better joined first.
         """
         self._move(blocks, lambda link, region, cut: link.put(self._target, region, cut))
 
-    @property
-    def joins_below(self) -> int:
-        """Bytes of a block below which to copy it to others costs less than to send it alone."""
-        return WORTH_STREAM if self._far else WORTH * len(self._near)
+    def is_small(self, shape: Shape) -> bool:
+        """Whether to copy a block of this shape to its neighbours costs less than to send it alone.
+
+        So it is if it is small for each rank; and if it is low, because ranks keep columns: few
+        elements of each lie together.
+        """
+        m, n = shape
+        itemsize = self._target.dtype.itemsize
+        if self._far:
+            return m * n * itemsize < WORTH_STREAM
+        dealt = max((part.piece.rows.step for part in self._near), default=1)
+        return m * n * itemsize < WORTH * len(self._near) or m * itemsize < RUN * dealt
 
     def _finish_streams(self) -> None:
         def one(link: RankLink) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -241,6 +241,18 @@ class Ranks:
                 found = self._links[rank] = RankLink(rank, self.doors)
             return found
 
+    def share_out(self, action: Callable[[int], object], numbers: Sequence[int]) -> None:
+        """Run `action` for each number, on the threads that copy, and wait.
+
+        Raises `Failure` (TransferError) if this has been closed.
+        """
+        shares = [numbers[k :: self.threads] for k in range(self.threads)]
+        try:
+            for _ in self.copiers.map(lambda share: [action(i) for i in share], shares):
+                pass
+        except (RuntimeError, CancelledError):
+            raise closed() from None
+
     def trim(self) -> None:
         """Let go of the ranks' memory that is mapped here and in no transfer under way.
 
@@ -268,6 +280,10 @@ class Ranks:
     def _all(self) -> list[RankLink]:
         with self._lock:
             return list(self._links.values())
+
+
+def closed() -> Failure:
+    return Failure("TransferError", "the connections to the gang were closed")
 
 
 def named(link: RankLink, action: Callable[[], T]) -> T:

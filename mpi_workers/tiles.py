@@ -43,6 +43,13 @@ class Part(NamedTuple):
     local: Array  # Fortran-ordered, shape piece.shape
 
 
+class Copied(NamedTuple):
+    """What has been copied for a rank."""
+
+    elements: int
+    seconds: float
+
+
 def copy(dst: Array, src: Array) -> None:
     """``dst[...] = src`` for matrices of any strides, in tiles where their orders differ."""
     m, n = dst.shape
@@ -82,7 +89,7 @@ def exchange(
     into_parts: bool,
     executor: Executor | None = None,
     threads: int = 1,
-) -> dict[int, float]:
+) -> dict[int, Copied]:
     """Copy between arrays, which are regions of the matrix, and what ranks hold of it.
 
     Parameters
@@ -98,14 +105,14 @@ def exchange(
 
     Returns
     -------
-    dict of int to float
-        Seconds spent copying, by rank.
+    dict of int to Copied
+        By rank.
 
     Notes
     -----
     One copy of every element, no temporary.
     """
-    spent = dict.fromkeys((part.rank for part in parts), 0.0)
+    ranks = [part.rank for part in parts]
     # Rows dealt out whole are cut rank by rank; dealt columns share cache lines between ranks.
     alone = all(part.piece.cols.step == 1 for part in parts)
     jobs: list[tuple[Block, Sequence[Part], range, range]] = []
@@ -118,42 +125,45 @@ def exchange(
             stride = max(1, part.piece.rows.step)
             jobs += [(block, (part,), r, c) for r, c in _tiles(m, n, itemsize, stride, True)]
 
-    def run(share: Sequence[tuple[Block, Sequence[Part], range, range]]) -> dict[int, float]:
-        mine = dict.fromkeys(spent, 0.0)
+    def run(share: Sequence[tuple[Block, Sequence[Part], range, range]]) -> dict[int, Copied]:
+        elements, seconds = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0.0)
         clock = time.perf_counter()
         for block, served, tile_rows, tile_cols in share:
             for part in served:
-                _copy_tile(block, part, tile_rows, tile_cols, into_parts)
+                elements[part.rank] += _copy_tile(block, part, tile_rows, tile_cols, into_parts)
                 now = time.perf_counter()
-                mine[part.rank] += now - clock
+                seconds[part.rank] += now - clock
                 clock = now
-        return mine
+        return {rank: Copied(elements[rank], seconds[rank]) for rank in ranks}
 
     threads = max(1, min(threads, len(jobs)))
     if threads == 1 or executor is None:
         return run(jobs)
     bounds = [len(jobs) * k // threads for k in range(threads + 1)]
     shares = [jobs[a:b] for a, b in pairwise(bounds)]
-    for result in executor.map(run, shares):
-        for rank, seconds in result.items():
-            spent[rank] += seconds
-    return spent
+    done = list(executor.map(run, shares))
+    return {
+        rank: Copied(sum(d[rank].elements for d in done), sum(d[rank].seconds for d in done))
+        for rank in ranks
+    }
 
 
 def _copy_tile(
     block: Block, part: Part, tile_rows: range, tile_cols: range, into_parts: bool
-) -> None:
+) -> int:
+    """How many elements it has copied."""
     array, (row0, col0) = block
     rows = clip(part.piece.rows, tile_rows.start + row0, tile_rows.stop + row0)
     cols = clip(part.piece.cols, tile_cols.start + col0, tile_cols.stop + col0)
     if not rows or not cols:
-        return
+        return 0
     here = array[as_slice(rows, row0), as_slice(cols, col0)]
     there = part.local[positions(part.piece.rows, rows), positions(part.piece.cols, cols)]
     if into_parts:
         there[...] = here
     else:
         here[...] = there
+    return here.size
 
 
 def default_threads() -> int:

@@ -237,6 +237,32 @@ def test_ranks_that_hold_nothing_are_left_alone(
     host.free(target.matrix)
 
 
+def test_which_blocks_are_better_joined(host: support.Host, gangs: dict[str, Ranks]) -> None:
+    rows, cols = (new(host, spread_of(name, (4096, 4096))) for name in ("VC_STAR", "STAR_VC"))
+    for target, low in ((rows, 32 * RANKS - 1), (cols, 31)):
+        with Writer(gangs["near"], target) as writer:
+            assert not writer.is_small((low + 1, 4096))
+            assert writer.is_small((low, 4096))  # too few elements of a column for a rank
+            assert writer.is_small((4096, 11))  # less than 64 KiB for each
+            assert not writer.is_small((4096, 12))
+        with Writer(gangs["far"], target) as writer:
+            assert writer.is_small((1023, 1024))
+            assert not writer.is_small((1024, 1024))
+        host.free(target.matrix)
+
+
+def test_work_is_shared_out_to_threads(gangs: dict[str, Ranks]) -> None:
+    ranks = Ranks(gangs["near"].doors, threads=3)
+    squares: dict[int, int] = {}
+    ranks.share_out(lambda i: squares.__setitem__(i, i * i), range(2, 40))
+    assert squares == {i: i * i for i in range(2, 40)}
+    with pytest.raises(ZeroDivisionError):
+        ranks.share_out(lambda i: 1 // i, [1, 0])
+    ranks.close()
+    with pytest.raises(Failure, match="closed"):
+        ranks.share_out(print, range(3))
+
+
 # --- what is told of a transfer ---
 
 
