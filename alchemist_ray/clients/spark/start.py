@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError
@@ -44,6 +44,7 @@ OPTION_KEYS = (
 JAVAS = (8, 11, 17)  # of Spark 3.5
 MASTER_CPUS = 1  # asked for by RayDP's master actor while it is placed
 CLEAN_S = 60.0  # what clearing up after a failed start may take
+CANCEL_S = 5.0  # for a JVM to hear that jobs are cancelled
 END_S = 10.0  # for a JVM to end by itself
 TAIL = 25  # lines of a log
 
@@ -92,7 +93,8 @@ def init_spark(
     Notes
     -----
     Takes some 10 s, and minutes on a busy machine: three kinds of JVM are started. Executors run
-    the Python of this process. End it with `stop_spark`.
+    the Python of this process. Ctrl-C cancels Spark's jobs, as it does where PySpark has started
+    Spark, unless the program has a handler of its own. End it with `stop_spark`.
     """
     try:
         import raydp  # noqa: PLC0415
@@ -148,6 +150,7 @@ def init_spark(
     except BaseException:
         _clean(app_name, thread)
         raise
+    _take_ctrl_c(sessions[0].sparkContext)
     return sessions[0]
 
 
@@ -172,16 +175,37 @@ def stop_spark() -> None:
     _give_back_ctrl_c()
 
 
+def _take_ctrl_c(context: Any) -> None:
+    """Have SIGINT cancel Spark's jobs: PySpark sees to it only if the main thread starts Spark."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only that one may set handlers
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+
+    def cancel() -> None:
+        with contextlib.suppress(Exception):  # Spark may be gone
+            context.cancelAllJobs()
+
+    def interrupted(*_: object) -> NoReturn:
+        # This thread's line to the JVM is in use: it waits there for the job.
+        thread = threading.Thread(target=cancel, name="cancel-spark", daemon=True)
+        thread.start()
+        thread.join(CANCEL_S)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+
+
 def _give_back_ctrl_c() -> None:
-    """Have SIGINT raise KeyboardInterrupt again.
+    """Have SIGINT raise KeyboardInterrupt again, and no more.
 
     PySpark's handler outlives its context, cancels the jobs of a Spark that is gone, and raises
     what comes of that instead.
     """
     if threading.current_thread() is not threading.main_thread():
-        return  # only that one may set handlers
-    handler = signal.getsignal(signal.SIGINT)
-    if str(getattr(handler, "__module__", "")).startswith("pyspark."):
+        return
+    module = str(getattr(signal.getsignal(signal.SIGINT), "__module__", ""))
+    if module == __name__ or module.startswith("pyspark."):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +99,22 @@ def test_a_jvm_that_dies_at_the_start_is_told_of(sparks: Sparks) -> None:
     nothing_left(cpus)
 
 
+def ctrl_c_cancels_jobs(spark: Any) -> None:
+    """Those of a program that waits for Spark itself."""
+    jobs = spark.sparkContext.statusTracker()
+
+    def press() -> None:
+        if traces.wait_until(jobs.getActiveJobsIds, 30.0, 0.1) is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        spark.sparkContext.parallelize(range(2), 2).foreach(lambda _: time.sleep(10))
+    thread.join()
+    assert traces.wait_until(lambda: not jobs.getActiveJobsIds(), 20.0, 0.1) is not None
+
+
 def test_spark_on_ray_there_and_back_and_gone(
     als: AlchemistSession, sparks: Sparks, tmp_path: Path
 ) -> None:
@@ -113,7 +131,9 @@ def test_spark_on_ray_there_and_back_and_gone(
     A = als.send_matrix(frame)
     B = als.send_matrix(A.to_spark(spark, kind="IndexedRowMatrix"), layout="MC_MR")
     C = als.send_matrix(A.to_spark(spark, kind="BlockMatrix"))
+    ctrl_c_cancels_jobs(spark)
     sparks.stop()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for handle in (A, B, C):
         np.testing.assert_array_equal(handle.fetch(), want)
     nothing_left(cpus)
