@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, holders
 from alchemist_ray.blocks import ArrayReader, Kept
+from tests.support import traces
 
 SHAPES = [(2, 3), (200, 1000), (1, 7)]
 LABELS = ["a", "b", "c"]
@@ -44,20 +43,13 @@ def test_what_lies_elsewhere_is_looked_at_there(refs: list[Any], by_agents: None
 def test_the_store_gets_back_what_has_been_sent(session: AlchemistSession) -> None:
     before = in_store()
     blocks = [(ray.put(np.full((1000, 4000), i)), 1000 * i, 0) for i in range(2)]  # 64 MB
-    wait_for(lambda: in_store() > before + 60e6)
+    assert traces.wait_until(lambda: in_store() > before + 60e6, 20.0) is not None
     handle = session.send_matrix(blocks)
     del blocks
-    wait_for(lambda: in_store() < before + 1e6)
+    assert traces.wait_until(lambda: in_store() < before + 1e6, 20.0) is not None
     assert handle.fetch(1999, 0) == 1
 
 
 def in_store() -> float:
     total, free = ray.cluster_resources(), ray.available_resources()
     return total["object_store_memory"] - free.get("object_store_memory", 0.0)
-
-
-def wait_for(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
