@@ -3,14 +3,14 @@
 import os
 import sys
 
-from alchemist_ray.slurm.job import adopt
+from alchemist_ray.deploy.slurm.job import adopt
 
 if "ray" not in sys.modules:  # it reads how to authenticate itself when it is imported
     adopt(os.environ)
 
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.handles import Handle
-from alchemist_ray.remote import mpi_function
+from alchemist_ray.functions.mpi_function import mpi_function
 from alchemist_ray.session import AlchemistSession, WorkerInfo
 
 __version__ = "0.1.0"

@@ -8,19 +8,19 @@ import subprocess
 import sys
 
 from alchemist_ray import __version__
+from alchemist_ray.deploy.kubernetes import cli as kuberay
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.kuberay import cli as kuberay
 
 FOR_AUTHORS = {
     "new-library": "write a small library of your own, in C, C++ or Python, with build and test",
     "include": "print the folder of alchemist.h",
 }
 
-# Each is a folder of that name, with a cli.py.
+# Commands with a parser of their own: the module that has its `main`, and the help text.
 OWN_PARSERS = {
-    "bench": "a small HPC check on a gang",
-    "doctor": "look at every node for what MPI users trip over",
-    "virtual-cluster": "Ray in virtual machines",
+    "bench": ("alchemist_ray.observe.bench.cli", "run a small HPC benchmark on a gang"),
+    "doctor": ("alchemist_ray.observe.doctor.cli", "check every node for common MPI problems"),
+    "virtual-cluster": ("alchemist_ray.deploy.virtual_cluster.cli", "run Ray in virtual machines"),
 }
 
 BATCH = {"slurm": "Slurm", "pbs": "PBS"}
@@ -38,16 +38,16 @@ def main(argv: list[str] | None = None) -> int:
     for name, what in FOR_AUTHORS.items():
         commands.add_parser(name, help=what, add_help=False)
     kuberay.add_parser(commands)
-    for name, what in OWN_PARSERS.items():
+    for name, (_, what) in OWN_PARSERS.items():
         commands.add_parser(name, help=what, add_help=False)
     for name, system in BATCH.items():
         commands.add_parser(name, help=f"Ray and gangs in a job of {system}", add_help=False)
     if argv and argv[0] in BATCH:
-        from alchemist_ray.slurm import cli as jobs  # noqa: PLC0415
+        from alchemist_ray.deploy.slurm import cli as jobs  # noqa: PLC0415
 
         return jobs.main(argv)
     if argv and argv[0] in OWN_PARSERS:
-        module = importlib.import_module(f"alchemist_ray.{argv[0].replace('-', '_')}.cli")
+        module = importlib.import_module(OWN_PARSERS[argv[0]][0])
         return int(module.main(argv[1:]))
     options, rest = parser.parse_known_args(argv)
     if options.command in FOR_AUTHORS:

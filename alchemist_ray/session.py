@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from alchemist_ray import functions
-from alchemist_ray.checkpoints import SessionCheckpoints
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
-from alchemist_ray.gang import GangClient
-from alchemist_ray.handles import Handle
-from alchemist_ray.libraries import Library, Routine, named
-from alchemist_ray.lines import Lines, open_lines
-from alchemist_ray.owner import GangOwner, WorkerInfo
-from alchemist_ray.persistence import SessionFiles
+from alchemist_ray.functions import run
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.libraries import Library, Routine, named
+from alchemist_ray.gang.rank_channel import RankChannel, open_rank_channel
+from alchemist_ray.io.checkpoints import SessionCheckpoints
+from alchemist_ray.io.matrix_files import SessionFiles
+from alchemist_ray.runtime.gang_owner import GangOwner, WorkerInfo
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.namespace import Namespace
@@ -35,7 +35,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
     placement : {"own", "inherit"} or Reservation
         Reserve CPUs for the ranks in the cluster, or run them inside the CPUs of
         the Ray task or actor that makes the session, or in bundles of a placement group
-        that is there already (`alchemist_ray.placement.within`).
+        that is there already (`alchemist_ray.runtime.placement.within`).
     strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
         Ray's ways to lay ranks over nodes (pods): few nodes, many nodes, one node, a node
         for each rank. The strict ones are kept or refused. With ``placement="own"``.
@@ -45,7 +45,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         CPUs reserved for each rank. Default: `threads_per_worker`.
     launcher : {"auto", "pmi", "mpiexec", "srun", "pals", "aprun", "hydra"}
         How ranks are started: forked by us (pmi), by an mpiexec on one machine, or on many nodes
-        by a site's own launcher (`alchemist_ray.launch`). Default: what the environment's
+        by a site's own launcher (`alchemist_ray.launchers`). Default: what the environment's
         `ALCHEMIST_LAUNCHER` says, which a site file sets where the fabric needs it; else pmi.
     start_timeout_s : float
         Most seconds that the start of a gang may take.
@@ -68,7 +68,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
     is none, starts one for this process.
     """
 
-    _libraries_of: GangClient | None = None
+    _libraries_of: GangConnection | None = None
     _libraries: dict[str, Library]
 
     # --- matrices ---
@@ -196,8 +196,8 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
             )
         return loaded[name].routine(routine)(*args, **kwargs)
 
-    def open_lines(self, serve: Routine, timeout_s: float = 10.0) -> Lines | None:
-        """Straight lines to the ranks for a routine that serves, see `alchemist_ray.lines`.
+    def open_rank_channel(self, serve: Routine, timeout_s: float = 10.0) -> RankChannel | None:
+        """Channels to the ranks for a routine that serves, see `alchemist_ray.gang.rank_channel`.
 
         The routine holds the gang until the lines are closed: no other command is done.
 
@@ -207,7 +207,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
             If the gang is lost.
         """
         client = self._gang()
-        return open_lines(serve, client.cancel, client.endpoint, timeout_s)
+        return open_rank_channel(serve, client.cancel, client.gang_address, timeout_s)
 
     def _loaded(self) -> dict[str, Library]:
         """Libraries by name; a new gang has none."""
@@ -268,7 +268,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         first parameter: new matrices, layouts, progress, cancellation. Nothing is kept
         from one run to the next.
         """
-        return functions.run(self._gang(), function, args, kwargs, timeout_s)
+        return run.run(self._gang(), function, args, kwargs, timeout_s)
 
     def run_script(
         self,
@@ -309,4 +309,4 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         `MPI.COMM_WORLD` is the gang's communicator while it runs, and MPI stays initialised
         whatever it calls. What the ranks print appears here as it is printed.
         """
-        functions.run_script(self._gang(), path, argv, cwd, env, timeout_s)
+        run.run_script(self._gang(), path, argv, cwd, env, timeout_s)

@@ -2,6 +2,6 @@
 
 from ali.interface import Context, routine
 from ali.run import context
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 __all__ = ["Context", "DistMatrix", "context", "routine"]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.layout import deals
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import rank_strides
 
 Array = NDArray[Any]
 
@@ -28,7 +28,7 @@ def require(condition: bool, kind: str, message: str) -> None:
 
 def block(matrix: DistMatrix) -> Array:
     """`matrix.local`, with its true shape where it is empty: ``(0, n)`` rather than ``(0, 0)``."""
-    both = deals(matrix.layout, matrix.grid, matrix.rank)
+    both = rank_strides(matrix.layout, matrix.grid, matrix.rank)
     if both is None:
         return matrix.local
     (row0, row_step), (col0, col_step) = both
@@ -86,7 +86,7 @@ def frobenius(ctx: Context, matrix: DistMatrix) -> float:
     LAPACK's lassq, so that neither 1e200 overflows nor 1e-200 vanishes.
     """
     scale, total = 0.0, 0.0
-    if any(group[0] == ctx.rank for group in matrix.spread.owners()):  # each copy counts once
+    if any(group[0] == ctx.rank for group in matrix.distribution.owners()):  # each copy counts once
         local = matrix.local.reshape(-1, order="F")
         if local.dtype.kind == "c":
             local = local.view(local.real.dtype)

@@ -21,14 +21,14 @@ from mpi4py import MPI
 from ali import registry
 from ali.interface import Context
 from ali.testing import Case, Suite
-from mpi_workers import trial
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.matrix import DistMatrix
-from mpi_workers.signature import MATRIX, Signature
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.testing import trial
+from mpi_workers.wire.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
-    from mpi_workers.worker import Gang
+    from mpi_workers.rank.loop import Gang
 
 CANCEL_S = 0.005  # how far into a call it is cancelled
 RELOADS = 3
@@ -174,9 +174,9 @@ class _Checker:
         """Checked as the client does, with matrices spread over the gang. Local."""
 
         def matrix(value: Any) -> DistMatrix:
-            spread = self.ctx.new_replicated(np.asarray(value), layout)
-            self.saw_empty |= spread.local.size == 0
-            return spread
+            distribution = self.ctx.new_replicated(np.asarray(value), layout)
+            self.saw_empty |= distribution.local.size == 0
+            return distribution
 
         return self.signatures[case.routine].bind((), dict(case.arguments), matrix)
 

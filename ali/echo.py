@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from ali.interface import Context, routine
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine()

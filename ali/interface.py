@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Grid
-from mpi_workers.matrix import DistMatrix
-from mpi_workers.signature import MATRIX, REQUIRED, Parameter, Result, Signature, coerce
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import Grid
+from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature, coerce
 
 if typing.TYPE_CHECKING:
-    from mpi_workers.comm import GangComm
-    from mpi_workers.worker import Gang
+    from mpi_workers.rank.communicator import GangComm
+    from mpi_workers.rank.loop import Gang
 
 F = TypeVar("F", bound=Callable[..., Any])
 

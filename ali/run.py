@@ -24,11 +24,11 @@ import cloudpickle
 
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix import DistMatrix
-from mpi_workers.values import NotPlain, decode, encode
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.wire.values import NotPlain, decode, encode
 
 if TYPE_CHECKING:
-    from mpi_workers.worker import Gang
+    from mpi_workers.rank.loop import Gang
 
 Find = Callable[[Any], DistMatrix]
 

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 SHOWN = 5  # faults of a check that are printed
 

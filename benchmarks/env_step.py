@@ -17,7 +17,7 @@ import ray
 from ali import scaffold
 from benchmarks.harness import Report, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 BARE = "benchmarks.bare_env:step_s"
 RBC = "rayleigh_benard"
@@ -70,7 +70,7 @@ def _restart(report: Report, idle: str) -> None:
             assert env._simulation is not None
             assert env._simulation._session is not None
             gang: Any = env._simulation._session._client
-            os.kill(gang.endpoint.workers[1]["pid"], signal.SIGKILL)
+            os.kill(gang.gang_address.workers[1]["pid"], signal.SIGKILL)
             start = time.perf_counter()
             try:
                 while True:

@@ -13,14 +13,14 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from benchmarks.harness import Report
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 RANKS, ROUNDS, SECONDS = 2, 5, 0.3
 SIZES = [8, 1 << 20]
 
 
 def bare(gang: Any) -> dict[str, list[float]]:
-    """The measures, on the ranks of `mpi_workers.trial`."""
+    """The measures, on the ranks of `mpi_workers.testing.trial`."""
     from ali.hpc import allreduce, copy, matmul, ping_pong  # only ranks may initialise MPI
     from ali.interface import Context
 

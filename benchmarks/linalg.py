@@ -21,7 +21,7 @@ from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import LibraryError
 from benchmarks.harness import Peer, Report, timed
 from benchmarks.spark_mllib import DECAY
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 Array = np.ndarray[Any, Any]
 CORES = min(2, len(os.sched_getaffinity(0)))

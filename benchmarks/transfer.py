@@ -94,15 +94,15 @@ def _turns(
 
 _RANK = """
 import sys, tempfile, numpy as np
-from mpi_workers.layout import Spread
-from mpi_workers.memory import Pool
-from mpi_workers.server import DataServer
-from mpi_workers.storage import Storage
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.data.server import DataServer
+from mpi_workers.matrix.storage import Storage
 
 storage = Storage(0, Pool(1 << 31, shared=True))
-spread = Spread("VC_STAR", (int(sys.argv[1]), int(sys.argv[1])), (1, 1))
+distribution = Distribution("VC_STAR", (int(sys.argv[1]), int(sys.argv[1])), (1, 1))
 for ident in (1, 2):
-    storage.put(ident, storage.new(spread, np.dtype("float64")), sealed=ident == 2)
+    storage.put(ident, storage.new(distribution, np.dtype("float64")), sealed=ident == 2)
 with tempfile.TemporaryDirectory() as folder:
     server = DataServer(storage, "token", folder + "/rank.sock", "127.0.0.1")
     print(server.addresses[1], flush=True)
@@ -129,8 +129,9 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 def between_nodes() -> list[tuple[str, float, str]]:
     """Ratios of our stream to a bare one of the same bytes, in and out."""
-    from mpi_workers.client import Doors, Ranks, Reader, Target, Writer
-    from mpi_workers.layout import Spread
+    from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+    from mpi_workers.data.transfers import MatrixReader, MatrixWriter
+    from mpi_workers.matrix.layout import Distribution
 
     n = 2500
     A = np.random.default_rng(1).random((n, n))
@@ -139,8 +140,8 @@ def between_nodes() -> list[tuple[str, float, str]]:
     with _child(_RANK, n) as rank, _child(_PLAIN, n) as plain:
         address = rank.stdout.readline().strip()  # type: ignore[union-attr]
         port = int(plain.stdout.readline())  # type: ignore[union-attr]
-        ranks = Ranks(Doors("token", ((address,),)))
-        spread = Spread("VC_STAR", (n, n), (1, 1))
+        ranks = RankConnections(RankEndpoints("token", ((address,),)))
+        distribution = Distribution("VC_STAR", (n, n), (1, 1))
         peer = socket.create_connection(("127.0.0.1", port))
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw = memoryview(A).cast("B")
@@ -158,11 +159,11 @@ def between_nodes() -> list[tuple[str, float, str]]:
                 got += peer.recv_into(into[got:])
 
         def ours_out() -> None:
-            with Writer(ranks, Target(1, spread, A.dtype)) as writer:
+            with MatrixWriter(ranks, TransferTarget(1, distribution, A.dtype)) as writer:
                 writer.write_block(A, (0, 0))
 
         def ours_in() -> None:
-            with Reader(ranks, Target(2, spread, A.dtype)) as reader:
+            with MatrixReader(ranks, TransferTarget(2, distribution, A.dtype)) as reader:
                 reader.read_block(out, (0, 0))
 
         times = in_turns(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.placement import Reservation
+from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
 
 PLACEMENTS = ("own", "inherit")

@@ -31,9 +31,9 @@ from ray.rllib.env.env_errors import StepFailedRecreateEnvError
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.tune import PlacementGroupFactory
 
-from alchemist_ray.cluster import join_ray
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.placement import Reservation, within
+from alchemist_ray.runtime.placement import Reservation, within
+from alchemist_ray.runtime.ray_cluster import join_ray
 from envs.errors import EnvConfigError, EnvError, RestartLimitError
 
 __all__ = [

@@ -23,8 +23,8 @@ from alchemist_ray.errors import (
     GroupFailedError,
     RoutineError,
 )
-from alchemist_ray.libraries import Routine
-from alchemist_ray.lines import Lines
+from alchemist_ray.gang.libraries import Routine
+from alchemist_ray.gang.rank_channel import RankChannel
 from envs.config import EnvConfig
 from envs.errors import (
     BadActionError,
@@ -74,7 +74,7 @@ class Simulation:
         self.copies = config.copies or 1
         self._session: AlchemistSession | None = None
         self._routines: dict[str, Routine] = {}  # none: there is no gang
-        self._lines: Lines | None = None
+        self._lines: RankChannel | None = None
         self._running = False
         self._closed = False
         self._lost = 0
@@ -191,7 +191,7 @@ class Simulation:
         """Straight lines to the ranks, where they can be had: a step costs no command then."""
         serve = self._routines.get("serve")
         if serve is not None and self._session is not None:
-            self._lines = self._session.open_lines(serve, LINES_S)
+            self._lines = self._session.open_rank_channel(serve, LINES_S)
 
     def _drop_lines(self) -> None:
         """Close them now: an error that is still held would hold them, and ranks in `serve`."""

@@ -98,15 +98,15 @@ def cluster() -> Iterator[str]:
 @pytest.fixture
 def by_agents(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies on this node is taken for another's: its agent looks at it and sends it."""
-    from alchemist_ray import holders, sender  # noqa: PLC0415
+    from alchemist_ray.transfer import object_location, scheduling  # noqa: PLC0415
 
-    found = holders.holders
+    found = object_location.locate_objects
 
-    def elsewhere(refs: Any) -> list[holders.Held]:
+    def elsewhere(refs: Any) -> list[object_location.ObjectLocation]:
         return [held._replace(here=False) for held in found(refs)]
 
-    for module in (holders, sender):
-        monkeypatch.setattr(module, "holders", elsewhere)
+    for module in (object_location, scheduling):
+        monkeypatch.setattr(module, "locate_objects", elsewhere)
 
 
 @pytest.fixture(params=["this process", "agents"])

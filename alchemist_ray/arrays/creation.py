@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alchemist_ray import functions
 from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.handles import Handle
+from alchemist_ray.functions import run
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine
@@ -33,7 +33,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     kind = rules.matrix_dtype(array.dtype)
     if array.nbytes <= rules.SMALL and array.size:
         small = array.astype(kind, copy=False)
-        return engine.call("array", *rules.told(small), LAYOUT)
+        return engine.call("array", *rules.encode_operand(small), LAYOUT)
     sent = engine.client.send(array, layout=LAYOUT, name=None, dtype=kind, print_times=False)
     return engine.temporary(sent)
 
@@ -82,5 +82,5 @@ def from_function(
             cols = np.arange(part.cols.start, part.cols.stop, part.cols.step)[None, :]
             part.local[...] = function(rows, cols)
 
-    functions.run(engine.client, fill, (A, function), {}, None)
+    run.run(engine.client, fill, (A, function), {}, None)
     return A

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.placing import Plan
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.handles import Handle
-from alchemist_ray.libraries import Library
+from alchemist_ray.gang.libraries import Library
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.namespace import Namespace
-    from alchemist_ray.gang import GangClient
+    from alchemist_ray.gang.connection import GangConnection
 
 LIBRARY = "ali.arrays"  # linalg under a name of its own: a user's is left alone
 REAL = {"complex64": "float32", "complex128": "float64"}
@@ -26,10 +26,10 @@ class Engine:
 
     Parameters
     ----------
-    client : GangClient
+    client : GangConnection
     """
 
-    def __init__(self, client: GangClient) -> None:
+    def __init__(self, client: GangConnection) -> None:
         self.client = client
         self._library: Library | None = None
         self._namespace: Namespace | None = None
@@ -81,7 +81,11 @@ class Engine:
         if not rules.is_array(other):
             return NotImplemented
         return self.call(
-            "combine", op, A, *rules.told(rules.operand(other, A.dtype)), reflected=reflected
+            "combine",
+            op,
+            A,
+            *rules.encode_operand(rules.operand(other, A.dtype)),
+            reflected=reflected,
         )
 
     def unary(self, op: str, A: Handle) -> Handle:
@@ -107,8 +111,8 @@ class Engine:
         if plain is not None:
             value = np.asarray(plain, np.result_type(like, plain) if beside is not None else None)
         elif not rules.is_array(value):
-            raise rules.not_there(f"a {type(value).__name__} as an operand")
-        return self._made("array", *rules.told(rules.operand(value, like)))
+            raise rules.unsupported(f"a {type(value).__name__} as an operand")
+        return self._made("array", *rules.encode_operand(rules.operand(value, like)))
 
     def where(self, condition: Any, x: Any, y: Any) -> Handle:
         """Elements of `x` where the condition is not 0, else of `y`."""
@@ -133,7 +137,7 @@ class Engine:
         small = rules.operand(array, A.dtype)
         if array.ndim == 1 and A is left:
             small = small.T
-        B = self.call("array", *rules.told(small))
+        B = self.call("array", *rules.encode_operand(small))
         C = self.call("matmul", *((A, B) if A is left else (B, A)))
         return self.flat(C) if array.ndim == 1 else C
 
@@ -155,7 +159,7 @@ class Engine:
         length = {0: A.shape[1], 1: A.shape[0], None: 1}[along]
         if keepdims or length * max(8, A.dtype.itemsize) > rules.SMALL:
             return self.call(op, A, axis=along, **extra)
-        values = rules.heard(*self.call("reduce", op, A, axis=along, **extra))
+        values = rules.decode_result(*self.call("reduce", op, A, axis=along, **extra))
         return values[0] if along is None else values
 
     def flat(self, column: Handle) -> Any:
@@ -179,7 +183,7 @@ class Engine:
         along = rules.axis_of(axis)
         handles = [part for part in parts if isinstance(part, Handle)]
         if along is None:
-            raise rules.not_there("concatenation of flattened matrices")
+            raise rules.unsupported("concatenation of flattened matrices")
         level = [self.matrix(part, handles[0]) for part in parts]
         while len(level) > 1:
             pairs = [level[i : i + 2] for i in range(0, len(level), 2)]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from alchemist_ray.handles import Handle
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine
@@ -61,7 +61,7 @@ def apply_function(
     implementation = FUNCTIONS.get(function)
     if implementation is None:
         instead = INSTEAD.get(function.__name__, f"{name}(A.fetch()) computes it here")
-        raise rules.not_there(name, instead)
+        raise rules.unsupported(name, instead)
     known = inspect.signature(implementation).parameters
     told = {
         key: value for key, value in kwargs.items()
@@ -273,7 +273,7 @@ def _triangle(engine: Engine, m: Any, inside: Callable[[Any, Any], Any]) -> Any:
 def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
     along = rules.axis_of(axis)
     if along is None:
-        raise rules.not_there("np.take of a flattened matrix", "give axis=0 or axis=1")
+        raise rules.unsupported("np.take of a flattened matrix", "give axis=0 or axis=1")
     return a[indices] if along == 0 else a[:, indices]
 
 
@@ -300,7 +300,7 @@ def _astype(engine: Engine, x: Any, dtype: Any, /, *, copy: bool = True, device:
 @implements(np.where)
 def _where(engine: Engine, condition: Any, x: Any = None, y: Any = None, /) -> Any:
     if x is None or y is None:
-        raise rules.not_there("np.where(mask) without values", "A[mask] picks rows by an (m, 1)")
+        raise rules.unsupported("np.where(mask) without values", "A[mask] picks rows by an (m, 1)")
     return engine.where(condition, x, y)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import MatrixError, ShapeError
-from alchemist_ray.handles import Handle
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine

@@ -8,8 +8,8 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.functions import implements
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.handles import Handle
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine
@@ -25,7 +25,7 @@ NORMS = {None: "fro", "fro": "fro", 1: "1", np.inf: "inf", 2: "2", "nuc": "nuc"}
 @implements(np.linalg.qr)
 def _qr(engine: Engine, a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "r") and not (mode == "complete" and a.shape[0] <= a.shape[1]):
-        raise rules.not_there(f"np.linalg.qr with mode={mode!r}", "mode='reduced' gives Q (m, k)")
+        raise rules.unsupported(f"np.linalg.qr with mode={mode!r}", "mode='reduced' gives Q (m, k)")
     Q, R = engine.call("qr", a)
     return R if mode == "r" else QR(Q, R)
 
@@ -41,7 +41,7 @@ def _svd(
     if not compute_uv:
         return _svdvals(engine, a)
     if full_matrices and a.shape[0] != a.shape[1]:
-        raise rules.not_there(
+        raise rules.unsupported(
             f"np.linalg.svd of {a.shape} with full_matrices=True",
             "give full_matrices=False; als.load_library('linalg').truncated_svd(A, rank) takes the "
             "largest",
@@ -58,7 +58,7 @@ def _svdvals(engine: Engine, x: Any, /) -> Any:
 @implements(np.linalg.eigh)
 def _eigh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
     if UPLO not in "LlUu":
-        raise rules.not_there(f"UPLO={UPLO!r}", "it is 'L' or 'U'")
+        raise rules.unsupported(f"UPLO={UPLO!r}", "it is 'L' or 'U'")
     W, V = engine.call("eigh", a if UPLO in "Ll" else a.H)
     return EIGH(engine.flat(W), V)
 
@@ -98,7 +98,7 @@ def _pinv(engine: Engine, a: Any, rcond: Any = None, hermitian: bool = False, *,
 def _matrix_rank(engine: Engine, A: Any, tol: Any = None, hermitian: bool = False, *,
                  rtol: Any = None) -> Any:  # fmt: skip
     if tol is not None:
-        raise rules.not_there("np.linalg.matrix_rank with tol=", "give rtol=, a relative one")
+        raise rules.unsupported("np.linalg.matrix_rank with tol=", "give rtol=, a relative one")
     return np.intp(engine.call("matrix_rank", A, rcond=_rcond(None, rtol)))
 
 
@@ -129,7 +129,7 @@ def _number(value: Any, a: Handle, *, real: bool = False) -> Any:
 @implements(np.linalg.cond)
 def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
     if p not in (None, 2):
-        raise rules.not_there(
+        raise rules.unsupported(
             f"np.linalg.cond with p={p!r}",
             "als.load_library('linalg').condest(A) estimates it in the 1-norm",
         )
@@ -159,7 +159,7 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
 def _only(axis: Any) -> int:
     given = axis if isinstance(axis, list | tuple) else (axis,)
     if len(given) != 1:
-        raise rules.not_there("np.tensordot over two axes given in turn", "use np.sum(A * B)")
+        raise rules.unsupported("np.tensordot over two axes given in turn", "use np.sum(A * B)")
     only: int = given[0]
     return only
 
@@ -203,7 +203,7 @@ def _norm(engine: Engine, x: Any, ord: Any = None, axis: Any = None, keepdims: b
 def _matrix_norm(engine: Engine, x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     if ord not in NORMS:
         known = ", ".join(repr(key) for key in NORMS if key is not None)
-        raise rules.not_there(f"a matrix norm with ord={ord!r}", f"it can be one of {known}")
+        raise rules.unsupported(f"a matrix norm with ord={ord!r}", f"it can be one of {known}")
     found = _number(engine.call("norm", x, NORMS[ord]), x, real=True)
     return engine.matrix(np.full((1, 1), found)) if keepdims else found
 

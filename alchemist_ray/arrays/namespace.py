@@ -13,7 +13,7 @@ import numpy as np
 
 from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.functions import INSTEAD
-from alchemist_ray.handles import Handle
+from alchemist_ray.arrays.handle import Handle
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine
@@ -183,7 +183,7 @@ class Namespace(_Names):
         return Info()
 
     def __repr__(self) -> str:
-        return f"<array namespace of gang {self._engine.client.endpoint.gang}>"
+        return f"<array namespace of gang {self._engine.client.gang_address.gang}>"
 
 
 class Info:

@@ -9,9 +9,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine
+    from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.arrays.namespace import Namespace
     from alchemist_ray.arrays.placing import Plan
-    from alchemist_ray.handles import Handle
 
 
 def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
@@ -46,7 +46,7 @@ class ArrayOperators:
 
     @property
     def _engine(self) -> Engine:
-        from alchemist_ray.gang import gang_of  # noqa: PLC0415  (the gang makes handles)
+        from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415  (the gang makes handles)
 
         return gang_of(self._me).arrays
 
@@ -93,9 +93,9 @@ class ArrayOperators:
         return self._engine.unary("abs", self._me)
 
     def __invert__(self) -> Handle:
-        from alchemist_ray.arrays.rules import not_there  # noqa: PLC0415
+        from alchemist_ray.arrays.rules import unsupported  # noqa: PLC0415
 
-        raise not_there(
+        raise unsupported(
             "~", "the opposite of a mask is np.logical_not(mask), or mask == 0 (it is int32)"
         )
 
@@ -118,9 +118,9 @@ class ArrayOperators:
         return part(self._engine, self._me, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        from alchemist_ray.arrays.rules import not_there  # noqa: PLC0415
+        from alchemist_ray.arrays.rules import unsupported  # noqa: PLC0415
 
-        raise not_there(
+        raise unsupported(
             "assignment to elements",
             "make a new matrix with np.where(mask, A, B), or write to A.local in als.run",
         )

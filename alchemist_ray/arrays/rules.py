@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays.operators import ArrayOperators
 from alchemist_ray.errors import BadArgumentError, DtypeError, MatrixError, ShapeError
-from mpi_workers.matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import DTYPES
 
 SMALL = 1 << 20  # 1 MiB: NumPy arrays up to here travel in a command, or come in its reply
 EXACT = 1 << 53  # integers up to here travel as they are
@@ -103,14 +103,14 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def told(array: NDArray[Any]) -> tuple[str, int, int, str]:
+def encode_operand(array: NDArray[Any]) -> tuple[str, int, int, str]:
     """A small matrix as the ranks' routines take it: elements, rows, columns, dtype."""
     content = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     m, n = array.shape
     return base64.b64encode(content).decode("ascii"), m, n, array.dtype.name
 
 
-def heard(values: str, dtype: str) -> NDArray[Any]:
+def decode_result(values: str, dtype: str) -> NDArray[Any]:
     """The elements of a reply, as a 1-D array of the caller's own."""
     kind = np.dtype(dtype)
     found = np.frombuffer(base64.b64decode(values), kind.newbyteorder("<"))
@@ -146,7 +146,7 @@ def shape_of(shape: Any) -> tuple[int, int]:
     return m, n
 
 
-def not_there(what: str, instead: str = "") -> BadArgumentError:
+def unsupported(what: str, instead: str = "") -> BadArgumentError:
     """The error for what handles cannot do: it says what can be done."""
     hint = instead or "take what you need with .fetch(), or run your own code with als.run"
     return BadArgumentError(f"{what} is not there for matrices on ranks: {hint}")

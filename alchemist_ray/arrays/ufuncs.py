@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alchemist_ray.arrays import linear, rules
-from alchemist_ray.handles import Handle
+from alchemist_ray.arrays.handle import Handle
 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.engine import Engine
@@ -32,7 +32,7 @@ def apply_ufunc(
     name = OURS.get(ufunc.__name__, ufunc.__name__)
     if method != "__call__":
         instead = REDUCTIONS.get(name, "") if method == "reduce" else ""
-        raise rules.not_there(f"np.{ufunc.__name__}.{method}", instead and f"use {instead}")
+        raise rules.unsupported(f"np.{ufunc.__name__}.{method}", instead and f"use {instead}")
     if name == "vecdot":
         return linear.vecdot(engine, *inputs, **kwargs)
     _check_keywords(ufunc.__name__, kwargs)
@@ -50,7 +50,7 @@ def apply_ufunc(
         return engine.unary(name, inputs[0])
     if name in rules.BINARY:
         return engine.binary(name, *inputs)
-    raise rules.not_there(
+    raise rules.unsupported(
         f"np.{ufunc.__name__}",
         f"np.{ufunc.__name__}(A.fetch()) computes it here, and als.run(f, A) runs your own f on "
         "the ranks' parts A.local",
@@ -60,7 +60,7 @@ def apply_ufunc(
 def _check_keywords(name: str, kwargs: dict[str, Any]) -> None:
     """Only those that change nothing are taken."""
     if any(out is not None for out in kwargs.get("out") or ()):
-        raise rules.not_there(
+        raise rules.unsupported(
             f"np.{name} with out=",
             "matrices are not written to by expressions: B = A + C makes a new one, and with a "
             "NumPy array on the left of +=, fetch the handle",
@@ -68,4 +68,4 @@ def _check_keywords(name: str, kwargs: dict[str, Any]) -> None:
     for key, neutral in (("where", True), ("dtype", None), ("signature", None), ("subok", True)):
         if kwargs.get(key, neutral) is not neutral:
             instead = ".astype(dtype)" if key == "dtype" else "np.where(mask, A, B)"
-            raise rules.not_there(f"np.{name} with {key}=", f"use {instead}")
+            raise rules.unsupported(f"np.{name} with {key}=", f"use {instead}")

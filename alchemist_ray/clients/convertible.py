@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alchemist_ray.handles import Handle
+    from alchemist_ray.arrays.handle import Handle
 
 
 class Convertible:
@@ -26,10 +26,10 @@ class Convertible:
         *,
         override_num_blocks: int | None = None,
     ) -> Any:
-        """A lazy Ray Dataset of the matrix; see `alchemist_ray.clients.data.to_dataset`."""
-        from alchemist_ray.clients import data  # noqa: PLC0415
+        """A lazy Ray Dataset of the matrix; see `alchemist_ray.clients.ray_data.to_dataset`."""
+        from alchemist_ray.clients import ray_data  # noqa: PLC0415
 
-        return data.to_dataset(self, columns, override_num_blocks=override_num_blocks)
+        return ray_data.to_dataset(self, columns, override_num_blocks=override_num_blocks)
 
     def to_spark(  # type: ignore[misc]
         self: Handle,

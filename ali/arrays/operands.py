@@ -17,8 +17,8 @@ from ali.interface import Context, routine
 from ali.linalg import arithmetic, reductions
 from ali.linalg.align import broadcast_shape, common_layout, part_layout
 from ali.linalg.gemm import plan as product_plan
-from mpi_workers.layout import LAYOUTS, owners
-from mpi_workers.matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS, owners
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
@@ -193,7 +193,7 @@ def plan(
             f"matmul: {A.shape[0]} x {A.shape[1]} and {B.shape[0]} x {B.shape[1]} do not go "
             "together",
         )
-        way = product_plan(A.spread, B.spread)
+        way = product_plan(A.distribution, B.distribution)
         layout, wanted = RESULT_IN[way], WAYS[way]
     else:
         shape = broadcast_shape(op, (A, B))

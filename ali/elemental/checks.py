@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ali.blocks import require, shape_text
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:

@@ -8,7 +8,7 @@ from ali.blocks import require, require_choice, require_square, shape_text
 from ali.elemental.checks import common_rows, positive
 from ali.elemental.views import ADJOINT, MAX_NORM, NORMAL, TRANSPOSE, Elemental, set_diagonal
 from ali.interface import Context, routine
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 ORIENTATIONS = {"N": NORMAL, "T": TRANSPOSE, "C": ADJOINT}
 NORMS = {"1": 0, "inf": 1, "max": MAX_NORM, "nuc": 4, "fro": 5, "2": 6}  # ElNormType

@@ -7,7 +7,7 @@ import numpy as np
 from ali.blocks import require, require_square, shape_text
 from ali.elemental.views import LEFT, LOWER, MAX_NORM, NORMAL, Elemental, set_diagonal
 from ali.interface import Context, routine
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("L")

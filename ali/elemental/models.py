@@ -12,8 +12,8 @@ from ali.blocks import require
 from ali.elemental.checks import positive, real
 from ali.elemental.views import Elemental
 from ali.interface import Context, routine
-from mpi_workers import tiles
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 ADMM = 0  # ElNNLSApproach
 STEP_TOL = 1e-4  # of ADMM inside nmf: the next iteration improves on its result
@@ -211,5 +211,5 @@ def _transposed(ctx: Context, A: DistMatrix) -> DistMatrix:
     rows, cols = A.layout.split("_")
     B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, f"{cols}_{rows}")
     if A.local.size:
-        tiles.copy(B.local, A.local.T)
+        copy_kernels.copy(B.local, A.local.T)
     return B

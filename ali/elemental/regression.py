@@ -13,7 +13,7 @@ from ali.blocks import require
 from ali.elemental.checks import column, common_rows, positive, real
 from ali.elemental.views import Elemental
 from ali.interface import Context, routine
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 QP = 1  # ElNNLSApproach
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ali.blocks import require_square
 from ali.elemental.views import LOWER, MAX_NORM, Elemental, set_diagonal
 from ali.interface import Context, routine
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("S", "U", "V")

@@ -20,7 +20,7 @@ from ali.blocks import require, shape_text
 from ali.elemental.library import LETTERS, LibEl
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Array = NDArray[Any]
 

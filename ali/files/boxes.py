@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.layout import Shape
+from mpi_workers.matrix.layout import Shape
 
 PIECE = 16 << 20  # 16 MiB: sequential for a disk, small beside a rank's part
 SEVERAL = 4  # boxes for each rank, at least: one more or less is not too much then

@@ -1,7 +1,7 @@
 """Between boxes of a file and a matrix in any layout, round by round, over MPI.
 
 In a round every rank has one box. Whose elements they are is arithmetic on ranges, as in
-`mpi_workers.redistribute`: each pair of ranks knows what it has for the other. So a rank
+`mpi_workers.matrix.redistribution`: each pair of ranks knows what it has for the other. So a rank
 reads what lies together in the file, whatever its layout deals out to it, and needs three
 boxes of memory beside its part of the matrix: the one it reads, one to send, one to receive.
 """
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ali.files.boxes import Box, share
 from ali.files.paths import together
 from ali.interface import Context
-from mpi_workers import tiles
-from mpi_workers.layout import Piece, as_slice, intersect, positions
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import LocalIndices, as_slice, intersect, positions
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
 TAG = 11
@@ -79,16 +79,22 @@ def scatter(
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
-        piece = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
+        local_indices = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
         for distance in range(ctx.size):
             taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-            outgoing = _common(mine, matrix.spread.piece(taker))
-            incoming = _common(rounds.box(giver, number), matrix.spread.piece(ctx.rank))
-            source = None if piece is None or not outgoing.size else _within(mine, piece, outgoing)
+            outgoing = _common(mine, matrix.distribution.local_indices(taker))
+            incoming = _common(
+                rounds.box(giver, number), matrix.distribution.local_indices(ctx.rank)
+            )
+            source = (
+                None
+                if local_indices is None or not outgoing.size
+                else _within(mine, local_indices, outgoing)
+            )
             target = _local(matrix, incoming) if incoming.size else None
             if distance == 0:
                 if source is not None and target is not None:
-                    tiles.copy(target, source)
+                    copy_kernels.copy(target, source)
             else:
                 _pass(ctx, room, matrix.dtype, (taker, source), (giver, target))
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
@@ -103,25 +109,27 @@ def gather(
 ) -> None:
     """Hand a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
     rounds, room = Rounds(ctx, boxes), Room()
-    group_of = {member: group for group in matrix.spread.owners() for member in group}
+    group_of = {member: group for group in matrix.distribution.owners() for member in group}
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
         whole = None if mine is None else room.take("box", mine.shape, matrix.dtype)
         for distance in range(ctx.size):
             taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-            outgoing = incoming = Piece(range(0), range(0))
+            outgoing = incoming = LocalIndices(range(0), range(0))
             if _serves(group_of, ctx.rank, taker):
-                outgoing = _common(rounds.box(taker, number), matrix.spread.piece(ctx.rank))
+                outgoing = _common(
+                    rounds.box(taker, number), matrix.distribution.local_indices(ctx.rank)
+                )
             if _serves(group_of, giver, ctx.rank):
-                incoming = _common(mine, matrix.spread.piece(giver))
+                incoming = _common(mine, matrix.distribution.local_indices(giver))
             source = _local(matrix, outgoing) if outgoing.size else None
             target = None
             if whole is not None and incoming.size:
                 target = _within(mine, whole, incoming)
             if distance == 0:
                 if source is not None and target is not None:
-                    tiles.copy(target, source)
+                    copy_kernels.copy(target, source)
             else:
                 _pass(ctx, room, matrix.dtype, (taker, source), (giver, target))
 
@@ -141,21 +149,24 @@ def _serves(group_of: dict[int, tuple[int, ...]], rank: int, taker: int) -> bool
     return rank == (taker if taker in group else group[taker % len(group)])
 
 
-def _common(box: Box | None, piece: Piece) -> Piece:
+def _common(box: Box | None, local_indices: LocalIndices) -> LocalIndices:
     """What a box and a rank's part of the matrix share, as global indices."""
     if box is not None:
-        rows, cols = intersect(piece.rows, box.rows), intersect(piece.cols, box.cols)
+        rows, cols = (
+            intersect(local_indices.rows, box.rows),
+            intersect(local_indices.cols, box.cols),
+        )
         if rows and cols:
-            return Piece(rows, cols)
-    return Piece(range(0), range(0))
+            return LocalIndices(rows, cols)
+    return LocalIndices(range(0), range(0))
 
 
-def _within(box: Box | None, values: Array, part: Piece) -> Array:
+def _within(box: Box | None, values: Array, part: LocalIndices) -> Array:
     assert box is not None
     return values[as_slice(part.rows, box.rows.start), as_slice(part.cols, box.cols.start)]
 
 
-def _local(matrix: DistMatrix, part: Piece) -> Array:
+def _local(matrix: DistMatrix, part: LocalIndices) -> Array:
     return matrix.local[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
 
 
@@ -190,8 +201,8 @@ def _pass(
         if source is not None and k < len(sends):
             view = source[sends[k]]
             packed = room.take("sent", view.shape, dtype)
-            tiles.copy(packed, view)
+            copy_kernels.copy(packed, view)
             ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
         if request is not None and place is not None and buffer is not None:
             request.Wait()
-            tiles.copy(place, buffer)
+            copy_kernels.copy(place, buffer)

@@ -20,8 +20,8 @@ from ali.files.boxes import Box, Grain, Pick
 from ali.files.paths import Place
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Shape
-from mpi_workers.matrix import check_dtype
+from mpi_workers.matrix.dist_matrix import check_dtype
+from mpi_workers.matrix.layout import Shape
 
 Array = NDArray[Any]
 

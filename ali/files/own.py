@@ -14,8 +14,8 @@ from ali.files.boxes import PIECE, Array, Pick
 from ali.files.formats import Source
 from ali.files.paths import together
 from ali.interface import Context
-from mpi_workers.layout import Piece
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import LocalIndices
 
 # An element that goes through boxes is read, packed, sent, received and placed if it is for another
 # rank, read and placed if it is not: so many times the work of reading it once, measured.
@@ -43,10 +43,10 @@ def pays(
         return False
     held = read = 0
     for rank in range(ranks):
-        piece = matrix.spread.piece(rank)
-        if piece.size:
-            held += piece.size
-            read += source.toll(*_in_file(piece, rows, cols))
+        local_indices = matrix.distribution.local_indices(rank)
+        if local_indices.size:
+            held += local_indices.size
+            read += source.toll(*_in_file(local_indices, rows, cols))
     return read <= EXCHANGE * held * source.about(None, None).dtype.itemsize
 
 
@@ -66,12 +66,12 @@ def fill(
     -----
     No messages but at the end, and 4 MiB of memory beside the matrix.
     """
-    mine = matrix.spread.piece(ctx.rank)
+    mine = matrix.distribution.local_indices(ctx.rank)
     together(ctx, path, lambda: _fill(ctx, matrix, mine, source, rows, cols))
 
 
 def _fill(
-    ctx: Context, matrix: DistMatrix, mine: Piece, source: Direct, rows: range, cols: range
+    ctx: Context, matrix: DistMatrix, mine: LocalIndices, source: Direct, rows: range, cols: range
 ) -> None:
     if not mine.size:
         return
@@ -90,6 +90,6 @@ def _fill(
         ctx.progress(part.stop / count, f"{part.stop} of {count} {('rows', 'columns')[axis]}")
 
 
-def _in_file(piece: Piece, rows: range, cols: range) -> tuple[range, range]:
-    r, c = piece.rows, piece.cols
+def _in_file(local_indices: LocalIndices, rows: range, cols: range) -> tuple[range, range]:
+    r, c = local_indices.rows, local_indices.cols
     return rows[r.start : r.stop : r.step], cols[c.start : c.stop : c.step]

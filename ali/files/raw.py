@@ -12,9 +12,9 @@ from ali.files.boxes import Box, Grain, Pick, gathered
 from ali.files.formats import About, Spec
 from ali.files.paths import Bytes, begin_flush
 from ali.interface import Context
-from mpi_workers import tiles
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Shape
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.layout import Shape
 
 STRIP = 4 << 20  # 4 MiB: rows of which some are taken; larger ones do not stay in the cache
 APART = 4 << 10  # 4 KiB: of what is skipped, shorter stretches cost more than to read them
@@ -87,7 +87,7 @@ class RawSource:
         inside = slice(part.start - stretch.start, part[-1] + 1 - stretch.start, part.step)
         for i in range(0, len(lines), height):
             strip = self._strip(lines[i : i + height], stretch)
-            tiles.copy(target[i : i + len(strip)], strip[:, inside])
+            copy_kernels.copy(target[i : i + len(strip)], strip[:, inside])
 
     def toll(self, rows: range, cols: range) -> int:
         """See `own.Direct`."""

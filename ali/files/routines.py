@@ -23,8 +23,8 @@ from ali.files.formats import (
 from ali.files.paths import Place, agree_on, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS
 
 Picked = boxes.Pick
 

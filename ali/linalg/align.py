@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ali.blocks import require, shape_text
 from ali.interface import Context
-from mpi_workers.layout import Grid, Shape, owners
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import Grid, Shape, owners
 
 
 def broadcast_shape(name: str, operands: Sequence[DistMatrix]) -> Shape:

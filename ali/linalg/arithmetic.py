@@ -19,7 +19,7 @@ from ali.linalg.ufuncs import (
     number_of,
     result_dtype,
 )
-from mpi_workers.matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 
 
 @routine("C")

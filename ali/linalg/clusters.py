@@ -12,8 +12,8 @@ import numpy as np
 from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.folds import fold, total
-from mpi_workers import tiles
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("centers", "labels", "inertia", "iterations")
@@ -107,9 +107,11 @@ class _Rows:
             squares = np.zeros(1)
             for part in panels(len(local), self._height):
                 squares += (self._centred(part).astype(np.float64) ** 2).sum()
-            spread = float(total(ctx.comm, squares)[0])
-        require(np.isfinite(spread), "RoutineError", "kmeans: A holds NaN or inf, or is too large")
-        self.variance = spread / m / local.shape[1]
+            distribution = float(total(ctx.comm, squares)[0])
+        require(
+            np.isfinite(distribution), "RoutineError", "kmeans: A holds NaN or inf, or is too large"
+        )
+        self.variance = distribution / m / local.shape[1]
 
     def first_centers(self, k: int, seed: int) -> Array:
         """Rows drawn with the squares of their distances to those drawn before as weights.
@@ -165,7 +167,7 @@ class _Rows:
     def _centred(self, part: slice) -> Array:
         rows = self._local[part]
         centred = np.empty(rows.shape, rows.dtype)  # rows together, as all that follows reads them
-        tiles.copy(centred, rows)
+        copy_kernels.copy(centred, rows)
         centred -= self.mean.astype(rows.dtype)
         return centred
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
-from mpi_workers import tiles
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.matrix import DTYPES, DistMatrix
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS
 
 UNIFORM = 1  # purpose of a stream: 0 is `random_normal`'s
 
@@ -263,7 +263,7 @@ def _fill_rows(
         rows = A.rows[part]
         for row, values in zip(rows, some, strict=False):
             draw(streams.at(row), values)
-        tiles.copy(A.local[part], some[: len(rows)])
+        copy_kernels.copy(A.local[part], some[: len(rows)])
 
 
 def _set_diagonal(A: DistMatrix, values: Array) -> None:

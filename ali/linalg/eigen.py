@@ -8,7 +8,7 @@ import scipy.linalg
 from ali.blocks import block, frobenius, require, require_square, shape_text
 from ali.interface import Context, routine
 from ali.linalg.systems import copied
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 LIMIT = 30_000  # beyond, one rank's LAPACK would take hours, and its integers come to their end
 

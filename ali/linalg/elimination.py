@@ -17,7 +17,7 @@ from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
 from ali.linalg import rows
 from ali.linalg.rows import first, own
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NOT_FINITE = -1
 

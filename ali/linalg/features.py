@@ -14,7 +14,7 @@ from ali.interface import Context, routine
 from ali.linalg.creation import RowStreams, normal_rows
 from ali.linalg.folds import total
 from ali.linalg.iterative import check_search, search
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 PURPOSE = 4  # of the random streams: of frequencies, and one more of phases
 

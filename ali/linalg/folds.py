@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ali.blocks import Array
-from mpi_workers.layout import Grid
+from mpi_workers.matrix.layout import Grid
 
 if TYPE_CHECKING:
-    from mpi_workers.comm import GangComm
+    from mpi_workers.rank.communicator import GangComm
 
 TAG = 13
 Join = Callable[[Array, Array], Array]

@@ -28,16 +28,16 @@ import numpy as np
 
 from ali.blocks import CHUNK, Array, block, dealt, panel_width, panels
 from ali.interface import Context
-from mpi_workers.layout import Spread
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import Distribution
 
 if TYPE_CHECKING:
-    from mpi_workers.comm import GangComm
+    from mpi_workers.rank.communicator import GangComm
 
 TAG = 11
 
 
-def plan(left: Spread, right: Spread) -> str:
+def plan(left: Distribution, right: Distribution) -> str:
     """The way that makes a rank receive the fewest words, redistribution included.
 
     Returns
@@ -50,15 +50,15 @@ def plan(left: Spread, right: Spread) -> str:
     size = height * width
     others = (size - 1) / size
 
-    def moved(spread: Spread, layout: str) -> float:
-        if spread.layout in (layout, "STAR_STAR"):
+    def moved(distribution: Distribution, layout: str) -> float:
+        if distribution.layout in (layout, "STAR_STAR"):
             return 0.0
-        return spread.shape[0] * spread.shape[1] / size
+        return distribution.shape[0] * distribution.shape[1] / size
 
-    def gathered(spread: Spread, layout: str) -> float:
-        if spread.layout == "STAR_STAR":
+    def gathered(distribution: Distribution, layout: str) -> float:
+        if distribution.layout == "STAR_STAR":
             return 0.0
-        return moved(spread, layout) + spread.shape[0] * spread.shape[1] * others
+        return moved(distribution, layout) + distribution.shape[0] * distribution.shape[1] * others
 
     words = {
         "rows": moved(left, "VC_STAR") + gathered(right, "VC_STAR"),
@@ -81,7 +81,7 @@ def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMa
         C = ctx.empty((A.shape[0], B.shape[1]), dtype)
         np.matmul(_cast(A.local, dtype), _cast(B.local, dtype), out=C.local)
         return C
-    match way or plan(A.spread, B.spread):
+    match way or plan(A.distribution, B.distribution):
         case "rows":
             return _rows(ctx, A, B, dtype)
         case "cols":

@@ -10,7 +10,7 @@ from ali.blocks import Array, block, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.folds import total
 from ali.linalg.moving import Way, transfer
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("B")
@@ -282,7 +282,7 @@ def trace(ctx: Context, A: DistMatrix) -> complex:
 def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
     """The main diagonal, whole on every rank. Collective."""
     found = np.zeros(min(A.shape), A.dtype)
-    if any(group[0] == ctx.rank for group in A.spread.owners()):  # each copy counts once
+    if any(group[0] == ctx.rank for group in A.distribution.owners()):  # each copy counts once
         local = block(A)
         for j, col in enumerate(A.cols):
             if col in A.rows:

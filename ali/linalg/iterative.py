@@ -16,7 +16,7 @@ from ali.linalg import rows
 from ali.linalg.folds import total
 from ali.linalg.systems import copied, in_rows
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("X", "iterations", "residual")

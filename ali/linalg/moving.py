@@ -14,8 +14,8 @@ import numpy as np
 
 from ali.blocks import Array
 from ali.interface import Context
-from mpi_workers.layout import Spread
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import Distribution
 
 MESSAGE = 16 << 20  # 16 MiB
 TAG = 14
@@ -43,17 +43,21 @@ def transfer(ctx: Context, source: DistMatrix, target: DistMatrix, rows: Way, co
     of 16 MiB are needed, and the indices.
     """
     me, size = ctx.rank, ctx.size
-    groups = {member: group for group in source.spread.owners() for member in group}
-    giving = [_narrow(w.source, w, owned) for w, owned in _pairs(rows, cols, source.spread, me)]
-    taking = [_narrow(w.target, w, owned) for w, owned in _pairs(rows, cols, target.spread, me)]
+    groups = {member: group for group in source.distribution.owners() for member in group}
+    giving = [
+        _narrow(w.source, w, owned) for w, owned in _pairs(rows, cols, source.distribution, me)
+    ]
+    taking = [
+        _narrow(w.target, w, owned) for w, owned in _pairs(rows, cols, target.distribution, me)
+    ]
     for distance in range(size):
         ctx.check()
         taker, giver = (me + distance) % size, (me - distance) % size
         outgoing = incoming = None
         if me in groups and _sender(groups[me], taker) == me:
-            outgoing = _share(giving, target.spread, taker, True, source)
+            outgoing = _share(giving, target.distribution, taker, True, source)
         if giver in groups and _sender(groups[giver], me) == giver:
-            incoming = _share(taking, source.spread, giver, False, target)
+            incoming = _share(taking, source.distribution, giver, False, target)
         if distance == 0:
             if outgoing is not None and incoming is not None:
                 for cut, place in zip(
@@ -89,9 +93,9 @@ def _exchange(
         _put(target.local, place, buffer)
 
 
-def _pairs(rows: Way, cols: Way, spread: Spread, rank: int) -> list[tuple[Way, range]]:
-    piece = spread.piece(rank)
-    return [(rows, piece.rows), (cols, piece.cols)]
+def _pairs(rows: Way, cols: Way, distribution: Distribution, rank: int) -> list[tuple[Way, range]]:
+    local_indices = distribution.local_indices(rank)
+    return [(rows, local_indices.rows), (cols, local_indices.cols)]
 
 
 def _narrow(side: Array, way: Way, owned: range) -> Way:
@@ -103,10 +107,10 @@ def _narrow(side: Array, way: Way, owned: range) -> Way:
 
 
 def _share(
-    ways: list[Way], other: Spread, rank: int, giving: bool, matrix: DistMatrix
+    ways: list[Way], other: Distribution, rank: int, giving: bool, matrix: DistMatrix
 ) -> _Share | None:
     """What of my own part goes to, or comes from, the part of another rank."""
-    theirs, found = other.piece(rank), []
+    theirs, found = other.local_indices(rank), []
     for way, owned, mine in zip(
         ways, (theirs.rows, theirs.cols), (matrix.rows, matrix.cols), strict=True
     ):

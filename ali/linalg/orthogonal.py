@@ -10,7 +10,7 @@ from ali.interface import Context, routine
 from ali.linalg import gemm
 from ali.linalg.folds import total
 from ali.linalg.tsqr import TallQR
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("Q", "R")

@@ -6,8 +6,8 @@ from ali.blocks import block, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg import gemm
 from ali.linalg.views import OPERATIONS, operand
-from mpi_workers import tiles
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("C")
@@ -119,7 +119,7 @@ def transpose(ctx: Context, A: DistMatrix, conjugate: bool = False) -> DistMatri
     rows, cols = A.layout.split("_")
     B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, f"{cols}_{rows}")
     if A.local.size:
-        tiles.copy(B.local, A.local.T)
+        copy_kernels.copy(B.local, A.local.T)
         if conjugate and A.dtype.kind == "c":
             B.local.imag *= -1
     return B

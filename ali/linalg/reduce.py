@@ -15,7 +15,7 @@ import numpy as np
 from ali.blocks import CHUNK, Array, block, panels, require
 from ali.interface import Context
 from ali.linalg.folds import Join, fold, mates
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Measure = Callable[[Array, int | None], Array]
 SPREADS_WHOLE = ("MC", "MR", "VC", "VR", "STAR")  # distributions in which every rank takes part
@@ -82,12 +82,12 @@ def _local(
     for down in panels(m, height):
         ctx.check()
         for across in panels(n, width):
-            piece = measure(local[down, across], axis)
+            local_indices = measure(local[down, across], axis)
             place = {0: across, 1: down, None: slice(0, 1)}[axis]
             first = down.start == 0 if axis == 0 else across.start == 0
             if axis is None:
                 first = first and down.start == 0
-            found[:, place] = piece if first else join(found[:, place], piece)
+            found[:, place] = local_indices if first else join(found[:, place], local_indices)
     return found
 
 
@@ -111,10 +111,12 @@ def sums(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, Array]:
     """The measure that adds up elements, or absolute values."""
     real = np.dtype(np.float64) if absolute else accumulator(dtype)
 
-    def measure(piece: Array, axis: int | None) -> Array:
+    def measure(local_indices: Array, axis: int | None) -> Array:
         if absolute:
-            piece = np.abs(piece.astype(np.float64) if dtype.kind == "i" else piece)
-        return np.asarray(np.add.reduce(piece, axis=axis, dtype=real)).reshape(1, -1)
+            local_indices = np.abs(
+                local_indices.astype(np.float64) if dtype.kind == "i" else local_indices
+            )
+        return np.asarray(np.add.reduce(local_indices, axis=axis, dtype=real)).reshape(1, -1)
 
     return measure, np.zeros((1, 1), real)
 
@@ -129,8 +131,8 @@ def extremes(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array, Join]
         worst = -np.inf if largest else np.inf
         worst = complex(worst, worst) if dtype.kind == "c" else worst
 
-    def measure(piece: Array, axis: int | None) -> Array:
-        return np.asarray(function.reduce(piece, axis=axis)).reshape(1, -1)
+    def measure(local_indices: Array, axis: int | None) -> Array:
+        return np.asarray(function.reduce(local_indices, axis=axis)).reshape(1, -1)
 
     return measure, np.full((1, 1), worst, dtype), function
 
@@ -139,17 +141,17 @@ def moments(dtype: np.dtype[Any]) -> tuple[Measure, Array]:
     """Count, mean, and sum of squared distances from the mean; see `join_moments`."""
     wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
-    def measure(piece: Array, axis: int | None) -> Array:
-        piece = piece.astype(wide)  # a copy, in the cache
-        mean = piece.mean(axis=axis, keepdims=True)
-        piece -= mean
-        squares = piece.real**2
+    def measure(local_indices: Array, axis: int | None) -> Array:
+        local_indices = local_indices.astype(wide)  # a copy, in the cache
+        mean = local_indices.mean(axis=axis, keepdims=True)
+        local_indices -= mean
+        squares = local_indices.real**2
         if dtype.kind == "c":
-            squares += piece.imag**2
+            squares += local_indices.imag**2
         mean = mean.reshape(1, -1)
-        spread = np.asarray(squares.sum(axis=axis)).reshape(1, -1)
-        count = np.full_like(mean, piece.size // mean.size)
-        return np.concatenate([count, mean, spread])
+        distribution = np.asarray(squares.sum(axis=axis)).reshape(1, -1)
+        count = np.full_like(mean, local_indices.size // mean.size)
+        return np.concatenate([count, mean, distribution])
 
     return measure, np.zeros((3, 1), wide)
 

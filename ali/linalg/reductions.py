@@ -22,7 +22,7 @@ from ali.linalg.reduce import (
     sums,
 )
 from ali.linalg.singular import singular_values
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NORMS = ("fro", "1", "inf", "2", "nuc", "max")
 
@@ -236,9 +236,12 @@ def column_stats(
     _check_ddof("column_stats", ddof)
     basic, nothing = moments(A.dtype)
 
-    def measure(piece: Array, axis: int | None) -> Array:
-        ends = [np.minimum.reduce(piece, axis=axis), np.maximum.reduce(piece, axis=axis)]
-        return np.concatenate([basic(piece, axis), np.stack(ends).reshape(2, -1)])
+    def measure(local_indices: Array, axis: int | None) -> Array:
+        ends = [
+            np.minimum.reduce(local_indices, axis=axis),
+            np.maximum.reduce(local_indices, axis=axis),
+        ]
+        return np.concatenate([basic(local_indices, axis), np.stack(ends).reshape(2, -1)])
 
     def join(a: Array, b: Array) -> Array:
         ends = [np.minimum(a[3], b[3]), np.maximum(a[4], b[4])]
@@ -292,8 +295,8 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
         return float(values[0] if ord == "2" else values.sum())
     if ord == "max":
 
-        def measure(piece: Array, axis: int | None) -> Array:
-            wide = piece.astype(np.float64) if A.dtype.kind == "i" else piece
+        def measure(local_indices: Array, axis: int | None) -> Array:
+            wide = local_indices.astype(np.float64) if A.dtype.kind == "i" else local_indices
             return np.asarray(np.abs(wide).max(axis=axis), np.float64).reshape(1, -1)
 
         found, _, _ = reduced(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)

@@ -21,7 +21,7 @@ from ali.linalg.gramroute import leading_vectors
 from ali.linalg.krylov import basis_size, right_vectors
 from ali.linalg.randomized import range_basis
 from ali.linalg.tsqr import TallQR
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Basis = Callable[[Array, float], Array | None]  # of this rank's rows of X, and X's norm
 

@@ -11,7 +11,7 @@ from ali.interface import Context, routine
 from ali.linalg.folds import fold
 from ali.linalg.reduce import join_moments, moments, reduced
 from ali.linalg.singular import truncated_svd
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("components", "explained_variance", "mean", "scores", "explained_ratio", "deviation")

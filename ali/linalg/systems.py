@@ -13,7 +13,7 @@ from ali.linalg.indexing import diagonal_of
 from ali.linalg.reductions import largest_sum
 from ali.linalg.singular import singular_values
 from ali.linalg.triangles import cholesky_in_place, triangular_solve
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 ASSUMPTIONS = ("general", "positive")
 

@@ -16,7 +16,7 @@ from ali.interface import Context
 from ali.linalg import rows
 from ali.linalg.folds import total
 from ali.linalg.rows import first, gathered, own
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:

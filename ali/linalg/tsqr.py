@@ -14,7 +14,7 @@ import scipy.linalg
 from ali.blocks import Array
 
 if TYPE_CHECKING:
-    from mpi_workers.comm import GangComm
+    from mpi_workers.rank.communicator import GangComm
 
 TAG = 12
 

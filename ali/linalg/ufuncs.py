@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ali.blocks import require
-from mpi_workers.matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 
 BINARY: dict[str, Any] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ali.blocks import Array
-from mpi_workers.layout import Spread
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import Distribution
 
 if TYPE_CHECKING:
-    from mpi_workers.memory import Block
+    from mpi_workers.matrix.memory import MemoryBlock
 
 OPERATIONS = ("N", "T", "C")
 
@@ -37,6 +37,6 @@ def operand(A: DistMatrix, operation: str) -> DistMatrix:
     if operation == "N":
         return A
     rows, cols = A.layout.split("_")
-    spread = Spread(f"{cols}_{rows}", (A.shape[1], A.shape[0]), A.grid)
+    distribution = Distribution(f"{cols}_{rows}", (A.shape[1], A.shape[0]), A.grid)
     local = A.local.conj() if operation == "C" and A.dtype.kind == "c" else A.local
-    return DistMatrix(spread, A.rank, A.dtype, cast("Block", _View(local.T)))
+    return DistMatrix(distribution, A.rank, A.dtype, cast("MemoryBlock", _View(local.T)))

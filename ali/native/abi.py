@@ -7,7 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpi_workers.signature import MATRIX
+from mpi_workers.wire.signature import MATRIX
 
 ABI = 1
 SYMBOL = "alchemist_library_describe"

@@ -24,8 +24,8 @@ from ali.native.abi import (
     CValue,
 )
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.layout import LAYOUTS, deals
-from mpi_workers.matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS, rank_strides
 
 
 class Frame:
@@ -195,7 +195,7 @@ def _layout(number: int) -> str:
 
 
 def _describe(matrix: DistMatrix) -> CMatrix:
-    both = deals(matrix.layout, matrix.grid, matrix.rank)
+    both = rank_strides(matrix.layout, matrix.grid, matrix.rank)
     (row0, row_step), (col0, col_step) = both or ((0, 1), (0, 1))
     m, n = matrix.shape if both else (0, 0)
     return CMatrix(

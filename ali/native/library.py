@@ -22,10 +22,10 @@ from ali.mpi_family import foreign_mpi, our_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.host import Frame, Host, text_of
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.signature import REQUIRED, Parameter, Result, Signature, coerce
+from mpi_workers.wire.signature import REQUIRED, Parameter, Result, Signature, coerce
 
 if TYPE_CHECKING:
-    from mpi_workers.worker import Gang
+    from mpi_workers.rank.loop import Gang
 
 
 class NativeLibrary:

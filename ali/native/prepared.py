@@ -16,7 +16,7 @@ from mpi_workers.failures import Failure
 
 if TYPE_CHECKING:
     from ali.native.library import NativeLibrary
-    from mpi_workers.worker import Gang
+    from mpi_workers.rank.loop import Gang
 
 NUMBERS = ["list[float]"]
 FLAG = ["bool"]

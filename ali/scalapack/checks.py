@@ -10,7 +10,7 @@ from mpi4py import MPI
 from ali.blocks import CHUNK, require, shape_text
 from ali.interface import Context
 from ali.scalapack.native import INT_MAX
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:

@@ -17,7 +17,7 @@ from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic, indices
 from ali.scalapack.parts import phases
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Array = NDArray[Any]
 

@@ -23,7 +23,7 @@ from ali.interface import Context
 from ali.scalapack.grid import BlacsGrid, grid_of
 from ali.scalapack.native import INT_MAX, Native, real
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Array = NDArray[Any]
 

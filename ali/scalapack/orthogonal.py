@@ -17,7 +17,7 @@ from ali.scalapack.parts import (
     scale_rows,
     set_real_diagonal,
 )
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("Q", "R")

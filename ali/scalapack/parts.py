@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ali.interface import Context
 from ali.scalapack.cyclic import Cyclic
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:

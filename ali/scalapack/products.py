@@ -10,7 +10,7 @@ from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in
 from ali.scalapack.cyclic import Call
 from ali.scalapack.native import scalar
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NORMS = {"fro": "F", "1": "1", "inf": "I", "max": "M"}
 

@@ -13,8 +13,8 @@ from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import NATURAL, Call, Cyclic
 from ali.scalapack.native import real
-from mpi_workers import tiles
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("W", "V")
@@ -163,6 +163,6 @@ def _adjoint(ctx: Context, matrix: DistMatrix) -> DistMatrix:
     m, n = matrix.shape
     mirrored = ctx.empty((n, m), matrix.dtype, "MR_MC")
     if matrix.local.size:
-        tiles.copy(mirrored.local, matrix.local.T)
+        copy_kernels.copy(mirrored.local, matrix.local.T)
         np.conjugate(mirrored.local, out=mirrored.local)
     return ctx.to_layout(mirrored, NATURAL)

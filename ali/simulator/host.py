@@ -14,7 +14,7 @@ import numpy as np
 from ali.simulator.instance import Instance
 from ali.simulator.spec import Spec
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 if TYPE_CHECKING:
     from ali.interface import Context, PythonLibrary

@@ -28,12 +28,12 @@ from ali.native import NativeLibrary
 from ali.native.prepared import PreparedCall
 from ali.simulator.spec import Spec, parse
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import DistMatrix
-from mpi_workers.signature import MATRIX, Signature
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.wire.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
     from ali.interface import PythonLibrary
-    from mpi_workers.worker import Gang
+    from mpi_workers.rank.loop import Gang
 
 # Types of parameters and of results.
 ROUTINES: dict[str, tuple[list[str], list[str]]] = {

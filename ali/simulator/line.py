@@ -5,15 +5,15 @@ from __future__ import annotations
 import select
 from typing import TYPE_CHECKING, Any
 
-from mpi_workers import sockets
-from mpi_workers.connection import Connection, connect
 from mpi_workers.failures import Failure
-from mpi_workers.wire import Body, ConnectionLost, Kind, WireError
+from mpi_workers.wire import sockets
+from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.frames import Body, ConnectionLost, Kind, WireError
 
 if TYPE_CHECKING:
     from ali.interface import Context
 
-LOOK_MS = 1000  # between looks whether the call has failed elsewhere: next to no work
+POLL_INTERVAL_MS = 1000  # between looks whether the call has failed elsewhere: next to no work
 DIAL_S = 5.0
 
 
@@ -53,7 +53,7 @@ class Line:
     def next(self) -> Body | None:
         """The next order; None: the client has hung up. Raises `Interrupted`."""
         try:
-            while not (self._connection.buffered or self._news.poll(LOOK_MS)):
+            while not (self._connection.buffered or self._news.poll(POLL_INTERVAL_MS)):
                 self._ctx.check()
             frame = self._connection.recv()
         except (ConnectionLost, WireError):

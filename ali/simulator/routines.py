@@ -12,7 +12,7 @@ from ali.interface import Context, routine
 from ali.simulator.host import Simulations
 from ali.simulator.line import Line
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 HOST = "simulations"
 

@@ -68,12 +68,12 @@ def test_libraries_see_only_the_matrix_side_of_mpi_workers() -> None:
     ("imports", "absent"),
     [
         ("alchemist_ray", "mpi4py"),
-        ("mpi_workers.client", "mpi4py"),
-        ("mpi_workers.client", "ray"),
-        ("mpi_workers.worker", "ray"),
+        ("mpi_workers.data.transfers", "mpi4py"),
+        ("mpi_workers.data.transfers", "ray"),
+        ("mpi_workers.rank.loop", "ray"),
         ("ali", "ray"),
-        ("mpi_workers.worker, envs.lammps.library", "gymnasium"),
-        ("mpi_workers.worker, envs.rayleigh_benard.build", "ray"),
+        ("mpi_workers.rank.loop, envs.lammps.library", "gymnasium"),
+        ("mpi_workers.rank.loop, envs.rayleigh_benard.build", "ray"),
     ],
 )
 def test_importing_does_not_drag_in(imports: str, absent: str) -> None:

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from ali import DistMatrix, elemental
 from ali.interface import Context
-from mpi_workers.layout import Shape
-from mpi_workers.worker import Gang
+from mpi_workers.matrix.layout import Shape
+from mpi_workers.rank.loop import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")

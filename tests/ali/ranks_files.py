@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ali.files import boxes, exchange, own, raw, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.matrix import DTYPES, DistMatrix
-from mpi_workers.worker import Gang
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.rank.loop import Gang
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, 0.1)

@@ -14,8 +14,8 @@ import ali
 from ali import DistMatrix
 from ali.interface import Context
 from ali.registry import load
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.worker import Gang
+from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.rank.loop import Gang
 
 
 def _whole(ctx: Context, matrix: DistMatrix) -> Any:

@@ -24,8 +24,8 @@ from ali.linalg import (
     triangles,
 )
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Shape
-from mpi_workers.worker import Gang
+from mpi_workers.matrix.layout import Shape
+from mpi_workers.rank.loop import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")
@@ -42,7 +42,7 @@ class Checks:
     def whole(self, matrix: DistMatrix) -> Array:
         return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
 
-    def spread(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
+    def distribution(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
         return self.ctx.new_replicated(values, layout)
 
     def close(self, found: Array, expected: Array, dtype: Any, what: Any, scale: float = 0) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure
-from mpi_workers.layout import LAYOUTS, deals
-from mpi_workers.matrix import DTYPES
-from mpi_workers.worker import Gang
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import LAYOUTS, rank_strides
+from mpi_workers.rank.loop import Gang
 
 
 def descriptions(gang: Gang, path: str) -> list[Any]:
@@ -29,7 +29,7 @@ def descriptions(gang: Gang, path: str) -> list[Any]:
                     *shape, DTYPES.index(dtype) + 1, LAYOUTS.index(layout) + 1, *gang.grid,
                 ]:  # fmt: skip
                     wrong.append([layout, shape, dtype, told])
-                both = deals(layout, gang.grid, gang.rank)
+                both = rank_strides(layout, gang.grid, gang.rank)
                 steps = [*both[0], *both[1]] if both else [0, 1, 0, 1]
                 held = told[6] * told[7]
                 if held != m * n or told[8] != max(1, told[6] if held else 1) or told[9:] != steps:

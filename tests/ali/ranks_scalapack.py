@@ -15,7 +15,7 @@ from ali import DistMatrix, scalapack
 from ali.interface import Context
 from ali.scalapack import cyclic, grid
 from mpi_workers.failures import Failure
-from mpi_workers.worker import Gang
+from mpi_workers.rank.loop import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")
@@ -33,7 +33,7 @@ class Checks:
         self.done = 0
         self.wrong: list[Any] = []
 
-    def spread(self, values: Array, layout: str = "") -> DistMatrix:
+    def distribution(self, values: Array, layout: str = "") -> DistMatrix:
         return self.ctx.new_replicated(values, layout or next(LAYOUTS))
 
     def whole(self, matrix: DistMatrix) -> Array:
@@ -132,7 +132,7 @@ def factorizations(gang: Gang) -> list[Any]:
     for case in cases(gang):
         way, shape, dtype, kind = case
         a, k = values(shape, dtype, kind), min(shape)
-        A = check.spread(a)
+        A = check.distribution(a)
         with blocks(way):
             results = scalapack.lu(ctx, A)
             check.layouts(results, "MC_MR MC_MR STAR_STAR", ["lu", case])
@@ -188,20 +188,20 @@ def systems(gang: Gang) -> list[Any]:
         h = values((n, n), dtype, seed=1)
         h = h @ h.conj().T + np.eye(n, dtype=dtype)
         b = values((n, 3), dtype, seed=2)
-        A, B, H = check.spread(a), check.spread(b), check.spread(h)
+        A, B, H = check.distribution(a), check.distribution(b), check.distribution(h)
         with blocks(way):
             X = scalapack.solve(ctx, A, B)
             check.layouts([X], "MC_MR", ["solve", case])
             check.product(b, a, check.whole(X), what=["solve", case])
 
-            L = check.whole(scalapack.cholesky(ctx, check.spread(np.tril(h))))
+            L = check.whole(scalapack.cholesky(ctx, check.distribution(np.tril(h))))
             check.product(h, L, L.conj().T, what=["cholesky", case])
             check.true(not np.triu(L, 1).any(), ["cholesky: triangular", case])
             _real_diagonal(check, L, ["cholesky", case])
 
             for g in (h, np.tril(values((n, n), dtype))):  # definite, and not
                 full = g if g is h else g + g.conj().T
-                W, V = scalapack.eigh(ctx, check.spread(g if g is h else np.tril(full)))
+                W, V = scalapack.eigh(ctx, check.distribution(g if g is h else np.tril(full)))
                 check.layouts([W, V], "STAR_STAR MC_MR", ["eigh", case])
                 w, v = check.whole(W), check.whole(V)
                 check.product(full, v * w[:, 0], v.conj().T, what=["eigh", case])
@@ -209,14 +209,14 @@ def systems(gang: Gang) -> list[Any]:
                 check.true((np.diff(w[:, 0]) >= 0).all(), ["eigh: ascending", case])
 
             for m, (kind, order) in itertools.product((a, values((n, n), dtype)), CONDITIONS):
-                found = scalapack.condest(ctx, check.spread(m), kind)
+                found = scalapack.condest(ctx, check.distribution(m), kind)
                 found /= float(np.linalg.cond(m.astype("complex128"), order))
                 check.true(0.2 < found < 1.01, ["condest", kind, case, found])
 
             for shape in ((n + 20, n), (n, n), (n, n + 20)):
                 m = values(shape, dtype, seed=3)
                 rhs = values((shape[0], 2), dtype, seed=4)
-                X = scalapack.lstsq(ctx, check.spread(m), check.spread(rhs))
+                X = scalapack.lstsq(ctx, check.distribution(m), check.distribution(rhs))
                 check.layouts([X], "MC_MR", ["lstsq", case, shape])
                 exact = np.linalg.lstsq(m, rhs, rcond=None)[0]
                 size = float(np.linalg.cond(m)) * float(np.abs(exact).max())
@@ -249,7 +249,7 @@ def products(gang: Gang) -> list[Any]:
         a = values((m, k) if one == "N" else (k, m), dtype)
         b = values((k, n) if two == "N" else (n, k), dtype, seed=1)
         with blocks(way):
-            C = scalapack.matmul(ctx, check.spread(a), check.spread(b), one, two)
+            C = scalapack.matmul(ctx, check.distribution(a), check.distribution(b), one, two)
         check.layouts([C], "MC_MR", ["matmul", way])
         expected = turned[one](a) @ turned[two](b)
         scale = float(np.linalg.norm(a) * np.linalg.norm(b))
@@ -257,13 +257,13 @@ def products(gang: Gang) -> list[Any]:
         check.close(check.whole(C), expected, scale, dtype, what)
     for one, two in itertools.product((*FLOATS, "int32"), ("float64", "complex64", "int64")):
         a, b = values((7, 5), one), values((5, 9), two, seed=1)
-        C = check.whole(scalapack.matmul(ctx, check.spread(a), check.spread(b)))
+        C = check.whole(scalapack.matmul(ctx, check.distribution(a), check.distribution(b)))
         kind = np.result_type(*(np.float64 if x.dtype.kind == "i" else x.dtype for x in (a, b)))
         check.true(C.dtype == kind, ["matmul", one, two, str(C.dtype)])
         check.close(C, a @ b, 400, kind, ["matmul", one, two])
     for shape, dtype in itertools.product([(13, 7), (1, 1), (2, 50)], (*FLOATS, "int32")):
         a = values(shape, dtype)
-        A = check.spread(a)
+        A = check.distribution(a)
         used = "float64" if dtype == "int32" else dtype
         for kind, order in ORDERS.items():
             exact = float(np.linalg.norm(a.astype("complex128"), order))
@@ -272,11 +272,11 @@ def products(gang: Gang) -> list[Any]:
         top = np.abs(a).max()
         check.close([scalapack.norm(ctx, A, "max")], [top], top, used, ["max", shape, dtype])
     a = values((30, 20), "float64")
-    check.close([scalapack.norm(ctx, check.spread(a * 1e300))],
+    check.close([scalapack.norm(ctx, check.distribution(a * 1e300))],
                 [np.linalg.norm(a) * 1e300], 1e302, "float64", "no overflow")  # fmt: skip
     a[29, 19] = np.nan
-    check.true(np.isnan(scalapack.norm(ctx, check.spread(a), "max")), "norm of NaN")
-    same = check.spread(values((9, 9), "float64"), "MC_MR")
+    check.true(np.isnan(scalapack.norm(ctx, check.distribution(a), "max")), "norm of NaN")
+    same = check.distribution(values((9, 9), "float64"), "MC_MR")
     C = scalapack.matmul(ctx, same, same)
     square = values((9, 9), "float64")
     check.close(check.whole(C), square @ square, 100, "float64", "A A")
@@ -319,17 +319,21 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
     """Failures that ScaLAPACK finds, or that only all ranks together see."""
     check = Checks(gang)
     ctx = check.ctx
-    ones = check.spread(np.ones((12, 12)))
+    ones = check.distribution(np.ones((12, 12)))
     bad = np.eye(12)
     bad[11, 10] = np.inf
-    infinite, good = check.spread(bad), check.spread(np.eye(12) * 2)
-    low = check.spread(values((30, 12), "float64", "low rank"))
+    infinite, good = check.distribution(bad), check.distribution(np.eye(12) * 2)
+    low = check.distribution(values((30, 12), "float64", "low rank"))
     calls: dict[str, Callable[[], Any]] = {
-        "singular": lambda: scalapack.solve(ctx, check.spread(np.diag([1.0] * 8 + [0.0])), nine),
-        "not definite": lambda: scalapack.cholesky(ctx, check.spread(np.diag([1.0, 1.0, -1.0]))),
+        "singular": lambda: scalapack.solve(
+            ctx, check.distribution(np.diag([1.0] * 8 + [0.0])), nine
+        ),
+        "not definite": lambda: scalapack.cholesky(
+            ctx, check.distribution(np.diag([1.0, 1.0, -1.0]))
+        ),
         "not of full rank": lambda: scalapack.lstsq(ctx, low, low),
     }
-    nine = check.spread(np.ones((9, 1)))
+    nine = check.distribution(np.ones((9, 1)))
     for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
         calls[name] = lambda name=name: getattr(scalapack, name)(ctx, infinite)  # type: ignore[misc]
     calls["solve"] = lambda: scalapack.solve(ctx, good, infinite)
@@ -352,7 +356,7 @@ def renewal(gang: Gang) -> list[Any]:
     check = Checks(gang)
     grids = []
     a = values((20, 20), "float64")
-    A = check.spread(a)
+    A = check.distribution(a)
     for _ in range(3):
         check.product(a @ a, check.whole(scalapack.matmul(check.ctx, A, A)), what="matmul")
         grids.append(grid.grid_of(check.ctx))

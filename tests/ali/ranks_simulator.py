@@ -11,9 +11,9 @@ import numpy as np
 
 from ali.interface import Context
 from ali.registry import load
-from mpi_workers import trial
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.worker import Gang
+from mpi_workers.rank.loop import Gang
+from mpi_workers.testing import trial
 
 SIZE = 4
 

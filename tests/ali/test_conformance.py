@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ali.testing import Case, LibraryTests
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 R = np.random.default_rng(7)
 A = R.standard_normal((9, 4))

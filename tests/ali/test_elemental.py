@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession

@@ -18,7 +18,7 @@ import pytest
 from ali.files import boxes
 from ali.files.boxes import Box, Grain
 from ali.testing import Case, LibraryTests
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 pytest.importorskip("h5py", reason="needs the extra 'files'")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 WRONG = {
     "n=0: it is a whole number from 1": ["matmul", {"n": 0}],

@@ -11,9 +11,9 @@ import pytest
 
 from ali import Context, DistMatrix, echo, routine
 from ali.interface import PythonLibrary, describe
-from mpi_workers import trial
 from mpi_workers.failures import Failure
-from mpi_workers.signature import Signature
+from mpi_workers.testing import trial
+from mpi_workers.wire.signature import Signature
 
 RANKS = "tests.ali.ranks_interface:"
 

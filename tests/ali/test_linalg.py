@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ali.linalg.gemm import plan
-from mpi_workers import trial
-from mpi_workers.layout import Spread, default_grid
+from mpi_workers.matrix.layout import Distribution, default_grid
+from mpi_workers.testing import trial
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
@@ -128,10 +128,14 @@ def test_the_plan_moves_the_least(
 ) -> None:
     m, k, n = shapes
     grid = default_grid(size)
-    assert plan(Spread(layouts[0], (m, k), grid), Spread(layouts[1], (k, n), grid)) == way
+    assert (
+        plan(Distribution(layouts[0], (m, k), grid), Distribution(layouts[1], (k, n), grid)) == way
+    )
 
 
 def test_no_plan_is_worse_than_gathering_one_side() -> None:
     """On one rank everything is free: any way will do, and the first is taken."""
     for left, right in itertools.product(("VC_STAR", "STAR_STAR"), repeat=2):
-        assert plan(Spread(left, (5, 6), (1, 1)), Spread(right, (6, 7), (1, 1))) == "rows"
+        assert (
+            plan(Distribution(left, (5, 6), (1, 1)), Distribution(right, (6, 7), (1, 1))) == "rows"
+        )

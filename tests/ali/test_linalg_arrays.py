@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ali.linalg.align import common_layout, part_layout
-from mpi_workers import trial
-from mpi_workers.layout import LAYOUTS, Spread
+from mpi_workers.matrix.layout import LAYOUTS, Distribution
+from mpi_workers.testing import trial
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
@@ -117,7 +117,7 @@ class Operand:
     """What the choice of a layout looks at."""
 
     def __init__(self, layout: str, shape: tuple[int, int], itemsize: int = 8) -> None:
-        self.spread = Spread(layout, shape, (2, 2))
+        self.distribution = Distribution(layout, shape, (2, 2))
         self.layout, self.shape, self.grid = layout, shape, (2, 2)
         self.nbytes = shape[0] * shape[1] * itemsize
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 

@@ -10,8 +10,8 @@ import pytest
 
 from ali import linalg
 from ali.linalg.elimination import parity
-from mpi_workers import trial
-from mpi_workers.signature import Signature
+from mpi_workers.testing import trial
+from mpi_workers.wire.signature import Signature
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 

@@ -14,10 +14,11 @@ from ali.native import NativeLibrary
 from ali.native.abi import TYPES
 from ali.registry import load
 from ali.testing import Case, LibraryTests
-from mpi_workers import signature, trial
 from mpi_workers.failures import Failure
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.testing import trial
+from mpi_workers.wire import signature
 from tests.support.build import needs_compiler, shared_object
 
 SOURCES = Path(__file__).parent / "native"

@@ -15,9 +15,9 @@ import pytest
 
 from ali import registry
 from ali.registry import load
-from mpi_workers import trial
 from mpi_workers.failures import Failure
-from mpi_workers.signature import Signature
+from mpi_workers.testing import trial
+from mpi_workers.wire.signature import Signature
 from tests.support.build import needs_compiler, shared_object
 
 EXAMPLE = Path(__file__).parent / "native" / "spring.c"

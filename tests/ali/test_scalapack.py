@@ -10,7 +10,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 

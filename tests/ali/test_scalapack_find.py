@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci", "SCALAPACK_LIB")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpi_workers import trial
+from mpi_workers.testing import trial
 from tests.support.build import needs_compiler, shared_object
 
 RANKS = "tests.ali.ranks_simulator:"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ali.registry import load
-from mpi_workers import trial
-from mpi_workers.worker import Gang
+from mpi_workers.rank.loop import Gang
+from mpi_workers.testing import trial
 
 SMALL = {"cells": 4, "md_steps": 20, "melt_steps": 100}
 SHORT = {"cells": 4, "md_steps": 5, "melt_steps": 10}  # for more ranks than cores

@@ -40,7 +40,7 @@ def new(kind: Any = HPCSimulatorEnv, sim: dict[str, Any] | None = None, **config
 
 def pids(env: Any) -> list[int]:
     """The ranks of an environment's gang."""
-    told = env._simulation._session._client.endpoint.workers
+    told = env._simulation._session._client.gang_address.workers
     return [worker["pid"] for worker in told]
 
 

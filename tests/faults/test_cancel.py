@@ -16,8 +16,8 @@ import pytest
 import ray
 from ray.exceptions import TaskCancelledError
 
-from alchemist_ray import nodes
 from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
+from alchemist_ray.runtime import nodes
 from tests.faults.conftest import NEWS_S, Gang, kill, record, strike, until_told
 
 pytestmark = pytest.mark.timeout(60, func_only=True)

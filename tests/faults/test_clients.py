@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import ray
 
-from alchemist_ray import gang as gangs
-from alchemist_ray import sender
 from alchemist_ray.errors import TransferError
+from alchemist_ray.gang import connection as gangs
+from alchemist_ray.transfer import scheduling
 from tests.faults.conftest import NEWS_S, Gang, agent_pids, kill, record, strike
 from tests.faults.test_transfers import held_by
 
@@ -77,13 +77,13 @@ def test_a_rank_killed_while_it_is_sent_a_dataset(
     data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
     data.DataContext.get_current().enable_progress_bars = False
     dataset = data.from_numpy(np.ones((100_000, 20))).materialize()
-    start = sender.Sender._start
+    start = scheduling.BlockSender._start
 
-    def stopping(self: sender.Sender) -> None:
+    def stopping(self: scheduling.BlockSender) -> None:
         kill(gang.ranks[1], signal.SIGSTOP)  # so that the sender waits in the middle
         start(self)
 
-    monkeypatch.setattr(sender.Sender, "_start", stopping)
+    monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
     told = strike(
         lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
     )
@@ -96,14 +96,14 @@ def test_an_agent_killed_while_it_sends_chunks(
 ) -> None:
     x = persisted()
     known = len(gang.session.list_matrices())
-    start = sender.Sender._start
+    start = scheduling.BlockSender._start
 
-    def stopping(self: sender.Sender) -> None:
-        monkeypatch.setattr(sender.Sender, "_start", start)  # once
+    def stopping(self: scheduling.BlockSender) -> None:
+        monkeypatch.setattr(scheduling.BlockSender, "_start", start)  # once
         kill(gang.ranks[1], signal.SIGSTOP)
         start(self)
 
-    monkeypatch.setattr(sender.Sender, "_start", stopping)
+    monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
 
     def blow() -> None:
         gang.kill_agent()
@@ -112,7 +112,7 @@ def test_an_agent_killed_while_it_sends_chunks(
     told = strike(blow, lambda: gang.session.send_matrix(x))
     monkeypatch.undo()
     assert isinstance(told.error, TransferError), repr(told.error)
-    assert told.seconds < NEWS_S + gangs.NEWS_S + sender.END_S
+    assert told.seconds < NEWS_S + gangs.NEWS_S + scheduling.END_S
     record("kill -9 of the agent while it sends chunks", told.seconds, None, told.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()

@@ -15,12 +15,12 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.driver import NAMESPACE
 from alchemist_ray.errors import GroupFailedError
-from mpi_workers.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
+from alchemist_ray.runtime.driver import NAMESPACE
+from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
 from tests.support import traces
 
-LIMIT = 400 << 20  # 400 MiB: the zygote, a proxy and two ranks fit, a greedy rank does not
+LIMIT = 400 << 20  # 400 MiB: the fork server, a proxy and two ranks fit, a greedy rank does not
 
 
 def greedy(comm, gib):  # type: ignore[no-untyped-def]
@@ -31,7 +31,7 @@ def greedy(comm, gib):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def limited(cluster: str) -> Iterator[int]:
-    """The zygote of this node, in a memory cgroup of its own; so is what it forks."""
+    """The fork server of this node, in a memory cgroup of its own; so is what it forks."""
     found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
     if found is None or os.getuid() != 0:
         pytest.skip("a memory cgroup can only be made by root, where there is a controller")
@@ -39,17 +39,19 @@ def limited(cluster: str) -> Iterator[int]:
     folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
     with AlchemistSession(1):  # so that there is an agent
         name = f"alchemist-agent-{ray.get_runtime_context().get_node_id()}"
-        zygote: int = ray.get(ray.get_actor(name, namespace=NAMESPACE).pids.remote())["zygote"]
+        fork_server: int = ray.get(ray.get_actor(name, namespace=NAMESPACE).pids.remote())[
+            "fork-server"
+        ]
     try:
         folder.mkdir()
         (folder / limit_file).write_text(f"{LIMIT}\n")
-        (folder / "cgroup.procs").write_text(f"{zygote}\n")
+        (folder / "cgroup.procs").write_text(f"{fork_server}\n")
     except OSError as error:
         with contextlib.suppress(OSError):
             folder.rmdir()
         pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield zygote
-    (above / "cgroup.procs").write_text(f"{zygote}\n")
+    yield fork_server
+    (above / "cgroup.procs").write_text(f"{fork_server}\n")
     traces.wait_until(lambda: not (folder / "cgroup.procs").read_text(), 5.0, 0.05)
     folder.rmdir()
 

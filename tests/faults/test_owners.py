@@ -16,8 +16,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.driver import find_driver
 from alchemist_ray.errors import StaleHandleError
+from alchemist_ray.runtime.driver import find_driver
 from tests.faults.conftest import (
     LIBRARY,
     NEWS_S,
@@ -81,7 +81,7 @@ def test_a_call_through_ray_learns_of_a_killed_manager(gang: Gang) -> None:
     gang.again()
 
 
-# --- proxy, zygote, agent, Driver ---
+# --- proxy, fork server, agent, Driver ---
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -92,8 +92,8 @@ def test_a_killed_proxy_ends_the_gang(gang: Gang, number: signal.Signals) -> Non
 
 
 def test_a_gang_outlives_its_zygote(gang: Gang) -> None:
-    zygote = agent_pids()["zygote"]
-    told = strike(lambda: kill(zygote), lambda: gang.lib.churn(0.6))
+    fork_server = agent_pids()["fork-server"]
+    told = strike(lambda: kill(fork_server), lambda: gang.lib.churn(0.6))
     assert told.error is None
     assert gang.works()
     start = time.monotonic()
@@ -101,18 +101,18 @@ def test_a_gang_outlives_its_zygote(gang: Gang) -> None:
     seconds = time.monotonic() - start
     assert seconds < NEWS_S
     gone_s = assert_clean(gang.before)
-    record("kill -9 of the zygote: gang unharmed, then yielded", seconds, gone_s, "-")
+    record("kill -9 of the fork server: gang unharmed, then yielded", seconds, gone_s, "-")
     gang.start()
-    assert agent_pids()["zygote"] != zygote
+    assert agent_pids()["fork-server"] != fork_server
 
 
 def test_nothing_is_left_when_zygote_and_proxy_are_killed(gang: Gang) -> None:
     def blow() -> None:
-        kill(agent_pids()["zygote"])
+        kill(agent_pids()["fork-server"])
         kill(gang.proxy)
 
     told = until_told(blow, gang.session.list_workers)
-    gang.lost("kill -9 of the zygote and a proxy", told, "is gone")
+    gang.lost("kill -9 of the fork server and a proxy", told, "is gone")
 
 
 def test_a_gang_outlives_its_agent(gang: Gang) -> None:

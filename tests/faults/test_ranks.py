@@ -8,8 +8,8 @@ import time
 import pytest
 import ray
 
-from alchemist_ray import nodes
 from alchemist_ray.errors import GroupFailedError, RoutineError
+from alchemist_ray.runtime import nodes
 from tests.faults.conftest import NEWS_S, Gang, assert_clean, kill, record, strike, until_told
 
 pytestmark = pytest.mark.timeout(40, func_only=True)

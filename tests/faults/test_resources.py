@@ -13,9 +13,9 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.driver import NAMESPACE
 from alchemist_ray.errors import LaunchError, ResourceError
-from mpi_workers.memory import available_bytes
+from alchemist_ray.runtime.driver import NAMESPACE
+from mpi_workers.matrix.memory import available_bytes
 from tests.faults.conftest import (
     NEWS_S,
     Call,
@@ -111,9 +111,9 @@ def hanging_ranks(gang: Gang) -> Iterator[None]:
 
     def switch(hold: bool) -> None:
         ray.get(agent.__ray_call__.remote(set_hold, hold))
-        zygote = agent_pids()["zygote"]
-        gang.before.add(f"process {zygote}")  # it stays for the gangs that it has
-        kill(zygote)  # the next one has the environment
+        fork_server = agent_pids()["fork-server"]
+        gang.before.add(f"process {fork_server}")  # it stays for the gangs that it has
+        kill(fork_server)  # the next one has the environment
 
     switch(True)
     yield
@@ -158,8 +158,8 @@ def test_a_hanging_rank_killed_while_the_gang_starts_ends_the_launch(
 
 def test_a_zygote_that_hangs_is_given_up(gang: Gang) -> None:
     before = left()
-    zygote = agent_pids()["zygote"]
-    kill(zygote, signal.SIGSTOP)
+    fork_server = agent_pids()["fork-server"]
+    kill(fork_server, signal.SIGSTOP)
     try:
         with opened(start_timeout_s=2.0) as session:
             start = time.monotonic()
@@ -167,24 +167,24 @@ def test_a_zygote_that_hangs_is_given_up(gang: Gang) -> None:
                 session.request_workers(2)
             seconds = time.monotonic() - start
             assert seconds < 2.0 + NEWS_S
-            record("a zygote hangs (start_timeout_s=2)", seconds, None, caught.value)
+            record("a fork server hangs (start_timeout_s=2)", seconds, None, caught.value)
     finally:
-        kill(zygote, signal.SIGCONT)
+        kill(fork_server, signal.SIGCONT)
     assert_clean(before)
     assert gang.works()
 
 
 def test_a_zygote_killed_while_it_is_to_fork_ends_the_launch(gang: Gang) -> None:
     before = left()
-    zygote = agent_pids()["zygote"]
-    gang.before.add(f"process {zygote}")
+    fork_server = agent_pids()["fork-server"]
+    gang.before.add(f"process {fork_server}")
     with opened(start_timeout_s=20.0) as session:
-        kill(zygote, signal.SIGSTOP)
-        told = strike(lambda: kill(zygote), lambda: session.request_workers(2), after_s=1.0)
+        kill(fork_server, signal.SIGSTOP)
+        told = strike(lambda: kill(fork_server), lambda: session.request_workers(2), after_s=1.0)
         assert type(told.error) is LaunchError, repr(told.error)
         assert f"the warm process on {os.uname().nodename} ended" in str(told.error)
         assert told.seconds < NEWS_S
-        record("kill -9 of a zygote that is to fork", told.seconds, None, told.error)
+        record("kill -9 of a fork server that is to fork", told.seconds, None, told.error)
         assert len(session.request_workers(2)) == 2
     assert_clean(before)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang import NEWS_S as LOOKS_S
+from alchemist_ray.gang.connection import NEWS_S as LOOKS_S
 from tests.faults.conftest import NEWS_S, Call, Gang, Told, kill, record
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks, sparks
@@ -49,9 +49,9 @@ def slow(spark: Any, told: Path, seconds: float) -> Any:
 
 def counted(gang: Gang, frame: Any, told: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The frame, planned: its partitions have been counted, and the next that looks is sending."""
-    from alchemist_ray import sources
+    from alchemist_ray.transfer import sources
 
-    plan = sources.plan(frame, None, gang.session._client)
+    plan = sources.source_for(frame, None, gang.session._client)
     (told / "go").touch()
     monkeypatch.setattr(sources, "plan", lambda *_: plan)
     return plan

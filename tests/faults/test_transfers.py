@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import ray
 
-from alchemist_ray import gang as gangs
 from alchemist_ray.errors import AlchemistError, TransferError
-from alchemist_ray.sources import ArrayPlan
-from alchemist_ray.transfer import BlocksPlan
+from alchemist_ray.gang import connection as gangs
+from alchemist_ray.transfer.object_store import ObjectStoreSource
+from alchemist_ray.transfer.sources import NumPySource
 from tests.faults.conftest import (
     NEWS_S,
     Call,
@@ -116,13 +116,13 @@ def test_a_stopped_rank_killed_while_a_send_waits_for_it(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped when the matrix is there and its memory is not yet mapped."""
-    send = ArrayPlan.send
+    send = NumPySource.send
 
-    def stopping(self: ArrayPlan, *args: Any) -> Any:
+    def stopping(self: NumPySource, *args: Any) -> Any:
         kill(gang.ranks[1], signal.SIGSTOP)
         return send(self, *args)
 
-    monkeypatch.setattr(ArrayPlan, "send", stopping)
+    monkeypatch.setattr(NumPySource, "send", stopping)
     told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(np.ones((9, 9))))
     monkeypatch.undo()
     gang.lost("kill -9 of a stopped rank that a send waits for", told, "rank 1", "SIGKILL")
@@ -138,13 +138,13 @@ def test_a_rank_killed_while_it_is_sent_blocks(
 ) -> None:
     if sender == "the agent":
         request.getfixturevalue("by_agents")
-    send = BlocksPlan.send
+    send = ObjectStoreSource.send
 
-    def stopping(self: BlocksPlan, *args: Any) -> Any:
+    def stopping(self: ObjectStoreSource, *args: Any) -> Any:
         kill(gang.ranks[1], signal.SIGSTOP)
         return send(self, *args)
 
-    monkeypatch.setattr(BlocksPlan, "send", stopping)
+    monkeypatch.setattr(ObjectStoreSource, "send", stopping)
     pieces = blocks(4)
     told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(pieces))
     monkeypatch.undo()
@@ -154,13 +154,13 @@ def test_a_rank_killed_while_it_is_sent_blocks(
 def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None
 ) -> None:
-    send = BlocksPlan.send
+    send = ObjectStoreSource.send
 
-    def stopping(self: BlocksPlan, *args: Any) -> Any:
+    def stopping(self: ObjectStoreSource, *args: Any) -> Any:
         kill(gang.ranks[1], signal.SIGSTOP)  # so that the agent waits in the middle
         return send(self, *args)
 
-    monkeypatch.setattr(BlocksPlan, "send", stopping)
+    monkeypatch.setattr(ObjectStoreSource, "send", stopping)
     pieces = blocks(4)
     known = len(gang.session.list_matrices())
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import ray
 
+from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests, to_yaml
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.kuberay import ClusterOptions, manifests, to_yaml
-from alchemist_ray.placement import check_capacity
+from alchemist_ray.runtime.placement import check_capacity
 from tests.kube.cluster import Cluster
 
 NAMESPACE = "many"

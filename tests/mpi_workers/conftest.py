@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.client import Ranks
+from mpi_workers.data.rank_connections import RankConnections
 from tests.support import ranks as support
 from tests.support.transfers import RANKS
 
@@ -21,9 +21,11 @@ def host() -> Iterator[support.Host]:
 
 
 @pytest.fixture(scope="module")
-def gangs(host: support.Host) -> Iterator[dict[str, Ranks]]:
+def gangs(host: support.Host) -> Iterator[dict[str, RankConnections]]:
     """Connections to the ranks through shared memory and, all the way, over TCP."""
-    found = {route: Ranks(host.doors(route), threads=2) for route in ("near", "far")}
+    found = {
+        route: RankConnections(host.rank_endpoints(route), threads=2) for route in ("near", "far")
+    }
     yield found
     for ranks in found.values():
         ranks.close()

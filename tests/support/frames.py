@@ -11,8 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mpi_workers.connection import Connection
-from mpi_workers.wire import Kind
+from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.frames import Kind
 
 TOKEN = "a secret of the gang"
 SOON_S = 5.0
@@ -32,7 +32,7 @@ values = st.recursive(
     max_leaves=8,
 )
 bodies = st.dictionaries(st.text(max_size=10), values, max_size=5)
-frames = st.tuples(st.sampled_from(Kind), bodies, st.binary(max_size=1500))
+any_frame = st.tuples(st.sampled_from(Kind), bodies, st.binary(max_size=1500))
 splits = st.lists(st.integers(0, 1 << 20), max_size=12)
 
 
@@ -52,15 +52,15 @@ class Pieces:
     def recv(self, most: int) -> bytes:
         if not self._pieces:
             return b""
-        piece = self._pieces.pop()
-        if len(piece) > most:
-            self._pieces.append(piece[most:])
-        return piece[:most]
+        local_indices = self._pieces.pop()
+        if len(local_indices) > most:
+            self._pieces.append(local_indices[most:])
+        return local_indices[:most]
 
     def recv_into(self, view: memoryview) -> int:
-        piece = self.recv(len(view))
-        view[: len(piece)] = piece
-        return len(piece)
+        local_indices = self.recv(len(view))
+        view[: len(local_indices)] = local_indices
+        return len(local_indices)
 
     def gettimeout(self) -> None: ...
     def settimeout(self, seconds: float | None) -> None: ...

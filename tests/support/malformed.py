@@ -6,12 +6,12 @@ from typing import Any
 
 import msgpack
 
-from mpi_workers import wire
-from mpi_workers.layout import Spread
-from mpi_workers.wire import Kind
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.wire import frames
+from mpi_workers.wire.frames import Kind
 from tests.support import ranks
 
-SPREAD = Spread("CIRC_CIRC", (20, 30), (1, 1))
+SPREAD = Distribution("CIRC_CIRC", (20, 30), (1, 1))
 WHOLE, WAITING = 1, 2  # a matrix that is sealed, and one that waits for its elements
 ALL = [0, 20, 0, 30]
 NBYTES = 20 * 30 * 8
@@ -28,7 +28,7 @@ def header(
     version: int = 1,
     magic: bytes = b"ALCH",
 ) -> bytes:
-    return wire.HEADER.pack(magic, version, kind, nbytes, payload)
+    return frames.HEADER.pack(magic, version, kind, nbytes, payload)
 
 
 def framed(kind: int, packed: bytes, payload: bytes = b"", claimed: int | None = None) -> bytes:
@@ -51,7 +51,7 @@ MALFORMED = {
     "an unknown kind": header(13),
     "the last kind": header((1 << 16) - 1),
     "a map of 4 GiB": header(nbytes=(1 << 32) - 1),
-    "a map over the limit": header(nbytes=wire.MAP_LIMIT + 1),
+    "a map over the limit": header(nbytes=frames.MAP_LIMIT + 1),
     "a map that is a list": framed(Kind.HELLO, msgpack.packb([1, 2])),
     "a map that is a number": framed(Kind.HELLO, msgpack.packb(7)),
     "a map with keys of bytes": framed(Kind.HELLO, msgpack.packb({b"token": 1})),

@@ -3,9 +3,10 @@
 In a test::
 
     with ranks.Host(4) as host:
-        spread = Spread("VC_STAR", (100, 7), (2, 2))
-        host.new(1, spread, "float64")
-        with Writer(Ranks(host.doors("far")), Target(1, spread, np.dtype("float64"))) as writer:
+        distribution = Distribution("VC_STAR", (100, 7), (2, 2))
+        host.new(1, distribution, "float64")
+        target = TransferTarget(1, distribution, np.dtype("float64"))
+        with MatrixWriter(RankConnections(host.rank_endpoints("far")), target) as writer:
             ...
 
 The same file is the program of that process: orders come as JSON lines on its
@@ -32,15 +33,16 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from mpi_workers import server, sockets, wire
-from mpi_workers.client import Doors
+from mpi_workers.data import server
+from mpi_workers.data.rank_connections import RankEndpoints
+from mpi_workers.data.server import DataServer
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Spread
-from mpi_workers.memory import Pool
-from mpi_workers.protocol import FrameProtocol
-from mpi_workers.server import DataServer
-from mpi_workers.storage import Storage
-from mpi_workers.wire import Kind
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.wire import frames, sockets
+from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.frames import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the gang's secret"
@@ -70,7 +72,7 @@ class Host:
         self,
         size: int,
         keep_bytes: int = 1 << 30,
-        hello_timeout_s: float = wire.HELLO_TIMEOUT_S,
+        hello_timeout_s: float = frames.HELLO_TIMEOUT_S,
         max_peers: int = server.MAX_PEERS,
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="ranks-")
@@ -116,10 +118,10 @@ class Host:
         self._process.kill()
         self._process.wait()
 
-    def doors(self, route: str = "near") -> Doors:
+    def rank_endpoints(self, route: str = "near") -> RankEndpoints:
         """How to reach the ranks: ``"near"`` (Unix sockets too), ``"far"`` (TCP alone)."""
         chosen = self.addresses if route == "near" else [a[1:] for a in self.addresses]
-        return Doors(TOKEN, tuple(map(tuple, chosen)))
+        return RankEndpoints(TOKEN, tuple(map(tuple, chosen)))
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -137,9 +139,9 @@ class Host:
         self._process.stdin.flush()
         return self._answer()
 
-    def new(self, matrix: int, spread: Spread, dtype: Any) -> list[int]:
+    def new(self, matrix: int, distribution: Distribution, dtype: Any) -> list[int]:
         """Allocate a matrix on every rank of its grid; the ids of the segments taken."""
-        about = [spread.layout, spread.shape, spread.grid]
+        about = [distribution.layout, distribution.shape, distribution.grid]
         segments: list[int] = self._order("new", matrix, *about, np.dtype(dtype).name)
         return segments
 
@@ -223,10 +225,10 @@ class _Ranks:
     def new(
         self, matrix: int, layout: str, shape: list[int], grid: list[int], dtype: str
     ) -> list[int]:
-        spread = Spread(layout, (shape[0], shape[1]), (grid[0], grid[1]))
+        distribution = Distribution(layout, (shape[0], shape[1]), (grid[0], grid[1]))
         segments = []
-        for storage in self._storages[: spread.size]:
-            part = storage.new(spread, np.dtype(dtype))
+        for storage in self._storages[: distribution.size]:
+            part = storage.new(distribution, np.dtype(dtype))
             segments.append(part.block.segment.id)
             storage.put(matrix, part, sealed=False)
         return segments
@@ -258,7 +260,7 @@ class _Ranks:
 
 
 def _main(folder: str, size: str, keep_bytes: str, hello_timeout_s: str, max_peers: str) -> None:
-    wire.HELLO_TIMEOUT_S, server.MAX_PEERS = float(hello_timeout_s), int(max_peers)
+    frames.HELLO_TIMEOUT_S, server.MAX_PEERS = float(hello_timeout_s), int(max_peers)
     ranks = _Ranks(folder, int(size), int(keep_bytes))
     print(json.dumps({"value": [ranks.addresses, ranks.control]}), flush=True)
     for line in sys.stdin:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpi_workers.housekeeping import SEGMENTS
+from mpi_workers.node.cleanup import SEGMENTS
 
 RUN = "ALCHEMIST_TEST_RUN"
 SHM = Path("/dev/shm")
-PART = "mpi_workers"  # in the command line of every zygote, proxy and rank
+PART = "mpi_workers"  # in the command line of every fork server, proxy and rank
 
 _segments: set[str] = set()
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers import layout
-from mpi_workers.client import Ranks, Reader, Target, Writer
-from mpi_workers.layout import Spread, copies, default_grid
-from mpi_workers.tiles import Block
+from mpi_workers.data.rank_connections import RankConnections, TransferTarget
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
+from mpi_workers.matrix import layout
+from mpi_workers.matrix.copy_kernels import ArrayBlock
+from mpi_workers.matrix.layout import Distribution, copies, default_grid
 from tests.support import ranks as support
 
 RANKS = 6
@@ -24,8 +25,8 @@ ids = itertools.count(1)
 routes = pytest.mark.parametrize("route", ["near", "far"])
 
 
-def spread_of(name: str, shape: tuple[int, int], size: int = RANKS) -> Spread:
-    return Spread(name, shape, default_grid(size))
+def spread_of(name: str, shape: tuple[int, int], size: int = RANKS) -> Distribution:
+    return Distribution(name, shape, default_grid(size))
 
 
 def numbers(shape: tuple[int, int], dtype: str = "float64", seed: int = 0) -> Array:
@@ -34,21 +35,23 @@ def numbers(shape: tuple[int, int], dtype: str = "float64", seed: int = 0) -> Ar
     return values * (1 + 2j) if values.dtype.kind == "c" else values
 
 
-def new(host: support.Host, spread: Spread, dtype: Any = "float64") -> Target:
-    target = Target(next(ids), spread, np.dtype(dtype))
-    host.new(target.matrix, spread, dtype)
+def new(host: support.Host, distribution: Distribution, dtype: Any = "float64") -> TransferTarget:
+    target = TransferTarget(next(ids), distribution, np.dtype(dtype))
+    host.new(target.matrix, distribution, dtype)
     return target
 
 
-def send(ranks: Ranks, target: Target, *blocks: tuple[Array, tuple[int, int]]) -> Writer:
-    with Writer(ranks, target) as writer:
-        writer.write_blocks(Block(*block) for block in blocks)
+def send(
+    ranks: RankConnections, target: TransferTarget, *blocks: tuple[Array, tuple[int, int]]
+) -> MatrixWriter:
+    with MatrixWriter(ranks, target) as writer:
+        writer.write_blocks(ArrayBlock(*block) for block in blocks)
     return writer
 
 
-def fetch(ranks: Ranks, target: Target, out: Array | None = None) -> Array:
+def fetch(ranks: RankConnections, target: TransferTarget, out: Array | None = None) -> Array:
     if out is None:
-        out = np.empty(target.spread.shape, target.dtype)
-    with Reader(ranks, target) as reader:
+        out = np.empty(target.distribution.shape, target.dtype)
+    with MatrixReader(ranks, target) as reader:
         reader.read_block(out, (0, 0))
     return out

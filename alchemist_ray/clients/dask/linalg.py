@@ -29,13 +29,13 @@ import dask.array as da
 import numpy as np
 from dask.array.utils import svd_flip
 
-from alchemist_ray.clients.current import current_session
-from alchemist_ray.clients.dask.reading import to_dask
+from alchemist_ray.clients.dask.results import to_dask
+from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import ShapeError
 
 if TYPE_CHECKING:
-    from alchemist_ray.gang import GangClient
-    from alchemist_ray.handles import Handle
+    from alchemist_ray.arrays.handle import Handle
+    from alchemist_ray.gang.connection import GangConnection
     from alchemist_ray.session import AlchemistSession
 
 __all__ = [
@@ -57,14 +57,14 @@ def engine(session: AlchemistSession) -> Iterator[None]:
         _chosen.reset(before)
 
 
-def _client(session: Any) -> GangClient:
+def _client(session: Any) -> GangConnection:
     session = session or _chosen.get(None) or current_session()
-    client: GangClient = session._gang()
+    client: GangConnection = session._gang()
     return client
 
 
 @contextlib.contextmanager
-def _sent(client: GangClient, *arrays: Any) -> Iterator[list[Handle]]:
+def _sent(client: GangConnection, *arrays: Any) -> Iterator[list[Handle]]:
     """Handles of arrays, for as long as the context lasts."""
     handles: list[Handle] = []
     try:

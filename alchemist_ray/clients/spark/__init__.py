@@ -16,12 +16,12 @@ except ModuleNotFoundError as error:
         f"Spark needs {error.name}: pip install 'alchemist-on-ray[spark]'"
     ) from None
 
-from alchemist_ray.clients.spark import arrow, pull, push
-from alchemist_ray.clients.spark.look import plan
+from alchemist_ray.clients.spark import arrow, executor_push, object_store_pull
+from alchemist_ray.clients.spark.inspection import plan
 from alchemist_ray.clients.spark.results import to_spark
-from alchemist_ray.clients.spark.start import init_spark, stop_spark
+from alchemist_ray.clients.spark.startup import init_spark, stop_spark
 
-for _module in (arrow, pull, push):
+for _module in (arrow, object_store_pull, executor_push):
     cloudpickle.register_pickle_by_value(_module)
 
 __all__ = ["init_spark", "plan", "stop_spark", "to_spark"]

@@ -23,12 +23,12 @@ from pyspark.mllib.linalg import DenseMatrix, DenseVector, QRDecomposition
 from pyspark.mllib.linalg import distributed as theirs
 from pyspark.sql import SparkSession
 
-from alchemist_ray.clients.current import current_session
+from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.clients.spark.results import to_spark
 from alchemist_ray.errors import BadArgumentError, DtypeError
 
 if TYPE_CHECKING:
-    from alchemist_ray.handles import Handle
+    from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.session import AlchemistSession
 
 __all__ = [

@@ -23,13 +23,13 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from alchemist_ray.clients.spark import pull
+from alchemist_ray.clients.spark import object_store_pull
 from alchemist_ray.errors import BadArgumentError, DtypeError
-from mpi_workers.client import Target
-from mpi_workers.layout import Spread
+from mpi_workers.data.rank_connections import TransferTarget
+from mpi_workers.matrix.layout import Distribution
 
 if TYPE_CHECKING:
-    from alchemist_ray.handles import Handle
+    from alchemist_ray.arrays.handle import Handle
 
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
 PARTITION = 64 << 20  # 64 MiB: a partition is at most about so large
@@ -95,7 +95,7 @@ def to_spark(
     The tasks fetch straight from the ranks: one connection per task and rank, and nothing passes
     through this process. A task that finds the gang gone fails as Spark's tasks do.
     """
-    from alchemist_ray.gang import gang_of  # noqa: PLC0415
+    from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415
 
     if kind not in KINDS:
         raise BadArgumentError(f"kind={kind!r} is none of {', '.join(KINDS)}")
@@ -105,14 +105,18 @@ def to_spark(
     client.check(handle)
     handle.keep()  # until whoever computes with it is done
     spark = spark or SparkSession.builder.getOrCreate()
-    doors, (m, n) = client.doors, handle.shape
-    target = Target(handle.id, Spread(handle.layout, handle.shape, client.grid), handle.dtype)
+    rank_endpoints, (m, n) = client.rank_endpoints, handle.shape
+    target = TransferTarget(
+        handle.id, Distribution(handle.layout, handle.shape, client.grid), handle.dtype
+    )
     cores = spark.sparkContext.defaultParallelism
     if kind == "BlockMatrix":
         down, across = block or (BLOCK, BLOCK)
         count = math.ceil(m / down) * math.ceil(n / across)
         numbers = spark.range(0, count, 1, min(count, max(cores, handle.nbytes // PARTITION)))
-        found = numbers.mapInArrow(pull.blocks(doors, target, down, across), _BLOCKS)
+        found = numbers.mapInArrow(
+            object_store_pull.blocks(rank_endpoints, target, down, across), _BLOCKS
+        )
         return BlockMatrix(
             _java("createBlockMatrix", found, down, across, m, n), down, across, m, n
         )
@@ -121,11 +125,13 @@ def to_spark(
         case "DataFrame":
             element = _TYPES[handle.dtype.name]()
             fields = [StructField(f"c{j}", element, False) for j in range(n)]
-            return numbers.mapInArrow(pull.columns(doors, target), StructType(fields))
+            return numbers.mapInArrow(
+                object_store_pull.columns(rank_endpoints, target), StructType(fields)
+            )
         case "CoordinateMatrix":
-            found = numbers.mapInArrow(pull.entries(doors, target), _ENTRIES)
+            found = numbers.mapInArrow(object_store_pull.entries(rank_endpoints, target), _ENTRIES)
             return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
-    found = numbers.mapInArrow(pull.numbered(doors, target), _NUMBERED)
+    found = numbers.mapInArrow(object_store_pull.numbered(rank_endpoints, target), _NUMBERED)
     if kind == "RowMatrix":
         return RowMatrix(found.select("vector"), m, n)
     return IndexedRowMatrix(_java("createIndexedRowMatrix", found, m, n), m, n)

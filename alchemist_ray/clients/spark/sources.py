@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from alchemist_ray.clients.spark import jobs
-from alchemist_ray.clients.spark.push import (
+from alchemist_ray.clients.spark.executor_push import (
     COUNTED,
     TOLD,
     Push,
@@ -29,13 +29,14 @@ from alchemist_ray.clients.spark.push import (
     task,
 )
 from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
-from mpi_workers.client import Progress, RankTimes, Target
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.row_transfers import RowWriter
+from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
-from mpi_workers.layout import Shape
-from mpi_workers.scatter import RowWriter
+from mpi_workers.matrix.layout import Shape
 
 if TYPE_CHECKING:
-    from alchemist_ray.gang import GangClient
+    from alchemist_ray.gang.connection import GangConnection
 
 BATCH = 16 << 20  # 16 MiB: what travels from the JVM to Python at once
 PANEL = 16 << 20  # 16 MiB of zeros
@@ -76,11 +77,11 @@ class SparkPlan:
         }
 
     def send(
-        self, client: GangClient, target: Target, progress: Progress | None
+        self, client: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every element, from the executors; what is not there by Spark's rules is zero."""
         spark = self._frame.sparkSession
-        function = task(client.doors, target, self._push())
+        function = task(client.rank_endpoints, target, self._push())
 
         def action() -> list[Any]:
             with jobs.settings(spark, STEADY | {RECORDS: str(self._batch())}):
@@ -108,7 +109,11 @@ class SparkPlan:
         raise NotImplementedError
 
     def _settle(
-        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+        self,
+        client: GangConnection,
+        target: TransferTarget,
+        told: list[Any],
+        places: NDArray[np.int64],
     ) -> None:
         """Look at what came, and send zeros for what is not there."""
         raise NotImplementedError
@@ -119,7 +124,7 @@ def _cores(spark: Any) -> int:
     return max(1, cores)
 
 
-def _alive(client: GangClient) -> None:
+def _alive(client: GangConnection) -> None:
     client.request({"op": "list_workers"})  # raises if the gang is lost
 
 
@@ -146,7 +151,7 @@ class OrderedPlan(SparkPlan):
         kinds: list[str],
         widths: list[int],
         dtype: np.dtype[Any],
-        client: GangClient,
+        client: GangConnection,
     ) -> None:
         self._names, self._kinds, self._widths = names, kinds, widths
         spark = frame.sparkSession
@@ -169,7 +174,11 @@ class OrderedPlan(SparkPlan):
         return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
 
     def _settle(
-        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+        self,
+        client: GangConnection,
+        target: TransferTarget,
+        told: list[Any],
+        places: NDArray[np.int64],
     ) -> None:
         seen = {int(part): rows for each in told for part, rows in each["seen"].items()}
         for part, (start, stop) in enumerate(pairwise(self._starts)):
@@ -188,7 +197,11 @@ class NumberedPlan(SparkPlan):
         return numbered_rows("vector", self.shape[1], self.shape[0])
 
     def _settle(
-        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+        self,
+        client: GangConnection,
+        target: TransferTarget,
+        told: list[Any],
+        places: NDArray[np.int64],
     ) -> None:
         m, n = self.shape
         there = np.zeros(m, bool)
@@ -225,7 +238,11 @@ class BlocksPlan(SparkPlan):
         return numbered_blocks(*self._block)
 
     def _settle(
-        self, client: GangClient, target: Target, told: list[Any], places: NDArray[np.int64]
+        self,
+        client: GangConnection,
+        target: TransferTarget,
+        told: list[Any],
+        places: NDArray[np.int64],
     ) -> None:
         seen: set[tuple[int, int]] = set()
         for i, j in places.reshape(-1, 2).tolist():

@@ -20,8 +20,8 @@ from alchemist_ray.errors import (
     ShapeError,
 )
 from ali.linalg.ufuncs import BINARY, PARTS, UNARY
-from mpi_workers.layout import LAYOUTS
-from mpi_workers.matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import LAYOUTS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
 
 OPERATORS = [

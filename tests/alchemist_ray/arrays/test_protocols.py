@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
 from alchemist_ray.errors import BadArgumentError
-from mpi_workers.matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
 
 

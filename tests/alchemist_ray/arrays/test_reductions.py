@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from mpi_workers.matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, lengths, same, values
 
 METHODS = ["sum", "mean", "var", "std", "min", "max", "any", "all"]

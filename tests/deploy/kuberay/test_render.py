@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from alchemist_ray.cli import main
-from alchemist_ray.kuberay import KUBERAY_VERSION, RAY_VERSION, ClusterOptions, manifests
-from alchemist_ray.kuberay.cli import HELP
-from alchemist_ray.kuberay.dashboard import PANELS
-from alchemist_ray.kuberay.versions import KUBERNETES_VERSIONS
+from alchemist_ray.deploy.kubernetes import KUBERAY_VERSION, RAY_VERSION, ClusterOptions, manifests
+from alchemist_ray.deploy.kubernetes.cli import HELP
+from alchemist_ray.deploy.kubernetes.dashboard import PANELS
+from alchemist_ray.deploy.kubernetes.versions import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds
 
 ROOT = Path(__file__).parents[3]
@@ -132,9 +132,9 @@ def test_ray_exports_what_the_dashboard_shows() -> None:
 
 
 def test_the_dashboard_counts_actors_by_their_names() -> None:
-    from alchemist_ray.agent import Agent  # noqa: PLC0415 - Ray is slow to import
-    from alchemist_ray.driver import Driver  # noqa: PLC0415
-    from alchemist_ray.group import GroupManager  # noqa: PLC0415
+    from alchemist_ray.runtime.agent import Agent  # noqa: PLC0415 - Ray is slow to import
+    from alchemist_ray.runtime.driver import Driver  # noqa: PLC0415
+    from alchemist_ray.runtime.group_manager import GroupManager  # noqa: PLC0415
 
     actors: list[Any] = [GroupManager, Agent, Driver]
     queries = " ".join(query for _, _, lines in PANELS for query, _ in lines)

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-from mpi_workers import pmi_relay
+from mpi_workers.node import pmi_relay
 
 
 def main() -> None:

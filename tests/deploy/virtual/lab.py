@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from alchemist_ray.virtual_cluster import image
+from alchemist_ray.deploy.virtual_cluster import image
 from tests.deploy.container import images
 from tests.faults.hosts import Host, _die_with_parent
 from tests.faults.hosts import why_not as why_no_hosts

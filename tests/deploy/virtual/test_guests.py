@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from alchemist_ray.virtual_cluster import kvm
+from alchemist_ray.deploy.virtual_cluster import kvm
 from tests.deploy.virtual import lab
 from tests.faults.hosts import Host, Hosts
 

@@ -19,11 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import cli
+from alchemist_ray.deploy.virtual_cluster import cluster, host, image, kvm, topology
+from alchemist_ray.deploy.virtual_cluster.domain import domain
+from alchemist_ray.deploy.virtual_cluster.options import (
+    Options,
+    guests_of,
+    parse_memory,
+    split_memory,
+)
+from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.errors import JobError
-from alchemist_ray.virtual_cluster import cluster, host, image, kvm, topology
-from alchemist_ray.virtual_cluster.domain import domain
-from alchemist_ray.virtual_cluster.options import Options, guests_of, parse_memory, split_memory
-from alchemist_ray.virtual_cluster.settings import settings
 
 GOLDEN = Path(__file__).with_name("golden")
 # As on the report's machine: two processors; InfiniBand below the bridge.

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.rayleigh_benard.baselines import POLICIES
-from mpi_workers import trial
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.worker import Gang
+from mpi_workers.rank.loop import Gang
+from mpi_workers.testing import trial
 from tests.envs.rayleigh_benard.cells import SMALL, Cell, bits
 
 # One pair of rolls of the critical wavelength, as in Clever & Busse (J. Fluid Mech. 65, 625, 1974).

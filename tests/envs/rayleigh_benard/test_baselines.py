@@ -15,7 +15,7 @@ from envs.rayleigh_benard.baselines import (
     PROBE_ROWS,
     ProportionalControl,
 )
-from mpi_workers import trial
+from mpi_workers.testing import trial
 from tests.support.build import needs_compiler
 
 RANKS = "tests.envs.rayleigh_benard.ranks_cell"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from envs.rayleigh_benard import spectral, validate
-from mpi_workers import trial
+from mpi_workers.testing import trial
 from tests.envs.rayleigh_benard.cells import SMALL
 from tests.support.build import needs_compiler
 

@@ -1,0 +1,272 @@
+"""From dask collections to matrices: chunks are computed by Dask-on-Ray and sent as they are made.
+
+Each chunk gets one more task in the graph, its mark. When Dask-on-Ray comes to a mark, the chunk
+has been submitted: its object goes to a `BlockSender`, and no task is made for the mark, so that
+the scheduler lets go of the chunk. Submitting pauses while too much is in flight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, Any
+
+import dask.array as da
+import numpy as np
+import ray
+from dask.base import optimize
+from dask.core import flatten
+from dask.delayed import Delayed, delayed
+from dask.highlevelgraph import HighLevelGraph
+from ray.util.dask import ray_dask_get
+from ray.util.dask.callbacks import CBS, RayCallback
+
+from alchemist_ray.clients import pandas
+from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
+from alchemist_ray.transfer.node_jobs import ArrayDecoder, SourceBlock
+from alchemist_ray.transfer.object_location import inspect_objects
+from alchemist_ray.transfer.scheduling import BlockSender
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.transfers import Progress
+from mpi_workers.matrix.layout import Shape
+
+if TYPE_CHECKING:
+    from alchemist_ray.gang.connection import GangConnection
+
+STORE_SHARE = 4  # a quarter of the object store at most is on its way to the gang
+IN_FLIGHT = 1 << 30  # 1 GiB at most
+FREE_CPU_S = 30.0  # Dask's tasks need one: how long to wait for it
+
+_READER = ArrayDecoder()
+
+
+class ChunksPlan:
+    """A dask array with known chunks.
+
+    Parameters
+    ----------
+    array : dask.array.Array, shape (m, n)
+    dtype : numpy.dtype
+        Of the matrix.
+    values : list, optional
+        The chunks' objects, where they are there already.
+    columns : list of str, optional
+        Of the data frame that it was.
+    """
+
+    def __init__(
+        self,
+        array: Any,
+        dtype: np.dtype[Any],
+        values: Sequence[Any] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self._array = array
+        self._columns = columns
+        self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
+        self._values = values if values is not None else _present(array)
+        self.dtype = dtype
+        self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
+
+    def provenance(self) -> dict[str, Any]:
+        found = {"from": "dask", "array": self._array.name, "dtype": str(self._array.dtype)}
+        return found if self._columns is None else {**found, "columns": list(self._columns)}
+
+    def send(
+        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, RankTimes]:
+        """Compute the chunks, and send each as soon as it is there."""
+        values, self._values = self._values, None  # each is let go of when it has been sent
+        pieces = self._pieces()
+        with BlockSender(client, target, _READER, progress) as sender:
+            if values is not None:
+                for i, value in enumerate(values):
+                    _add(sender, pieces[i]._replace(source=value))
+                values = value = None
+            else:
+                wait_for_cpu()
+                limit = _limit(max(m * n for m, n in self._shapes()) * self.dtype.itemsize)
+                compute(
+                    self._array,
+                    lambda i, value: _add(sender, pieces[i]._replace(source=value)),
+                    lambda: sender.down_to(limit),
+                )
+        return sender.times
+
+    def _shapes(self) -> list[Shape]:
+        rows, cols = self._chunks
+        return list(itertools.product(rows, cols))
+
+    def _pieces(self) -> list[SourceBlock]:
+        rows, cols = ([0, *itertools.accumulate(sizes)][:-1] for sizes in self._chunks)
+        origins = itertools.product(rows, cols)
+        where = itertools.product(*(range(len(sizes)) for sizes in self._chunks))
+        return [
+            SourceBlock(
+                None, origin, shape,
+                f"chunk {index} (rows {origin[0]} to {origin[0] + shape[0]}) of the dask array "
+                f"{self._array.name}",
+            )
+            for origin, shape, index in zip(origins, self._shapes(), where, strict=True)
+        ]  # fmt: skip
+
+
+def _add(sender: BlockSender, piece: SourceBlock) -> None:
+    if piece.shape[0] and piece.shape[1]:
+        sender.add(piece)
+
+
+def plan(source: Any, wanted: Any, client: GangConnection) -> ChunksPlan:
+    """What to do for a dask collection. Raises `DtypeError`, `ShapeError`."""
+    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415  (it asks for this module)
+
+    columns: list[str] | None = None
+    if _is_frame(source):
+        columns = pandas.names(source)
+        source = _array_of_frame(source)
+    if not isinstance(source, da.Array):
+        raise DtypeError(
+            f"a {type(source).__name__} of dask is not a matrix: send an array or a data frame; "
+            "dask.array.from_delayed makes an array of a Delayed"
+        )
+    if source.ndim == 1:
+        source = source[:, np.newaxis]
+    if source.ndim != 2:
+        raise ShapeError(f"a dask array of shape {source.shape} is not a matrix: it must be 2-D")
+    dtype = chosen_dtype(source.dtype, wanted)
+    values = None
+    if any(math.isnan(size) for sizes in source.chunks for size in sizes):
+        source, values = _looked_at(source)
+    if not all(source.shape):
+        raise ShapeError(f"a dask array of shape {source.shape} is empty: there is nothing to send")
+    return ChunksPlan(source, dtype, values, columns)
+
+
+def _is_frame(source: Any) -> bool:
+    """Whether it is a data frame or a series. (A Delayed has every attribute.)"""
+    return not isinstance(source, Delayed | da.Array) and hasattr(source, "dtypes")
+
+
+def _array_of_frame(frame: Any) -> Any:
+    """An array of a data frame's or a series' partitions, whose lengths are not known."""
+    dtype = pandas.common_dtype(frame)
+    columns = len(pandas.names(frame))
+    to_matrix = delayed(pandas.matrix, pure=True)
+    parts = [
+        da.from_delayed(to_matrix(part, dtype), (math.nan, columns), dtype)
+        for part in frame.to_delayed()
+    ]
+    return da.concatenate(parts, allow_unknown_chunksizes=True)
+
+
+def _looked_at(array: Any) -> tuple[Any, list[Any]]:
+    """The array with the sizes that its chunks turn out to have, and the chunks' objects."""
+    values: list[Any] = _present(array) or []
+    if not values:
+        wait_for_cpu()
+        values = [None] * math.prod(array.numblocks)
+        compute(array, values.__setitem__)
+    labels = [f"chunk {index} of the dask array {array.name}" for index in np.ndindex(
+        *array.numblocks
+    )]  # fmt: skip
+    far = [i for i, value in enumerate(values) if isinstance(value, ray.ObjectRef)]
+    shapes = [None if i in set(far) else np.shape(values[i]) for i in range(len(values))]
+    looked = inspect_objects([values[i] for i in far], [labels[i] for i in far], _READER)
+    for i, (about, source) in zip(far, looked, strict=True):
+        shapes[i], values[i] = about[:2], source
+    grid = np.empty((*array.numblocks, 2), int)
+    for index, shape in zip(np.ndindex(*array.numblocks), shapes, strict=True):
+        grid[index] = (*shape, 1)[:2]  # type: ignore[misc]
+    rows, cols = grid[:, 0, 0], grid[0, :, 1]
+    wrong = np.argwhere((grid[..., 0] != rows[:, None]) | (grid[..., 1] != cols))
+    if len(wrong):
+        index = tuple(map(int, wrong[0]))
+        raise ShapeError(
+            f"chunk {index} of the dask array {array.name} has shape {tuple(grid[index].tolist())}"
+            f": its row of chunks has {rows[index[0]]} rows, its column of chunks "
+            f"{cols[index[1]]} columns"
+        )
+    known = da.Array(
+        array.__dask_graph__(), array.name, (tuple(rows.tolist()), tuple(cols.tolist())),
+        dtype=array.dtype,
+    )  # fmt: skip
+    return known, values
+
+
+def _present(array: Any) -> list[Any] | None:
+    """The chunks' objects if all of them are there, as after ``persist``."""
+    graph = array.__dask_graph__()
+    values = []
+    for key in flatten(array.__dask_keys__()):
+        value = graph.get(key)
+        if not isinstance(value, ray.ObjectRef | np.ndarray):
+            return None
+        values.append(value)
+    return values
+
+
+def compute(
+    array: Any,
+    on_chunk: Callable[[int, Any], None],
+    before_task: Callable[[], None] = lambda: None,
+) -> None:
+    """Have Dask-on-Ray compute an array's chunks.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+    on_chunk : callable(i, value)
+        Gets the object of chunk `i` (in C order) when its task has been submitted, or its array
+        if the graph has it.
+    before_task : callable()
+        Called before each task is submitted; may wait.
+    """
+    (best,) = optimize(array)
+    name = f"alchemist-mark-{uuid.uuid4().hex}"
+    keys = list(flatten(best.__dask_keys__()))
+    marks: Any = {(name, i): (_mark, key) for i, key in enumerate(keys)}
+    graph = HighLevelGraph.from_collections(name, marks, dependencies=[best])
+    del best
+
+    def presubmit(task: Any, key: Any, deps: dict[Any, Any]) -> Any:
+        if isinstance(key, tuple) and key[0] == name:
+            on_chunk(key[1], deps[keys[key[1]]])
+            return True  # instead of a task
+        before_task()
+        return None
+
+    callback: Any = RayCallback(*[presubmit if cb == "ray_presubmit" else None for cb in CBS])
+    # One thread: what it waits for has been submitted before it.
+    pool = ThreadPool(1)
+    try:
+        ray_dask_get(graph, list(marks), pool=pool, ray_callbacks=[callback])
+    finally:
+        pool.close()
+
+
+def _mark(chunk: Any) -> None:
+    """Stands in the graph; never runs."""
+
+
+def _limit(chunk: int) -> int:
+    """Bytes that may be in flight before another task is submitted."""
+    store = ray.cluster_resources().get("object_store_memory", 0)
+    return max(chunk, min(IN_FLIGHT, int(store) // STORE_SHARE) - chunk)
+
+
+def wait_for_cpu() -> None:
+    """Wait until the cluster has a CPU that is in no use. Raises `ResourceError` after a while."""
+    deadline = time.monotonic() + FREE_CPU_S
+    while ray.available_resources().get("CPU", 0.0) < 1:
+        if time.monotonic() > deadline:
+            total = ray.cluster_resources().get("CPU", 0)
+            raise ResourceError(
+                f"none of the cluster's {total:g} CPUs is free for the tasks that compute the "
+                "chunks: the gang's workers and whatever else runs hold them all. Request fewer "
+                "workers, or persist() the array before"
+            )
+        time.sleep(0.2)

@@ -1,0 +1,129 @@
+"""From a handle to a lazy dask array: each chunk is fetched by whoever computes with it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from numpy.typing import NDArray
+
+from alchemist_ray.clients.pauses import fetch
+from alchemist_ray.errors import ShapeError
+from mpi_workers.matrix.layout import check_layout
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.handle import Handle
+
+
+class Matrix:
+    """A handle that dask may cut: what is sliced is fetched.
+
+    (A slice of the handle itself would be another matrix on the gang.)
+    """
+
+    __slots__ = ("_handle", "dtype", "shape")
+    ndim = 2
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self.shape = handle.shape
+        self.dtype = handle.dtype
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """As NumPy would have it; dask's optimizer puts users' own slices here."""
+        keys = list(key) if isinstance(key, tuple) else [key]
+        axes = [axis for axis, k in enumerate(keys) if k is not None]  # None: a new axis
+        keys += [slice(None)] * (2 - len(axes))
+        axes = [axis for axis, k in enumerate(keys) if k is not None]
+        wanted: list[slice] = []
+        for axis, length in zip(axes, self.shape, strict=True):
+            part, keys[axis] = _stretch(keys[axis], length)
+            wanted.append(part)
+        found = fetch(self._handle, *wanted)
+        for axis, k in zip((1, 0), (keys[axes[1]], keys[axes[0]]), strict=True):
+            found = found[(slice(None),) * axis + (k,)]
+        new = [i for i, k in enumerate(k for k in keys if not np.isscalar(k)) if k is None]
+        return np.expand_dims(found, tuple(new)) if new else found
+
+    def __dask_tokenize__(self) -> Any:
+        handle = self._handle
+        return "alchemist", handle.session, handle.gang, handle.epoch, handle.id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Matrix, (self._handle,)
+
+
+def to_dask(handle: Handle, chunks: Any = "auto") -> Any:
+    """A lazy dask array of a matrix.
+
+    Parameters
+    ----------
+    handle : Handle
+    chunks : int, tuple, -1, str or "auto"
+        In any of dask's spellings. ``"auto"``: whole rows where the ranks hold whole
+        rows (VC_STAR, VR_STAR, ...), whole columns where they hold whole columns, both
+        ways cut where they hold blocks; of the size that dask's ``array.chunk-size`` says.
+
+    Returns
+    -------
+    dask.array.Array, shape (m, n)
+        Two handles of one matrix give arrays of the same name.
+
+    Raises
+    ------
+    ShapeError
+        For chunks that do not fit.
+
+    Notes
+    -----
+    Nothing moves until it is computed. Then each chunk is fetched by the thread or the
+    Ray task that computes with it, straight from the ranks; of a slice, only its elements.
+    The array holds the handle: a temporary matrix stays until the array is gone. When
+    tasks in other processes compute the array, its graph is pickled, and from then on
+    the matrix stays until `Handle.free` or the end of its gang.
+    """
+    source = Matrix(handle)
+    try:
+        normal = da.core.normalize_chunks(
+            _aligned(handle) if isinstance(chunks, str) and chunks == "auto" else chunks,
+            handle.shape,
+            dtype=handle.dtype,
+        )
+    except (ValueError, TypeError) as error:
+        m, n = handle.shape
+        raise ShapeError(f"chunks={chunks!r} do not fit a {m} x {n} matrix: {error}") from None
+    if any(math.isnan(size) for sizes in normal for size in sizes):
+        raise ShapeError(f"chunks={chunks!r}: the sizes of chunks of a matrix are known")
+    return da.from_array(
+        source,
+        chunks=normal,
+        name=f"alchemist-{tokenize(source, normal)}",
+        asarray=False,
+        inline_array=True,
+        meta=np.empty((0, 0), handle.dtype),
+    )
+
+
+def _stretch(key: Any, length: int) -> tuple[slice, Any]:
+    """The slice to fetch for an index along an axis, and the index into what was fetched."""
+    if isinstance(key, slice):
+        return key, slice(None)
+    chosen = np.arange(length)[key]
+    if not np.size(chosen):
+        return slice(0, 0), np.asarray(chosen, int)
+    low, high = int(np.min(chosen)), int(np.max(chosen))
+    return slice(low, high + 1), chosen - low
+
+
+def _aligned(handle: Handle) -> tuple[Any, Any]:
+    """Chunks that are whole in the direction in which the ranks hold all."""
+    check_layout(handle.layout)
+    rows, _, cols = handle.layout.partition("_")
+    if cols == "STAR" and rows != "STAR":
+        return "auto", -1
+    if rows == "STAR" and cols != "STAR":
+        return -1, "auto"
+    return "auto", "auto"

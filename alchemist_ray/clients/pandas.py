@@ -1,0 +1,84 @@
+"""Columns of pandas data frames as matrices; the rules are the same for Dask's partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.errors import DtypeError, ShapeError
+
+if TYPE_CHECKING:
+    from alchemist_ray.gang.connection import GangConnection
+    from alchemist_ray.transfer.sources import MatrixSource
+
+
+def plan(source: Any, wanted: Any, client: GangConnection) -> MatrixSource:
+    """What to do for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
+    from alchemist_ray.transfer.sources import NumPySource  # noqa: PLC0415  (it asks for this module)
+
+    if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
+        return NumPySource.inspect(np.asarray(source), wanted)
+    return NumPySource.inspect(matrix(source, common_dtype(source)), wanted)
+
+
+def names(frame: Any) -> list[str]:
+    """Names of the columns of a DataFrame; of a Series, its own."""
+    return [str(name) for name in frame.columns] if frame.ndim == 2 else [str(frame.name)]
+
+
+def common_dtype(frame: Any) -> np.dtype[Any]:
+    """The dtype that holds every column, as NumPy promotes them.
+
+    Raises
+    ------
+    DtypeError
+        For a column that is not of numbers.
+    ShapeError
+        If there is no column.
+    """
+    dtypes = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
+    if not dtypes:
+        raise ShapeError("a data frame without columns is empty: there is nothing to send")
+    found = []
+    for name, dtype in zip(names(frame), dtypes, strict=True):
+        plain = _plain(dtype)
+        if plain is None:
+            raise DtypeError(
+                f"column {name!r} is of {dtype}, and not of numbers: drop it, or make numbers of it"
+            )
+        found.append(plain)
+    return np.result_type(*found)
+
+
+def _plain(dtype: Any) -> np.dtype[Any] | None:
+    """The NumPy dtype of a column's values; None if they are no numbers."""
+    if not isinstance(dtype, np.dtype):  # pandas' own kinds, with missing values beside the data
+        if type(dtype).__name__ in ("CategoricalDtype", "SparseDtype"):
+            return None
+        dtype = getattr(dtype, "numpy_dtype", None)
+    return dtype if isinstance(dtype, np.dtype) and dtype.kind in "biufc" else None
+
+
+def matrix(frame: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values of a pandas DataFrame or Series, shape (m, n); its index is left behind.
+
+    Raises
+    ------
+    DtypeError
+        If a value is missing in a column whose dtype has a place for that (``Int64``,
+        ``double[pyarrow]``): a matrix has none. NaN in a column of floats is a number.
+    """
+    if frame.ndim == 1:
+        frame = frame.to_frame()
+    for position, name in enumerate(names(frame)):
+        column = frame.iloc[:, position]
+        if not isinstance(column.dtype, np.dtype):
+            missing = np.asarray(column.isna())
+            if missing.any():
+                raise DtypeError(
+                    f"column {name!r} has {int(missing.sum())} missing values, the first in row "
+                    f"{int(missing.argmax())}: fill them (fillna) or drop their rows (dropna)"
+                )
+    return np.asarray(frame.to_numpy(dtype=dtype))

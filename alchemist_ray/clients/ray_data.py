@@ -1,0 +1,302 @@
+"""Ray Data: a Dataset's blocks into a matrix, a matrix into a lazy Dataset.
+
+A row of the matrix is a row of the Dataset: its columns one after the other, in the order of the
+schema, the elements of a tensor in C order. Needs ``pip install 'alchemist-on-ray[data]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError
+
+from alchemist_ray.clients.pauses import fetch
+from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
+from alchemist_ray.transfer.node_jobs import SourceBlock
+from alchemist_ray.transfer.object_location import inspect_objects
+from alchemist_ray.transfer.scheduling import BlockSender
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.transfers import Progress
+from mpi_workers.matrix.layout import Shape
+
+try:
+    import ray.data
+    from ray.data import Datasource, ReadTask
+    from ray.data.block import Block, BlockAccessor, BlockMetadata
+except ImportError as error:
+    raise LibraryLoadError(
+        f"Datasets need Ray Data on every node: pip install 'alchemist-on-ray[data]' ({error})"
+    ) from error
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.handle import Handle
+    from alchemist_ray.gang.connection import GangConnection
+
+BLOCK = 32 << 20  # 32 MiB: what to_dataset makes of a matrix, unless told otherwise
+TENSOR = "data"  # the column, as ray.data.from_numpy calls it
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a block is: how many rows, and of each column name, width and dtype."""
+
+    rows: int
+    columns: tuple[tuple[str, int, str], ...]
+
+
+class BlockReader:
+    """For blocks of numeric columns and tensor columns, Arrow's or pandas'."""
+
+    def arrays(self, value: Any) -> list[NDArray[Any]]:
+        block = BlockAccessor.for_block(value)
+        if not block.num_rows():  # its columns may have no types
+            return []
+        return [_column(value, block, name) for name in _names(value)]
+
+    def about(self, value: Any, arrays: list[NDArray[Any]]) -> About:
+        if not arrays:
+            return About(BlockAccessor.for_block(value).num_rows(), ())
+        columns = zip(_names(value), arrays, strict=True)
+        return About(len(arrays[0]), tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
+
+
+def _names(value: Any) -> list[str]:
+    return list(value.column_names) if hasattr(value, "column_names") else list(value.columns)
+
+
+def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
+    """A column, shape (rows, width). Raises `DtypeError`, `ShapeError` naming it."""
+    column = value[name]
+    nulls = column.null_count if hasattr(column, "null_count") else int(column.isna().sum())
+    floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
+    if nulls and not floats:
+        raise DtypeError(
+            f"column {name!r} has {nulls} nulls, and a matrix has no place for them: fill them "
+            "or drop their rows (a NaN that went through pandas is a null)"
+        )
+    array = np.asarray(block.to_numpy(name))
+    if array.dtype.kind == "O":
+        first = array[0] if len(array) else None
+        if isinstance(first, np.ndarray | list | tuple):
+            shapes = {np.shape(row) for row in array}
+            if len(shapes) > 1:
+                told = " and ".join(map(str, sorted(shapes)[:2]))
+                raise ShapeError(f"column {name!r} has rows of different shapes, {told}")
+            with contextlib.suppress(ValueError, TypeError):
+                array = np.stack([np.asarray(row) for row in array])
+    if array.dtype.kind not in "biufc":
+        kind = getattr(column, "type", None) or getattr(column, "dtype", array.dtype)
+        raise DtypeError(
+            f"column {name!r} is of {kind}, and not of numbers: drop it, or make numbers of it"
+        )
+    return array.reshape(len(array), -1)
+
+
+_READER = BlockReader()
+
+
+class BlocksOfRows:
+    """A Dataset whose blocks are in the object store, and have been looked at."""
+
+    def __init__(
+        self, sources: list[Any], rows: Sequence[int], width: int, dtype: np.dtype[Any], origin: str
+    ) -> None:
+        self._sources = sources
+        self._rows = rows
+        self._origin = origin
+        self.dtype = dtype
+        self.shape: Shape = (sum(rows), width)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"from": "ray.data", "dataset": self._origin}
+
+    def send(
+        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, RankTimes]:
+        """Every block from the node that holds it; each is let go of when it has been sent."""
+        row = 0
+        with BlockSender(client, target, _READER, progress) as sender:
+            while self._sources:
+                i, source = len(self._rows) - len(self._sources), self._sources.pop(0)
+                shape = (self._rows[i], self.shape[1])
+                if shape[0]:
+                    sender.add(SourceBlock(source, (row, 0), shape, _label(i)))
+                row += shape[0]
+            del source
+        return sender.times
+
+
+def _label(i: int) -> str:
+    return f"block {i} of the Dataset"
+
+
+def plan(source: Any, wanted: Any, client: GangConnection) -> BlocksOfRows:
+    """What to do for a Dataset: execute it, and look at its blocks where they are.
+
+    Raises
+    ------
+    DtypeError
+        For nulls and for columns that are not of numbers.
+    ShapeError
+        For tensors of different shapes, blocks of different columns, or no rows.
+    TransferError
+        With the traceback of what a function of the Dataset's has raised.
+    """
+    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415  (it asks for this module)
+
+    if not isinstance(source, ray.data.Dataset):
+        raise DtypeError(f"a {type(source).__name__} of ray.data is not a Dataset")
+    refs = _executed(source)
+    looked = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
+    found: list[About] = [about for about, _ in looked]
+    filled = [i for i, about in enumerate(found) if about.rows]
+    if not filled:
+        raise ShapeError("the Dataset has no rows: there is nothing to send")
+    first = found[filled[0]].columns
+    for i in filled:
+        if [c[:2] for c in found[i].columns] != [c[:2] for c in first]:
+            raise ShapeError(
+                f"{_label(i)} has the columns {_told(found[i])}, and {_label(filled[0])} has "
+                f"{_told(found[filled[0]])}"
+            )
+    width = sum(columns for _, columns, _ in first)
+    if not width:
+        raise ShapeError("the Dataset has no columns: there is nothing to send")
+    dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
+    names = ", ".join(name for name, _, _ in first[:8])
+    sources = [source for _, source in looked]
+    return BlocksOfRows(sources, [about.rows for about in found], width, dtype, names)
+
+
+def _told(about: About) -> str:
+    return ", ".join(f"{name} ({width})" for name, width, _ in about.columns)
+
+
+def _executed(dataset: Any) -> list[Any]:
+    """Execute a Dataset; its blocks, in the order of its rows."""
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        return [ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs]
+    except RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise TransferError(
+            f"the Dataset could not be executed: {type(cause).__name__}: {cause}\n\n"
+            f"--- where it was raised ---\n{error}",
+            traceback=str(error),
+        ) from error
+    finally:
+        options.preserve_order = before
+
+
+# --- the way back ---------------------------------------------------------------------------
+
+
+class _Matrix(Datasource):
+    """Reads a matrix by bands of rows."""
+
+    def __init__(self, handle: Handle, columns: Sequence[str] | None) -> None:
+        super().__init__()
+        self._handle = handle
+        self._columns = columns
+
+    def get_name(self) -> str:
+        return "Alchemist"
+
+    def estimate_inmemory_data_size(self) -> int:
+        return self._handle.nbytes
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        (m, n), itemsize = self._handle.shape, self._handle.dtype.itemsize
+        count = max(1, min(parallelism, m))
+        cuts = [m * k // count for k in range(count + 1)]
+        return [
+            ReadTask(
+                _Band(self._handle, start, stop, self._columns),
+                BlockMetadata(
+                    num_rows=stop - start,
+                    size_bytes=(stop - start) * n * itemsize,
+                    exec_stats=None,
+                    input_files=None,
+                ),
+            )
+            for start, stop in pairwise(cuts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    handle: Handle
+    start: int
+    stop: int
+    columns: Sequence[str] | None
+
+    def __call__(self) -> Iterable[Block]:
+        return self.blocks()
+
+    def blocks(self) -> Iterator[Block]:
+        rows = fetch(self.handle, slice(self.start, self.stop), slice(None))
+        if self.columns is None:
+            yield BlockAccessor.batch_to_block({TENSOR: rows})
+            return
+        batch = {c: np.ascontiguousarray(rows[:, i]) for i, c in enumerate(self.columns)}
+        yield BlockAccessor.batch_to_block(batch)
+
+
+def to_dataset(
+    handle: Handle,
+    columns: Sequence[str] | None = None,
+    *,
+    override_num_blocks: int | None = None,
+) -> Any:
+    """A lazy Ray Dataset of a matrix, its rows in order.
+
+    Parameters
+    ----------
+    handle : Handle
+        Of a matrix of shape (m, n).
+    columns : sequence of str, optional
+        Names of n columns of numbers. Default: one tensor column ``"data"``, a row of the
+        matrix in each, as `ray.data.from_numpy` makes it.
+    override_num_blocks : int, optional
+        As in Ray's own ``read_...``. Default: blocks of 32 MiB.
+
+    Returns
+    -------
+    ray.data.Dataset
+
+    Raises
+    ------
+    ShapeError
+        If there are not n different names.
+    DtypeError
+        For a complex matrix: Arrow has no such type.
+
+    Notes
+    -----
+    Nothing moves until the Dataset is consumed. Then each block is fetched by the Ray task
+    that reads it, straight from the ranks. Its graph is pickled: the matrix is
+    no longer temporary, and stays until `Handle.free` or the end of its gang. A Dataset that is
+    transformed keeps the order of rows only with
+    ``DataContext.execution_options.preserve_order``.
+    """
+    (_, n), names = handle.shape, None if columns is None else [str(name) for name in columns]
+    if names is not None and (len(names) != n or len(set(names)) != n):
+        raise ShapeError(
+            f"columns={columns!r}: the matrix has {n} columns, each needs its own name"
+        )
+    if handle.dtype.kind == "c":
+        raise DtypeError(
+            f"{handle.name} is of {handle.dtype}, and Arrow has no complex numbers: take its real "
+            "and imaginary parts"
+        )
+    blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK))
+    return ray.data.read_datasource(_Matrix(handle.keep(), names), override_num_blocks=blocks)

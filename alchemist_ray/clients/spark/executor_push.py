@@ -1,0 +1,193 @@
+"""Counts partitions, and sends them to the ranks. Runs in Spark's Python workers (see `arrow.py`).
+
+A task serves as many partitions as fall to one core: their rows go over one connection per rank,
+which is closed when the task is over. What a task has to say it returns as a row: a failure of ours
+is no failure of Spark's, which would run the task again and write twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alchemist_ray.clients.spark.arrow import blocks_of, rows_of
+from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+from mpi_workers.data.row_transfers import RowWriter
+from mpi_workers.failures import Failure
+
+RUN = 16  # rows: stretches that are longer on average are sent as blocks
+TOLD = "told string, places binary"  # what a task returns: JSON, and int64 numbers
+
+COUNTED = "part int, rows long"  # what a task has counted
+
+Batches = Iterator[Any]
+Push = Callable[[RowWriter, Batches], tuple[dict[str, Any], Any]]
+
+
+def count(batches: Batches) -> Batches:
+    """What `mapInArrow` runs to count: of rows that are the number of their partition."""
+    rows = np.zeros(0, np.int64)
+    for batch in batches:
+        more = np.bincount(batch.column(0).to_numpy(zero_copy_only=False))
+        rows, more = (rows, more) if len(rows) >= len(more) else (more, rows)
+        rows[: len(more)] += more
+    parts = np.flatnonzero(rows)
+    yield pa.RecordBatch.from_pydict(
+        {"part": pa.array(parts.astype(np.int32)), "rows": pa.array(rows[parts])}
+    )
+
+
+def task(
+    rank_endpoints: RankEndpoints, target: TransferTarget, push: Push
+) -> Callable[[Batches], Batches]:
+    """What `mapInArrow` runs."""
+
+    def run(batches: Batches) -> Batches:
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        told: dict[str, Any]
+        places = np.empty(0, np.int64)
+        context = TaskContext.get()
+        attempt = context.attemptNumber() if context is not None else 0
+        if attempt:
+            for _ in batches:  # what made the first one fail may come again, and says more
+                pass
+            told = {"again": attempt}
+        else:
+            ranks = RankConnections(
+                rank_endpoints, threads=1
+            )  # other cores have tasks of their own
+            try:
+                with RowWriter(ranks, target) as writer:
+                    told, places = push(writer, batches)
+                told["times"] = [asdict(times) for times in writer.times.values()]
+            except Failure as failure:
+                told = {"failure": failure.to_map()}
+            finally:
+                ranks.close()
+        yield pa.RecordBatch.from_pydict({"told": [json.dumps(told)], "places": [places.tobytes()]})
+
+    return run
+
+
+def ordered_rows(
+    names: list[str],
+    kinds: list[str],
+    widths: list[int],
+    dtype: Any,
+    starts: list[int],
+) -> Push:
+    """Rows whose place is that of their partition, then that within it.
+
+    The last column of a batch is the number of the partition; partition p begins at row
+    ``starts[p]`` and ends at row ``starts[p + 1]``.
+    """
+
+    def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
+        seen: dict[int, int] = {}
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            columns = batch.columns
+            block = rows_of(columns[:-1], names, kinds, widths, dtype)
+            parts = columns[-1].to_numpy(zero_copy_only=False)
+            cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(parts)]
+            rows = np.empty(len(parts), np.int64)
+            for first, last in pairwise(cuts):
+                part = int(parts[first])
+                start = starts[part] + seen.get(part, 0) if part + 1 < len(starts) else 0
+                seen[part] = seen.get(part, 0) + last - first
+                if part + 1 >= len(starts) or start + last - first > starts[part + 1]:
+                    raise Failure(
+                        "TransferError",
+                        f"partition {part} has more rows now than when they were counted: its "
+                        "rows are not the same each time; df.cache() or df.checkpoint() it first",
+                    )
+                rows[first:last] = np.arange(start, start + last - first)
+            _write(writer, block, rows)
+        return {"seen": seen}, np.empty(0, np.int64)
+
+    return push
+
+
+def _write(writer: RowWriter, block: Any, rows: Any) -> None:
+    """Stretches as blocks: they follow each other where partitions are coalesced in order."""
+    cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    for first, last in pairwise(cuts):
+        writer.write_block(block[first:last], (int(rows[first]), 0))
+
+
+def numbered_rows(name: str, width: int, height: int) -> Push:
+    """Rows that come with their number: columns are the number and a vector."""
+
+    def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
+        places = [np.empty(0, np.int64)]
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            rows = batch.column(0).to_numpy(zero_copy_only=False)
+            block = rows_of([batch.column(1)], [name], ["vector"], [width], np.float64)
+            if rows.min() < 0 or rows.max() >= height:
+                raise Failure(
+                    "ShapeError",
+                    f"rows {rows.min()} to {rows.max()} are not in a matrix of {height} x {width}",
+                )
+            breaks = np.count_nonzero(np.diff(rows) != 1)
+            if breaks * RUN < len(rows):
+                _write(writer, block, rows)
+            else:
+                order = np.argsort(rows, kind="stable")
+                rows = rows[order]
+                same = np.flatnonzero(np.diff(rows) == 0)
+                if len(same):
+                    raise _twice(f"row {rows[same[0]]}")
+                writer.write_rows(block[order], rows)
+            places.append(rows)
+        return {}, np.concatenate(places)
+
+    return push
+
+
+def _twice(what: str) -> Failure:
+    return Failure(
+        "IncompleteMatrixError",
+        f"{what} is there twice: a matrix has one of each; drop duplicates, or add them up",
+    )
+
+
+def numbered_blocks(rows_per_block: int, cols_per_block: int) -> Push:
+    """Blocks that come with their numbers: columns are a pair of numbers and a matrix."""
+
+    def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
+        places: dict[tuple[int, int], None] = {}
+        for batch in batches:
+            down, across = (k.to_numpy(zero_copy_only=False) for k in batch.column(0).flatten())
+            for i, j, block in zip(down, across, blocks_of(batch.column(1)), strict=True):
+                where = int(i), int(j)
+                if where in places:
+                    raise _twice(f"block {where}")
+                _check_block(writer, where, block, rows_per_block, cols_per_block)
+                writer.write_block(block, (where[0] * rows_per_block, where[1] * cols_per_block))
+                places[where] = None
+        return {}, np.array(list(places), np.int64)
+
+    return push
+
+
+def _check_block(
+    writer: RowWriter, where: tuple[int, int], block: Any, down: int, across: int
+) -> None:
+    m, n = writer.shape
+    due = min(down, m - where[0] * down), min(across, n - where[1] * across)
+    if block.shape != due:
+        raise Failure(
+            "ShapeError",
+            f"block {where} has shape {block.shape}, and a {m} x {n} matrix in blocks of "
+            f"{down} x {across} needs {due} there",
+        )

@@ -1,0 +1,102 @@
+"""Fetches a matrix, a batch of rows or a block at a time. Runs in Spark's Python workers.
+
+See `arrow.py`. Reading twice harms nobody: Spark may run these tasks as often as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alchemist_ray.clients.spark.arrow import matrix, vectors
+from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+from mpi_workers.data.transfers import MatrixReader
+
+PIECE = 16 << 20  # 16 MiB: what is fetched at once
+
+Batches = Iterator[Any]
+
+
+def _rows(
+    rank_endpoints: RankEndpoints, target: TransferTarget, batches: Batches, order: Any
+) -> Iterator[tuple[int, Any]]:
+    """Stretches of rows whose numbers come in batches: the first number, and the rows."""
+    n = target.distribution.shape[1]
+    most = max(1, PIECE // (n * target.dtype.itemsize))
+    ranks = RankConnections(rank_endpoints, threads=1)
+    try:
+        with MatrixReader(ranks, target) as reader:
+            for batch in batches:
+                numbers = batch.column(0).to_numpy(zero_copy_only=False)
+                for start in range(0, len(numbers), most):
+                    first = int(numbers[start])
+                    rows = np.empty((len(numbers[start : start + most]), n), target.dtype, order)
+                    reader.read_block(rows, (first, 0))
+                    yield first, rows
+    finally:
+        ranks.close()
+
+
+def columns(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
+    """A column for each of the matrix."""
+    names = [f"c{j}" for j in range(target.distribution.shape[1])]
+
+    def run(batches: Batches) -> Batches:
+        for _, rows in _rows(rank_endpoints, target, batches, "F"):
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T], names)
+
+    return run
+
+
+def numbered(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
+    """Each row's number, and the row as a vector."""
+
+    def run(batches: Batches) -> Batches:
+        for first, rows in _rows(rank_endpoints, target, batches, "C"):
+            numbers = pa.array(np.arange(first, first + len(rows)))
+            yield pa.RecordBatch.from_arrays([numbers, vectors(rows)], ["index", "vector"])
+
+    return run
+
+
+def entries(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
+    """The elements that are not zero, each with its row and column."""
+
+    def run(batches: Batches) -> Batches:
+        for first, rows in _rows(rank_endpoints, target, batches, "C"):
+            i, j = np.nonzero(rows)
+            found = [i + first, j, rows[i, j].astype(np.float64)]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(part) for part in found], ["i", "j", "value"]
+            )
+
+    return run
+
+
+def blocks(
+    rank_endpoints: RankEndpoints, target: TransferTarget, down: int, across: int
+) -> Callable[[Batches], Batches]:
+    """The blocks whose numbers come, counted row by row of blocks."""
+    (m, n) = target.distribution.shape
+    width = -(-n // across)
+
+    def run(batches: Batches) -> Batches:
+        ranks = RankConnections(rank_endpoints, threads=1)
+        try:
+            with MatrixReader(ranks, target) as reader:
+                for batch in batches:
+                    for number in batch.column(0).to_pylist():
+                        i, j = divmod(number, width)
+                        shape = min(down, m - i * down), min(across, n - j * across)
+                        block = np.empty(shape, target.dtype)
+                        reader.read_block(block, (i * down, j * across))
+                        where = [pa.array([i]), pa.array([j])]
+                        pair = pa.StructArray.from_arrays(where, ["_1", "_2"])
+                        yield pa.RecordBatch.from_arrays([pair, matrix(block)], ["_1", "_2"])
+        finally:
+            ranks.close()
+
+    return run

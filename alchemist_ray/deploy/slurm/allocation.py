@@ -1,0 +1,111 @@
+"""What the batch system has given a job: its number, its nodes, their CPUs and memory."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from alchemist_ray.errors import JobError
+from alchemist_ray.launchers.hostlist import expand
+
+REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a job: its name, and the job's CPUs and memory (bytes, if limited) there."""
+
+    name: str
+    cpus: int
+    memory_nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A job, seen from inside."""
+
+    scheduler: str
+    job: str
+    nodes: tuple[Node, ...]
+    uses_srun: bool
+
+    @property
+    def cpus(self) -> int:
+        return sum(node.cpus for node in self.nodes)
+
+
+def current(env: Mapping[str, str]) -> Allocation:
+    """The job that a process with this environment is in.
+
+    Raises
+    ------
+    JobError
+        If it is in none, or what the batch system says does not add up.
+    """
+    if "PBS_JOBID" in env and "PBS_NODEFILE" in env:
+        return _pbs(env)
+    if "SLURM_JOB_ID" in env:
+        return _slurm(env)
+    raise JobError(
+        "this is no job of Slurm or PBS (neither SLURM_JOB_ID nor PBS_JOBID is set): get an "
+        "allocation with `salloc -N 2`, or submit with `alchemist slurm submit -N 2 -- ...`"
+    )
+
+
+def job_id(env: Mapping[str, str]) -> str | None:
+    """The job's number, if the process is in one."""
+    return env.get("SLURM_JOB_ID") or env.get("PBS_JOBID")
+
+
+def per_node(text: str) -> list[int]:
+    """Slurm's short form of numbers per node: ``4(x2),3`` is 4, 4, 3. Raises `ValueError`."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = REPEATED.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{text!r} says no numbers per node")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _slurm(env: Mapping[str, str]) -> Allocation:
+    job = env["SLURM_JOB_ID"]
+    try:
+        names = expand(env["SLURM_JOB_NODELIST"])
+        cpus = per_node(env["SLURM_JOB_CPUS_PER_NODE"])
+        given, each = env.get("SLURM_MEM_PER_NODE"), env.get("SLURM_MEM_PER_CPU")
+        memory = [int(given) if given else int(each or 0) * n for n in cpus]
+    except KeyError as error:
+        raise JobError(
+            f"Slurm job {job}: {error.args[0]} is not set; is this inside of it?"
+        ) from None
+    except ValueError as error:
+        raise JobError(f"Slurm job {job}: {error}") from None
+    if len(names) != len(cpus):
+        raise JobError(
+            f"Slurm job {job} has {len(names)} nodes and tells the CPUs of {len(cpus)}: "
+            f"{env['SLURM_JOB_NODELIST']}, {env['SLURM_JOB_CPUS_PER_NODE']}"
+        )
+    nodes = [
+        Node(name, n, mebibytes * MEBI or None)
+        for name, n, mebibytes in zip(names, cpus, memory, strict=True)
+    ]
+    return Allocation("slurm", job, tuple(nodes), uses_srun=True)
+
+
+def _pbs(env: Mapping[str, str]) -> Allocation:
+    job = env["PBS_JOBID"]
+    try:
+        lines = Path(env["PBS_NODEFILE"]).read_text().split()
+    except OSError as error:
+        raise JobError(f"PBS job {job}: its list of nodes cannot be read: {error}") from None
+    if not lines:
+        raise JobError(f"PBS job {job}: its list of nodes, {env['PBS_NODEFILE']}, is empty")
+    counted = Counter(lines)  # a line for each CPU; in PBS Pro's, one for each chunk
+    each = int(env.get("NCPUS") or env.get("PBS_NUM_PPN") or 1)
+    nodes = [Node(name, max(times, each)) for name, times in counted.items()]
+    return Allocation("pbs", job, tuple(nodes), uses_srun="SLURM_JOB_ID" in env)

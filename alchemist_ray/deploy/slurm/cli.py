@@ -1,0 +1,342 @@
+"""``alchemist slurm submit|run|start|stop`` and ``alchemist pbs submit|run``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
+from alchemist_ray.deploy.slurm.cluster import RayInJob, RayOptions
+from alchemist_ray.deploy.slurm.job import VARIABLE, Address, JobFolder
+from alchemist_ray.deploy.slurm.signals import Signals, Terminated
+from alchemist_ray.errors import AlchemistError, JobError
+from alchemist_ray.launchers.choice import SETTINGS
+from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+
+USAGE = """\
+Ray and its gangs in a job of {system}.
+
+  alchemist {name} submit -N 3 -t 30 -- python app.py    a job of its own
+  alchemist {name} run -- python app.py                  inside a job: Ray up, the program, Ray down
+"""
+INSIDE = """\
+  alchemist slurm start                                 inside a job: Ray up, and stays
+  alchemist slurm stop
+"""
+START_S = 120.0
+START_VARIABLE = "ALCHEMIST_START_TIMEOUT"  # seconds, instead of these
+STOP_S = 30.0
+POLL_INTERVAL_S = 0.1
+SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a subcommand of ``alchemist slurm`` or ``alchemist pbs``; the exit code."""
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    command = words[cut + 1 :]
+    options = _parser(words[0]).parse_args(words[1:cut])
+    options.command = command
+    try:
+        return int(options.do(options))
+    except AlchemistError as error:
+        print(f"alchemist: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except Terminated as ending:
+        print(f"alchemist: {ending}", file=sys.stderr)
+        return 128 + ending.number
+
+
+def _parser(system: str) -> argparse.ArgumentParser:
+    usage = USAGE.format(system={"slurm": "Slurm", "pbs": "PBS"}[system], name=system)
+    parser = argparse.ArgumentParser(
+        prog=f"alchemist {system}",
+        description=usage + (INSIDE if system == "slurm" else ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(system=system)
+    commands = parser.add_subparsers(dest="verb", required=True)
+    submit = commands.add_parser("submit", help="write a job script and submit it")
+    submit.add_argument("-N", "--nodes", type=int, default=1, help="nodes (default: 1)")
+    submit.add_argument("-t", "--time", default="60", help="minutes or H:MM:SS (default: 60)")
+    submit.add_argument("-c", "--cpus", type=int, help="CPUs on each node (default: whole nodes)")
+    submit.add_argument("--mem", default="", help="memory on each node, as the batch system has it")
+    submit.add_argument("-p", "--partition", default="", help="partition or queue")
+    submit.add_argument("-A", "--account", default="")
+    submit.add_argument("-q", "--qos", default="")
+    submit.add_argument("-J", "--name", default="", help="the job's name (default: the program's)")
+    submit.add_argument(
+        "-o", "--option", action="append", default=[], help="any option more, as --option=--x=y"
+    )
+    submit.add_argument("--folder", help="for script, log, token (default: in ~/.alchemist/jobs)")
+    submit.add_argument("--dialect", choices=sites.SCHEDULERS, default=system)
+    submit.add_argument("--dry-run", action="store_true", help="only print the script")
+    submit.set_defaults(do=_submit)
+    run = commands.add_parser("run", help="Ray up, the program, Ray down")
+    run.add_argument(
+        "--spare", type=int, metavar="SECONDS", help="from SIGTERM to the job's end (the site's)"
+    )
+    run.set_defaults(do=_run)
+    start = commands.add_parser("start", help="bring Ray up on this job's nodes")
+    start.add_argument("--foreground", action="store_true", help="stay until Ctrl-C or `stop`")
+    start.set_defaults(do=_start)
+    stop = commands.add_parser("stop", help="end what `start` has brought up")
+    stop.set_defaults(do=_stop)
+    listed = commands.add_parser("sites", help="list the sites that are known")
+    listed.set_defaults(do=_sites)
+    for command in (run, start):
+        command.add_argument("--cpus-per-node", type=int, help="default: what the job has")
+    for command in (submit, run, start):
+        command.add_argument(
+            "--container", metavar="IMAGE", help="run Ray, the program and the ranks in this image"
+        )
+        command.add_argument("--container-runtime", help="what runs it (default: the site's)")
+        command.add_argument(
+            "--start-timeout",
+            type=float,
+            metavar="SECONDS",
+            help=f"default: {START_S:.0f}, or what {START_VARIABLE} says",
+        )
+        command.add_argument("--site", help=f"name, or path of a file (default: {sites.DEFAULT})")
+    return parser
+
+
+def _sites(options: argparse.Namespace) -> int:
+    for name in sites.names():
+        print(f"{name:16} {sites.load(name).about}")
+    return 0
+
+
+# --- a job of its own ---
+
+
+def _submit(options: argparse.Namespace) -> int:
+    site = sites.load(options.site)
+    request = script.Request(
+        nodes=options.nodes,
+        time=options.time,
+        name=options.name or _name(options.command),
+        cpus=options.cpus,
+        memory=options.mem,
+        partition=options.partition,
+        account=options.account,
+        qos=options.qos,
+        options=options.option,
+        start_timeout_s=options.start_timeout,
+        image=container.chosen(site, options.container, options.container_runtime),
+    )
+    folder = JobFolder(Path(options.folder).absolute() if options.folder else _fresh(request.name))
+    # A file is named by its path: the job starts elsewhere.
+    named = str(sites.find(options.site)) if site.name not in sites.names() else site.name
+    log = "log-%j.txt" if options.dialect == "slurm" else "log.txt"
+    binaries = str(Path(sys.executable).parent)
+    place = script.Place(str(folder.path), str(folder.path / log), binaries, named)
+    text = script.render(site, request, options.command, place, options.dialect)
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    tool = SUBMIT[options.dialect]
+    if shutil.which(tool) is None:
+        raise JobError(f"there is no {tool} on this machine; --dry-run only prints the script")
+    folder.make()
+    path = folder.path / "job.sh"
+    path.write_text(text)
+    words = [tool, str(path)]
+    if options.dialect == "pbs":  # Slurm's qsub does not look for these in the script
+        words[1:1] = ["-N", request.name, "-j", "oe", "-o", place.log]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise JobError(f"{tool} {path}: {(done.stderr or done.stdout).strip()}")
+    job = done.stdout.strip().split()[-1]
+    print(f"job {job}\nscript {path}\nlog {place.log.replace('%j', job)}")
+    return 0
+
+
+def _name(command: Sequence[str]) -> str:
+    """What is run, without python: the last word that is a file's name, or the first."""
+    files = [word for word in command if word.endswith((".py", ".sh"))]
+    name = Path(files[0] if files else command[0]).stem if command else ""
+    return re.sub(r"[^\w.+-]+", "-", name) or "alchemist"
+
+
+def _fresh(name: str) -> Path:
+    return JobFolder.home() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{os.getpid()}"
+
+
+# --- inside a job ---
+
+
+def _start_s() -> float:
+    """How long Ray may take to come up where no option says it. Raises `JobError`."""
+    told = os.environ.get(START_VARIABLE) or START_S
+    try:
+        return float(told)
+    except ValueError:
+        raise JobError(f"{START_VARIABLE}={told!r}: it is a number of seconds") from None
+
+
+def _folder() -> JobFolder:
+    folder = JobFolder.of(os.environ)
+    if folder is None:
+        allocation.current(os.environ)  # raises what is missing
+        raise JobError("this job has no folder")
+    return folder
+
+
+def _cluster(options: argparse.Namespace, folder: JobFolder, signals: Signals) -> RayInJob:
+    site = sites.load(options.site)
+    image = container.chosen(site, options.container, options.container_runtime)
+    words = image.words(os.environ) if image is not None else []
+    # What the job script has set is there; in salloc nobody has.
+    for name, value in script.settings(site, image=image is not None).items():
+        os.environ.setdefault(name, os.path.expandvars(value))
+    if words:
+        os.environ.update(container.variables(words, os.environ))
+    return RayInJob(
+        allocation.current(os.environ),
+        site,
+        folder,
+        RayOptions(options.cpus_per_node, options.start_timeout or _start_s()),
+        signals.check,
+        words,
+        {name: os.environ[name] for name in (LAUNCHER, *SETTINGS) if name in os.environ},
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not options.command:
+        raise JobError("no program: it comes after --, as in `-- python app.py`")
+    folder = _folder()
+    signals = Signals()
+    grace_s = program.grace_s(options.spare or sites.load(options.site).job.spare_s)
+    if (address := folder.live_address()) is not None:  # `start` has been here
+        if options.container and not address.container:
+            raise JobError(
+                "this job's Ray is up, and not in an image: `alchemist slurm stop` ends it, "
+                "`alchemist slurm start --container ...` brings it up in one"
+            )
+        return program.run(
+            options.command,
+            address,
+            folder,
+            signals,
+            base=dict(os.environ),
+            cluster=None,
+            grace_s=grace_s,
+        )
+    with _cluster(options, folder, signals) as cluster:
+        assert cluster.address is not None
+        _say_up(cluster.address)
+        return program.run(
+            options.command,
+            cluster.address,
+            folder,
+            signals,
+            base=dict(os.environ),
+            cluster=cluster,
+            grace_s=grace_s,
+        )
+
+
+def _say_up(address: Address) -> None:
+    print(
+        f"alchemist: Ray is up on {len(address.nodes)} node(s) with {address.cpus} CPUs, "
+        f"head {address.head} at {address.address}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _start(options: argparse.Namespace) -> int:
+    folder = _folder()
+    if (address := folder.live_address()) is not None:
+        raise JobError(
+            f"this job's Ray is up already, at {address.address}: use it, or `alchemist slurm stop`"
+        )
+    if not options.foreground:
+        if folder.address() is not None:
+            folder.clear()  # of a Ray that is gone
+        return _in_background(options, folder)
+    signals = Signals()
+    with _cluster(options, folder, signals) as cluster:
+        assert cluster.address is not None
+        _say_up(cluster.address)
+        try:
+            while True:
+                signals.check()
+                for name in cluster.look():
+                    print(f"alchemist: node {name} is gone", file=sys.stderr, flush=True)
+        except Terminated:
+            return 0
+
+
+def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
+    folder.make()
+    log = folder.path / "keeper.log"
+    words = [sys.executable, "-m", "alchemist_ray.cli", options.system, "start", "--foreground"]
+    words += ["--start-timeout", str(options.start_timeout or _start_s())]
+    if options.site:
+        words += ["--site", options.site]
+    if options.cpus_per_node:
+        words += ["--cpus-per-node", str(options.cpus_per_node)]
+    if options.container:
+        words += ["--container", options.container]
+    if options.container_runtime:
+        words += ["--container-runtime", options.container_runtime]
+    with open(log, "wb") as out:
+        keeper = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    while (address := folder.address()) is None:
+        if keeper.poll() is not None:
+            said = log.read_text(errors="replace").strip() if log.exists() else ""
+            raise JobError(f"Ray did not come up:\n{said}")
+        time.sleep(POLL_INTERVAL_S)
+    host, _, port = address.address.rpartition(":")
+    settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in _to_join(folder, address).items())
+    print(
+        f"Ray is up on {len(address.nodes)} node(s) with {address.cpus} CPUs, head {address.head}\n"
+        f"  alchemist slurm run -- python app.py      runs a program in it\n"
+        f"  AlchemistSession()                        finds it, on its nodes, in this job\n"
+        f'  als.connect_to_alchemist("{host}", {port})\n'
+        f"  export {settings}\n"
+        f"  alchemist slurm stop                      ends it"
+    )
+    return 0
+
+
+def _to_join(folder: JobFolder, address: Address) -> dict[str, str]:
+    told = folder.environment(address, {})
+    del told[VARIABLE]
+    return told
+
+
+def _stop(options: argparse.Namespace) -> int:
+    folder = _folder()
+    address = folder.address()
+    if address is None:
+        raise JobError("no Ray of `alchemist slurm start` runs in this job")
+    if address.keeper_host != os.uname().nodename:
+        raise JobError(
+            f"the process that keeps Ray up is on {address.keeper_host}: stop it there, or end "
+            f"its step, alchemist-ray (`squeue --steps` tells its number, scancel ends it)"
+        )
+    try:
+        os.kill(address.keeper_pid, 15)
+    except ProcessLookupError:
+        folder.clear()
+        return 0
+    deadline = time.monotonic() + STOP_S
+    while folder.address() is not None:
+        if time.monotonic() > deadline:
+            raise JobError(f"process {address.keeper_pid} has not ended Ray in {STOP_S:.0f} s")
+        time.sleep(POLL_INTERVAL_S)
+    return 0

@@ -1,0 +1,115 @@
+"""A node's folder of a job: Ray's sockets and logs, the gangs' folders. Gone with the job."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from alchemist_ray.errors import JobError
+
+PREFIX = "alch-"
+# Ray's sockets: <temp-dir>/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store
+RAY_TAIL = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+UNIX_LIMIT = 107
+SHM = Path("/dev/shm")
+SEGMENT = "mpich_shm_*"
+SEGMENT_S = 5.0  # older than this, it is mapped by those who need it
+
+
+class NodeFolder:
+    """``<tmp>/alch-<job>``, of mode 700, locked for as long as its supervisor lives.
+
+    Raises
+    ------
+    JobError
+        If it cannot be made, is another's, or its path is too long for Unix sockets.
+    """
+
+    def __init__(self, tmp: str, job: str) -> None:
+        number = job.partition(".")[0]  # PBS: 123.server
+        self.path = Path(os.path.expandvars(tmp)) / f"{PREFIX}{number}"
+        self.ray = self.path / "r"
+        self.log = self.path / "ray.log"
+        if len(str(self.ray)) + RAY_TAIL > UNIX_LIMIT:
+            raise JobError(
+                f"{self.ray} is too long for the Unix sockets in it (at most "
+                f"{UNIX_LIMIT - RAY_TAIL} bytes): set nodes.tmp of the site file to a shorter one"
+            )
+        self._lock = -1
+        self._sweep()
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise JobError(
+                f"{self.path} on {os.uname().nodename} is there already: another Ray of this job "
+                "runs there, or another user's job has that number"
+            ) from None
+        except OSError as error:
+            raise JobError(
+                f"no folder for the job's sockets on {os.uname().nodename}: {error}; nodes.tmp of "
+                "the site file names another place"
+            ) from None
+        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _sweep(self) -> None:
+        """Remove folders of this user's jobs whose supervisor was killed."""
+        for path in self.path.parent.glob(f"{PREFIX}*"):
+            try:
+                if path.is_symlink() or path.stat().st_uid != os.getuid():
+                    continue
+                lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _clear(path)
+            except OSError:
+                continue  # its supervisor lives
+            finally:
+                os.close(lock)
+
+    def shared_memory(self) -> int:
+        """Bytes of shared memory that are free on this node."""
+        about = os.statvfs(SHM)
+        return int(about.f_bavail * about.f_frsize * 0.9)
+
+    def remove(self) -> None:
+        """Remove it, and what the gangs of this job have left in /dev/shm."""
+        _clear(self.path)
+        _unlink_unused()
+        os.close(self._lock)
+
+
+def _clear(path: Path) -> None:
+    from mpi_workers.node import cleanup  # noqa: PLC0415  (NumPy, and only now)
+
+    before, tempfile.tempdir = tempfile.tempdir, str(path)
+    try:
+        cleanup.sweep()
+    finally:
+        tempfile.tempdir = before
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _unlink_unused() -> None:
+    """Remove this user's segments that no process has mapped: of ranks that died in MPI_Init.
+
+    A gang's proxy knows the names of its segments. Under another launcher it learns them from its
+    ranks, as soon as they have told it who they are, which those did not live to do.
+    """
+    old = time.time() - SEGMENT_S
+    with suppress(OSError):
+        ours = (path for path in SHM.glob(SEGMENT) if path.stat().st_uid == os.getuid())
+        if unused := {str(path) for path in ours if path.stat().st_ctime < old}:
+            for maps in Path("/proc").glob("[0-9]*/maps"):
+                with suppress(OSError):
+                    unused -= set(re.findall(rf"{SHM}/\S+", maps.read_text()))
+            for name in unused:
+                Path(name).unlink()

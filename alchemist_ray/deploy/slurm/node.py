@@ -1,0 +1,157 @@
+"""A node's supervisor: has Ray started on its node of a job, and leaves nothing of it behind.
+
+One process per node, started by a single step of the job. Its connection to the keeper
+(`cluster.py`) brings its orders and is its life line: when that breaks, or the batch system sends
+SIGTERM, it ends Ray and all that came of it, and removes the node's folder.
+
+    python -m alchemist_ray.deploy.slurm.node '{"keeper": "tcp:10.0.0.1:4000", ...}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from alchemist_ray.deploy.slurm import ports, processes
+from alchemist_ray.deploy.slurm.folder import NodeFolder
+from alchemist_ray.deploy.slurm.network import local_address
+from alchemist_ray.deploy.slurm.ray_node import RayNode
+from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
+from alchemist_ray.deploy.slurm.relay import Relay
+from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.frames import Body, Kind, WireError
+
+POLL_INTERVAL_S = 0.1
+KEEPER_S = 30.0  # for the keeper to answer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTask:
+    """What a supervisor is started with.
+
+    Attributes
+    ----------
+    keeper : str
+        Where the keeper listens.
+    token : str
+        Path of the file with the job's secret.
+    job : str
+    tmp : str
+        Parent of the node's folder.
+    interface : list of str
+        As in the site file.
+    container : list of str
+        What runs a program in the job's image; empty: there is none.
+    """
+
+    keeper: str
+    token: str
+    job: str
+    tmp: str
+    interface: list[str]
+    container: list[str]
+
+
+class Supervisor:
+    """See the module. Its folder is there for as long as it lives.
+
+    Raises
+    ------
+    JobError
+        If the node has no place for the folder, or not the interface.
+    """
+
+    def __init__(self, task: NodeTask) -> None:
+        self._task = task
+        self._secret = Path(task.token).read_text()
+        self._folder = NodeFolder(task.tmp, task.job)
+        self._relay: Relay | None = None
+        self._ray: RayNode | None = None
+        self._connection: Connection | None = None
+        self._stopped = False
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """On a signal: end at the next look."""
+        self._stopped = True
+
+    def run(self) -> int:
+        """Do what the keeper says until the end; the exit code."""
+        task = self._task
+        try:
+            ip = local_address(task.interface, task.keeper)
+            variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": task.token}
+            if task.container:  # there is no srun in the image
+                self._relay = Relay(self._folder.path / "relay")
+                variables[RELAY] = str(self._relay.path)
+            self._ray = RayNode(self._folder, ip, variables, task.container)
+            hello: Body = {
+                "role": "supervisor",
+                "name": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+                "hostname": os.uname().nodename,
+                "ip": ip,
+                "free": ports.free_attempts(task.job, ip),
+            }
+            self._connection, _ = connect(task.keeper, self._secret, hello, timeout_s=KEEPER_S)
+            self._obey(self._connection, self._ray)
+        finally:
+            self._end()
+        return 0
+
+    def _obey(self, connection: Connection, ray: RayNode) -> None:
+        poller = select.poll()
+        poller.register(connection.sock, select.POLLIN)
+        while not self._stopped:
+            # The connection buffers: what it has read already does not show in the socket.
+            if connection.has_news() or poller.poll(POLL_INTERVAL_S * 1000):
+                try:
+                    order = dict(connection.recv().body)
+                except WireError:
+                    return  # the keeper is gone
+                match order.pop("op"):
+                    case "start":
+                        ray.start(**order)
+                    case "await":
+                        ray.await_nodes(**order)
+                    case "settled":
+                        ray.settled = True
+                    case "stop":
+                        return
+            for op, told in ray.news():
+                self._tell(op, **told)
+
+    def _tell(self, op: str, **fields: Any) -> None:
+        if self._connection is not None:
+            with suppress(WireError):
+                self._connection.send(Kind.EVENT, {"op": op, **fields})
+
+    def _end(self) -> None:
+        if self._ray is not None:
+            self._ray.end()
+        if self._relay is not None:
+            self._relay.close()
+        processes.kill_descendants()
+        self._folder.remove()
+        self._tell("gone")
+        if self._connection is not None:
+            self._connection.close()
+
+
+def main(argv: list[str]) -> int:
+    """Supervise this node until the end."""
+    processes.adopt_orphans()
+    supervisor = Supervisor(NodeTask(**json.loads(argv[0])))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, supervisor.stop)
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

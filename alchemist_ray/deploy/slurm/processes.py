@@ -1,0 +1,53 @@
+"""All that comes of a process, however it was started: a subreaper loses none of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+LIMIT_S = 3.0
+POLL_INTERVAL_S = 0.02
+
+
+def adopt_orphans() -> None:
+    """From now on, what loses its parent below this process becomes its child."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants(spare: subprocess.Popen[bytes] | None = None) -> None:
+    """Kill all that came of this process, but for one; wait until it is gone, though not long."""
+    me = os.getpid()
+    spared = {me} if spare is None else {me, spare.pid}
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        parents = _parents()
+        ours = {me}
+        while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+            ours |= more
+        if ours <= spared:
+            return
+        for pid in ours - spared:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                # pid (name, which may have anything in it) state parent ...
+                found[int(folder.name)] = int(
+                    (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                )
+    return found

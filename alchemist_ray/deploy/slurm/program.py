@@ -1,0 +1,111 @@
+"""The user's program in a job: run on the head's node, told of signals, its exit code kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from alchemist_ray.deploy.slurm.cluster import RayInJob, step_base
+from alchemist_ray.deploy.slurm.job import Address, JobFolder
+from alchemist_ray.deploy.slurm.signals import Signals, Terminated
+from mpi_workers.node.processes import die_with_parent
+
+POLL_INTERVAL_S = 0.1
+TEARDOWN_S = 15  # of a job's spare time, for Ray to end
+LEAST_GRACE_S = 5
+
+
+def command_on_head(command: Sequence[str], address: Address) -> list[str]:
+    """The command as it is if this is the head's node, else as a step there."""
+    here = (os.environ.get("SLURMD_NODENAME"), os.uname().nodename)
+    if address.head in here:
+        return list(command)
+    return [
+        "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={address.head}", "--mpi=none",
+        "--cpu-bind=none", "--quiet", "--job-name=program", *command,
+    ]  # fmt: skip
+
+
+def in_image(command: Sequence[str], address: Address) -> list[str]:
+    """The command in the image that the job's Ray is in, if there is one, and where we are."""
+    if not address.container:
+        return list(command)
+    return [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
+
+
+def run(
+    command: Sequence[str],
+    address: Address,
+    folder: JobFolder,
+    signals: Signals,
+    *,
+    base: dict[str, str],
+    cluster: RayInJob | None,
+    grace_s: float,
+) -> int:
+    """Run a program in a job's Ray; its exit code, or 128 + the signal that ended it.
+
+    Parameters
+    ----------
+    base : dict
+        The environment to which the cluster's is added.
+    cluster : RayInJob, optional
+        Looked after meanwhile.
+    grace_s : float
+        How long it may take to end after SIGTERM.
+
+    Raises
+    ------
+    JobError
+        If Ray is lost; the program was ended.
+    """
+    inside = in_image(command, address)
+    words = command_on_head(inside, address)
+    env = base if words == inside else step_base(base)
+    keeper = os.getpid()
+    try:
+        program = subprocess.Popen(
+            words,
+            env=env | folder.environment(address, env),
+            preexec_fn=lambda: die_with_parent(keeper, signal.SIGTERM),
+        )
+    except OSError as error:
+        print(f"alchemist: {words[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    signals.program_has_terminal = True
+    try:
+        while program.poll() is None:
+            signals.check()
+            if cluster is None:
+                time.sleep(POLL_INTERVAL_S)
+                continue
+            for name in cluster.look():
+                print(f"alchemist: node {name} is gone; Ray goes on without it", file=sys.stderr)
+    except Terminated as ending:
+        print(f"alchemist: {ending}: ending the program", file=sys.stderr, flush=True)
+        _end(program, grace_s)
+    except BaseException:
+        _end(program, LEAST_GRACE_S)
+        raise
+    finally:
+        signals.program_has_terminal = False
+    code = program.returncode
+    return 128 - code if code < 0 else code
+
+
+def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
+    program.terminate()
+    try:
+        program.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
+
+
+def grace_s(spare_s: int) -> float:
+    """How long a program may take to end, of the seconds that a job has to spare."""
+    return max(LEAST_GRACE_S, spare_s - TEARDOWN_S)

@@ -1,0 +1,217 @@
+"""Job scripts as text: from a site, what is asked for, and the program. Slurm and PBS."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alchemist_ray.deploy.slurm.container import Image
+from alchemist_ray.deploy.slurm.sites import SCHEDULERS, Site
+from alchemist_ray.errors import JobError
+from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+from alchemist_ray.launchers.mpmd import APRUN, PALS
+from alchemist_ray.launchers.srun import COMMAND, PMI
+
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
+PROGRAMS = {"srun": COMMAND, "pals": PALS.variable, "aprun": APRUN.variable}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of the batch system.
+
+    Attributes
+    ----------
+    nodes : int
+    time : str
+        Minutes, ``H:MM:SS`` or ``D-HH:MM:SS``.
+    name : str
+    cpus : int, optional
+        CPUs on each node, the rest for others; None: whole nodes.
+    memory : str
+        Memory on each node, as the batch system takes it.
+    partition, account, qos : str
+        PBS: `partition` is the queue.
+    options : sequence of str
+        Further options, verbatim.
+    start_timeout_s : float, optional
+        How long Ray may take to come up.
+    image : Image, optional
+        In which Ray, the program and the ranks run.
+    """
+
+    nodes: int
+    time: str
+    name: str = "alchemist"
+    cpus: int | None = None
+    memory: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    options: Sequence[str] = ()
+    start_timeout_s: float | None = None
+    image: Image | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where things are: the job's folder, its log, the folder with `alchemist`, the site."""
+
+    folder: str
+    log: str
+    bin: str
+    site: str
+
+
+def seconds(time: str) -> int:
+    """A time limit as Slurm writes it: minutes, ``M:SS``, ``H:MM:SS``, ``D-HH[:MM[:SS]]``.
+
+    Raises
+    ------
+    JobError
+        If it is none.
+    """
+    match = TIME.fullmatch(time.strip())
+    if match is None:
+        raise JobError(f"{time!r} is no time limit: minutes, H:MM:SS or D-HH:MM:SS")
+    days, *rest = match.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, secs = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, secs = numbers
+    else:
+        hours, (minutes, secs) = 0, (*numbers, 0)[:2]
+    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+    if total <= 0:
+        raise JobError(f"{time!r} is no time limit: it is over at once")
+    return total
+
+
+def clock(total: int) -> str:
+    """Seconds as ``HH:MM:SS``."""
+    return f"{total // 3600:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
+
+
+def spare_s(site: Site, request: Request) -> int:
+    """How long before its time limit the job is told to end: in a short one, half of its time."""
+    return min(site.job.spare_s, seconds(request.time) // 2)
+
+
+def directives(site: Site, request: Request, log: str, dialect: str) -> list[str]:
+    """The batch system's options, each a line of the script."""
+    limit, image = clock(seconds(request.time)), request.image
+    if dialect == "pbs":
+        place = site.job.nodes.format(nodes=request.nodes, cpus=request.cpus or 1)
+        told: list[tuple[str, Any]] = [
+            ("-N {}", request.name),
+            ("-l {}", place),
+            ("-l walltime={}", limit),
+            ("-l mem={}", request.memory),
+            ("-q {}", request.partition),
+            ("-A {}", request.account),
+            ("-j {}", "oe"),
+            ("-o {}", log),
+        ]
+        mark = "#PBS"
+    else:
+        told = [
+            ("--job-name={}", request.name),
+            ("--nodes={}", request.nodes),
+            ("--ntasks-per-node={}", 1),
+            ("--cpus-per-task={}", request.cpus),
+            ("{}", "" if request.cpus else "--exclusive"),
+            ("--mem={}", request.memory),
+            ("--time={}", limit),
+            ("--partition={}", request.partition),
+            ("--account={}", request.account),
+            ("--qos={}", request.qos),
+            ("--output={}", log),
+            # Told in time to end in good order; and a node that is lost is for Ray to cope with.
+            ("--signal=B:TERM@{}", spare_s(site, request)),
+            ("{}", "--no-kill"),
+            # Shifter has to be told before the job starts: it brings the image to the nodes.
+            ("--image={}", image.name if image and image.runtime == "shifter" else ""),
+        ]
+        mark = "#SBATCH"
+    given = [form.format(value) for form, value in told if value not in ("", None)]
+    return [f"{mark} {option}" for option in (*given, *site.job.options, *request.options)]
+
+
+def settings(site: Site, *, image: bool = False) -> dict[str, str]:
+    """Variables that a job of this site has: the site's own, and what launchers and ranks read.
+
+    In an image, libraries are where the site file says that they are in there.
+    """
+    mpi = site.mpi
+    told = {
+        LAUNCHER: "" if mpi.launcher == "pmi" else mpi.launcher,
+        PMI: mpi.pmi if mpi.launcher == "srun" else "",
+        PROGRAMS.get(mpi.launcher, "ALCHEMIST_MPIEXEC"): mpi.command,
+        "MPI4PY_LIBMPI": site.container.library if image else mpi.library,
+        "SCALAPACK_LIB": "" if image else mpi.scalapack,
+    }
+    return dict(site.environment) | {name: value for name, value in told.items() if value}
+
+
+def render(
+    site: Site,
+    request: Request,
+    command: Sequence[str],
+    place: Place,
+    dialect: str | None = None,
+) -> str:
+    """The job script. Raises `JobError`."""
+    dialect = dialect or site.job.scheduler
+    if dialect not in SCHEDULERS:
+        raise JobError(f"there is no dialect {dialect!r}: there are {', '.join(SCHEDULERS)}")
+    if request.nodes < 1:
+        raise JobError(f"{request.nodes} nodes: a job has at least 1")
+    if not command:
+        raise JobError("no program: it comes after --, as in `-- python app.py`")
+    lines = [
+        "#!/bin/bash -l" if site.software.modules else "#!/bin/bash",
+        *directives(site, request, place.log, dialect),
+        "",
+        f"# Alchemist on Ray on {request.nodes} node(s) of {site.name}.",
+        "set -e",
+    ]
+    if dialect == "pbs":
+        lines += ['cd "${PBS_O_WORKDIR:-.}"']
+    if site.software.modules or site.software.setup:
+        lines += ["", "# The site's software."]
+        lines += [f"module load {' '.join(site.software.modules)}"] * bool(site.software.modules)
+        lines += site.software.setup
+    image = request.image
+    told = settings(site, image=image is not None)
+    lines += [f"export {name}={_expandable(value)}" for name, value in told.items()]
+    run = ["--site", _expandable(place.site)]
+    if request.start_timeout_s is not None:
+        run += ["--start-timeout", f"{request.start_timeout_s:g}"]
+    if (spare := spare_s(site, request)) != site.job.spare_s:
+        run += ["--spare", str(spare)]
+    if image is not None:
+        run += ["--container-runtime", image.runtime, "--container", _expandable(image.name)]
+    lines += [
+        "",
+        "# Token, address and log of this job; kept from others.",
+        f"export ALCHEMIST_JOB_FOLDER={_expandable(place.folder)}",
+        f'export PATH={_expandable(place.bin)}:"$PATH"',
+        "",
+        "# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,",
+        "# however the program ends; the job ends with the program's exit code.",
+        *([f"# In the image: {' '.join(image.recipe())} ..."] if image is not None else []),
+        f"exec alchemist {dialect} run {' '.join(run)} -- {shlex.join(command)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _expandable(text: str) -> str:
+    """A word for the shell in which variables are filled in, and nothing else is."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", text):
+        return text
+    return '"' + re.sub(r'(["\\`]|\$(?!\w|\{))', r"\\\1", text) + '"'

@@ -1,0 +1,126 @@
+"""``alchemist virtual-cluster image|render|up|down``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from alchemist_ray.deploy.virtual_cluster import cluster, image, kvm, topology
+from alchemist_ray.deploy.virtual_cluster.domain import domain
+from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory
+from alchemist_ray.deploy.virtual_cluster.settings import settings
+from alchemist_ray.errors import AlchemistError
+
+SECRET = "(made by up)"
+HELP = {
+    "name": "guests are called NAME-<host>-<number>",
+    "image": "folder of vmlinuz, initrd.gz and root.img, on every host",
+    "guests": "guests on each host",
+    "cpus": "cores of each guest (default: the host's, evenly)",
+    "bridge": "the hosts' bridge to the network of the guests",
+    "network": "their network",
+    "first": "number of the first address in it",
+    "mtu": "the bridge's",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a subcommand: 0; 1 for an error of the tree; 2 for what cannot be asked."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.do(options))
+    except AlchemistError as error:
+        sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
+        return 1
+    except ValueError as error:
+        sys.stderr.write(f"alchemist virtual-cluster {options.verb}: {error}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="alchemist virtual-cluster", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    made = verbs.add_parser("image", help="make what guests boot from")
+    made.add_argument("--root", type=Path, required=True, help="an unpacked container image")
+    made.add_argument("--kernel", type=Path, default=Path("/"), help="an unpacked kernel package")
+    made.add_argument("--busybox", type=Path, default=image.BUSYBOX, help="a static one")
+    made.add_argument("--out", type=Path, required=True, help="folder to write to")
+    made.set_defaults(do=_image)
+    render = verbs.add_parser("render", help="print libvirt's definitions")
+    render.add_argument("--hosts", type=int, default=1)
+    render.add_argument(
+        "--cells", help="a host's cores by NUMA node, 0-15;16-31 (default: this one's)"
+    )
+    render.add_argument("--folder", type=Path, default=Path("/run/alchemist"), help="on the host")
+    render.add_argument("--settings", action="store_true", help="what guests are told, instead")
+    render.set_defaults(do=_render)
+    up = verbs.add_parser("up", help="bring guests up, with Ray, here or on the hosts of the job")
+    up.add_argument("--connect", default="qemu:///system", help="libvirt's URI")
+    up.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="default: 300")
+    up.set_defaults(do=_up)
+    for verb in (render, up):
+        defaults = Options()
+        for field in fields(Options):
+            if field.name in HELP:
+                default = getattr(defaults, field.name)
+                shown = HELP[field.name] + ("" if default is None else f" (default: {default})")
+                kind = int if field.name == "cpus" else type(default)
+                verb.add_argument(f"--{field.name}", type=kind, default=default, help=shown)
+        verb.add_argument("--memory", default="8G", help="of each guest (default: 8G)")
+        verb.add_argument("--emulate", action="store_true", help="without KVM: slow")
+        verb.add_argument("--no-huge-pages", action="store_true")
+    down = verbs.add_parser("down", help="end the guests; nothing is left")
+    down.add_argument("--name", default=Options().name)
+    down.set_defaults(do=_down)
+    return parser
+
+
+def _options(asked: argparse.Namespace) -> Options:
+    given = {name: getattr(asked, name) for name in HELP}
+    return Options(
+        **given,
+        hosts=getattr(asked, "hosts", 1),
+        memory_mib=parse_memory(asked.memory),
+        emulate=asked.emulate,
+        huge_pages=not asked.no_huge_pages,
+    )
+
+
+def _image(asked: argparse.Namespace) -> int:
+    image.make(asked.root, asked.kernel, asked.out, asked.busybox)
+    sys.stdout.write("".join(f"{asked.out / name}\n" for name in image.FILES))
+    return 0
+
+
+def _render(asked: argparse.Namespace) -> int:
+    options = _options(asked)
+    cells = topology.parse(asked.cells) if asked.cells else topology.here()
+    for number in range(options.hosts):
+        for guest in guests_of(options, number, cells):
+            if asked.settings:
+                sys.stdout.write(f"# {guest.name}.conf\n{settings(options, guest, SECRET)}")
+            else:
+                sys.stdout.write(domain(options, guest, asked.folder))
+    return 0
+
+
+def _up(asked: argparse.Namespace) -> int:
+    options = _options(asked)
+    if not options.emulate and not kvm.works():
+        sys.stderr.write(
+            "alchemist: no KVM works here (/dev/kvm): guests are emulated, many times slower\n"
+        )
+        asked.emulate = True
+        options = _options(asked)
+    folder = cluster.up(options, asked.connect, asked.limit)
+    count = options.guests * max(1, len(cluster.hosts()))
+    sys.stdout.write(f"Ray is up in {count} guest(s)\n{cluster.to_join(options, folder)}")
+    return 0
+
+
+def _down(asked: argparse.Namespace) -> int:
+    cluster.down(asked.name)
+    return 0

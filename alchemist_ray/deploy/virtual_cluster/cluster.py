@@ -1,0 +1,187 @@
+"""A virtual cluster over the hosts of a Slurm job, or on this one: up, and down again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from alchemist_ray.deploy.slurm import allocation
+from alchemist_ray.deploy.virtual_cluster import host
+from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
+from alchemist_ray.errors import JobError
+from alchemist_ray.launchers.srun import srun_command
+
+HOME_VARIABLE = "ALCHEMIST_VIRTUAL"
+HOME = "~/.alchemist/virtual"
+MODULE = "alchemist_ray.deploy.virtual_cluster.host"
+POLL_INTERVAL_S = 0.2
+END_S = 60.0
+START_S = 30.0  # for a step's tasks, beyond the guests' own limit
+LOG = "hosts.log"
+KEEPER = "keeper"  # host and process id of what holds the guests, or of its step
+
+
+def folder_of(name: str) -> Path:
+    """A cluster's folder, which its hosts see: the settings, the token, how each host is."""
+    home = os.environ.get(HOME_VARIABLE) or HOME
+    return Path(home).expanduser() / name
+
+
+def hosts() -> list[str]:
+    """The nodes of the Slurm job that this process is in; none outside of one."""
+    if allocation.job_id(os.environ) is None:
+        return []
+    job = allocation.current(os.environ)
+    if not job.uses_srun:
+        raise JobError(
+            f"job {job.job} is PBS's: hosts are started by srun only; on one host, unset PBS_JOBID"
+        )
+    return [node.name for node in job.nodes]
+
+
+def up(options: Options, connect: str, limit_s: float) -> Path:
+    """Bring the guests up, with Ray in them.
+
+    Returns
+    -------
+    Path
+        The cluster's folder; `token` in it is Ray's.
+
+    Raises
+    ------
+    JobError
+        If they do not come up in `limit_s`; nothing of them is left then.
+    """
+    names = hosts()
+    options = replace(options, hosts=max(1, len(names)))
+    folder = folder_of(options.name)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise JobError(
+            f"there is a cluster {options.name!r} already ({folder}): `alchemist virtual-cluster "
+            f"down --name {options.name}` ends it"
+        ) from None
+    with open(os.open(folder / host.TOKEN, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    about = {"options": asdict(options), "connect": connect, "limit_s": limit_s, "hosts": names}
+    (folder / host.CLUSTER).write_text(json.dumps(about, indent=1) + "\n")
+    command = [sys.executable, "-m", MODULE, str(folder)]
+    if names:
+        command = [
+            *srun_command(os.environ), "--overlap", "--mpi=none", "--quiet", "--kill-on-bad-exit=0",
+            f"--nodes={len(names)}", f"--ntasks={len(names)}", "--ntasks-per-node=1",
+            f"--nodelist={','.join(names)}", "--input=none", "--job-name=alchemist-guests",
+            *command,
+        ]  # fmt: skip
+    with open(folder / LOG, "wb") as log:
+        keeper = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    (folder / KEEPER).write_text(f"{os.uname().nodename} {keeper.pid}\n")
+    try:
+        _wait_up(folder, options, keeper, limit_s + START_S)
+    except BaseException:
+        down(options.name)
+        raise
+    return folder
+
+
+def _wait_up(
+    folder: Path, options: Options, keeper: subprocess.Popen[bytes], limit_s: float
+) -> None:
+    end = time.monotonic() + limit_s
+    while True:
+        states = [_state(folder, number) for number in range(options.hosts)]
+        for state, words in states:
+            if state == "failed":
+                raise JobError(f"the guests did not come up: {words}")
+        if all(state == "up" for state, _ in states):
+            return
+        if keeper.poll() is not None:
+            said = (folder / LOG).read_text(errors="replace").strip()[-1500:]
+            raise JobError(f"the process that holds the guests ended ({keeper.returncode}): {said}")
+        if time.monotonic() > end:
+            late = [n for n, (state, _) in enumerate(states) if state != "up"]
+            raise JobError(
+                f"hosts number {late} have not brought their guests up in {limit_s:.0f} s"
+            )
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _state(folder: Path, number: int) -> tuple[str, str]:
+    try:
+        told = json.loads((folder / f"host-{number}").read_text())
+    except (OSError, ValueError):
+        return "", ""
+    return told["state"], told["words"]
+
+
+def down(name: str) -> None:
+    """End a cluster's guests on all hosts, and remove its folder.
+
+    Raises
+    ------
+    JobError
+        If there is none, or a host does not say that its guests are gone.
+    """
+    folder = folder_of(name)
+    try:
+        about = json.loads((folder / host.CLUSTER).read_text())
+    except OSError:
+        raise JobError(f"there is no cluster {name!r} ({folder})") from None
+    (folder / host.STOP).touch()
+    end = time.monotonic() + END_S
+    count = Options(**about["options"]).hosts
+    left = list(range(count))
+    while left and _keeper_runs(folder) and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL_S)
+        left = [n for n in left if _state(folder, n)[0] != "down"]
+    left = [n for n in range(count) if _state(folder, n)[0] != "down"]
+    if left:
+        _destroy_here(about)  # whoever held them was killed
+        if about["hosts"]:
+            raise JobError(
+                f"hosts {', '.join(about['hosts'][n] for n in left)} do not answer: `virsh list` "
+                f"there shows whether guests {name}-* are left. {folder} stays until it is removed"
+            )
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _destroy_here(about: dict[str, object]) -> None:
+    options = Options(**about["options"])  # type: ignore[arg-type]
+    names = [options.hostname(n) for n in range(options.hosts * options.guests)]
+    with contextlib.suppress(JobError, subprocess.TimeoutExpired):
+        host.Hypervisor(str(about["connect"])).destroy(names)
+
+
+def _keeper_runs(folder: Path) -> bool:
+    """Whether the process that holds the guests, or the step of those that do, may live."""
+    try:
+        name, pid = (folder / KEEPER).read_text().split()
+        if name != os.uname().nodename:
+            return True  # not seen from here: it has its time
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return False
+    return str(folder).encode() in words and state not in "ZX"
+
+
+def to_join(options: Options, folder: Path) -> str:
+    """What to type to use it."""
+    return (
+        f"  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={folder / host.TOKEN}\n"
+        "  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # 3.11.x there and here\n"
+        f"  ray start --address={options.address(0)}:{PORT} --num-cpus=0\n"
+        "  python app.py      runs on this machine, which has joined, and its ranks in the guests\n"
+        f"  alchemist virtual-cluster down --name {options.name}\n"
+    )

@@ -1,0 +1,193 @@
+"""A host's guests: brought up, held for as long as they are wanted, ended.
+
+    python -m alchemist_ray.deploy.virtual_cluster.host <cluster's folder>
+
+One such process per host (a task of one step, in a Slurm job). Guests live as long as it does: it
+ends them when the cluster's folder says `stop`, and at SIGTERM, which the batch system sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from alchemist_ray.deploy.virtual_cluster import image, topology
+from alchemist_ray.deploy.virtual_cluster.domain import domain
+from alchemist_ray.deploy.virtual_cluster.options import Guest, Options, guests_of
+from alchemist_ray.deploy.virtual_cluster.settings import settings
+from alchemist_ray.errors import AlchemistError, JobError
+
+CLUSTER, TOKEN, STOP = "cluster.json", "token", "stop"
+VIRSH_S = 60.0
+POLL_INTERVAL_S = 0.2
+READY, FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
+PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+TAIL = 2000  # characters of a guest's console
+
+
+class Hypervisor:
+    """libvirt on this host, through virsh."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        if shutil.which("virsh") is None:
+            raise JobError(
+                f"no virsh on {os.uname().nodename}: libvirt brings up guests "
+                "(Debian: libvirt-clients, libvirt-daemon-system, qemu-system-x86)"
+            )
+
+    def _virsh(self, *words: object) -> str:
+        done = subprocess.run(
+            ["virsh", "--quiet", f"--connect={self._uri}", *map(str, words)],
+            capture_output=True, text=True, timeout=VIRSH_S, check=False,
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())
+            raise JobError(f"virsh {words[0]} on {os.uname().nodename} ({self._uri}): {said}")
+        return done.stdout
+
+    def names(self) -> set[str]:
+        """All domains there are."""
+        return set(self._virsh("list", "--all", "--name").split())
+
+    def create(self, definition: Path) -> None:
+        """Start a guest; it is not defined beyond its life."""
+        self._virsh("create", definition, "--validate")
+
+    def destroy(self, names: Sequence[str]) -> None:
+        """End guests, those that are there."""
+        for name in self.names().intersection(names):
+            with contextlib.suppress(JobError):  # it has ended by itself
+                self._virsh("destroy", name)
+
+
+class Host:
+    """This host's part of a cluster that is described in a folder."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        told = json.loads((folder / CLUSTER).read_text())
+        self.options = Options(**told["options"])
+        self.limit_s: float = told["limit_s"]
+        self.hypervisor = Hypervisor(told["connect"])
+        self._shared = folder
+        self._number = number
+        self._stopped = False
+        self._mark = folder / f"host-{number}"
+        self._token = (folder / TOKEN).read_text()
+        self._own = Path(tempfile.mkdtemp(prefix=f"alchemist-vc-{self.options.name}-"))
+        self._own.chmod(0o755)  # QEMU may run as another user; the settings in it are another's
+        self.guests: list[Guest] = []
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """On a signal: end at the next look."""
+        self._stopped = True
+
+    def run(self) -> None:
+        """Bring the guests up, hold them, end them; what goes wrong is said in the folder."""
+        try:
+            self._create()
+            self._wait_ready()
+            self._tell("up", "")
+            while not self._ends():
+                time.sleep(POLL_INTERVAL_S)
+        except (AlchemistError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+            self._tell("failed", f"{os.uname().nodename}: {error}")
+            while not self._ends():  # until whoever started it has read that
+                time.sleep(POLL_INTERVAL_S)
+        finally:
+            with contextlib.suppress(AlchemistError, subprocess.TimeoutExpired):
+                self.hypervisor.destroy([guest.name for guest in self.guests])
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._tell("down", "")
+
+    def _ends(self) -> bool:
+        return self._stopped or (self._shared / STOP).exists() or not self._shared.exists()
+
+    def _tell(self, state: str, words: str) -> None:
+        with contextlib.suppress(OSError):
+            new = self._mark.with_suffix(".new")
+            new.write_text(json.dumps({"state": state, "words": words}))
+            new.rename(self._mark)
+
+    def _create(self) -> None:
+        options = self.options
+        image.check(Path(options.image))
+        guests = guests_of(options, self._number, topology.here())
+        check_pages(options)
+        there = self.hypervisor.names().intersection(guest.name for guest in guests)
+        if there:
+            raise JobError(
+                f"{', '.join(sorted(there))} runs there already: `alchemist virtual-cluster down`, "
+                "or another --name"
+            )
+        for guest in guests:
+            config = self._own / f"{guest.name}.conf"
+            with open(os.open(config, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write(settings(options, guest, self._token))
+            definition = self._own / f"{guest.name}.xml"
+            definition.write_text(domain(options, guest, self._own))
+            self.guests.append(guest)
+            self.hypervisor.create(definition)
+
+    def _wait_ready(self) -> None:
+        """Wait until Ray is up in all of them, by what they say on their consoles."""
+        end = time.monotonic() + self.limit_s
+        waiting = {guest.name for guest in self.guests}
+        while waiting and not self._ends():
+            for name in sorted(waiting):
+                said = self._console(name)
+                if FAILED in said:
+                    raise JobError(f"guest {name}: {said[-TAIL:]}")
+                if READY in said:
+                    waiting.remove(name)
+            if time.monotonic() > end:
+                name = min(waiting)
+                raise JobError(
+                    f"{', '.join(sorted(waiting))} not ready in {self.limit_s:.0f} s (--limit "
+                    f"gives more); the console of {name} ends with:\n{self._console(name)[-TAIL:]}"
+                )
+            time.sleep(POLL_INTERVAL_S)
+
+    def _console(self, name: str) -> str:
+        try:
+            return (self._own / f"{name}.log").read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+def check_pages(options: Options, pages: Path = PAGES) -> None:
+    """Whether this host has huge pages for its guests. Raises `JobError`."""
+    if options.emulate or not options.huge_pages:
+        return
+    wanted = options.guests * options.memory_mib // 2
+    free = int(pages.read_text()) if pages.is_file() else 0
+    if free < wanted:
+        raise JobError(
+            f"{os.uname().nodename} has {free} free huge pages of 2 MB and the guests need "
+            f"{wanted}: as root `sysctl vm.nr_hugepages={wanted}`, early, while memory is in one "
+            "piece; or --no-huge-pages"
+        )
+
+
+def main(folder: str) -> int:
+    """Run a host's part."""
+    host = Host(Path(folder), int(os.environ.get("SLURM_NODEID", "0")))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, host.stop)
+    host.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

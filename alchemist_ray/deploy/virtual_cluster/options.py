@@ -1,0 +1,142 @@
+"""What can be asked of a virtual cluster, and the guests that follow from it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alchemist_ray.deploy.virtual_cluster.topology import Cell, shares
+
+MEBI = 1 << 20
+UNITS = {"M": 1, "G": 1 << 10, "T": 1 << 20}
+PAGE_MIB = 2  # a huge page
+PORT = 6379
+STORE_SHARE = 0.25  # of a guest's memory, for Ray's object store
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A virtual cluster.
+
+    Attributes
+    ----------
+    name : str
+        Guests are called ``<name>-<host>-<number>``.
+    image : str
+        Folder with `vmlinuz`, `initrd.gz` and `root.img` (``virtual-cluster image`` makes one), on
+        every host.
+    hosts, guests : int
+        How many hosts, and guests on each.
+    cpus : int, optional
+        vCPUs of a guest, each on a core of its own. Default: the host's cores, evenly.
+    memory_mib : int
+        Of each guest.
+    bridge : str
+        The hosts' bridge, on the network that the guests are to be on.
+    network : str
+        Their network; guests have its addresses from number `first` on.
+    mtu : int
+        The bridge's (65520 on IP over InfiniBand, as in the report; 9000 on good Ethernet).
+    emulate : bool
+        ``type='qemu'``, without KVM: to try things out; many times slower.
+    huge_pages : bool
+        Guests' memory in huge pages of 2 MB, which the host must have reserved.
+    """
+
+    name: str = "vc"
+    image: str = "/var/lib/alchemist/image"
+    hosts: int = 1
+    guests: int = 1
+    cpus: int | None = None
+    memory_mib: int = 8192
+    bridge: str = "br0"
+    network: str = "10.78.0.0/24"
+    first: int = 31
+    mtu: int = 1500
+    emulate: bool = False
+    huge_pages: bool = True
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", self.name):
+            raise ValueError(f"name {self.name!r}: lower-case letters, digits and - only")
+        for what, value, least in (
+            ("hosts", self.hosts, 1),
+            ("guests", self.guests, 1),
+            ("memory", self.memory_mib, 256),
+            ("mtu", self.mtu, 1280),
+            ("first", self.first, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{what}={value}: at least {least}")
+        if self.memory_mib % PAGE_MIB:
+            raise ValueError(f"memory={self.memory_mib} MiB: a multiple of {PAGE_MIB}")
+        room = self.net.num_addresses - self.first - 1
+        if self.hosts * self.guests > room:
+            raise ValueError(
+                f"{self.hosts * self.guests} guests from number {self.first} on do not fit into "
+                f"{self.network}"
+            )
+
+    @property
+    def net(self) -> ipaddress.IPv4Network:
+        return ipaddress.IPv4Network(self.network)
+
+    def address(self, number: int) -> str:
+        """The address of the guest with this number in the whole cluster."""
+        return str(self.net[self.first + number])
+
+    def hostname(self, number: int) -> str:
+        return f"{self.name}-{number // self.guests}-{number % self.guests}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A virtual machine."""
+
+    number: int
+    name: str
+    address: str
+    mac: str
+    cells: tuple[Cell, ...]
+    memory_mib: int
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The host's core for each vCPU."""
+        return tuple(cpu for cell in self.cells for cpu in cell.cpus)
+
+    @property
+    def is_head(self) -> bool:
+        return self.number == 0
+
+
+def guests_of(options: Options, host: int, cells: Sequence[Cell]) -> list[Guest]:
+    """The guests of one host, whose cores are given. Raises `ValueError` if they do not fit."""
+    found = []
+    for index, share in enumerate(shares(cells, options.guests, options.cpus)):
+        number = host * options.guests + index
+        address = options.address(number)
+        last = [int(byte) for byte in address.split(".")[1:]]
+        mac = "52:54:00:" + ":".join(f"{byte:02x}" for byte in last)
+        found.append(
+            Guest(number, options.hostname(number), address, mac, share, options.memory_mib)
+        )
+    return found
+
+
+def parse_memory(text: str) -> int:
+    """``"8G"`` in MiB. Raises `ValueError`."""
+    match = re.fullmatch(r"(\d+)([MGT])(iB)?", text)
+    if match is None:
+        raise ValueError(f"memory {text!r}: a whole number and M, G or T, as in 8G")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def split_memory(guest: Guest) -> list[int]:
+    """MiB of each of a guest's cells, by its cores, in whole huge pages."""
+    pages, cpus = guest.memory_mib // PAGE_MIB, len(guest.cpus)
+    found = [pages * len(cell.cpus) // cpus for cell in guest.cells]
+    found[0] += pages - sum(found)
+    return [PAGE_MIB * n for n in found]

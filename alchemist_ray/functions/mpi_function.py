@@ -1,0 +1,344 @@
+"""`mpi_function`: a Python function as a Ray-style remote function on a gang of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+import ray
+
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import BadArgumentError
+from alchemist_ray.functions.run import Work, pack
+from alchemist_ray.gang.address import GangRequest
+from alchemist_ray.gang.libraries import checked_timeout
+from alchemist_ray.launchers import AUTO
+from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.manager_pool import Manager
+from alchemist_ray.runtime.ray_cluster import join_ray
+
+POLL_INTERVAL_S = 0.2  # between looks at calls that may be over
+YOUNG_S = 3.0  # how long a gang's CPUs may still show as free
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOptions:
+    """The gang that a function runs on."""
+
+    num_workers: int
+    gang: GangOptions
+    timeout_s: float | None
+    idle_s: float
+
+    @classmethod
+    def checked(
+        cls,
+        num_workers: int,
+        threads_per_worker: int,
+        cpus_per_worker: float | None,
+        launcher: str,
+        start_timeout_s: float,
+        timeout_s: float | None,
+        idle_s: float,
+    ) -> FunctionOptions:
+        """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
+        positive_int("num_workers", num_workers)
+        if idle_s < 0:
+            raise ValueError(f"idle_s={idle_s}: it cannot be less than 0")
+        gang = GangOptions.checked(
+            "own", threads_per_worker, cpus_per_worker, launcher, start_timeout_s
+        )
+        return cls(num_workers, gang, checked_timeout(timeout_s), idle_s)
+
+
+class MpiFunction:
+    """A function that runs on every rank of a gang; see `mpi_function`.
+
+    Attributes
+    ----------
+    function : callable
+        The function itself.
+    """
+
+    def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+        self.function = function
+        self._given = given
+        self._options = FunctionOptions.checked(**given)
+        functools.update_wrapper(self, function)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it as ``function(comm, *args, **kwargs)`` on every rank: an ObjectRef, at once.
+
+        `ray.get` gives what it returns on rank 0, or raises what it raised; `ray.cancel`
+        cancels it.
+
+        Raises
+        ------
+        BadArgumentError
+            If something cannot be pickled, or for a handle, whose matrix is on another gang.
+        """
+        refs: list[Any] = []
+        work = Work(pack(self.function, args, kwargs, _no_handle, refs), self._options.timeout_s)
+        if not ray.is_initialized():
+            join_ray(self._options.num_workers)
+        return _pool.submit(self._options, work, refs)
+
+    def options(self, **changed: Any) -> MpiFunction:
+        """The same function with other options: those of `mpi_function`."""
+        unknown = changed.keys() - self._given.keys()
+        if unknown:
+            raise TypeError(
+                f"mpi_function has no option {', '.join(sorted(unknown))}; it has "
+                + ", ".join(self._given)
+            )
+        return MpiFunction(self.function, {**self._given, **changed})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self.function, "__name__", "it")
+        raise TypeError(
+            f"an MPI function cannot be called directly: {name}.remote(...) returns a Ray "
+            f"ObjectRef at once, and ray.get waits for it. {name}.function is the plain function"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MpiFunction, (self.function, self._given)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return f"<mpi_function {name} on {self._options.num_workers} workers>"
+
+
+def _no_handle(handle: Handle) -> int:
+    raise BadArgumentError(
+        f"{handle.name} lives on the gang of session {handle.session}, and an mpi_function has a "
+        "gang of its own: pass the array, or call the function with als.run on that session"
+    )
+
+
+@overload
+def mpi_function(
+    *,
+    num_workers: int,
+    threads_per_worker: int = 1,
+    cpus_per_worker: float | None = None,
+    launcher: str = AUTO,
+    start_timeout_s: float = 60.0,
+    timeout_s: float | None = None,
+    idle_s: float = 10.0,
+) -> Callable[[Callable[..., Any]], MpiFunction]: ...
+@overload
+def mpi_function(
+    function: Callable[..., Any],
+    /,
+    *,
+    num_workers: int,
+    threads_per_worker: int = 1,
+    cpus_per_worker: float | None = None,
+    launcher: str = AUTO,
+    start_timeout_s: float = 60.0,
+    timeout_s: float | None = None,
+    idle_s: float = 10.0,
+) -> MpiFunction: ...
+def mpi_function(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    num_workers: int,
+    threads_per_worker: int = 1,
+    cpus_per_worker: float | None = None,
+    launcher: str = AUTO,
+    start_timeout_s: float = 60.0,
+    timeout_s: float | None = None,
+    idle_s: float = 10.0,
+) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
+    """Make a function of ``(comm, ...)`` a Ray-style remote function that runs on MPI ranks.
+
+    ::
+
+        @alchemist_ray.mpi_function(num_workers=4)
+        def pi(comm, n): ...
+
+        ray.get(pi.remote(10**6))
+
+    Parameters
+    ----------
+    num_workers : int
+        MPI ranks of its gang.
+    threads_per_worker, cpus_per_worker, launcher, start_timeout_s
+        As for `AlchemistSession`. A call waits so long for its CPUs.
+    timeout_s : float, optional
+        Most seconds that a call may take once its gang is there; then `CallTimeoutError`.
+    idle_s : float
+        How long a gang is kept for the next call.
+
+    Returns
+    -------
+    MpiFunction
+        With ``remote(...)`` and ``options(...)``.
+
+    Notes
+    -----
+    The first call starts a gang. It stays warm for functions with the same options, and
+    gives its CPUs back after `idle_s` without a call, or when the program ends. A call that
+    comes while all gangs are busy gets another one if the cluster has the CPUs free, else it
+    waits for the one with the fewest calls before it. After a rank has died the call that
+    lost it raises `GroupFailedError`, and the next one gets a fresh gang.
+
+    Arguments and results are as in `AlchemistSession.run`; object refs, anywhere in the
+    arguments, become their values. There are no matrices: handles belong to another gang,
+    and this one does not last. What ranks print appears as Ray shows the output of actors.
+    """
+    given = {
+        "num_workers": num_workers,
+        "threads_per_worker": threads_per_worker,
+        "cpus_per_worker": cpus_per_worker,
+        "launcher": launcher,
+        "start_timeout_s": start_timeout_s,
+        "timeout_s": timeout_s,
+        "idle_s": idle_s,
+    }
+    if function is None:
+        return lambda function: MpiFunction(function, given)
+    return MpiFunction(function, given)
+
+
+# --- the gangs of this process's functions ----------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A GroupManager that runs functions, and the calls that it has not answered."""
+
+    manager: Manager
+    idle_s: float
+    calls: list[Any] = field(default_factory=list)
+    born: float = field(default_factory=time.monotonic)
+    idle_since: float = field(default_factory=time.monotonic)
+
+    def settle(self) -> None:
+        """Forget the calls that are over."""
+        if self.calls:
+            _, self.calls = ray.wait(
+                self.calls, num_returns=len(self.calls), timeout=0, fetch_local=False
+            )
+            self.idle_since = time.monotonic()
+
+
+class _Pool:
+    """Hosts by the options of their gangs. A thread ends those that are idle."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hosts: dict[FunctionOptions, list[_Host]] = {}
+        self._watched = False
+
+    def submit(self, options: FunctionOptions, work: Work, refs: list[Any]) -> Any:
+        """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
+        key = replace(options, timeout_s=None, idle_s=0.0)
+        with self._lock:
+            host = self._host(key, options)
+            host.manager.epoch += 1  # should this call start a gang
+            request = GangRequest(
+                workers=key.num_workers,
+                threads=key.gang.threads,
+                cpus=key.gang.cpus,
+                launcher=key.gang.launcher,
+                start_timeout_s=key.gang.start_timeout_s,
+                inherited=None,
+                epoch=host.manager.epoch,
+                session=f"f{uuid.uuid4().hex[:10]}",
+            )
+            ref: Any = host.manager.actor.function.remote(request, work, *refs)
+            host.calls.append(ref)
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="mpi_function", daemon=True).start()
+        return ref
+
+    def _host(self, key: FunctionOptions, options: FunctionOptions) -> _Host:
+        hosts = self._hosts.setdefault(key, [])
+        here = ray.get_runtime_context().get_node_id()
+        hosts[:] = [host for host in hosts if host.manager.home == here]  # else of another cluster
+        for host in hosts:
+            host.settle()
+        free = min(hosts, key=lambda host: len(host.calls), default=None)
+        if free is None or (free.calls and self._room() >= options.num_workers * options.gang.cpus):
+            find_driver().prewarm.remote()
+            free = _Host(manager_pool.take(), options.idle_s)
+            hosts.append(free)
+        free.idle_s = options.idle_s
+        return free
+
+    def _room(self) -> float:
+        """CPUs that are free. Ray tells late of what our youngest gangs have taken, or will."""
+        now = time.monotonic()
+        ours, young = 0.0, 0.0
+        for key, hosts in self._hosts.items():
+            cpus = key.num_workers * key.gang.cpus
+            ours += cpus * len(hosts)
+            young += cpus * sum(now - host.born < YOUNG_S for host in hosts)
+        available: float = ray.available_resources().get("CPU", 0.0)
+        total: float = ray.cluster_resources().get("CPU", 0.0)
+        return min(available - young, total - ours)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(POLL_INTERVAL_S)
+            with self._lock:
+                idle: list[_Host] = []
+                with contextlib.suppress(Exception):  # Ray is being shut down
+                    idle = self._idle() if ray.is_initialized() else []
+                if not ray.is_initialized():
+                    self._hosts.clear()
+                self._watched = more = any(self._hosts.values())
+            for host in idle:
+                _end(host)
+            if not more:
+                return
+
+    def _idle(self) -> list[_Host]:
+        """Take out the hosts that have had nothing to do for long enough."""
+        now = time.monotonic()
+        found = []
+        for hosts in self._hosts.values():
+            for host in list(hosts):
+                host.settle()
+                if not host.calls and now - host.idle_since > host.idle_s:
+                    hosts.remove(host)
+                    found.append(host)
+        return found
+
+    def close(self) -> None:
+        """End all gangs."""
+        with self._lock:
+            hosts = [host for hosts in self._hosts.values() for host in hosts]
+            self._hosts.clear()
+        for host in hosts:
+            host.manager.kill()  # Ray ends it with us anyway; its gang notices at once
+
+
+def _end(host: _Host) -> None:
+    """Give a gang's CPUs back, and keep its manager for whoever needs one."""
+    with contextlib.suppress(Exception):  # whatever holds it up: it is not needed any more
+        ray.get(host.manager.actor.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
+        manager_pool.give_back(host.manager)
+        return
+    host.manager.kill()
+
+
+_pool = _Pool()
+
+
+@atexit.register
+def _close_pool() -> None:
+    if ray.is_initialized():
+        _pool.close()

@@ -1,0 +1,96 @@
+"""The files of users' functions, where they lie.
+
+An agent puts them into the folders of a gang's ranks on its node, and reads what rank 0
+has left there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from alchemist_ray.errors import GroupFailedError, ResourceError
+from mpi_workers.node.cleanup import folders_of
+
+INLINE = 64 << 10  # 64 KiB: what is larger goes through the object store, once
+SIZES = struct.Struct("!Q")
+
+Data = bytes | list[Any]  # the bytes, or an ObjectRef of them in a list
+
+
+def new_name(what: str) -> str:
+    """A name for a file that nobody else uses."""
+    return f"{what}-{uuid.uuid4().hex}"
+
+
+def carried(content: bytes) -> Data:
+    """Bytes as Ray carries them best: copied into each message, or put into the store once."""
+    if len(content) <= INLINE:
+        return content
+    return [ray.put(np.frombuffer(content, np.uint8))]
+
+
+def put(gang: str, name: str, data: Data) -> None:
+    """Write a file of mode 600 for a gang's ranks on this node.
+
+    Raises
+    ------
+    GroupFailedError
+        If the gang has no ranks here (any more).
+    ResourceError
+        If there is no room for it.
+    """
+    content = data if isinstance(data, bytes) else ray.get(data[0])
+    folders = list(folders_of(gang))
+    if not folders:
+        raise GroupFailedError(f"the gang's part on {os.uname().nodename} is gone")
+    for folder in folders:
+        try:
+            _write(folder, name, content)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {len(content)} bytes to {folder} on {os.uname().nodename}: "
+                f"{error.strerror}. Send what is large with send_matrix"
+            ) from error
+
+
+def _write(folder: Path, name: str, content: Any) -> None:
+    new = folder / f"{name}.new"
+    try:
+        with open(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(content)
+        new.rename(folder / name)  # whole, or not there
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def parts(gang: str, name: str) -> list[NDArray[np.uint8]]:
+    """The parts of a result: a pickle and its buffers, as `ali.run.write_result` wrote them.
+
+    Raises
+    ------
+    GroupFailedError
+        If it is not there: its gang has ended.
+    """
+    for folder in folders_of(gang):
+        try:
+            content = np.memmap(folder / name, np.uint8, mode="r")
+        except FileNotFoundError:
+            continue
+        count = int(content[: SIZES.size].view(">u8")[0])
+        first = SIZES.size * (1 + count)
+        sizes = content[SIZES.size : first].view(">u8").astype(np.int64)
+        ends = (first + np.cumsum(sizes)).tolist()
+        return [
+            np.asarray(content[start:end])
+            for start, end in zip([first, *ends[:-1]], ends, strict=True)
+        ]
+    raise GroupFailedError(f"the result {name} is gone, and its gang with it")

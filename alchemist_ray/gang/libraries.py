@@ -1,0 +1,200 @@
+"""A loaded library on the client: real methods, built from what the library says of itself."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import (
+    BadArgumentError,
+    LibraryError,
+    NoSuchRoutineError,
+    from_failure,
+)
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.progress import RoutineBar
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Body
+from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature
+
+_PYTHON = {
+    MATRIX: Handle, "int": int, "float": float, "complex": complex, "bool": bool, "string": str,
+    "bytes": bytes,
+}  # fmt: skip
+
+
+def _annotation(kind: str) -> Any:
+    return list[_PYTHON[kind[5:-1]]] if kind.startswith("list[") else _PYTHON[kind]  # type: ignore[misc]
+
+
+def results_of(reply: Body, gang_address: GangAddress) -> Any:
+    """A routine's results as the user gets them: one value, a tuple, or None."""
+    values = tuple(
+        handle_of(value["matrix"], gang_address) if isinstance(value, dict) else value
+        for value in reply["values"]
+    )
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else values
+
+
+def handle_of(about: list[Any], gang_address: GangAddress) -> Handle:
+    """The handle of a matrix that ranks have made."""
+    ident, m, n, dtype, layout = about
+    return Handle(
+        id=ident,
+        name=f"matrix{ident}",
+        shape=(m, n),
+        dtype=np.dtype(dtype),
+        layout=layout,
+        session=gang_address.session,
+        gang=gang_address.gang,
+        epoch=gang_address.epoch,
+    )
+
+
+class Routine:
+    """One routine of a library. Calling it runs it on every rank and waits.
+
+    `remote` takes the same arguments, returns a Ray ObjectRef at once, and the
+    results come with `ray.get`. `options(timeout_s=...)` gives the same routine with a
+    limit to what a call may take.
+    """
+
+    def __init__(
+        self,
+        client: GangConnection,
+        library: str,
+        signature: Signature,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._client = client
+        self._library = library
+        self._routine = signature
+        self._timeout_s = timeout_s
+        self.__name__ = signature.name
+        self.__qualname__ = f"{library}.{signature.name}"
+        self.__doc__ = f"{signature}\n\n{signature.doc}"
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(
+                    p.name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=inspect.Parameter.empty if p.default is REQUIRED else p.default,
+                    annotation=_annotation(p.type),
+                )
+                for p in signature.parameters
+            ],
+            return_annotation=tuple(_annotation(r.type) for r in signature.results) or None,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        body = self._bound(args, kwargs)
+        bar = RoutineBar(self.__qualname__, self._client.progress)
+        try:
+            reply = self._client.request(body, bar)
+        finally:
+            bar.close()
+        return results_of(reply, self._client.gang_address)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Start the routine and return a Ray ObjectRef of what calling it would return."""
+        body = self._bound(args, kwargs)
+        ref: Any = self._client.manager.call.remote(self._client.gang_address.epoch, body)
+        held = [a for a in (*args, *kwargs.values()) if isinstance(a, Handle) and a.temporary]
+        if held:  # till the call is over
+            ref.future().add_done_callback(lambda _: held.clear())
+        return ref
+
+    def options(self, *, timeout_s: float | None = None) -> Routine:
+        """This routine, cancelled with `CallTimeoutError` if a call takes longer.
+
+        The time in which other calls hold the gang counts as well.
+        """
+        return Routine(self._client, self._library, self._routine, checked_timeout(timeout_s))
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
+        def matrix(value: Any) -> dict[str, int]:
+            if isinstance(value, Handle):
+                return {"matrix": self._client.check(value).id}
+            hint = ": send it first, with send_matrix" if isinstance(value, np.ndarray) else ""
+            raise TypeError(f"{type(value).__name__}{hint}")
+
+        try:
+            arguments = self._routine.bind(args, kwargs, matrix)
+        except Failure as failure:
+            raise from_failure(failure) from None
+        return {
+            "op": "call",
+            "library": self._library,
+            "routine": self._routine.name,
+            "arguments": arguments,
+            **({} if self._timeout_s is None else {"timeout_s": self._timeout_s}),
+        }
+
+    def __repr__(self) -> str:
+        return f"<routine {self._library}.{self._routine}>"
+
+
+def checked_timeout(timeout_s: Any) -> float | None:
+    """A time limit for a call in seconds, or None. Raises `BadArgumentError`."""
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
+        raise BadArgumentError(f"timeout_s={timeout_s!r}: it is a number of seconds over 0")
+    return float(timeout_s)
+
+
+class Library:
+    """A library that is loaded on a gang; its routines are attributes.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, client: GangConnection, described: Body) -> None:
+        self.name: str = described["name"]
+        self.__doc__ = described["doc"]
+        self._routines = {
+            fields["name"]: Routine(client, self.name, Signature.from_map(fields))
+            for fields in described["routines"]
+        }
+
+    def routine(self, name: str) -> Routine:
+        """The routine of that name. Raises `NoSuchRoutineError`, which names what there is."""
+        try:
+            return self._routines[name]
+        except KeyError:
+            raise NoSuchRoutineError(
+                f"library {self.name!r} has no routine {name!r}; it has "
+                + ", ".join(sorted(self._routines))
+            ) from None
+
+    def __getattr__(self, name: str) -> Routine:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.routine(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._routines]
+
+    def __repr__(self) -> str:
+        return f"<library {self.name}: {', '.join(sorted(self._routines))}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li><code>{r._routine}</code></li>" for r in self._routines.values())
+        return f"<b>library {self.name}</b><ul>{rows}</ul>"
+
+
+def named(library: Any) -> str:
+    """The name of a library given as itself or by name."""
+    if isinstance(library, Library):
+        return library.name
+    if isinstance(library, str):
+        return library
+    raise LibraryError(f"{library!r} is not a library: give what load_library returned")

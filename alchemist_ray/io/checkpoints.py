@@ -1,0 +1,182 @@
+"""Checkpoints: all matrices of a session in a folder, and a session from such a folder.
+
+The ranks write and read the matrices (`ali.files`); here is what is kept beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from alchemist_ray.errors import (
+    AlchemistError,
+    BadArgumentError,
+    FileError,
+    GroupFailedError,
+    MatrixError,
+    MatrixNotFoundError,
+)
+from alchemist_ray.io.matrix_files import as_path, files_library, leaving_nothing, renamed
+
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.handle import Handle
+    from alchemist_ray.gang.connection import GangConnection
+
+MANIFEST = "manifest.json"
+FORMAT = "alchemist-on-ray checkpoint"
+VERSION = 1
+KEPT = ("name", "shape", "dtype", "layout", "source")  # of each matrix
+
+
+class SessionCheckpoints:
+    """How a session is kept and brought back; a part of `AlchemistSession`."""
+
+    if TYPE_CHECKING:
+
+        def _gang(self) -> GangConnection: ...
+        def close(self) -> None: ...
+
+    def matrix(self, name: str) -> Handle:
+        """The handle of the matrix of that name.
+
+        Raises
+        ------
+        MatrixNotFoundError
+            If there is none.
+        MatrixError
+            If there are several.
+        """
+        client = self._gang()
+        told = client.request({"op": "list_matrices"})["matrices"]
+        found = [about for about in told if about["name"] == name]
+        if not found:
+            names = ", ".join(sorted({about["name"] for about in told})) or "none at all"
+            raise MatrixNotFoundError(f"there is no matrix {name!r}; there are {names}")
+        if len(found) > 1:
+            raise MatrixError(f"{len(found)} matrices are called {name!r}: see list_matrices()")
+        return client.handle(found[0])
+
+    def checkpoint(self, folder: str | os.PathLike[str]) -> None:
+        """Write all matrices of the session into a folder that all nodes see.
+
+        Parameters
+        ----------
+        folder : path_like
+            Made anew. A checkpoint that is there already is replaced in one step when all is
+            written.
+
+        Raises
+        ------
+        FileError
+            If it cannot be written, or there is a folder with other things in it. The old
+            checkpoint is as it was.
+
+        Notes
+        -----
+        A ``.npy`` file for each matrix, and ``manifest.json`` with their names, layouts and
+        provenance. `restore` brings them back.
+        """
+        client = self._gang()
+        where, token = as_path(folder), uuid.uuid4().hex[:12]
+        if "://" in where:
+            raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
+        library = files_library(client)
+        told = client.request({"op": "list_matrices"})["matrices"]
+        with leaving_nothing(where, token):
+            hidden = library.routine("begin_folder")(where, token)
+            try:
+                entries = []
+                for about in told:
+                    file = f"{about['matrix']}.npy"
+                    library.routine("save")(client.handle(about), f"{hidden}/{file}")
+                    entries.append({"file": file, **{key: about[key] for key in KEPT}})
+                manifest = {
+                    "format": FORMAT,
+                    "version": VERSION,
+                    "workers": len(client.gang_address.workers),
+                    "matrices": entries,
+                }
+                text = json.dumps(manifest, indent=1, default=repr)
+                library.routine("end_folder")(where, token, text)
+            except BaseException as error:
+                if not isinstance(error, GroupFailedError):
+                    with contextlib.suppress(AlchemistError):
+                        library.routine("end_folder")(where, token)
+                raise
+
+    @classmethod
+    def restore(
+        cls, folder: str | os.PathLike[str], num_workers: int | None = None, **options: Any
+    ) -> Self:
+        """A new session with the matrices of a checkpoint, on a gang of any size.
+
+        Parameters
+        ----------
+        folder : path_like
+            As given to `checkpoint`.
+        num_workers : int, optional
+            Default: as many as there were.
+        **options
+            See `AlchemistSession`.
+
+        Returns
+        -------
+        AlchemistSession
+            Its matrices have the names and layouts that they had: ``session.matrix("A")``.
+
+        Raises
+        ------
+        FileError
+            If it is no checkpoint, of a later version, or damaged. Nothing is left of the
+            session then.
+        """
+        where = as_path(folder)
+        if num_workers is None:
+            try:
+                text = Path(where, MANIFEST).read_text(encoding="utf-8")
+            except OSError as error:
+                raise FileError(
+                    f"{where} is no checkpoint that can be read here: {error.strerror}", path=where
+                ) from None
+            num_workers = _checked(text, where)["workers"]
+        session = cls(num_workers, **options)  # type: ignore[call-arg]
+        try:
+            client = session._gang()
+            library = files_library(client)
+            manifest = _checked(library.routine("manifest")(where), where)
+            for entry in manifest["matrices"]:
+                handle = library.routine("load")(f"{where}/{entry['file']}", layout=entry["layout"])
+                if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
+                    raise FileError(f"{where}/{entry['file']} is not what the manifest says")
+                source = {"kind": "restored", "from": where, "was": entry["source"]}
+                renamed(client, handle, entry["name"], source)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+def _checked(text: str, where: str) -> dict[str, Any]:
+    """A manifest that this version can read. Raises `FileError`."""
+    try:
+        manifest = json.loads(text)
+        format, version = manifest["format"], manifest["version"]
+        whole = isinstance(manifest["workers"], int) and all(
+            {"file", *KEPT} <= set(entry) for entry in manifest["matrices"]
+        )
+    except (ValueError, KeyError, TypeError):
+        format, version, whole = None, None, False
+    if format != FORMAT or not isinstance(version, int):
+        whole = False
+    elif version > VERSION:
+        raise FileError(
+            f"{where} is a checkpoint of version {version}, and this Alchemist reads {VERSION}",
+            path=where,
+        )
+    if not whole:
+        raise FileError(f"{where} is no checkpoint, or its {MANIFEST} is damaged", path=where)
+    return cast("dict[str, Any]", manifest)

@@ -1,0 +1,25 @@
+"""How the ranks of a gang are started: one small interface, a file per way.
+
+`pmi` (the default) forks the ranks from a warm process on every node and speaks
+PMI with them itself. The others hand the whole gang to a site's own launcher: `mpiexec`
+on one machine; `srun`, PALS' mpiexec, `aprun` and `hydra` on the nodes that Ray has reserved.
+"""
+
+from alchemist_ray.launchers.base import GangPlan, Launcher, NodePlan
+from alchemist_ray.launchers.choice import AUTO, LAUNCHERS, chosen, settings
+from alchemist_ray.launchers.mpiexec import MpiexecLauncher
+from alchemist_ray.launchers.pmi import PmiLauncher
+from alchemist_ray.launchers.srun import SrunLauncher
+
+__all__ = [
+    "AUTO",
+    "LAUNCHERS",
+    "GangPlan",
+    "Launcher",
+    "MpiexecLauncher",
+    "NodePlan",
+    "PmiLauncher",
+    "SrunLauncher",
+    "chosen",
+    "settings",
+]

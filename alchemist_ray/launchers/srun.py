@@ -1,0 +1,124 @@
+"""Slurm's srun as launcher: the site's PMI, the site's MPI, the site's fabric.
+
+One step per gang, on the nodes that Ray has reserved, beside the step in which Ray
+itself runs (``--overlap``). Ray counts the CPUs, so srun is told not to (``--overcommit``,
+no binding: two gangs of a node would be bound to the same cores).
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+
+from alchemist_ray.errors import LaunchError
+from alchemist_ray.launchers.base import (
+    GangPlan,
+    Launcher,
+    NodePlan,
+    Start,
+    rank_program,
+    rank_variables,
+)
+from alchemist_ray.launchers.hostlist import expand
+from mpi_workers.node.specs import ProxySpec
+
+COMMAND = "ALCHEMIST_SRUN"  # the program and options to add: "srun --network=..."
+PMI = "ALCHEMIST_SRUN_MPI"  # what --mpi gets
+DEFAULT_PMI = "pmi2"  # MPICH and its ABI relatives; of Slurm's own, so it is everywhere
+# A step's variables are options to an srun within it: --ntasks, --cpus-per-task, ...
+DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
+KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_CLUSTER_NAME")
+
+
+def step_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What of a job's variables a new step of it needs."""
+    return {name: env[name] for name in KEPT if name in env}
+
+
+def srun_command(env: Mapping[str, str]) -> list[str]:
+    """The program that starts steps, and a site's options to it.
+
+    Raises
+    ------
+    LaunchError
+        Outside a Slurm job, or if there is no such program.
+    """
+    words = shlex.split(env.get(COMMAND, "")) or ["srun"]
+    if "SLURM_JOB_ID" not in env:
+        raise LaunchError(
+            "launcher 'srun' starts ranks inside a Slurm job, and Ray does not run in one here "
+            "(no SLURM_JOB_ID): start it with `alchemist slurm run`, or use launcher='pmi'"
+        )
+    if shutil.which(words[0]) is None:
+        raise LaunchError(f"launcher 'srun': there is no program {words[0]!r}; {COMMAND} names one")
+    return [*words, f"--jobid={env['SLURM_JOB_ID']}"]
+
+
+def placement(nodes: Sequence[NodePlan]) -> list[str]:
+    """srun's options that put so many ranks on each of these nodes, in this order.
+
+    Slurm tells MPI which ranks share a node only for regular placements: equal numbers, or
+    equal but for fewer on the last. Any other is by a list of hosts, one for each rank (see
+    `hosts_of_ranks`), and MPI takes every rank for alone on its node: right, only slower.
+    """
+    names = ",".join(node.name for node in nodes)
+    counts = [node.ranks for node in nodes]
+    regular = len(set(counts[:-1])) <= 1 and counts[-1] <= counts[0]
+    head = [f"--nodes={len(nodes)}", f"--ntasks={sum(counts)}"]
+    if not regular:
+        return [*head, "--distribution=arbitrary"]
+    if counts[-1] == counts[0]:
+        return [*head, f"--nodelist={names}", f"--ntasks-per-node={counts[0]}"]
+    return [*head, f"--nodelist={names}", f"--distribution=plane={counts[0]}"]
+
+
+def hosts_of_ranks(nodes: Sequence[NodePlan]) -> str:
+    """The host of each rank, a line for each."""
+    return "".join(f"{node.name}\n" * node.ranks for node in nodes)
+
+
+class SrunLauncher(Launcher):
+    """For a machine whose fabric needs its own launcher, on any number of nodes of a Slurm job."""
+
+    name = "srun"
+
+    def order(self, names: Sequence[str]) -> list[int]:
+        """Slurm numbers ranks in the order of the job's own list of nodes."""
+        srun_command(self.env)
+        known = expand(self.env.get("SLURM_JOB_NODELIST", ""))
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise LaunchError(
+                f"launcher 'srun': {', '.join(missing)} is no node of Slurm job "
+                f"{self.env['SLURM_JOB_ID']} ({', '.join(known) or 'no nodes'}): "
+                "Ray was started there by other means. Use launcher='pmi'"
+            )
+        return sorted(range(len(names)), key=lambda i: known.index(names[i]))
+
+    def specs(self, plan: GangPlan) -> list[ProxySpec]:
+        env = self.env
+        pmi = env.get(PMI, DEFAULT_PMI)
+        argv = [
+            *srun_command(env),
+            "--overlap",
+            f"--mpi={pmi}",
+            "--kill-on-bad-exit=1",
+            "--overcommit",
+            "--cpu-bind=none",
+            "--quiet",
+            "--input=none",
+            f"--job-name=gang-{plan.gang}",
+            *placement(plan.nodes),
+            *rank_program(env),
+        ]
+        listed = "--distribution=arbitrary" in argv
+        files = {"SLURM_HOSTFILE": hosts_of_ranks(plan.nodes)} if listed else {}
+        advice = (
+            f"srun was given --mpi={pmi}: set {PMI} (the site file's mpi.pmi) to another of those "
+            "that `srun --mpi=list` shows. MPICH, MVAPICH and Intel MPI take --mpi=pmi2, "
+            "Cray MPICH --mpi=cray_shasta, Open MPI --mpi=pmix"
+        )
+        adds = step_environment(env) | rank_variables(env)
+        start = Start(argv, adds, DROPPED, files, advice, across_nodes=True)
+        return self._started(plan, start)

@@ -1,0 +1,75 @@
+"""``alchemist bench hpc``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.observe.bench import hpc
+from alchemist_ray.observe.doctor.machine import usable_cores
+from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.session import AlchemistSession
+
+USAGE = """\
+A small HPC check on a gang: products, copies, messages, sums.
+
+  alchemist bench hpc --json > native.json      on the machine itself
+  alchemist bench hpc --compare native.json     in a container, or a guest
+  alchemist bench hpc --compare a.json b.json   without measuring: a beside b
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``alchemist bench``: 0, or 1 for an error of the tree."""
+    asked = _parser().parse_args(argv)
+    try:
+        others = [hpc.Result.read(path) for path in asked.compare]
+        result = others.pop(0) if len(others) == 2 else _measured(asked)
+        if asked.json and others:
+            text = json.dumps(hpc.ratios(result, others[0]), indent=1) + "\n"
+        elif asked.json:
+            text = result.to_json()
+        else:
+            text = hpc.table(result) if not others else hpc.compared(result, others[0])
+    except AlchemistError as error:
+        sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
+        return 1
+    sys.stdout.write(text)
+    return 0
+
+
+def _measured(asked: argparse.Namespace) -> hpc.Result:
+    join_ray(asked.workers)
+    cluster = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    # No more than there are cores, as far as this machine's tell: ranks poll.
+    each = [min(cpus, usable_cores()) for cpus in cluster]
+    workers = asked.workers or max(1, int(sum(each)))
+    with AlchemistSession(workers, launcher=asked.launcher, strategy="SPREAD") as session:
+        return hpc.measure(session, asked.label, asked.seconds)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="alchemist bench",
+        description=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    check = kinds.add_parser(
+        "hpc", description=USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    check.add_argument("--workers", type=int, help="MPI ranks (default: one for each core)")
+    check.add_argument("--label", default=os.uname().nodename, help="what the result is called")
+    check.add_argument("--json", action="store_true", help="for programs, and for --compare")
+    check.add_argument("--seconds", type=float, default=hpc.SECONDS, help="a fifth of all it takes")
+    check.add_argument("--launcher", default="auto", help="as AlchemistSession's (default: auto)")
+    check.add_argument("--compare", nargs="+", type=Path, default=[], metavar="FILE",
+                       help="one result to compare with, or two")  # fmt: skip
+    return parser

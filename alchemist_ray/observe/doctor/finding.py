@@ -1,0 +1,129 @@
+"""What a check has found, and how checks are run: side by side, none of them for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from alchemist_ray.deploy.slurm.sites import Site
+
+OK, INFO, WARN, BAD = "ok", "info", "warn", "bad"
+STATUSES = (OK, INFO, WARN, BAD)
+LIMIT_S = 10.0  # for one check on one node
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the report.
+
+    Attributes
+    ----------
+    check : str
+        What was looked at.
+    status : {"ok", "info", "warn", "bad"}
+        `bad` keeps gangs from working, `warn` makes them slow or fragile.
+    said : str
+        What was found.
+    advice : str
+        What to do; every `warn` and `bad` has one.
+    where : str
+        The node; empty for what concerns all.
+    """
+
+    check: str
+    status: str
+    said: str
+    advice: str = ""
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r}: it is one of {', '.join(STATUSES)}")
+        if self.status in (WARN, BAD) and not self.advice:
+            raise ValueError(f"{self.check}: what is {self.status} needs an advice")
+
+    def on(self, where: str) -> Finding:
+        """The same, on a node."""
+        return replace(self, where=where)
+
+    def to_map(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a site file says that must be so; empty: nothing was said.
+
+    Attributes
+    ----------
+    site : str
+    interface : tuple of str
+        Names or patterns, best first.
+    library : str
+        The vendor's libmpi; may name environment variables.
+    launcher, pmi : str
+    """
+
+    site: str = ""
+    interface: tuple[str, ...] = ()
+    library: str = ""
+    launcher: str = ""
+    pmi: str = ""
+
+    @classmethod
+    def of(cls, site: Site | None) -> Expected:
+        if site is None:
+            return cls()
+        mpi = site.mpi
+        return cls(site.name, site.nodes.interface, mpi.library, mpi.launcher, mpi.pmi)
+
+
+Check = Callable[[Expected], Iterable[Finding]]
+
+
+def run_checks(
+    checks: Mapping[str, Check], expected: Expected, limit_s: float = LIMIT_S
+) -> list[Finding]:
+    """Run checks side by side; their findings, in the order of the checks.
+
+    One that is not done after `limit_s` (a file system that does not answer) and one that raises
+    are findings too.
+    """
+    found: dict[str, list[Finding]] = {}
+
+    def one(name: str, check: Check) -> None:
+        try:
+            found[name] = list(check(expected))
+        except Exception as error:  # whatever it is: it is to be reported
+            found[name] = [
+                Finding(
+                    name, WARN, f"could not be looked at: {type(error).__name__}: {error}",
+                    "look at it by hand; if that is fine, this is a fault of alchemist doctor",
+                )
+            ]  # fmt: skip
+
+    threads = [
+        threading.Thread(target=one, args=item, daemon=True, name=item[0])
+        for item in checks.items()
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = Finding(
+        "", BAD, f"no answer in {limit_s:g} s",
+        "something under it hangs: a network file system, a name server, a program that is started",
+    )  # fmt: skip
+    return [f for name in checks for f in found.get(name, [replace(late, check=name)])]
+
+
+def to_map(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    return [finding.to_map() for finding in findings]
+
+
+def from_map(told: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    return [Finding(**one) for one in told]

@@ -1,0 +1,85 @@
+"""Shared memory of killed jobs: it counts as memory in use until it is removed."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from alchemist_ray.observe.doctor.finding import OK, WARN, Expected, Finding
+from mpi_workers.matrix.memory import readable
+
+SHM = Path("/dev/shm")
+MPICH = "mpich_"
+# What MPI libraries and Ray leave there when they are killed.
+SEGMENTS = re.compile(
+    rf"({MPICH}|cray-shared-mem|psm[23]?_|vader_segment|sm_segment|sem\.|plasma|ucx_)"
+)
+STALE_S = 60.0
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Shared memory with a name that no process here has open."""
+
+    path: Path
+    age_s: float
+    nbytes: int
+
+
+def unused() -> Iterator[Segment]:
+    """This user's segments that MPI libraries or Ray have made and no process has open."""
+    candidates = []
+    for path in SHM.iterdir():
+        if SEGMENTS.match(path.name):
+            try:
+                candidates.append((path, path.stat()))
+            except OSError:  # it has gone
+                continue
+    mapped = _mapped() if candidates else ""
+    for path, about in candidates:
+        if about.st_uid == os.geteuid() and str(path) not in mapped:
+            yield Segment(path, time.time() - about.st_mtime, about.st_blocks * 512)
+
+
+def stale(expected: Expected) -> Iterator[Finding]:
+    """What jobs of this user have left on this node."""
+    found = {s.path.name: s.nbytes for s in unused() if s.age_s > STALE_S}
+    if not found:
+        yield Finding("leftovers in /dev/shm", OK, "none of this user's")
+        return
+    shown = ", ".join(sorted(found)[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+    prefixes = " ".join(sorted({f"{SHM}/{SEGMENTS.match(name)[0]}*" for name in found}))  # type: ignore[index]
+    yield Finding(
+        "leftovers in /dev/shm", WARN,
+        f"{len(found)} segments that no process has open, {readable(sum(found.values()))}: {shown}",
+        f"`rm {prefixes}`, if no job of yours runs there in a container of its own",
+    )  # fmt: skip
+
+
+def remove_mpich(age_s: float) -> list[str]:
+    """Remove MPICH's that are no older: ranks that were just killed have left them. Their names."""
+    removed = []
+    for segment in unused():
+        if segment.path.name.startswith(MPICH) and segment.age_s <= age_s:
+            segment.path.unlink(missing_ok=True)
+            removed.append(segment.path.name)
+    return removed
+
+
+def _mapped() -> str:
+    """Lines of all processes' maps and open files that are of shared memory."""
+    lines = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            lines += [m for m in (folder / "maps").read_text().splitlines() if str(SHM) in m]
+            lines += [os.readlink(fd) for fd in (folder / "fd").iterdir()]
+        except OSError:  # another user's, or it has ended
+            continue
+    return "\n".join(lines)

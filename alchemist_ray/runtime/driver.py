@@ -1,0 +1,212 @@
+"""The Driver: one actor per cluster, who knows every node's agent and every gang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from alchemist_ray.errors import LaunchError
+from alchemist_ray.runtime.agent import Agent
+from alchemist_ray.runtime.autoscaling import Growth, Retirement
+from alchemist_ray.runtime.placement import ask_for
+
+NAMESPACE = "alchemist"
+HEAD = "node:__internal_head__"  # the resource by which Ray marks the head node
+DRIVER_NAME = "alchemist-driver"
+AGENT_NAME = "alchemist-agent-"
+AGENT_TIMEOUT_S = 60.0
+UNAVAILABLE_S = 0.5  # before a manager that is out of reach, but not dead, is asked again
+PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
+
+
+def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
+    """An actor of this class, or the one of that name if the options ask for it."""
+    remote: Any = ray.remote(kind)
+    handle: ActorHandle = remote.options(**options).remote(*args)
+    return handle
+
+
+def group_name(gang: str) -> str:
+    """The Ray name of a gang's GroupManager."""
+    return f"alchemist-group-{gang}"
+
+
+class Driver:
+    """Actor: see the module."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, ActorHandle] = {}
+        self._groups: dict[str, dict[str, Any]] = {}
+        self._reservations: dict[str, PlacementGroup] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._recovered = False
+        self._retirement = Retirement(self._agents)
+
+    # --- reservations ---
+
+    async def reserve(
+        self, gang: str, run: str, workers: int, cpus: float, node_id: str, strategy: str = "PACK"
+    ) -> PlacementGroup:
+        """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
+
+        The manager is on node `node_id`.
+
+        The reservation is detached: it outlives this actor's restarts and the manager's death, so
+        it is given back here.
+        """
+        self._recover()
+        if run not in self._reservations:
+            self._guard(gang, run, ask_for(workers, cpus, group_name(run), strategy), node_id)
+        return self._reservations[run]
+
+    def _guard(
+        self, gang: str, run: str, group: PlacementGroup, node_id: str | None = None
+    ) -> None:
+        self._reservations[run] = group
+        watch = asyncio.get_running_loop().create_task(self._watch(gang, run, group, node_id))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _watch(self, gang: str, run: str, group: PlacementGroup, node_id: str | None) -> None:
+        """Give a gang's CPUs back, and clear up, if its manager dies without having done so."""
+        try:
+            manager = ray.get_actor(group_name(gang), namespace=NAMESPACE)
+            while True:
+                try:
+                    await _value(manager.holding.remote(run))
+                    break
+                except ActorUnavailableError:
+                    await asyncio.sleep(UNAVAILABLE_S)
+        except (ValueError, RayActorError):
+            remove_placement_group(group)
+            self._groups.pop(gang, None)
+            if node_id in self._agents:
+                self._agents[node_id].sweep.remote()
+        finally:
+            del self._reservations[run]
+
+    def _recover(self) -> None:
+        """At the first call, and so after a restart: watch over what is there."""
+        if self._recovered:
+            return
+        self._recovered = True
+        if Growth.here() is not None:
+            for actor in ray.util.list_named_actors(all_namespaces=True):
+                node_id = actor["name"].removeprefix(AGENT_NAME)
+                if actor["namespace"] == NAMESPACE and node_id != actor["name"]:
+                    self._agents[node_id] = ray.get_actor(**actor)
+            watch = asyncio.get_running_loop().create_task(self._retirement.watch())
+            self._watches.add(watch)
+        table: dict[str, Any] = ray.util.placement_group_table()
+        for ident, about in table.items():
+            run = about["name"].removeprefix(group_name(""))
+            if run != about["name"] and about["state"] != "REMOVED":
+                group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ident)))
+                self._guard(run.rpartition(".")[0], run, group)
+
+    # --- agents ---
+
+    async def agents(self, node_ids: list[str]) -> list[tuple[ActorHandle, dict[str, Any]]]:
+        """The standing agents of these nodes, warm, each with facts about its node.
+
+        Raises
+        ------
+        LaunchError
+            If an agent does not come up in time.
+        """
+        self._recover()
+        return list(await asyncio.gather(*(self._agent(node_id) for node_id in node_ids)))
+
+    async def _agent(self, node_id: str) -> tuple[ActorHandle, dict[str, Any]]:
+        for attempt in (1, 2):
+            agent = self._agents.get(node_id) or self._start_agent(node_id)
+            try:
+                # One that is being restarted is waited for.
+                ready: Any = agent.ready.options(max_task_retries=-1)
+                self._retirement.asked_for(node_id)
+                facts = await asyncio.wait_for(_value(ready.remote()), AGENT_TIMEOUT_S)
+                self._retirement.asked_for(node_id)
+                return agent, facts
+            except RayTaskError:
+                raise  # it came up, and says what is wrong there
+            except (RayError, TimeoutError) as error:
+                self._agents.pop(node_id, None)
+                if attempt == 2:
+                    raise LaunchError(
+                        f"the agent of node {node_id[:12]} did not come up in "
+                        f"{AGENT_TIMEOUT_S:.0f} s: {type(error).__name__}. Is the node alive, and "
+                        "is alchemist-on-ray installed on it?"
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def _start_agent(self, node_id: str) -> ActorHandle:
+        options: dict[str, Any] = {
+            "name": f"{AGENT_NAME}{node_id}",
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_concurrency": 64,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        }
+        agent: ActorHandle = start_actor(Agent, options)
+        self._agents[node_id] = agent
+        return agent
+
+    async def prewarm(self) -> int:
+        """Start the agents of all nodes of a small cluster; how many are warm."""
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        if len(nodes) > PREWARM_NODES or Growth.here() is not None:  # agents keep idle nodes
+            return 0
+        with contextlib.suppress(LaunchError, RayTaskError):
+            return len(await self.agents(nodes))
+        return 0
+
+    # --- who has which gang ---
+
+    def register(self, gang: str, about: dict[str, Any]) -> None:
+        """Note a gang that is ready."""
+        self._groups[gang] = about
+
+    def unregister(self, gang: str) -> None:
+        """Forget a gang that has ended."""
+        self._groups.pop(gang, None)
+
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Every gang of the cluster: size, nodes, session."""
+        for gang in list(self._groups):
+            try:
+                ray.get_actor(group_name(gang), namespace=NAMESPACE)
+            except ValueError:  # its session's program died and Ray ended the manager
+                del self._groups[gang]
+        return dict(self._groups)
+
+
+async def _value(ref: Any) -> Any:
+    return await ref
+
+
+def find_driver() -> ActorHandle:
+    """The cluster's Driver, started if it is not there."""
+    options: dict[str, Any] = {
+        "name": DRIVER_NAME,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        # On the head: a lost node must not take it along, and the head's loss is the cluster's.
+        "resources": {HEAD: 0.001},
+        # Not in the placement group of who asks first (a trial of Ray Tune): it outlives that.
+        "scheduling_strategy": "DEFAULT",
+        "max_task_retries": 3,  # each call may be repeated: a restart costs a moment, no error
+    }
+    return start_actor(Driver, options)

@@ -1,0 +1,93 @@
+"""What can be asked of a gang, checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.errors import ResourceError
+from alchemist_ray.gang.address import GangRequest
+from alchemist_ray.launchers import chosen, settings
+from alchemist_ray.runtime.placement import (
+    PLACEMENTS,
+    STRATEGIES,
+    Reservation,
+    check_capacity,
+    inherited,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GangOptions:
+    """How a gang is placed and started; see `AlchemistSession`."""
+
+    placement: str | Reservation
+    threads: int
+    cpus: float
+    launcher: str
+    start_timeout_s: float
+    strategy: str = "PACK"
+
+    @classmethod
+    def checked(
+        cls,
+        placement: str | Reservation,
+        threads_per_worker: int,
+        cpus_per_worker: float | None,
+        launcher: str,
+        start_timeout_s: float,
+        strategy: str = "PACK",
+    ) -> GangOptions:
+        """Options as the user gave them. Raises `ValueError`."""
+        if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
+            raise ValueError(f"placement={placement!r}: it is one of {', '.join(PLACEMENTS)}")
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy={strategy!r}: it is one of {', '.join(STRATEGIES)}")
+        if strategy != "PACK" and placement != "own":
+            raise ValueError(
+                f"strategy={strategy!r} is about CPUs that the session reserves itself "
+                "(placement='own'): those given to it are where they are"
+            )
+        launcher = chosen(launcher)
+        positive_int("threads_per_worker", threads_per_worker)
+        cpus = float(threads_per_worker if cpus_per_worker is None else cpus_per_worker)
+        if cpus <= 0:
+            raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be over 0")
+        return cls(placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy)
+
+    def check_capacity(self, workers: int) -> None:
+        """Whether the cluster could hold so many workers. Raises `ResourceError`."""
+        if self.placement == "own":
+            check_capacity(workers, self.cpus, self.strategy)
+        else:
+            self._given(workers)
+
+    def request(self, workers: int, epoch: int, session: str) -> GangRequest:
+        """What a GroupManager is asked for."""
+        return GangRequest(
+            workers=workers,
+            threads=self.threads,
+            cpus=self.cpus,
+            launcher=self.launcher,
+            start_timeout_s=self.start_timeout_s,
+            inherited=None if self.placement == "own" else self._given(workers),
+            epoch=epoch,
+            session=session,
+            settings=settings(),
+            strategy=self.strategy,
+        )
+
+    def _given(self, workers: int) -> Reservation:
+        """CPUs that somebody else has reserved. Raises `ResourceError` if they are too few."""
+        if not isinstance(self.placement, Reservation):
+            return inherited(workers, self.cpus)
+        return self.placement.of(workers)
+
+
+def positive_int(name: str, value: Any) -> None:
+    """Raises `ResourceError` for a number of workers, else `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        kind = ResourceError if name == "num_workers" else ValueError
+        raise kind(f"{name}={value!r}: it must be a whole number, at least 1")

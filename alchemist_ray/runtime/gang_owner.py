@@ -1,0 +1,284 @@
+"""The gang of a session: requested, listed, given back, ended with the program."""
+
+from __future__ import annotations
+
+import atexit
+import uuid
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from alchemist_ray.errors import AlchemistError, GroupError, LaunchError, SessionError
+from alchemist_ray.gang import connection as gangs
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.control_channel import ask_manager, no_workers
+from alchemist_ray.launchers import AUTO
+from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.manager_pool import Manager
+from alchemist_ray.runtime.placement import Reservation
+from alchemist_ray.runtime.ray_cluster import join_ray
+
+END_TIMEOUT_S = 15.0
+KILL_TIMEOUT_S = 8.0  # of which nodes may take 5 to be clean
+MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to be there, and to clear up after a failed start
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One rank of a gang: where it runs and how it is."""
+
+    rank: int
+    node_id: str
+    hostname: str
+    address: str
+    pid: int
+    status: str
+
+
+class GangOwner:
+    """Has a gang, or none, until it is closed. What is done with the gang is in `session.py`."""
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        placement: str | Reservation = "own",
+        strategy: str = "PACK",
+        threads_per_worker: int = 1,
+        cpus_per_worker: float | None = None,
+        launcher: str = AUTO,
+        start_timeout_s: float = 60.0,
+        progress: bool | None = None,
+        output: bool = True,
+    ) -> None:
+        self._options = GangOptions.checked(
+            placement, threads_per_worker, cpus_per_worker, launcher, start_timeout_s, strategy
+        )
+        self.id = f"s{uuid.uuid4().hex[:10]}"
+        self._progress = progress
+        self._output = output
+        self._manager: Manager | None = None
+        self._client: GangConnection | None = None
+        self._closed = False
+        self._started_ray = join_ray(num_workers)
+        self._driver = find_driver()
+        self._driver.prewarm.remote()
+        self._manager = manager_pool.take()
+        _open.add(self)
+        if num_workers is not None:
+            try:
+                self.request_workers(num_workers)
+            except BaseException:
+                self.close()
+                raise
+
+    def connect_to_alchemist(self, address: str, port: int) -> None:
+        """Join the Ray cluster whose head listens at ``address:port`` (its GCS port).
+
+        Raises
+        ------
+        SessionError
+            If this process is in another cluster and cannot leave it.
+        """
+        self._check_open()
+        wanted = f"{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
+        current = ray.get_runtime_context().gcs_address
+        if current == wanted or (
+            wanted.startswith("127.") and current.rpartition(":")[2] == str(port)
+        ):
+            return
+        if not self._started_ray or self._client is not None:
+            raise SessionError(
+                f"this process is in the Ray cluster at {current}, not at {wanted}: call "
+                f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
+            )
+        ray.shutdown()
+        ray.init(address=wanted, log_to_driver=True)
+        self._started_ray = False
+        self._driver = find_driver()
+        self._manager = manager_pool.take()
+
+    # --- workers ---
+
+    def request_workers(self, num_workers: int) -> list[WorkerInfo]:
+        """Start a gang of `num_workers` MPI ranks and wait until it is ready.
+
+        Returns
+        -------
+        list of WorkerInfo
+            One per rank.
+
+        Raises
+        ------
+        ResourceError
+            If the cluster has not the CPUs; nothing was started.
+        LaunchError
+            If the ranks do not start in time; nothing of them is left.
+        GroupError
+            If the session has workers already.
+
+        Notes
+        -----
+        After a gang was lost this starts the next; handles of the lost one are stale.
+        """
+        self._check_open()
+        positive_int("num_workers", num_workers)
+        if self._client is not None and self._alive():
+            raise GroupError(
+                f"the session has {len(self._client.gang_address.workers)} workers already: "
+                "yield_workers() first, or open another session"
+            )
+        options = self._options
+        options.check_capacity(num_workers)
+        self._drop_client()
+        manager = self._live_manager()
+        manager.epoch += 1
+        request = options.request(num_workers, manager.epoch, self.id)
+        limit_s = options.start_timeout_s + MANAGER_TIMEOUT_S
+        try:
+            gang_address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
+        except (KeyboardInterrupt, GetTimeoutError) as error:
+            self._manager = None
+            manager.kill()  # it goes on over there: what it has, and will have, ends with it
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise LaunchError(
+                f"the gang's GroupManager gave no answer in {limit_s:.0f} s: has Ray no room for "
+                "another process on this node, or is it stuck?"
+            ) from None
+        self._client = GangConnection(
+            gang_address,
+            manager.actor,
+            owner=True,
+            progress=self._progress,
+            output=self._output,
+        )
+        gangs.attach(self._client)
+        return self.list_workers()
+
+    def yield_workers(self) -> None:
+        """End the gang and give its CPUs back; its matrices are gone. The session stays open."""
+        self._check_open()
+        self._end_gang()
+
+    def kill_workers(self, why: str = "its owner wanted it so") -> None:
+        """End the gang at once, without asking ranks that may hang; else as `yield_workers`."""
+        self._check_open()
+        if self._client is not None and self._manager is not None:
+            try:
+                ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
+            except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
+                self._manager.kill()  # ranks end with it
+                self._manager = None
+        self._drop_client()
+
+    def list_workers(self) -> list[WorkerInfo]:
+        """The ranks of the gang: where each runs and whether it is idle or busy."""
+        self._check_open()
+        if self._client is None:
+            return []
+        known = self._client.gang_address.workers
+        told = self._client.request({"op": "list_workers"})["workers"]
+        return [
+            WorkerInfo(
+                rank=about["rank"],
+                node_id=about["node_id"],
+                hostname=about["hostname"],
+                address=about["addresses"][-1],
+                pid=about["pid"],
+                status=now["status"],
+            )
+            for about, now in zip(known, told, strict=True)
+        ]
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """End the gang and the session. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        manager = self._manager if self._end_gang() else None
+        if manager is not None:
+            manager_pool.give_back(manager)
+        elif self._manager is not None:
+            self._manager.kill()
+        self._manager = None
+
+    stop = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "no workers"
+        if self._client is not None:
+            address = self._client.gang_address
+            state = f"{len(address.workers)} workers, epoch {address.epoch}"
+        return f"<AlchemistSession {self.id}: {state}>"
+
+    # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("the session is closed: open another AlchemistSession()")
+
+    def _gang(self) -> GangConnection:
+        self._check_open()
+        if self._client is None:
+            raise no_workers()
+        return self._client
+
+    def _alive(self) -> bool:
+        try:
+            self._gang().request({"op": "list_workers"})
+        except AlchemistError:
+            return False
+        return True
+
+    def _live_manager(self) -> Manager:
+        """The session's GroupManager; another one if it died."""
+        if self._manager is None or not self._manager.alive():
+            self._manager = manager_pool.take()
+        return self._manager
+
+    def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _end_gang(self) -> bool:
+        """End the gang, if there is one; whether the manager is fit for another."""
+        fit = self._manager is not None and ray.is_initialized()
+        if self._client is not None and self._manager is not None and fit:
+            try:
+                ray.get(self._manager.actor.end.remote(), timeout=END_TIMEOUT_S)
+            except Exception:  # it is going: an error has no one to help
+                fit = False
+        self._drop_client()
+        return fit
+
+
+_open: weakref.WeakSet[GangOwner] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for session in list(_open):
+        session.close()

@@ -1,0 +1,77 @@
+"""The GroupManagers of this process. One is kept when its session closes: an actor starts slowly.
+
+A process's first session waits for its manager (Ray starts a Python for it); the
+next ones find it warm. It is this process's own, so it ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from alchemist_ray.runtime.driver import NAMESPACE, group_name, start_actor
+from alchemist_ray.runtime.group_manager import GroupManager
+
+READY_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class Manager:
+    """A GroupManager actor and the gangs it has had."""
+
+    actor: ActorHandle
+    gang: str
+    home: str  # the node that this process was on: another one is another cluster
+    epoch: int = 0  # of its last gang
+
+    def alive(self) -> bool:
+        """Whether it answers. A manager that starts is waited for where it is used."""
+        try:
+            ray.get(self.actor.__ray_ready__.remote(), timeout=READY_TIMEOUT_S)
+        except (ray.exceptions.RayError, TimeoutError, ValueError):
+            return False
+        return True
+
+    def kill(self) -> None:
+        """End it, and with it whatever it holds."""
+        with contextlib.suppress(Exception):
+            ray.kill(self.actor)
+
+
+_lock = threading.Lock()
+_spare: list[Manager] = []
+
+
+def take() -> Manager:
+    """The spare manager if it is well, else a new one (which may still be starting)."""
+    here = ray.get_runtime_context().get_node_id()
+    with _lock:
+        found = _spare.pop() if _spare else None
+    if found is not None and found.home == here and found.alive():
+        return found
+    gang = f"g{uuid.uuid4().hex[:10]}"
+    options: dict[str, Any] = {
+        "name": group_name(gang),
+        "namespace": NAMESPACE,
+        "num_cpus": 0,
+        "max_concurrency": 1000,
+        # Beside the session: its commands take the near socket, and a cut link parts neither.
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
+    }
+    return Manager(start_actor(GroupManager, options, gang), gang, here)
+
+
+def give_back(manager: Manager) -> None:
+    """Keep a manager without a gang for the next session, or end it."""
+    with _lock:
+        if not _spare:
+            _spare.append(manager)
+            return
+    manager.kill()

@@ -1,0 +1,421 @@
+"""A gang as its nodes: a message to each, and one combined reply from each.
+
+The GroupManager's side of the proxies: who has checked in, where PMI's barriers
+meet, the rounds under way, and what happens when a rank fails or a node is lost.
+The work per message grows with the nodes, not with the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
+from alchemist_ray.runtime.failure_causes import ask_kubernetes, node_leaving
+from mpi_workers.failures import Failure
+from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.frames import Body, Frame, Kind
+
+FIRST_ERROR_S = 0.25  # how long other ranks' errors are gathered after the first
+DRAIN_S = 30.0  # how long ranks may take to come back from a call that failed elsewhere
+
+
+@dataclass(slots=True)
+class Round:
+    """One message to all nodes, and what came back so far.
+
+    `then` is called once: with None when all nodes have answered (or one has
+    failed, or it was `cancelled`, and the others take their time), or with what
+    ended the gang. `doing` is what the ranks do, for messages; `collective`: they may meet in MPI.
+    """
+
+    then: Callable[[Round, AlchemistError | None], None]
+    left: int
+    doing: str = ""
+    collective: bool = False
+    told: bool = False
+    cancelled: Failure | None = None
+    interrupted: int = 0
+    errors: list[Body] = field(default_factory=list)
+    failed: int = 0
+    value: Any = None
+    matrices: list[Any] | None = None
+
+    def finish(self, error: AlchemistError | None = None) -> None:
+        if self.told:
+            return
+        self.told = True
+        if self.interrupted and not self.errors and self.cancelled is None:
+            self.cancelled = Failure("CancelledError", "the call was interrupted on every rank")
+        if self.cancelled is not None:  # whatever the ranks made of it
+            self.errors, self.failed = [self.cancelled.to_map()], 1
+        self.then(self, error)
+
+
+class Nodes:
+    """The nodes of one incarnation of a gang.
+
+    Parameters
+    ----------
+    count : int
+        How many proxies will report.
+    size : int
+        How many ranks.
+    on_lost : callable(error)
+        Called once when the gang is lost.
+    on_progress : callable(body)
+        Called with what a routine tells of its progress.
+    on_output : callable(body)
+        Called with lines that ranks have printed.
+
+    Attributes
+    ----------
+    ranks : dict of int to map
+        What each rank that has checked in says of itself.
+    ready : Future
+        Done when all ranks have checked in; fails with what went wrong.
+    failure : AlchemistError or None
+        What ended the gang.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        on_lost: Callable[[AlchemistError], None],
+        on_progress: Callable[[Body], None],
+        on_output: Callable[[Body], None],
+    ) -> None:
+        self._count = count
+        self._size = size
+        self._on_lost = on_lost
+        self._on_progress = on_progress
+        self._on_output = on_output
+        self._proxies: dict[int, FrameProtocol] = {}
+        self._rounds: dict[int, Round] = {}
+        self._seq = 0
+        self._renew = False
+        self._pmi_nodes = 0
+        self._pmi_puts: dict[str, str] = {}
+        self.ranks: dict[int, Body] = {}
+        self.failure: AlchemistError | None = None
+        self.closed = False
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return bool(self._rounds)
+
+    @property
+    def last_round(self) -> int:
+        """Number of the round that was begun last."""
+        return self._seq
+
+    def not_connected(self) -> list[int]:
+        """Nodes whose proxy has not reached us."""
+        return [node for node in range(self._count) if node not in self._proxies]
+
+    def not_ready(self) -> list[int]:
+        """Nodes whose ranks have not all checked in."""
+        ready = {about["node"] for about in self.ranks.values()}
+        return [node for node in range(self._count) if node not in ready]
+
+    def joined(self, node: int, proxy: FrameProtocol) -> None:
+        """A node's proxy has connected. Raises `Failure` if the node has one."""
+        if node in self._proxies or node not in range(self._count):
+            raise Failure("LaunchError", f"no proxy is awaited for node {node!r}")
+        self._proxies[node] = proxy
+
+    def left(self, node: int) -> None:
+        """A node's proxy is gone, and its ranks with it."""
+        self._proxies.pop(node, None)
+        hosts = [r["hostname"] for r in self.ranks.values() if r["node"] == node]
+        where = hosts[0] if hosts else f"number {node}"
+        self.fail(
+            GroupFailedError(
+                f"node {where} is gone: its part of the gang was killed, or the network to it "
+                f"was cut.{ask_kubernetes(where)} The gang was ended on all nodes; "
+                "request_workers() starts a new one",
+                node=node,
+                cause="node lost",
+            )
+        )
+
+    # --- what nodes say ---
+
+    def receive(self, node: int, frame: Frame) -> None:
+        """Take in what a node's proxy sends."""
+        if frame.kind == Kind.REPLY:
+            self._reply(frame.body)
+        elif frame.kind == Kind.EVENT:
+            self._event(node, frame.body)
+
+    def _event(self, node: int, body: Body) -> None:
+        match body["op"]:
+            case "progress":
+                self._on_progress(body)
+            case "output":
+                self._on_output(body)
+            case "rank_failed":
+                self._rank_failed(node, body)
+            case "rank_ended":
+                self.fail(_ended(body, self._doing(), starting=not self.ready.done()))
+            case "node_leaving":
+                self.fail(node_leaving(node, body["hostname"], starting=not self.ready.done()))
+            case "pmi_barrier":
+                self._pmi_barrier(node, body["puts"])
+            case "ready":
+                self._node_ready(node, body["ranks"])
+
+    def _doing(self) -> str:
+        """What the ranks are at, if it is a user's own code or a library's."""
+        return next((r.doing for r in self._rounds.values() if r.doing), "")
+
+    def _node_ready(self, node: int, ranks: list[Body]) -> None:
+        for about in ranks:
+            self.ranks[about["rank"]] = {**about, "node": node}
+            if about["size"] != self._size:
+                self.fail(
+                    LaunchError(
+                        f"rank {about['rank']} on {about['hostname']} is in a world of "
+                        f"{about['size']} ranks instead of {self._size}: the launcher and the MPI "
+                        "library do not speak the same PMI"
+                    )
+                )
+                return
+        if len(self.ranks) == self._size and not self.ready.done():
+            self.ready.set_result(None)
+
+    def _pmi_barrier(self, node: int, puts: dict[str, str]) -> None:
+        self._pmi_puts.update(puts)
+        self._pmi_nodes += 1
+        if self._pmi_nodes == self._count:
+            puts, self._pmi_puts, self._pmi_nodes = self._pmi_puts, {}, 0
+            self._tell_all({"op": "pmi_release", "puts": puts})
+
+    def _rank_failed(self, node: int, body: Body) -> None:
+        """A rank raised: let those who wait for it in MPI go, and the caller soon know."""
+        seq = body["seq"]
+        under_way = self._rounds.get(seq)
+        for other, proxy in self._proxies.items():
+            if other != node:
+                proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
+        if under_way is not None and not under_way.told:
+            asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._tell_early, seq, body)
+
+    def _tell_early(self, seq: int, body: Body) -> None:
+        under_way = self._rounds.get(seq)
+        if under_way is not None and not under_way.told:
+            under_way.errors.append(_with_others_stuck(body["error"]))
+            under_way.failed = max(1, under_way.failed)
+            what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
+            asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, what, body["error"])
+            under_way.finish()
+
+    def cancel(self, first: int, why: Failure) -> bool:
+        """End the collective round under way, if it has a number from `first`; whether there is.
+
+        Ranks leave it as if it had failed elsewhere, and are signalled as well: nobody
+        waits for an error of theirs. Those that stay in native code have `DRAIN_S`.
+        """
+        for seq, under_way in self._rounds.items():
+            if seq >= first and under_way.collective and not under_way.told:
+                if under_way.cancelled is None:
+                    under_way.cancelled = why
+                    self._tell_all({"op": "interrupt", "seq": seq, "signal": True})
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(FIRST_ERROR_S, self._tell_cancelled, seq, why)
+                return True
+        return False
+
+    def _tell_cancelled(self, seq: int, why: Failure) -> None:
+        under_way = self._rounds.get(seq)
+        if under_way is not None and not under_way.told:
+            loop = asyncio.get_running_loop()
+            loop.call_later(DRAIN_S, self._give_up, seq, "was cancelled", why.to_map())
+            under_way.finish()
+
+    def unstage(self, names: list[str]) -> None:
+        """Remove files from the gang's folders on all nodes."""
+        self._tell_all({"op": "unstage", "names": names})
+
+    def _give_up(self, seq: int, what: str, error: Body) -> None:
+        """End the gang if a call that failed on one rank, or was cancelled, still holds others."""
+        if seq in self._rounds:
+            rank = error.get("facts", {}).get("rank")
+            self.fail(
+                GroupFailedError(
+                    f"a call {what} and ranks did not come back from it in {DRAIN_S:.0f} s: they "
+                    "are in native code, or wait in MPI calls made by it (a library in C can use "
+                    "alchemist_wait, alchemist_allreduce and alchemist_check). The gang was ended; "
+                    "request_workers() starts a new one",
+                    rank=rank,
+                    cause="ranks stuck in MPI",
+                )
+            )
+
+    def _reply(self, body: Body) -> None:
+        under_way = self._rounds.get(body["seq"])
+        if under_way is None:
+            return
+        under_way.left -= 1
+        under_way.errors += body.get("errors", [])
+        under_way.failed += body.get("failed", 0)
+        under_way.interrupted += body.get("interrupted", 0)
+        if "value" in body:
+            under_way.value = body["value"]
+        if not body.get("errors") and not body.get("interrupted"):
+            made = body.get("matrices", [])
+            if under_way.matrices is not None and under_way.matrices != made:
+                words = "nodes returned different matrices: every rank must return the same"
+                under_way.errors.append(Failure("RoutineError", words).to_map())
+            under_way.matrices = made
+        if under_way.left == 0:
+            del self._rounds[body["seq"]]
+            under_way.finish()
+
+    def _tell_all(self, body: Body) -> None:
+        for proxy in self._proxies.values():
+            proxy.send(Kind.COMMAND, body)
+
+    # --- a round over all nodes ---
+
+    def begin(
+        self,
+        then: Callable[[Round, AlchemistError | None], None],
+        op: str,
+        *,
+        collective: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Send one command to every rank; `then` is called when all have answered."""
+        self._seq += 1
+        body: Body = {"op": op, "seq": self._seq, **fields}
+        if collective and self._renew:
+            body["renew"] = True
+            self._renew = False
+        self._rounds[self._seq] = Round(then, len(self._proxies), _named(op, fields), collective)
+        self._tell_all(body)
+
+    async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
+        """The same, to be awaited.
+
+        Raises `Failure` if any rank failed, `GroupFailedError` if the gang is lost.
+        """
+        await self.drained()
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[Round] = asyncio.get_running_loop().create_future()
+
+        def then(under_way: Round, error: AlchemistError | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+                future.exception()  # seen: whoever waited may have been cancelled
+            else:
+                future.set_result(under_way)
+
+        self.begin(then, op, collective=collective, **fields)
+        under_way = await future
+        if under_way.errors:
+            self._renew = self._renew or collective
+            raise worst(under_way)
+        return under_way
+
+    async def drained(self) -> None:
+        """Wait until every rank is back from a call that failed on another (see `_give_up`)."""
+        while self._rounds and self.failure is None:
+            await asyncio.sleep(0.005)
+
+    def spoiled(self) -> None:
+        """A collective call has failed: the next gets a fresh communicator."""
+        self._renew = True
+
+    # --- the end ---
+
+    def fail(self, error: AlchemistError) -> None:
+        """The gang is lost: whoever waits learns it, every node is let go."""
+        if self.failure is not None or self.closed:
+            return
+        self.failure = error
+        self._drop(error)
+        self._on_lost(error)
+
+    def _drop(self, error: AlchemistError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen: the launcher may have given up waiting
+        rounds, self._rounds = list(self._rounds.values()), {}
+        for under_way in rounds:
+            under_way.finish(error)
+        for proxy in list(self._proxies.values()):
+            proxy.close()  # its ranks end with it
+
+    async def shutdown(self, timeout_s: float) -> None:
+        """End the gang in good order: libraries are closed, then ranks leave."""
+        self.closed = True
+        self._tell_all({"op": "shutdown"})
+        deadline = time.monotonic() + timeout_s
+        while self._proxies and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    def close(self, error: AlchemistError) -> None:
+        """Let every node go; whoever still waits gets `error`."""
+        self.closed = True
+        if self.failure is None:
+            self.failure = error
+        self._drop(error)
+
+
+def _with_others_stuck(error: Body) -> Body:
+    words = (
+        f"{error['message']} (other ranks have not come back from the call yet: if they are stuck "
+        f"in it, the gang is ended in {DRAIN_S:.0f} s)"
+    )
+    return {**error, "message": words}
+
+
+def worst(under_way: Round) -> Failure:
+    """The error to show of several ranks': the lowest rank's, and how many there were.
+
+    What ranks have agreed on (a fact) is one error: that of the rank which it names.
+    """
+    errors = sorted(under_way.errors, key=lambda e: e.get("facts", {}).get("rank", 0))
+    failure = Failure.from_map(errors[0])
+    others = max(under_way.failed, len(errors)) - 1
+    if not failure.facts.pop("agreed", False) and others > 0:
+        failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
+    return failure
+
+
+def _named(op: str, fields: Body) -> str:
+    match op:
+        case "call":
+            return f"{fields['library']}.{fields['routine']}"
+        case "load":
+            return f"load_library({fields['library']!r})"
+        case "run":
+            return f"{fields['name']}"
+    return ""
+
+
+def _ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
+    kind = LaunchError if starting else GroupFailedError
+    while_what = "while the gang was starting" if starting else "so the gang was ended on all nodes"
+    if doing:
+        while_what = f"in {doing}, {while_what}"
+    tail = body.get("tail", "")
+    said = f"\n--- last words of rank {body['rank']} ---\n{tail}" if tail else ""
+    return kind(
+        f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
+        f"{while_what}. request_workers() starts a new one{said}",
+        rank=body["rank"],
+        cause=body["cause"],
+        hostname=body["hostname"],
+        tail=tail,
+    )

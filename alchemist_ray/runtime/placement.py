@@ -1,0 +1,142 @@
+"""Where the ranks of a gang go: a placement group of their own, or the caller's bundle."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from alchemist_ray.errors import ResourceError
+from alchemist_ray.runtime.autoscaling import Growth
+
+PLACEMENTS = ("own", "inherit")
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's, over ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Nodes and how many ranks each takes, in rank order; and what holds the CPUs."""
+
+    nodes: tuple[tuple[str, int], ...]
+    group: PlacementGroup | None = None
+
+    def release(self) -> None:
+        """Give the CPUs back."""
+        if self.group is not None:
+            remove_placement_group(self.group)
+
+    def of(self, workers: int) -> Reservation:
+        """Itself, if it is for so many. Raises `ResourceError`."""
+        room = sum(ranks for _, ranks in self.nodes)
+        if room != workers:
+            raise ResourceError(f"the bundles given are for {room} workers, not for {workers}")
+        return self
+
+
+def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
+    """Whether the cluster, empty and grown, could hold so many workers. Raises `ResourceError`."""
+    alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    growth = Growth.here()
+    all_nodes = alive if growth is None else growth.grown(alive)
+    rooms = [int(total / cpus + 1e-9) for total in all_nodes]
+    room, where = sum(rooms), ""
+    if strategy == "STRICT_PACK":
+        room, where = max(rooms, default=0), " on one node (strategy='STRICT_PACK')"
+    elif strategy == "STRICT_SPREAD":
+        room, where = sum(r > 0 for r in rooms), ", one to a node (strategy='STRICT_SPREAD')"
+    if workers > room:
+        has = "has" if growth is None else "can grow to"
+        raise ResourceError(
+            f"{workers} workers with {cpus:g} CPUs each do not fit: the cluster {has} "
+            f"{sum(all_nodes):g} CPUs on {len(all_nodes)} node(s), room for {room}{where}. Ask for "
+            "fewer, add nodes, or start Ray with more CPUs (ray.init(num_cpus=...)) if ranks may "
+            "share cores"
+        )
+
+
+def ask_for(workers: int, cpus: float, name: str, strategy: str = "PACK") -> PlacementGroup:
+    """A placement group with a bundle per worker; not waited for.
+
+    Detached: else Ray takes it from gangs that live when the actor is killed that asked for it,
+    and starts again. Whoever asks has to give it back.
+    """
+    bundles = [{"CPU": cpus}] * workers
+    group: PlacementGroup = placement_group(
+        bundles, strategy=strategy, name=name, lifetime="detached"
+    )
+    return group
+
+
+def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float) -> Reservation:
+    """Wait for a group's CPUs.
+
+    Raises
+    ------
+    ResourceError
+        If they do not become free in time; nothing stays reserved.
+    """
+    try:
+        if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
+            free = ray.available_resources().get("CPU", 0.0)
+            raise ResourceError(
+                f"no room for {workers} workers with {cpus:g} CPUs each within {timeout_s:.0f} s: "
+                f"{free:g} CPUs are free, the others are in use. {_what_to_do()}"
+            )
+        table: dict[str, Any] = ray.util.placement_group_table(group)
+        bundles = table["bundles_to_node_id"]
+        counts = Counter(bundles[index] for index in sorted(bundles))
+        return Reservation(tuple(counts.items()), group)
+    except BaseException:
+        remove_placement_group(group)
+        raise
+
+
+def _what_to_do() -> str:
+    growth = Growth.here()
+    if growth is None:
+        return "Stop other work or wait for it"
+    return (
+        f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: a longer "
+        "start_timeout_s waits for those on their way"
+    )
+
+
+def within(group: PlacementGroup, bundles: Sequence[int], cpus: float) -> Reservation:
+    """Bundles of a placement group that the caller has: as many ranks in each as it has CPUs for.
+
+    Who made the group gives it back, not the gang.
+    """
+    table: dict[str, Any] = ray.util.placement_group_table(group)
+    room: Counter[str] = Counter()
+    for index in bundles:
+        ranks = int(table["bundles"][index].get("CPU", 0.0) / cpus + 1e-9)
+        room[table["bundles_to_node_id"][index]] += ranks
+    return Reservation(tuple(room.items()))
+
+
+def inherited(workers: int, cpus: float) -> Reservation:
+    """The caller's own bundle: all workers on its node, within the CPUs it was given.
+
+    Raises
+    ------
+    ResourceError
+        Outside a Ray task or actor, or where it has not enough CPUs.
+    """
+    context = ray.get_runtime_context()
+    if context.get_task_id() is None and context.get_actor_id() is None:
+        raise ResourceError(
+            "placement='inherit' puts the workers into the caller's Ray task or actor, and this "
+            "is neither: use placement='own'"
+        )
+    given = context.get_assigned_resources().get("CPU", 0.0)
+    if given + 1e-9 < workers * cpus:
+        raise ResourceError(
+            f"placement='inherit': this task or actor has {given:g} CPUs and {workers} workers "
+            f"need {workers * cpus:g}: give it num_cpus={workers * cpus:g} or more"
+        )
+    return Reservation(((context.get_node_id(), workers),))

@@ -1,0 +1,206 @@
+"""Matrices that are never whole in this process: rows that come in blocks, arrays on a disk.
+
+One block is here at a time. It is cut by layout and sent before the next is asked for; the
+object store has no part in it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.errors import (
+    AlchemistError,
+    DtypeError,
+    FileError,
+    IncompleteMatrixError,
+    ShapeError,
+)
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.transfers import MatrixWriter, Progress
+from mpi_workers.matrix.layout import Shape
+
+if TYPE_CHECKING:
+    from alchemist_ray.gang.connection import GangConnection
+
+BLOCK = 16 << 20  # 16 MiB: what is read at once; smaller blocks are gathered up to it
+ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
+
+Array = NDArray[Any]
+
+
+class SourceError(Exception):
+    """What the user's own iterator raised, on its way through a transfer."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class IteratorSource:
+    """A matrix that comes in blocks of whole rows, the first on top.
+
+    Parameters
+    ----------
+    blocks : iterable of array_like, shapes (k, n) or (n,)
+        Read once, from the front.
+    shape : (int, int)
+        Of the whole.
+    dtype : numpy.dtype
+        Of the matrix. Blocks are converted to it.
+    origin : dict
+        Where it comes from, for the gang's record.
+    """
+
+    def __init__(
+        self, blocks: Iterable[Any], shape: Shape, dtype: np.dtype[Any], origin: dict[str, Any]
+    ) -> None:
+        self._blocks = blocks
+        self._origin = origin
+        self.shape = shape
+        self.dtype = dtype
+
+    @classmethod
+    def inspect(cls, blocks: Any, shape: Any, wanted: Any) -> IteratorSource:
+        """A plan for what a user gave. Raises `ShapeError`, `DtypeError`."""
+        from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
+
+        try:
+            m, n = map(operator.index, shape)
+        except (TypeError, ValueError):
+            raise ShapeError(f"shape={shape!r}: it is (rows, columns)") from None
+        if m < 1 or n < 1:
+            raise ShapeError(f"shape={shape!r}: there is nothing to send")
+        try:
+            given = np.dtype(wanted)
+        except TypeError:
+            raise DtypeError(f"{wanted!r} is not a dtype") from None
+        if isinstance(blocks, np.ndarray | str | bytes | dict) or not isinstance(blocks, Iterable):
+            raise ShapeError(
+                f"a {type(blocks).__name__} is not blocks of rows: give an iterable of arrays, or "
+                "send an array with send_matrix"
+            )
+        return cls(blocks, (m, n), chosen_dtype(given, given), {"from": "blocks"})
+
+    def provenance(self) -> dict[str, Any]:
+        return {**self._origin, "dtype": self.dtype.name, "shape": list(self.shape)}
+
+    def send(
+        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, RankTimes]:
+        """Every block, one after the other.
+
+        Nothing of the gang is held while the next is made: it may be made from matrices there.
+        """
+        times: dict[int, RankTimes] = {}
+        row = 0
+        for rows in self._gathered():
+            with MatrixWriter(client.ranks, target, progress) as writer:
+                writer.write_block(rows, (row, 0))
+            row += len(rows)
+            for rank, part in writer.times.items():
+                times.setdefault(rank, RankTimes(rank, part.route)).add(part)
+        if row < self.shape[0]:
+            raise IncompleteMatrixError(
+                f"the blocks have {row} rows, and the matrix {self.shape[0]}"
+            )
+        return times
+
+    def _gathered(self) -> Iterator[Array]:
+        """Blocks as they are sent: large ones as they come, small ones several at once."""
+        held = 0
+        most = max(1, BLOCK // (self.shape[1] * self.dtype.itemsize))
+        room = np.empty((0, 0))
+        for block in self._checked():
+            if held + len(block) > most:
+                if held:
+                    yield room[:held]
+                held = 0
+            if 2 * len(block) > most:
+                yield block
+                continue
+            if not room.size:
+                room = np.empty((most, self.shape[1]), self.dtype)
+            room[held : held + len(block)] = block
+            held += len(block)
+        if held:
+            yield room[:held]
+
+    def _checked(self) -> Iterator[Array]:
+        from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
+
+        (m, n), row = self.shape, 0
+        for number, block in enumerate(_theirs(self._blocks)):
+            try:
+                array = np.asarray(block)
+            except (ValueError, TypeError) as error:
+                raise ShapeError(f"block {number} is no array: {error}") from None
+            if array.ndim == 1:
+                array = array[:, np.newaxis] if n == 1 else array[np.newaxis, :]
+            if array.ndim != 2 or array.shape[1] != n:
+                raise ShapeError(
+                    f"block {number} (row {row}) has shape {np.shape(block)}: its rows must have "
+                    f"{n} elements"
+                )
+            if row + len(array) > m:
+                raise ShapeError(
+                    f"block {number} ends at row {row + len(array)}, and the matrix at {m}"
+                )
+            try:
+                chosen_dtype(array.dtype, self.dtype)
+            except DtypeError as error:
+                raise DtypeError(f"block {number} (row {row}): {error}") from None
+            if len(array):
+                yield array
+            row += len(array)
+
+
+def _theirs(blocks: Iterable[Any]) -> Iterator[Any]:
+    """The blocks; an OSError of their maker is not taken for one of the transfer."""
+    try:
+        yield from blocks
+    except OSError as error:
+        raise SourceError(error) from error
+
+
+def on_disk(source: Any) -> bool:
+    """Whether it is an array of h5py or zarr, which would be read whole by `numpy.asarray`."""
+    return type(source).__module__.partition(".")[0] in ON_DISK and hasattr(source, "__getitem__")
+
+
+def disk_plan(source: Any, wanted: Any) -> IteratorSource:
+    """How to send an `h5py.Dataset` or a `zarr.Array`. Raises `ShapeError`, `DtypeError`."""
+    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
+
+    shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
+    name = f"{source!r}"
+    if shape is None or dtype is None:
+        raise DtypeError(f"{name} is not an array: choose one inside of it")
+    if len(shape) not in (1, 2):
+        raise ShapeError(f"{name} is not a matrix: it must have two dimensions, not {len(shape)}")
+    if 0 in shape:
+        raise ShapeError(f"{name} is empty: there is nothing to send")
+    whole = (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
+    chosen = chosen_dtype(np.dtype(dtype), wanted)
+    origin = {"from": type(source).__module__.partition(".")[0], "array": name}
+    return IteratorSource(_pieces(source, whole, name), whole, chosen, origin)
+
+
+def _pieces(source: Any, shape: Shape, name: str) -> Iterator[Array]:
+    """Stretches of rows, of whole chunks where those are smaller."""
+    chunks: Sequence[int] = getattr(source, "shards", None) or source.chunks or (1,)
+    rows = max(1, BLOCK // (shape[1] * source.dtype.itemsize))
+    rows = max(1, rows // chunks[0]) * chunks[0]
+    for start in range(0, shape[0], rows):
+        stop = min(start + rows, shape[0])
+        try:
+            piece = np.asarray(source[start:stop])
+        except AlchemistError:
+            raise
+        except Exception as error:  # what the library says of the file
+            raise FileError(f"rows {start} to {stop} of {name} cannot be read: {error}") from error
+        yield piece.reshape(stop - start, shape[1])

@@ -1,0 +1,269 @@
+"""Pieces of a matrix that are objects in the store: looked at and sent on the node that holds them.
+
+By the node's agent; and by the user's process, if they lie on its node. A job opens several
+objects at once, without a copy, checks each of them, and writes into the ranks' memory.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
+
+from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
+from alchemist_ray.transfer.block_joining import panels
+from mpi_workers.data.rank_connections import (
+    RankConnections,
+    RankEndpoints,
+    RankTimes,
+    TransferTarget,
+)
+from mpi_workers.data.transfers import MatrixWriter, Progress
+from mpi_workers.matrix.copy_kernels import ArrayBlock
+from mpi_workers.matrix.layout import Shape
+from mpi_workers.node.cleanup import runs_here
+from mpi_workers.wire.sockets import reachable_here
+
+Array = NDArray[Any]
+Origin = tuple[int, int]
+
+NODE_FAILED = "a node could not send"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
+
+
+class OpenBlock(NamedTuple):
+    """What was in an object that was looked at, and stays open until it is sent."""
+
+    arrays: list[Array]
+
+
+class SourceBlock(NamedTuple):
+    """A part of a matrix: an object in the store, what was kept of one, or an array."""
+
+    source: Any
+    origin: Origin
+    shape: Shape
+    label: str  # for messages
+
+
+class BlockDecoder(Protocol):
+    """Makes arrays of a system's objects, in the agents; must be picklable."""
+
+    def arrays(self, value: Any) -> list[Array]:
+        """Its elements: 2-D arrays of as many rows each, to lie beside each other.
+
+        Raises the tree's errors where it is no part of a matrix.
+        """
+
+    def about(self, value: Any, arrays: list[Array]) -> Any:
+        """What is to be known of it and its arrays before it is sent."""
+
+
+class ArrayDecoder:
+    """For objects that are arrays."""
+
+    def arrays(self, value: Any) -> list[Array]:
+        if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+            raise DtypeError("it is masked, and has elements without a value: fill them first")
+        if hasattr(value, "tocsr") or hasattr(value, "todense"):
+            raise DtypeError("it is sparse: make it dense first")
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise DtypeError(f"its elements of dtype {array.dtype} are not numbers")
+        if array.ndim not in (1, 2):
+            raise ShapeError(f"it has shape {array.shape}, and a matrix has two dimensions")
+        return [array[:, np.newaxis] if array.ndim == 1 else array]
+
+    def about(self, value: Any, arrays: list[Array]) -> tuple[int, int, str]:
+        """Its rows and columns, and its dtype."""
+        (array,) = arrays
+        return array.shape[0], array.shape[1], array.dtype.str
+
+
+def _opened(refs: Sequence[ray.ObjectRef], labels: Sequence[str]) -> list[Any]:
+    """Objects' values. Raises `TransferError` with what a task has raised."""
+    try:
+        return list(ray.get(list(refs)))
+    except RayError:
+        return [_value(ref, label) for ref, label in zip(refs, labels, strict=True)]
+
+
+def _value(ref: ray.ObjectRef, label: str) -> Any:
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        cause, told = error.cause, _COLOURS.sub("", str(error))
+        if isinstance(cause, AlchemistError):  # one of our own functions in the graph
+            raise _named(cause, label) from None
+        raise TransferError(
+            f"{label} could not be computed: {type(cause).__name__}: {cause}\n\n"
+            f"--- where it was raised ---\n{told}",
+            cause=NODE_FAILED,
+            traceback=told,
+        ) from None
+    except RayError as error:  # its worker was killed too often, its node is gone, ...
+        raise TransferError(
+            f"{label} could not be computed: {type(error).__name__}: {error}", cause=NODE_FAILED
+        ) from None
+
+
+def _arrays(reader: BlockDecoder, value: Any, label: str) -> list[Array]:
+    try:
+        return reader.arrays(value)
+    except AlchemistError as error:
+        raise _named(error, label) from None
+
+
+def _named(error: AlchemistError, label: str) -> AlchemistError:
+    return type(error)(f"{label}: {error.args[0]}", **error.facts)
+
+
+OPENED = 64 << 20  # 64 MiB: what is opened at once to be looked at
+
+
+def together(sizes: Sequence[int]) -> Iterator[slice]:
+    """Which objects to open at once: one by one costs three times as much, all may be too large.
+
+    Sizes are those in the store, and 0 where Ray does not know them.
+    """
+    start = nbytes = 0
+    for i, size in enumerate(sizes):
+        nbytes += size or OPENED
+        if nbytes >= OPENED or i + 1 == len(sizes):
+            yield slice(start, i + 1)
+            start, nbytes = i + 1, 0
+
+
+@dataclass(frozen=True, slots=True)
+class InspectJob:
+    """Tells what is to be known of each piece; runs in the agent of the node that holds them."""
+
+    reader: BlockDecoder
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]  # in the store
+
+    def run(self, refs: Sequence[ray.ObjectRef]) -> list[Any]:
+        return [about for about, _ in self.opened(refs)]
+
+    def opened(self, refs: Sequence[ray.ObjectRef]) -> Iterator[tuple[Any, OpenBlock]]:
+        """The same, with the objects' arrays."""
+        for some in together(self.sizes):
+            labels = self.labels[some]
+            for value, label in zip(_opened(refs[some], labels), labels, strict=True):
+                kept = OpenBlock(_arrays(self.reader, value, label))
+                yield self.reader.about(value, kept.arrays), kept
+
+
+@dataclass(frozen=True, slots=True)
+class SendJob:
+    """Sends pieces to the ranks; runs in the agent of the node that holds them."""
+
+    gang: str
+    rank_endpoints: RankEndpoints
+    target: TransferTarget
+    reader: BlockDecoder
+    origins: tuple[Origin, ...]
+    shapes: tuple[Shape, ...]
+    labels: tuple[str, ...]
+
+    def run(self, refs: Sequence[ray.ObjectRef]) -> dict[int, RankTimes]:
+        pieces = list(map(SourceBlock, refs, self.origins, self.shapes, self.labels))
+        if any(reachable_here(addresses[0]) for addresses in self.rank_endpoints.addresses):
+            return write(
+                _ranks_of(self.gang, self.rank_endpoints), self.target, self.reader, pieces
+            )
+        ranks = RankConnections(self.rank_endpoints)
+        try:
+            return write(ranks, self.target, self.reader, pieces)
+        finally:
+            ranks.close()
+
+
+def write(
+    ranks: RankConnections,
+    target: TransferTarget,
+    reader: BlockDecoder,
+    pieces: Sequence[SourceBlock],
+    progress: Progress | None = None,
+) -> dict[int, RankTimes]:
+    """Write pieces that are arrays, or objects on this node, into the ranks' memory."""
+    far = [i for i, piece in enumerate(pieces) if isinstance(piece.source, ray.ObjectRef)]
+    values = _opened([pieces[i].source for i in far], [pieces[i].label for i in far])
+    here = list(pieces)
+    for i, value in zip(far, values, strict=True):
+        here[i] = here[i]._replace(source=value)
+    blocks = cut(here, reader, target.dtype)
+    with MatrixWriter(ranks, target, progress) as writer:
+        for panel in panels(blocks, target.dtype, writer.is_small, ranks.share_out):
+            writer.write_blocks(panel)
+    return writer.times
+
+
+def cut(
+    pieces: Iterable[SourceBlock], reader: BlockDecoder, dtype: np.dtype[Any]
+) -> list[ArrayBlock]:
+    """The arrays of pieces that are here, and where each belongs.
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If one is not what its collection has promised.
+    """
+    found = []
+    for value, (row, col), shape, label in pieces:
+        arrays = value.arrays if isinstance(value, OpenBlock) else _arrays(reader, value, label)
+        actual = (arrays[0].shape[0], sum(array.shape[1] for array in arrays))
+        if actual != shape:
+            raise ShapeError(
+                f"{label} has shape {actual}, and {shape} was promised: does a function that was "
+                "mapped over it return what it says?"
+            )
+        for array in arrays:
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise DtypeError(
+                    f"{label} has elements of dtype {array.dtype}, which cannot be sent as "
+                    f"{dtype} without loss: does a function that was mapped over it return what "
+                    "it says?"
+                )
+            found.append(ArrayBlock(array, (row, col)))
+            col += array.shape[1]
+    return found
+
+
+# The agent's warm connections and mappings, for the gangs that have ranks on its node.
+_warm: dict[str, RankConnections] = {}
+_warming = threading.Lock()
+
+
+def _ranks_of(gang: str, rank_endpoints: RankEndpoints) -> RankConnections:
+    with _warming:
+        found = _warm.get(gang)
+        if found is None or found.rank_endpoints != rank_endpoints:
+            _forget(gang)
+            found = _warm[gang] = RankConnections(rank_endpoints)
+        return found
+
+
+def forget(ended: str = "") -> None:
+    """Close what this process keeps warm for gangs that have ended: it holds their memory.
+
+    Parameters
+    ----------
+    ended : str
+        A gang that is known to have ended here; the others are looked for.
+    """
+    with _warming:
+        _forget(ended)
+
+
+def _forget(ended: str) -> None:
+    for gang in list(_warm):
+        if gang == ended or not runs_here(gang):
+            _warm.pop(gang).close()

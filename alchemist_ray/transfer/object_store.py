@@ -1,0 +1,135 @@
+"""Blocks that lie in the object store: sent from the nodes that hold them, not through the user.
+
+Each node looks at its own blocks (their shapes are not known elsewhere), then cuts and sends
+them: on the gang's nodes straight into the ranks' memory, on others over one stream per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from alchemist_ray.errors import IncompleteMatrixError, ShapeError
+from alchemist_ray.transfer.node_jobs import ArrayDecoder, Origin, SourceBlock
+from alchemist_ray.transfer.object_location import inspect_objects
+from alchemist_ray.transfer.scheduling import BlockSender
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.transfers import Progress
+from mpi_workers.matrix.layout import Shape
+
+if TYPE_CHECKING:
+    from alchemist_ray.gang.connection import GangConnection
+
+_READER = ArrayDecoder()
+
+
+class ObjectStoreSource:
+    """A matrix that lies in pieces in the object store."""
+
+    def __init__(
+        self,
+        refs: Sequence[ray.ObjectRef],
+        sources: Sequence[Any],
+        origins: Sequence[Origin],
+        shapes: Sequence[Shape],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._refs = refs
+        self._sources = sources  # of the pieces
+        self._origins = origins
+        self._shapes = shapes
+        self.dtype = dtype
+        self.shape: Shape = (
+            max(r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)),
+            max(c + n for (_, c), (_, n) in zip(origins, shapes, strict=True)),
+        )
+        check_tiling(self.shape, origins, shapes)
+
+    @classmethod
+    def inspect(cls, blocks: Sequence[Any], wanted: Any) -> ObjectStoreSource:
+        """Find the blocks, look at them where they are, and check that they make a matrix."""
+        from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
+
+        refs, origins = _checked(blocks)
+        found = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
+        shapes: list[Shape] = [(rows, cols) for (rows, cols, _), _ in found]
+        for i, shape in enumerate(shapes):
+            if 0 in shape:
+                raise ShapeError(f"{_label(i)} has shape {shape}: it must not be empty")
+        dtype = np.result_type(*{np.dtype(dtype) for (_, _, dtype), _ in found})
+        sources = [source for _, source in found]
+        return cls(refs, sources, origins, shapes, chosen_dtype(dtype, wanted))
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "from": "object store",
+            "blocks": [
+                [ref.hex(), *origin] for ref, origin in zip(self._refs, self._origins, strict=True)
+            ],
+        }
+
+    def send(
+        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, RankTimes]:
+        """Every block from the node that holds it."""
+        sources, self._sources = self._sources, ()  # what is kept of them is let go of
+        with BlockSender(client, target, _READER, progress) as sender:
+            for i, source in enumerate(sources):
+                sender.add(SourceBlock(source, self._origins[i], self._shapes[i], _label(i)))
+        return sender.times
+
+
+def _label(i: int) -> str:
+    return f"block {i}"
+
+
+def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
+    refs, origins = [], []
+    for i, block in enumerate(blocks):
+        try:
+            ref, row0, col0 = block
+            origin = (int(row0), int(col0))
+        except (TypeError, ValueError):
+            raise ShapeError(f"block {i} is {block!r}, not (ObjectRef, row, column)") from None
+        if not isinstance(ref, ray.ObjectRef) or min(origin) < 0:
+            raise ShapeError(f"block {i} is {block!r}, not (ObjectRef, row >= 0, column >= 0)")
+        refs.append(ref)
+        origins.append(origin)
+    return refs, origins
+
+
+def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape]) -> None:
+    """Whether blocks cover a matrix exactly once. Raises `IncompleteMatrixError`.
+
+    Sweeps over bands of rows in which the same blocks lie: in each, the blocks'
+    columns must follow each other without gap or overlap.
+    """
+    ends = {r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)}
+    cuts = sorted(ends | {r for r, _ in origins})
+    if cuts[0] != 0:
+        raise IncompleteMatrixError(f"rows 0 to {cuts[0]} are in no block")
+    index = {row: k for k, row in enumerate(cuts)}
+    bands: list[list[tuple[int, int, int]]] = [[] for _ in cuts[:-1]]
+    for i, ((r, c), (m, n)) in enumerate(zip(origins, shapes, strict=True)):
+        for k in range(index[r], index[r + m]):
+            bands[k].append((c, c + n, i))
+    for k, band in enumerate(bands):
+        column = 0
+        previous = None
+        for start, stop, i in sorted(band):
+            if start > column:
+                raise IncompleteMatrixError(
+                    f"rows {cuts[k]} to {cuts[k + 1]}, columns {column} to {start} are in no block"
+                )
+            if start < column:
+                raise IncompleteMatrixError(
+                    f"blocks {previous} and {i} overlap in row {cuts[k]}, column {start}"
+                )
+            column, previous = stop, i
+        if column != shape[1]:
+            raise IncompleteMatrixError(
+                f"rows {cuts[k]} to {cuts[k + 1]}, columns {column} to {shape[1]} are in no block"
+            )

@@ -1,0 +1,96 @@
+"""DistMatrix: one rank's part of a distributed matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.matrix.layout import Distribution, Grid, LocalIndices, Shape
+
+if TYPE_CHECKING:
+    from mpi_workers.matrix.memory import MemoryBlock
+
+DTYPES: tuple[str, ...] = ("float32", "float64", "complex64", "complex128", "int32", "int64")
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as a NumPy dtype, if it is one that a matrix can have; else `ValueError`."""
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"{dtype!r} is not a dtype") from None
+    if found.name not in DTYPES:
+        raise ValueError(f"dtype {found} cannot be sent; a matrix is one of {', '.join(DTYPES)}")
+    return found
+
+
+def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) -> int:
+    """Bytes that `rank` needs for its part."""
+    return distribution.local_indices(rank).size * int(dtype.itemsize)
+
+
+class DistMatrix:
+    """One rank's part of a matrix that is spread over the gang.
+
+    Every rank of the gang holds an object of its own with the same `shape`,
+    `dtype`, `layout` and `grid`; `local` differs.
+
+    Attributes
+    ----------
+    distribution : Distribution
+        Layout, global shape and grid.
+    rank : int
+        This rank.
+    local : ndarray, shape (local_m, local_n)
+        This rank's elements, Fortran-ordered, without a copy: writing into it
+        writes the matrix. Element ``local[i, j]`` is ``(rows[i], cols[j])``.
+    rows, cols : range
+        Global indices of the local rows and columns.
+    """
+
+    __slots__ = ("_block", "cols", "distribution", "dtype", "local", "rank", "rows")
+
+    def __init__(
+        self, distribution: Distribution, rank: int, dtype: np.dtype[Any], block: MemoryBlock
+    ) -> None:
+        local_indices: LocalIndices = distribution.local_indices(rank)
+        self.distribution = distribution
+        self.rank = rank
+        self.dtype = dtype
+        self.rows, self.cols = local_indices
+        self._block = block
+        self.local: NDArray[Any] = block.matrix(local_indices.shape, dtype)
+
+    @property
+    def shape(self) -> Shape:
+        return self.distribution.shape
+
+    @property
+    def layout(self) -> str:
+        return self.distribution.layout
+
+    @property
+    def grid(self) -> Grid:
+        return self.distribution.grid
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole matrix, counted once."""
+        return self.shape[0] * self.shape[1] * int(self.dtype.itemsize)
+
+    @property
+    def leading_dimension(self) -> int:
+        """Elements from one local column to the next, as BLAS and Elemental want it (>= 1)."""
+        return max(1, len(self.local))
+
+    @property
+    def block(self) -> MemoryBlock:
+        """The memory behind `local`."""
+        return self._block
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        local = " x ".join(map(str, self.local.shape))
+        return f"<DistMatrix {m} x {n} {self.dtype} {self.layout}, rank {self.rank}: {local}>"

@@ -1,0 +1,240 @@
+"""Which elements of a matrix each rank of a gang holds: Elemental's 14 layouts.
+
+Pure functions: no MPI, no memory. A layout is a pair of distributions, one for
+the rows and one for the columns, over a ``height x width`` grid of ranks that
+is numbered column by column (rank ``r`` sits at row ``r % height``, column
+``r // height``). Every distribution deals indices out in turn, so the indices
+of a rank are always an arithmetic progression, and are kept as a `range`: the
+intersection of two of them is a range again, and a NumPy slice cuts it out of
+an array without an index list.
+
+Source of the rules: Poulson et al., "Elemental: A New Framework for
+Distributed Memory Dense Matrix Computations", ACM TOMS 39(2), 2013.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, isqrt, lcm
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Grid = tuple[int, int]
+Shape = tuple[int, int]
+
+LAYOUTS: tuple[str, ...] = (
+    "MC_MR", "MC_STAR", "MD_STAR", "MR_MC", "MR_STAR", "STAR_MC", "STAR_MD",
+    "STAR_MR", "STAR_STAR", "STAR_VC", "STAR_VR", "VC_STAR", "VR_STAR", "CIRC_CIRC",
+)  # fmt: skip
+
+
+class Stride(NamedTuple):
+    """How one distribution deals indices to one rank: ``shift, shift + stride, ...``."""
+
+    shift: int
+    stride: int
+
+
+class LocalIndices(NamedTuple):
+    """What one rank holds of a matrix, as ranges of global indices (both empty if nothing)."""
+
+    rows: range
+    cols: range
+
+    @property
+    def shape(self) -> Shape:
+        return len(self.rows), len(self.cols)
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+
+NOTHING = LocalIndices(range(0), range(0))
+
+
+def default_grid(size: int) -> Grid:
+    """Elemental's grid for `size` ranks: the height is the largest divisor <= sqrt(size).
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks, >= 1.
+
+    Returns
+    -------
+    (int, int)
+        ``(height, width)`` with ``height * width == size``.
+    """
+    if size < 1:
+        raise ValueError(f"a grid needs at least one rank, not {size}")
+    height = next(h for h in range(isqrt(size), 0, -1) if size % h == 0)
+    return height, size // height
+
+
+def check_layout(layout: str) -> str:
+    """Return `layout` if it is one of the 14, else raise `ValueError` naming them."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; the layouts are {', '.join(LAYOUTS)}")
+    return layout
+
+
+def _stride(dist: str, grid: Grid, rank: int) -> Stride | None:
+    """The deal of distribution `dist` to `rank`; None where the rank takes no part."""
+    height, width = grid
+    row, col = rank % height, rank // height
+    match dist:
+        case "MC":
+            return Stride(row, height)
+        case "MR":
+            return Stride(col, width)
+        case "VC":
+            return Stride(rank, height * width)
+        case "VR":
+            return Stride(row * width + col, height * width)
+        case "STAR":
+            return Stride(0, 1)
+        case "CIRC":
+            return Stride(0, 1) if rank == 0 else None
+        case "MD":  # the k-th index lies on the grid's diagonal, at (k % height, k % width)
+            if (row - col) % gcd(height, width):
+                return None
+            stride = lcm(height, width)
+            shift = next(k for k in range(row, stride, height) if k % width == col)
+            return Stride(shift, stride)
+    raise ValueError(f"unknown distribution {dist!r}")
+
+
+@lru_cache(maxsize=1 << 14)
+def rank_strides(layout: str, grid: Grid, rank: int) -> tuple[Stride, Stride] | None:
+    """The deals of the rows and of the columns to `rank`; None where it takes no part."""
+    check_layout(layout)
+    if not 0 <= rank < grid[0] * grid[1]:
+        raise ValueError(f"rank {rank} is not on a {grid[0]} x {grid[1]} grid")
+    row_dist, col_dist = layout.split("_")
+    rows, cols = _stride(row_dist, grid, rank), _stride(col_dist, grid, rank)
+    return None if rows is None or cols is None else (rows, cols)
+
+
+def local_indices(layout: str, shape: Shape, grid: Grid, rank: int) -> LocalIndices:
+    """What `rank` holds of a matrix of `shape`, as ranges of global indices. Cost: O(1)."""
+    both = rank_strides(layout, grid, rank)
+    if both is None:
+        return NOTHING
+    (row0, row_step), (col0, col_step) = both
+    rows, cols = range(row0, shape[0], row_step), range(col0, shape[1], col_step)
+    return LocalIndices(rows, cols) if rows and cols else NOTHING
+
+
+def owned_indices(
+    layout: str, shape: Shape, grid: Grid, rank: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Global indices of the rows and columns that `rank` holds.
+
+    Parameters
+    ----------
+    layout : str
+        One of `LAYOUTS`.
+    shape : (int, int)
+        Shape ``(m, n)`` of the matrix.
+    grid : (int, int)
+        ``(height, width)`` of the grid of ranks.
+    rank : int
+        ``0 <= rank < height * width``.
+
+    Returns
+    -------
+    rows, cols : ndarray of int64, shapes (local_m,) and (local_n,)
+        Ascending; both empty where the rank takes no part or holds no element.
+
+    Raises
+    ------
+    ValueError
+        If the layout is unknown or the rank is not on the grid.
+    """
+    rows, cols = local_indices(layout, shape, grid, rank)
+    return np.array(rows, dtype=np.int64), np.array(cols, dtype=np.int64)
+
+
+@lru_cache(maxsize=256)
+def owners(layout: str, grid: Grid) -> tuple[tuple[int, ...], ...]:
+    """Ranks grouped by what they hold: each group holds copies of one piece.
+
+    A layout without copies gives groups of one rank. Ranks that take no part
+    are in no group. Cost: O(ranks), once per layout and grid.
+    """
+    groups: dict[tuple[Stride, Stride], list[int]] = {}
+    for rank in range(grid[0] * grid[1]):
+        both = rank_strides(layout, grid, rank)
+        if both is not None:
+            groups.setdefault(both, []).append(rank)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def copies(layout: str, grid: Grid) -> int:
+    """How many ranks hold each element."""
+    return len(owners(layout, grid)[0])
+
+
+def intersect(a: range, b: range) -> range:
+    """The common members of two ascending ranges, as a range. Cost: O(log step).
+
+    By the Chinese remainder theorem two arithmetic progressions meet in one
+    whose step is the least common multiple of theirs.
+    """
+    if not a or not b:
+        return range(0)
+    common = gcd(a.step, b.step)
+    if (b.start - a.start) % common:
+        return range(0)
+    step_a, step_b = a.step // common, b.step // common
+    k = (b.start - a.start) // common * pow(step_a, -1, step_b) % step_b if step_b > 1 else 0
+    step = a.step * step_b
+    first = a.start + k * a.step
+    lowest = max(a.start, b.start)
+    if first < lowest:
+        first += -(-(lowest - first) // step) * step
+    return range(first, min(a.stop, b.stop), step)
+
+
+def clip(owned: range, start: int, stop: int) -> range:
+    """The members of `owned` in the half-open interval ``[start, stop)``."""
+    first = owned.start
+    if start > first:
+        first += -(-(start - first) // owned.step) * owned.step
+    return range(first, max(first, min(owned.stop, stop)), owned.step)
+
+
+def positions(owned: range, part: range) -> slice:
+    """Where the indices `part`, all members of `owned`, lie in a local block."""
+    if not part:
+        return slice(0, 0)
+    return slice(owned.index(part[0]), owned.index(part[-1]) + 1, max(1, part.step // owned.step))
+
+
+def as_slice(part: range, origin: int = 0) -> slice:
+    """The slice that cuts `part` out of an array whose first index is `origin`."""
+    return slice(part.start - origin, max(part.start, part.stop) - origin, part.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A matrix spread over a grid: everything needed to say who holds what."""
+
+    layout: str
+    shape: Shape
+    grid: Grid
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.grid[0] * self.grid[1]
+
+    def local_indices(self, rank: int) -> LocalIndices:
+        return local_indices(self.layout, self.shape, self.grid, rank)
+
+    def owners(self) -> tuple[tuple[int, ...], ...]:
+        return owners(self.layout, self.grid)

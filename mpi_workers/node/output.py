@@ -1,0 +1,86 @@
+"""What ranks print: bytes from their pipes, cut into whole lines, never more than fit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+
+STDOUT, STDERR = 1, 2
+LINE_LIMIT = 16 << 10  # 16 KiB: a longer line is cut
+HELD_LIMIT = 1 << 20  # 1 MiB of lines wait to be told; what comes on top is dropped
+_IOLBF = 1  # of <stdio.h>: a line at a time
+
+Line = tuple[int, int, str]  # rank, stream, text without its newline
+
+
+class OutputLines:
+    """Lines that several ranks have printed and that nobody has been told of yet."""
+
+    def __init__(self) -> None:
+        self._unfinished: dict[tuple[int, int], bytearray] = {}
+        self._whole: list[Line] = []
+        self._dropped: dict[int, int] = {}  # bytes, by rank
+        self.nbytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._whole or self._dropped)
+
+    def add(self, rank: int, stream: int, data: bytes) -> None:
+        """Take in what a rank has written."""
+        unfinished = self._unfinished.setdefault((rank, stream), bytearray())
+        unfinished += data
+        if (end := unfinished.rfind(b"\n")) >= 0:
+            for line in bytes(unfinished[:end]).split(b"\n"):
+                self._keep(rank, stream, line)
+            del unfinished[: end + 1]
+        while len(unfinished) > LINE_LIMIT:
+            self._keep(rank, stream, bytes(unfinished[:LINE_LIMIT]))
+            del unfinished[:LINE_LIMIT]
+
+    def finish(self, rank: int | None = None) -> None:
+        """What a rank (or any) has written without a newline is a line too."""
+        for speaker in [s for s in self._unfinished if rank in (None, s[0])]:
+            unfinished = self._unfinished.pop(speaker)
+            if unfinished:
+                self._keep(*speaker, bytes(unfinished))
+
+    def _keep(self, rank: int, stream: int, line: bytes) -> None:
+        if self.nbytes + len(line) > HELD_LIMIT:
+            self._dropped[rank] = self._dropped.get(rank, 0) + len(line) + 1
+            return
+        self.nbytes += len(line) + 1
+        self._whole.append((rank, stream, line.decode(errors="replace")))
+
+    def take(self) -> list[Line]:
+        """The lines so far, in order, and how much of each rank's was dropped."""
+        taken = self._whole
+        taken += [dropped_note(rank, nbytes) for rank, nbytes in sorted(self._dropped.items())]
+        self._whole, self._dropped, self.nbytes = [], {}, 0
+        return taken
+
+
+def dropped_note(rank: int, nbytes: int) -> Line:
+    """The line that stands for what a rank printed faster than it could be shown."""
+    return (rank, STDERR, f"... {nbytes} bytes of output dropped: printed faster than shown ...")
+
+
+# --- on the rank ------------------------------------------------------------------------
+
+_libc = ctypes.CDLL(None)
+
+
+def speak_in_lines() -> None:
+    """Let what Python and C code print leave this process line by line."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(ValueError):  # a C library that names it otherwise
+        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _IOLBF, 0)
+
+
+def flush() -> None:
+    """Let out what Python and C code have printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a routine may have closed it
+            stream.flush()
+    _libc.fflush(None)

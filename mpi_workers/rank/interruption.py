@@ -1,0 +1,65 @@
+"""How a call is ended from outside: the interrupt word, and a signal for what never looks at it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable, Container
+from pathlib import Path
+from types import CodeType, FrameType
+
+from mpi_workers.failures import Interrupted
+
+OURS = "mpi_workers."
+
+
+class InterruptWord:
+    """A number in a file that all ranks of a node map: the last call that must end.
+
+    The node's proxy raises it; a rank that works on a call with a number not
+    above it leaves its wait.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+
+    def raise_to(self, call: int) -> None:
+        """End every call up to number `call` on this node."""
+        self._words[0] = max(self._words[0], call)
+
+    def ends(self, call: int) -> bool:
+        return bool(self._words[0] >= call)
+
+
+def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeType]) -> None:
+    """Have SIGINT raise `Interrupted` in the code that a cancelled call runs.
+
+    For loops and sleeps that never look at the word. It is raised only in what the
+    functions `entry_points` have called, and there not within our own functions: a wait in MPI
+    looks for itself, and must not be left with a request that nobody keeps.
+    """
+
+    def on_signal(_number: int, frame: FrameType | None) -> None:
+        if cancelled() and _foreign(frame, entry_points):
+            raise Interrupted
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it
+
+
+def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool:
+    """Whether a routine's or a user's own code runs here, called through one of the doors."""
+    while frame is not None:
+        if frame.f_code in entry_points:
+            return True
+        if str(frame.f_globals.get("__name__", "")).startswith(OURS):
+            return False
+        frame = frame.f_back
+    return False

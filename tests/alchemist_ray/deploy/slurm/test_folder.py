@@ -1,0 +1,141 @@
+"""Folders of a job: the shared one with its secrets, and each node's own."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alchemist_ray.deploy.slurm import job
+from alchemist_ray.deploy.slurm.folder import PREFIX, SEGMENT_S, SHM, NodeFolder
+from alchemist_ray.deploy.slurm.job import Address, JobFolder
+from alchemist_ray.errors import JobError
+from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+
+ADDRESS = Address(
+    "10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {LAUNCHER: "srun"}
+)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_jobs_secrets_are_its_users_alone(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "jobs" / "7")
+    folder.make()
+    secret = folder.new_token()
+    assert mode(folder.path) == 0o700
+    assert mode(folder.token) == 0o600
+    assert folder.token.read_text() == secret
+    assert len(secret) == 64
+    assert folder.new_token() != secret
+    assert folder.address() is None
+    folder.write_address(ADDRESS)
+    assert folder.address() == ADDRESS
+    assert mode(folder.path / job.ADDRESS) == 0o600
+    folder.clear()
+    assert not folder.path.exists()
+    folder.clear()
+
+
+def test_a_log_is_left(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "7")
+    folder.make()
+    folder.new_token()
+    (folder.path / "log.txt").touch()
+    folder.clear()
+    assert [path.name for path in folder.path.iterdir()] == ["log.txt"]
+
+
+def test_a_process_finds_its_jobs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(job.HOME_VARIABLE, str(tmp_path))
+    folder = JobFolder(tmp_path / "7")
+    folder.make()
+    env = {"SLURM_JOB_ID": "7"}
+    assert not job.adopt(env)
+    assert env == {"SLURM_JOB_ID": "7"}  # it has none yet
+    folder.write_address(ADDRESS)
+    assert job.adopt(env)
+    assert env["RAY_ADDRESS"] == ADDRESS.address
+    assert env["RAY_AUTH_MODE"] == "token"
+    assert env["RAY_AUTH_TOKEN_PATH"] == str(folder.token)
+    assert env[LAUNCHER] == "srun"  # as the site's fabric needs it
+    told = {"SLURM_JOB_ID": "7", LAUNCHER: "pmi"}
+    job.adopt(told)
+    assert told[LAUNCHER] == "pmi"
+    chosen = {"SLURM_JOB_ID": "7", "RAY_ADDRESS": "other:1"}
+    job.adopt(chosen)
+    assert chosen["RAY_ADDRESS"] == "other:1"
+    outside = {"HOME": "/"}
+    job.adopt(outside)
+    assert outside == {"HOME": "/"}
+    (folder.path / job.ADDRESS).write_text(json.dumps({"address": 1}))  # of another version
+    assert folder.address() is None
+
+
+def test_segments_that_nobody_has_mapped_go_with_the_node(tmp_path: Path) -> None:
+    """Of ranks that another's launcher has started, and that died in MPI_Init."""
+    tmp = Path("/tmp") / f"s{os.getpid()}"
+    tmp.mkdir()
+    left, used, fresh = (SHM / f"mpich_shm_test{os.getpid()}_{i}" for i in range(3))
+    try:
+        for path in (left, used):
+            path.write_bytes(b"x" * 4096)
+        with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            time.sleep(SEGMENT_S + 0.1)
+            fresh.write_bytes(b"x")
+            NodeFolder(str(tmp), "9").remove()
+        assert [path.exists() for path in (left, used, fresh)] == [False, True, True]
+    finally:
+        for path in (left, used, fresh):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(tmp)
+
+
+def test_a_nodes_folder_is_its_jobs_alone(tmp_path: Path) -> None:
+    tmp = Path("/tmp") / f"f{os.getpid()}"
+    tmp.mkdir()
+    try:
+        folder = NodeFolder(str(tmp), "123.server")
+        assert folder.path == tmp / "alch-123"
+        assert mode(folder.path) == 0o700
+        with pytest.raises(JobError, match="another Ray of this job"):
+            NodeFolder(str(tmp), "123.server")
+        other = NodeFolder(str(tmp), "124")  # which leaves its neighbour alone
+        assert folder.path.exists()
+        other.remove()
+        folder.remove()
+        assert not list(tmp.iterdir())
+    finally:
+        tmp.rmdir()
+
+
+def test_what_a_killed_supervisor_has_left_goes_with_the_next_job() -> None:
+    tmp = Path("/tmp") / f"g{os.getpid()}"
+    tmp.mkdir()
+    try:
+        code = (
+            "import os; from alchemist_ray.deploy.slurm.folder import NodeFolder\n"
+            f"NodeFolder({str(tmp)!r}, '1').log.write_text('x'); os._exit(9)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+        assert (tmp / f"{PREFIX}1" / "ray.log").exists()
+        NodeFolder(str(tmp), "2").remove()
+        assert not list(tmp.iterdir())
+    finally:
+        tmp.rmdir()
+
+
+def test_a_path_that_no_socket_fits_in(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"too long for the Unix sockets.*nodes\.tmp"):
+        NodeFolder(str(tmp_path / ("x" * 60)), "1")
+    with pytest.raises(JobError, match=r"no folder for the job's sockets.*nodes\.tmp"):
+        NodeFolder("/proc", "1")

@@ -1,0 +1,80 @@
+"""Commands that are run for somebody who cannot: output, exit code, and an end when he ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alchemist_ray.deploy.slurm.relay import OUTSIDE, VARIABLE, Relay
+from tests.support import traces
+
+GONE_S = 10.0
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Any]:
+    """Has a command relayed; the process that asks, with an environment as in an image."""
+    relay = Relay(tmp_path / "relay")
+    asking: list[subprocess.Popen[str]] = []
+
+    def ask(*command: str, **variables: str) -> subprocess.Popen[str]:
+        env = os.environ | {VARIABLE: str(relay.path), "HOME": "/inside", "PATH": "/inside"}
+        words = [sys.executable, "-m", "alchemist_ray.deploy.slurm.relay", *command]
+        asking.append(
+            subprocess.Popen(
+                words,
+                env=env | variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return asking[-1]
+
+    yield ask
+    relay.close()
+    for process in asking:
+        process.kill()
+        process.communicate()
+
+
+def test_output_and_exit_code_come_back(ask: Any) -> None:
+    process = ask("sh", "-c", "echo $X $HOME; echo bad >&2; exit 7", X="given " + "x" * 100_000)
+    out, err = process.communicate(timeout=30)
+    assert out == f"given {'x' * 100_000} {os.environ['HOME']}\n"
+    assert (err, process.returncode) == ("bad\n", 7)
+    killed = ask("sh", "-c", "kill -9 $$")
+    killed.communicate(timeout=30)
+    assert killed.returncode == 128 + 9
+    assert set(OUTSIDE) >= {"HOME", "PATH"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_command_ends_with_the_one_who_asked(ask: Any, number: signal.Signals) -> None:
+    process = ask("sh", "-c", "trap 'echo told; exit 3' TERM; echo $$; while :; do sleep 0.1; done")
+    pid = process.stdout.readline().strip()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert traces.wait_until(lambda: not Path(f"/proc/{pid}").exists(), GONE_S, 0.05) is not None
+    assert out == "told\n"
+    if number == signal.SIGTERM:
+        assert process.returncode == 3  # it has waited for the end
+
+
+def test_what_is_not_there_is_said(ask: Any) -> None:
+    process = ask("no-such-launcher", "-n", "2")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 127
+    assert f"no program no-such-launcher on {os.uname().nodename}" in err
+    for path, said in (("", f"{VARIABLE} is not set"), ("/nowhere", "no supervisor at /nowhere")):
+        process = ask("true", **{VARIABLE: path})
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 127
+        assert said in err

@@ -1,0 +1,188 @@
+"""Job scripts as text, against golden files for every site; ``python -m`` this to renew them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from alchemist_ray.deploy.slurm import container, script, sites
+from alchemist_ray.deploy.slurm.script import Place, Request
+from alchemist_ray.errors import JobError
+
+GOLDEN = Path(__file__).resolve().parents[3] / "deploy" / "slurm" / "golden"
+SHOWN = Path(__file__).resolve().parents[4] / "cray" / "alchemist.sbatch"
+COMMAND = ["python", "cray/truncated_svd.py", "--name", "it's"]
+
+
+def golden(name: str, dialect: str, cpus: int | None = None) -> str:
+    """What the golden file of a site and dialect must be."""
+    request = Request(3, "0:30:00", "svd", cpus=cpus, account="m888")
+    folder = "/home/ada/jobs/svd"
+    place = Place(folder, f"{folder}/log", "/home/ada/alchemist/.venv/bin", name)
+    return script.render(sites.load(name), request, COMMAND, place, dialect)
+
+
+def golden_in_image(name: str, runtime: str, image: str) -> str:
+    """The same in an image."""
+    site = sites.load(name)
+    request = Request(
+        3, "0:30:00", "svd", account="m888", image=container.chosen(site, image, runtime)
+    )
+    place = Place("/home/ada/jobs/svd", "/home/ada/jobs/svd/log", "/home/ada/venv/bin", name)
+    return script.render(site, request, COMMAND, place)
+
+
+def golden_words() -> str:
+    """For every recipe, the words before a command."""
+    env = {
+        "HOME": "/home/ada",
+        "I_MPI_ROOT": "/opt/intel/mpi",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        "SCRATCH": "/scratch/ada",
+    }
+    lines = []
+    for name, runtime, image in IMAGES:
+        words = container.chosen(sites.load(name), image, runtime).words(env)  # type: ignore[union-attr]
+        lines += [f"{name}, {runtime}:", *(f"  {word}" for word in words), ""]
+    return "\n".join(lines)
+
+
+def shown() -> str:
+    """The script in ``cray/``, for people to read."""
+    folder = "$HOME/.alchemist/jobs/$SLURM_JOB_ID"
+    place = Place(folder, "alchemist-%j.log", "$HOME/alchemist/.venv/bin", "generic-slurm")
+    command = ["python", "cray/truncated_svd.py"]
+    request = Request(3, "30", "svd")
+    return script.render(sites.load("generic-slurm"), request, command, place)
+
+
+IMAGES = [
+    ("cray-xc", "shifter", "docker:me/alchemist-on-ray:0.1.0"),
+    ("cray-cs", "apptainer", "/home/ada/alchemist.sif"),
+    ("generic-slurm", "singularity", "docker://me/alchemist-on-ray:0.1.0"),
+    ("generic-slurm", "podman", "me/alchemist-on-ray:0.1.0"),
+    ("cray-ex", "podman-hpc", "me/alchemist-on-ray:0.1.0"),
+    ("generic-slurm", "charliecloud", "$SCRATCH/alchemist-on-ray"),
+]
+CASES = [
+    (path.stem, dialect)
+    for path in sorted(sites.SHIPPED.glob("*.toml"))
+    for dialect in sites.SCHEDULERS
+]
+
+
+@pytest.mark.parametrize(("name", "dialect"), CASES)
+def test_the_script_of_every_site_is_the_golden_one(name: str, dialect: str) -> None:
+    text = golden(name, dialect, cpus=8 if dialect == "pbs" else None)
+    assert text == (GOLDEN / f"{name}.{dialect}.sh").read_text()
+
+
+@pytest.mark.parametrize(("name", "runtime", "image"), IMAGES)
+def test_the_script_of_a_job_in_an_image_is_the_golden_one(
+    name: str, runtime: str, image: str
+) -> None:
+    text = golden_in_image(name, runtime, image)
+    assert text == (GOLDEN / f"{name}.{runtime}.sh").read_text()
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_words_that_run_a_program_in_an_image_are_the_golden_ones() -> None:
+    assert golden_words() == (GOLDEN / "containers.txt").read_text()
+    assert {runtime for _, runtime, _ in IMAGES} == set(container.RECIPES)
+    assert set(container.RECIPES) == set(sites.RUNTIMES) - {""}
+
+
+def test_what_is_missing_for_an_image_is_said() -> None:
+    site = sites.load("generic-slurm")
+    assert container.chosen(site, None, "shifter") is None
+    with pytest.raises(JobError, match=r"site generic-slurm .* names none: --container-runtime"):
+        container.chosen(site, "x", None)
+    with pytest.raises(JobError, match="'docker' is none"):
+        container.chosen(site, "x", "docker")
+    image = container.chosen(sites.load("cray-cs"), "x.sif", None)
+    assert image is not None
+    with pytest.raises(JobError, match="I_MPI_ROOT is not set: see"):
+        image.words({"HOME": "/home/ada"})
+
+
+def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
+    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
+    text = script.render(site, Request(1, "1"), ["true"], place)
+    assert "#SBATCH --signal=B:TERM@30" in text
+    assert "--spare 30" in text
+    assert "--spare" not in script.render(site, Request(1, "5"), ["true"], place)
+
+
+def test_the_script_that_is_shown_is_what_is_made() -> None:
+    assert SHOWN.read_text() == shown()
+
+
+@pytest.mark.parametrize(("name", "dialect"), CASES)
+def test_the_shell_takes_it(name: str, dialect: str) -> None:
+    done = subprocess.run(
+        ["bash", "-n"], input=golden(name, dialect), text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_shell_fills_in_variables_and_nothing_else(tmp_path: Path) -> None:
+    site = sites.parse(
+        {"environment": {"A": "$WHERE/x", "B": 'a "b" `c` $(d) \\ e', "C": "plain"}}, "x", "x"
+    )
+    text = script.render(site, Request(1, "5"), ["true"], Place("/j", "/j/log", "/b", "x"))
+    exports = [line for line in text.splitlines() if line.startswith(("export A", "export B"))]
+    command = "\n".join([*exports, 'printf "%s|%s" "$A" "$B"'])
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={"WHERE": "/scratch"},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == '/scratch/x|a "b" `c` $(d) \\ e'
+
+
+@pytest.mark.parametrize(
+    ("told", "total"),
+    [("30", 1800), ("1:30", 90), ("2:00:00", 7200), ("1-12", 129600), ("1-00:30", 88200)],
+)
+def test_time_limits_as_slurm_writes_them(told: str, total: int) -> None:
+    assert script.seconds(told) == total
+
+
+def test_a_request_that_makes_no_sense() -> None:
+    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
+    for time in ("soon", "0", "-5", ""):
+        with pytest.raises(JobError, match="no time limit"):
+            script.render(site, Request(1, time), ["true"], place)
+    with pytest.raises(JobError, match="at least 1"):
+        script.render(site, Request(0, "5"), ["true"], place)
+    with pytest.raises(JobError, match="comes after --"):
+        script.render(site, Request(1, "5"), [], place)
+    with pytest.raises(JobError, match="no dialect 'lsf'"):
+        script.render(site, Request(1, "5"), ["true"], place, "lsf")
+
+
+def test_whole_nodes_unless_cpus_are_named() -> None:
+    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
+    assert "#SBATCH --exclusive" in script.render(site, Request(2, "5"), ["true"], place)
+    shared = script.render(site, Request(2, "5", cpus=4, options=["--x=1"]), ["true"], place)
+    assert "--exclusive" not in shared
+    assert "#SBATCH --cpus-per-task=4" in shared
+    assert "#SBATCH --x=1" in shared
+    assert "#SBATCH --signal=B:TERM@60" in shared
+    assert "TERM@30" in script.render(site, Request(1, "1"), ["true"], place)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for site_name, site_dialect in CASES:
+        made = golden(site_name, site_dialect, cpus=8 if site_dialect == "pbs" else None)
+        (GOLDEN / f"{site_name}.{site_dialect}.sh").write_text(made)
+    for case in IMAGES:
+        (GOLDEN / f"{case[0]}.{case[1]}.sh").write_text(golden_in_image(*case))
+    (GOLDEN / "containers.txt").write_text(golden_words())
+    SHOWN.write_text(shown())

@@ -1,0 +1,139 @@
+"""`mpi_function`: Ray-style remote functions on gangs of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray import cloudpickle
+from ray.exceptions import TaskCancelledError
+
+import alchemist_ray
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    BadArgumentError,
+    CallTimeoutError,
+    GroupFailedError,
+    ResourceError,
+    RoutineError,
+)
+from alchemist_ray.functions.mpi_function import _pool
+from tests.alchemist_ray.test_session import wait_for_cpus
+
+IDLE_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def _gone(cluster: str) -> Iterator[None]:
+    """Gangs give their CPUs back by themselves."""
+    yield
+    assert wait_for_cpus(8, IDLE_S + 10)
+
+
+@alchemist_ray.mpi_function(num_workers=2, idle_s=IDLE_S)
+def total(comm: Any, x: Any = 0, y: Any = 0) -> Any:
+    """Sum over the ranks."""
+    return comm.allreduce(comm.rank) + np.sum(x) + np.sum(y)
+
+
+@alchemist_ray.mpi_function(num_workers=2, idle_s=IDLE_S)
+def pids(comm: Any, seconds: float = 0.0) -> list[int]:
+    time.sleep(seconds)
+    return comm.allgather(os.getpid())  # type: ignore[no-any-return]
+
+
+@ray.remote
+def seven() -> int:
+    return 7
+
+
+def test_a_function_becomes_a_remote_function() -> None:
+    assert total.__doc__ == "Sum over the ranks."
+    assert "2 workers" in repr(total)
+    assert ray.get(total.remote()) == 1
+    assert ray.get(total.remote(np.ones(5), y=ray.put(np.ones(200_000)))) == 200_006
+    assert ray.get(total.remote([seven.remote()])) == 8  # refs anywhere, of tasks under way
+    with pytest.raises(TypeError, match=r"total\.remote\(\.\.\.\)"):
+        total()
+    assert ray.get(cloudpickle.loads(cloudpickle.dumps(pids)).remote()) == ray.get(pids.remote())
+    assert total.function.__name__ == "total"
+
+
+def test_its_gang_stays_warm_and_calls_queue() -> None:
+    first = ray.get(pids.remote())
+    assert [ray.get(pids.remote()) for _ in range(3)] == [first] * 3
+    assert not wait_for_cpus(8, 0.1)
+    assert wait_for_cpus(8, IDLE_S + 10)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in first)
+
+
+def test_calls_at_once_get_gangs_of_their_own_as_far_as_cpus_go() -> None:
+    four = pids.options(num_workers=4)
+    found = ray.get([four.remote(0.5) for _ in range(3)])
+    assert len({tuple(ranks) for ranks in found}) == 2  # of 8 CPUs
+
+
+def test_options_make_another_function() -> None:
+    assert len(ray.get(pids.options(num_workers=3).remote())) == 3
+    with pytest.raises(TypeError, match="no option workers"):
+        pids.options(workers=3)
+    with pytest.raises(ResourceError, match="num_workers"):
+        alchemist_ray.mpi_function(num_workers=0)(lambda comm: None)
+    with pytest.raises(ResourceError, match="do not fit"):
+        ray.get(pids.options(num_workers=100).remote())
+
+
+def test_errors_come_at_ray_get() -> None:
+    @alchemist_ray.mpi_function(num_workers=2, idle_s=IDLE_S)
+    def broken(comm: Any, how: str) -> Any:
+        if how == "raise" and comm.rank == 1:
+            raise ValueError("no luck")
+        if how == "matrix":
+            from ali import context  # noqa: PLC0415
+
+            return context().zeros((2, 2), "float64")
+        return comm.recv()
+
+    with pytest.raises(RoutineError, match="rank 1: ValueError: no luck"):
+        ray.get(broken.remote("raise"))
+    with pytest.raises(RoutineError, match="returned a DistMatrix"):
+        ray.get(broken.remote("matrix"))
+    with pytest.raises(CallTimeoutError):
+        ray.get(broken.options(timeout_s=0.3).remote("hang"))
+    hanging = broken.remote("hang")
+    time.sleep(0.5)
+    ray.cancel(hanging)
+    with pytest.raises(TaskCancelledError):
+        ray.get(hanging, timeout=5)
+    assert ray.get(total.remote(), timeout=10) == 1  # on the same gang
+
+
+def test_handles_are_refused(session: AlchemistSession) -> None:
+    with pytest.raises(BadArgumentError, match="a gang of its own"):
+        total.remote(session.send_matrix(np.eye(2)))
+
+
+def test_a_killed_rank_fails_its_call_and_the_next_gets_a_fresh_gang() -> None:
+    before = ray.get(pids.remote())
+    late = pids.remote(30.0)
+    time.sleep(0.5)
+    os.kill(before[1], signal.SIGKILL)
+    with pytest.raises(GroupFailedError, match="SIGKILL"):
+        ray.get(late, timeout=10)
+    after = ray.get(pids.remote(), timeout=30)
+    assert not set(before) & set(after)
+
+
+def test_the_pool_is_empty_when_nothing_runs() -> None:
+    assert ray.get(total.remote()) == 1
+    assert wait_for_cpus(8, IDLE_S + 10)
+    deadline = time.monotonic() + 5
+    while any(_pool._hosts.values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_pool._hosts.values())

@@ -1,0 +1,81 @@
+"""Shared objects behind a session: what a user of a C library sees."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    BadArgumentError,
+    LibraryLoadError,
+    LibraryNotFoundError,
+    NoSuchRoutineError,
+    RoutineError,
+)
+from tests.support.build import needs_compiler, shared_object
+
+SOURCE = Path(__file__).parents[2] / "ali" / "native" / "every.c"
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_object(SOURCE, tmp_path_factory.mktemp("native") / "libevery.so")
+
+
+@needs_compiler
+@pytest.mark.parametrize("session", [3], indirect=True)
+def test_a_c_library_is_like_any_other(session: AlchemistSession, every: Path) -> None:
+    lib = session.load_library("every", every)
+    assert "coordinates" in dir(lib)
+    assert list(inspect.signature(lib.echo).parameters)[:3] == ["A", "i", "x"]
+    assert inspect.signature(lib.echo).parameters["text"].default == "hello"
+    assert "Everything back." in lib.echo.__doc__
+    a = np.arange(20.0).reshape(4, 5)
+    A = session.send_matrix(a, layout="MC_MR")
+    twin, *rest = lib.echo(A, text="Grüße", ints=[7])
+    np.testing.assert_array_equal(twin.fetch(), a)
+    assert rest == [3, 0.5, 1.5, True, "Grüße", [7], [], [True, False], ["a", "b"]]
+    made = lib.coordinates(6, 5, 1)
+    assert (made.shape, made.layout, made.dtype) == ((6, 5), "MC_MR", np.int64)
+    np.testing.assert_array_equal(made.fetch(), np.add.outer(1000 * np.arange(6), np.arange(5)))
+    assert [lib.count() for _ in range(3)] == [1, 2, 3]
+    assert session.load_library("every", every).count() == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("rank", [-1, 0, 1])
+def test_a_c_routine_that_fails_fails_its_call_alone(
+    session: AlchemistSession, every: Path, rank: int
+) -> None:
+    lib = session.load_library("every", every)
+    for _ in range(3):
+        with pytest.raises(
+            RoutineError, match=r"every\.fail failed on rank \d: no luck: today"
+        ) as caught:
+            lib.fail(rank, "today")
+        assert caught.value.rank == max(rank, 0)
+        assert lib.count() > 0
+    with pytest.raises(BadArgumentError, match="no such luck"):
+        lib.fail(how="refuse")
+    with pytest.raises(BadArgumentError, match="wants 'rank' to be of type int"):
+        lib.fail("one")
+    with pytest.raises(NoSuchRoutineError, match=r"it has .*coordinates"):
+        lib.nothing()
+
+
+@needs_compiler
+def test_a_file_that_is_no_library_says_so(session: AlchemistSession, tmp_path: Path) -> None:
+    with pytest.raises(LibraryNotFoundError, match="there is no file"):
+        session.load_library("x", tmp_path / "libx.so")
+    (tmp_path / "libx.so").write_text("text")
+    with pytest.raises(LibraryLoadError, match="file too short"):
+        session.load_library("x", tmp_path / "libx.so")
+    (tmp_path / "x.c").write_text("int nothing;\n")
+    shared_object(tmp_path / "x.c", tmp_path / "liby.so")
+    with pytest.raises(LibraryLoadError, match="undefined symbol: alchemist_library_describe"):
+        session.load_library("y", tmp_path / "liby.so")
+    assert session.load_library("echo").who() == [0, 1]

@@ -1,0 +1,243 @@
+"""Matrices in files, and checkpoints, as a session's user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    BadArgumentError,
+    DtypeError,
+    FileError,
+    GroupFailedError,
+    MatrixError,
+    MatrixNotFoundError,
+    ShapeError,
+)
+from alchemist_ray.io import checkpoints
+
+pytest.importorskip("h5py", reason="needs the extra 'files'")
+
+A = np.random.default_rng(3).standard_normal((37, 5))
+SUFFIXES = [".npy", ".h5", ".zarr", ".parquet", ".csv"]
+
+
+def hidden(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_matrix_goes_into_a_file_and_comes_back(
+    session: AlchemistSession, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    session.send_matrix(A, layout="MC_MR").save(path)
+    for where in (path, f"file://{path}"):
+        B = session.load_matrix(where, layout="STAR_VC", name="B")
+        assert (B.name, B.layout, B.dtype) == ("B", "STAR_VC", np.float64)
+        assert np.array_equal(B.fetch(), A)
+        B.free()
+    assert hidden(tmp_path) == []
+
+
+def test_only_some_rows_and_columns_in_any_way_of_saying_so(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    names = ["u", "v", "w", "x", "y"]
+    session.send_matrix(A).save(tmp_path / "a.csv", columns=names)
+    session.send_matrix(A).save(tmp_path / "a.parquet", columns=names)
+    mask = A[:, 0] > 0
+    rows: list[Any] = [None, slice(3, 30, 4), slice(-5, None), 7, range(2, 9), [4, -1, 4], mask]
+    columns: list[Any] = [None, slice(1, 3), ["y", "u"], "w", [0, 4], np.array([3])]
+    for i, some in enumerate(rows):
+        chosen = columns[i % len(columns)]
+        index = [names.index(name) for name in chosen or ()] if i % 6 in (2, 3) else chosen
+        path = tmp_path / ("a.csv" if i % 2 else "a.parquet")
+        B = session.load_matrix(path, columns=chosen, rows=some, dtype=np.complex128)
+        down = slice(None) if some is None else [some] if isinstance(some, int) else some
+        across = slice(None) if index is None else index
+        assert np.array_equal(B.fetch(), A[down][:, across]), (some, chosen)
+        assert B.dtype == np.complex128
+    for bad in ({"rows": "3"}, {"rows": [1.5]}, {"rows": slice("a")}, {"columns": [[1]]}):
+        with pytest.raises(BadArgumentError, match=r"indices|integers"):
+            session.load_matrix(tmp_path / "a.csv", **bad)
+    with pytest.raises(BadArgumentError, match="has 37 rows, not as many booleans"):
+        session.load_matrix(tmp_path / "a.csv", rows=mask[:-1])
+    for bad in ({"rows": []}, {"columns": []}, {"rows": np.zeros(37, bool)}):
+        with pytest.raises(ShapeError, match="none"):
+            session.load_matrix(tmp_path / "a.csv", **bad)
+
+
+def test_an_hdf5_file_keeps_its_other_data_sets_if_asked(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "all.h5"
+    B = session.send_matrix(A)
+    B.save(path, "first")
+    B.save(path, "deep/second", append=True)
+    session.send_matrix(A.astype("complex64")).save(path, "first", append=True)
+    with pytest.raises(BadArgumentError, match="2 data sets: say which one"):
+        session.load_matrix(path)
+    assert np.array_equal(session.load_matrix(path, "first").fetch(), A.astype("complex64"))
+    assert np.array_equal(session.load_matrix(path, dataset="deep/second").fetch(), A)
+    B.save(path)
+    assert np.array_equal(session.load_matrix(path).fetch(), A)
+
+
+def test_an_error_names_file_and_rank_and_leaves_nothing(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "cut.npy", A)
+    os.truncate(tmp_path / "cut.npy", 500)
+    (tmp_path / "words.csv").write_text("1,2\n3,four\n")
+    before = session.list_matrices()
+    for name, kind, words in (
+        ("none.npy", FileError, "No such file"),
+        ("cut.npy", FileError, "truncated"),
+        ("words.csv", DtypeError, "row 1, column 1: 'four'"),
+    ):
+        path = tmp_path / name
+        with pytest.raises(kind, match=words) as caught:
+            session.load_matrix(path)
+        assert str(path) in str(caught.value)
+        rank = 1 if name == "words.csv" else 0  # each line was another rank's to read
+        assert caught.value.rank == rank
+        assert str(caught.value).endswith(f"(rank {rank})")
+        assert caught.value.facts["path"] == str(path)
+    assert len(session.list_matrices()) == len(before)
+    with pytest.raises(DtypeError, match="is not a dtype"):
+        session.load_matrix(path, dtype="number")
+    with pytest.raises(BadArgumentError, match="not a path"):
+        session.load_matrix(3)  # type: ignore[arg-type]
+    assert session.send_matrix(A).fetch().shape == A.shape  # the gang goes on
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read(session: AlchemistSession, tmp_path: Path) -> None:
+    np.save(tmp_path / "mine.npy", A)
+    (tmp_path / "mine.npy").chmod(0)
+    with pytest.raises(FileError, match="Permission denied"):
+        session.load_matrix(tmp_path / "mine.npy")
+
+
+def break_writes(comm: Any, blow: str) -> None:
+    """On the last rank, the next write of a box kills it, or finds the disk full."""
+    from ali.files import raw  # noqa: PLC0415
+
+    def fails(*_: object) -> None:
+        if blow == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(28, os.strerror(28))
+
+    if comm.rank == comm.size - 1:
+        raw.RawSink._kept = getattr(raw.RawSink, "_kept", raw.RawSink.write)  # type: ignore[attr-defined]
+        raw.RawSink.write = fails  # type: ignore[method-assign, assignment]
+
+
+def mend_writes(comm: Any) -> None:
+    from ali.files import raw  # noqa: PLC0415
+
+    raw.RawSink.write = getattr(raw.RawSink, "_kept", raw.RawSink.write)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".h5"])
+def test_a_rank_killed_while_it_writes_leaves_the_old_file(
+    session: AlchemistSession, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    session.send_matrix(A).save(path)
+    B = session.send_matrix(np.zeros((50, 50)))
+    session.run(break_writes, "kill")
+    with pytest.raises(GroupFailedError, match="SIGKILL"):
+        B.save(path)
+    assert hidden(tmp_path) == []
+    session.request_workers(3)
+    assert np.array_equal(session.load_matrix(path).fetch(), A)
+
+
+# --- checkpoints ---
+
+
+def test_a_checkpoint_comes_back_on_a_gang_of_another_size(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    matrices = {
+        "tall": (A, "VC_STAR"),
+        "ints": (np.arange(12, dtype="int32").reshape(3, 4), "MC_MR"),
+        "nan": (np.array([[np.nan, -0.0, np.inf]], "complex64"), "STAR_STAR"),
+    }
+    for name, (array, layout) in matrices.items():
+        session.send_matrix(array, layout=layout, name=name)
+    twice = session.load_library("linalg").scale(session.matrix("tall"), 2.0)
+    session.checkpoint(tmp_path / "all")
+    session.checkpoint(tmp_path / "all")  # a new one takes its place
+    assert hidden(tmp_path) == []
+    for workers in (3, None):
+        with AlchemistSession.restore(tmp_path / "all", workers) as other:
+            assert len(other.list_workers()) == (workers or 2)
+            assert len(other.list_matrices()) == 4
+            for name, (array, layout) in matrices.items():
+                found = other.matrix(name)
+                assert (found.name, found.layout, found.dtype) == (name, layout, array.dtype)
+                assert found.fetch().tobytes() == array.tobytes()
+            assert np.array_equal(other.matrix(twice.name).fetch(), 2 * A)
+            told = other._gang().request({"op": "list_matrices"})["matrices"]
+            sources = {about["name"]: about["source"] for about in told}
+            assert sources["tall"]["was"]["from"] == "array"
+            assert sources[twice.name]["was"]["routine"] == "scale"
+    with pytest.raises(MatrixNotFoundError, match="there is no matrix 'wide'; there are ints"):
+        session.matrix("wide")
+    session.send_matrix(A, name="ints")
+    with pytest.raises(MatrixError, match="2 matrices are called 'ints'"):
+        session.matrix("ints")
+
+
+def test_a_checkpoint_that_fails_leaves_the_old_one(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    folder = tmp_path / "all"
+    B = session.send_matrix(A, name="A")
+    session.checkpoint(folder)
+    session.send_matrix(A, name="more")
+    session.run(break_writes, "full")
+    with pytest.raises(FileError, match="No space left"):
+        session.checkpoint(folder)
+    assert hidden(tmp_path) == []
+    session.run(mend_writes)
+    with AlchemistSession.restore(folder) as other:
+        assert [handle.name for handle in other.list_matrices()] == ["A"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(FileError, match="no checkpoint: choose another name"):
+        session.checkpoint(tmp_path / "mine")
+    assert np.array_equal(B.fetch(), A)
+
+
+def test_what_is_no_checkpoint_is_not_restored(session: AlchemistSession, tmp_path: Path) -> None:
+    session.send_matrix(A, name="A")
+    session.checkpoint(tmp_path / "all")
+    told = json.loads((tmp_path / "all" / "manifest.json").read_text())
+    (tmp_path / "later").mkdir()
+    later = json.dumps({**told, "version": checkpoints.VERSION + 1})
+    (tmp_path / "later" / "manifest.json").write_text(later)
+    for folder, words in (
+        ("none", "No such file"),
+        ("later", "of version 2, and this Alchemist reads 1"),
+    ):
+        for workers in (None, 1):
+            with pytest.raises(FileError, match=words):
+                AlchemistSession.restore(tmp_path / folder, workers)
+    told["matrices"][0]["shape"] = [1, 1]
+    (tmp_path / "all" / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(FileError, match="is not what the manifest says"):
+        AlchemistSession.restore(tmp_path / "all", 1)
+    (tmp_path / "all" / "manifest.json").write_text("{")
+    with pytest.raises(FileError, match="damaged"):
+        AlchemistSession.restore(tmp_path / "all", 1)

@@ -1,0 +1,22 @@
+"""What tests of the doctor have done on a host of `tests.faults.hosts`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from alchemist_ray.observe.doctor.finding import Expected
+from alchemist_ray.observe.doctor.probe import Probe
+
+probe = Probe(os.uname().nodename)
+
+
+def open_door(towards: str) -> list[Any]:
+    """Open this host's door; where it is."""
+    return probe.open(asdict(Expected()), [towards])
+
+
+def dial(rank_endpoints: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
+    """Go to the others' doors."""
+    return probe.dial(rank_endpoints, limit_s)

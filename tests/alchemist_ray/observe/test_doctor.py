@@ -1,0 +1,362 @@
+"""``alchemist doctor`` on one node: each check, made to fail for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alchemist_ray import cli
+from alchemist_ray.deploy.slurm import sites
+from alchemist_ray.observe.doctor import joining, machine, network, report, software
+from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
+from alchemist_ray.observe.doctor.probe import Probe
+from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
+
+ROOT = Path(__file__).parents[3]
+SITE = Expected("ours", ("hsn0",), "$NOWHERE_DIR/lib/libmpi.so.12")
+ASK = 'from alchemist_ray.observe.doctor import probe; import sys; sys.argv = ["x"]; probe.main()'
+SICK = """
+set -e
+mount -t tmpfs -o size=64m tmpfs /dev/shm
+mount -t tmpfs -o size=32m tmpfs "$SMALL"
+export TMPDIR="$SMALL"
+touch -d '10 minutes ago' /dev/shm/mpich_shm_stale
+touch /dev/shm/mpich_shm_fresh
+ulimit -n 64
+ulimit -s 1024
+exec "$@"
+"""
+
+
+def asked(command: list[str], request: list[Any], **env: str) -> dict[str, Any]:
+    """What a probe in a process of its own answers."""
+    done = subprocess.run(
+        [*command, sys.executable, "-c", ASK],
+        input=json.dumps(request) + "\n",
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    text = "".join(line.split("|", 2)[2] for line in done.stdout.splitlines())
+    value: dict[str, Any] = json.loads(text)["value"]
+    return value
+
+
+def of(findings: list[dict[str, str]], check: str) -> dict[str, str]:
+    (found,) = (f for f in findings if f["check"] == check)
+    return found
+
+
+# --- a node that has nearly everything ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answer of a probe in a small, starved, wrongly installed place."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("mounting small file systems needs root and unshare")
+    folder = tmp_path_factory.mktemp("sick")
+    small = folder / "small"
+    small.mkdir()
+    other = folder / "other" / "numpy-0.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.9\n")
+    return asked(
+        ["unshare", "--mount", "bash", "-c", SICK, "bash"],
+        ["look", [asdict(SITE), 1]],
+        SMALL=str(small),
+        PYTHONPATH=f"{other.parent}{os.pathsep}{ROOT}",
+        MPI4PY_LIBMPI="/nowhere/libmpi.so.12",
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "said", "advice"),
+    [
+        ("/dev/shm", BAD, "67.1 MB", "--shm-size"),
+        (
+            "leftovers in /dev/shm",
+            WARN,
+            "1 segments that no process has open",
+            "rm /dev/shm/mpich_",
+        ),
+        ("temporary folder", BAD, "33.6 MB free", "TMPDIR"),
+        ("ulimit -n (files)", BAD, "64 (up to", "ulimit -n 65536"),
+        ("ulimit -s (stack)", WARN, "1.0 MB", "ulimit -s 8192"),
+        ("network interface", BAD, "no interface hsn0 (nodes.interface", "site file ours"),
+        ("MPI library", BAD, "/nowhere/libmpi.so.12", "MPI4PY_LIBMPI"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_do(
+    sick: dict[str, Any], check: str, status: str, said: str, advice: str
+) -> None:
+    found = of(sick["findings"], check)
+    assert found["status"] == status
+    assert said in found["said"]
+    assert advice in found["advice"]
+    assert found["where"] == os.uname().nodename
+
+
+def test_another_version_on_the_path_is_seen(sick: dict[str, Any]) -> None:
+    assert sick["versions"]["numpy"] == "0.9"
+    assert sick["versions"]["ray"] == software.versions()["ray"]
+
+
+def test_a_limit_of_processes_is_counted_for_who_is_not_root() -> None:
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("becoming another user needs root and setpriv")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    code = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (150, 150));"
+        "from alchemist_ray.observe.doctor import machine, finding;"
+        "print(*(f.status for f in machine.processes_limit(finding.Expected())))"
+    )
+    done = subprocess.run(
+        [*nobody, sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    strange = ("Permission denied", "ModuleNotFoundError", "error while loading shared libraries")
+    if any(words in done.stderr for words in strange):
+        pytest.skip("another user cannot read this environment")
+    assert done.stdout.split() == [BAD], done.stderr
+
+
+def test_locked_memory_matters_where_there_is_rdma(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+        pytest.skip("memory may be locked without limit here")
+    assert [f.status for f in machine.locked_limit(Expected())] == [OK]  # no device
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(machine, "RDMA", tmp_path)
+    (found,) = machine.locked_limit(Expected())
+    assert found.status == WARN
+    assert "mlx5_0" in found.said
+
+
+# --- memory and cores -----------------------------------------------------------------
+
+
+@pytest.fixture
+def confined() -> Iterator[Path]:
+    """A memory cgroup of 300 MB."""
+    found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
+    if found is None or os.getuid() != 0:
+        pytest.skip("a memory cgroup can only be made by root, where there is a controller")
+    above, (_, limit_file) = found
+    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        (folder / limit_file).write_text(f"{300 << 20}\n")
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_containers_memory_is_what_counts(confined: Path) -> None:
+    code = (
+        f"open({str(confined / 'cgroup.procs')!r}, 'w').write(str(__import__('os').getpid()))\n"
+        "from alchemist_ray.observe.doctor import machine, finding\n"
+        "for f in machine.memory(finding.Expected()): print(f.status, f.said)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.startswith(BAD), done.stderr
+    assert "limit 314.6 MB (cgroup)" in done.stdout
+
+
+def test_more_cpus_than_cores_are_seen() -> None:
+    cores = machine.usable_cores()
+    assert next(iter(machine.cores(cores))).status == OK
+    found = next(iter(machine.cores(cores + 1)))
+    assert found.status == WARN
+    assert "share cores" in found.said
+
+
+def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.getloadavg()[0] == 0:
+        pytest.skip("nothing at all has run here for a minute")
+    monkeypatch.setattr(machine, "BUSY", 0.0)
+    (load,) = (f for f in machine.cores(0.0) if f.check == "load")
+    assert load.status == WARN
+
+
+def test_a_containers_share_of_time_bounds_its_cores(tmp_path: Path) -> None:
+    v2 = tmp_path / "cpu.max"
+    v2.write_text("50000 100000\n")
+    assert machine.usable_cores(v2) == 0.5
+    v2.write_text("max 100000\n")
+    assert machine.usable_cores(v2) == len(os.sched_getaffinity(0))
+
+
+def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    (found,) = machine.threads()
+    assert found.status == WARN
+    assert "OMP_NUM_THREADS=100000" in found.said
+
+
+# --- the site, and Ray -----------------------------------------------------------------
+
+
+def test_the_sites_mpi_is_looked_for() -> None:
+    library = asked([], ["look", [asdict(Expected()), 1]])
+    said = of(library["findings"], "MPI library")
+    assert said["status"] == OK
+    path = said["said"].rpartition(", ")[2]
+    ours = Expected("ours", (), path)
+    assert software.fits("MPI library", "x", path, ours) is None
+    wrong = software.fits("MPI library", "x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
+    assert wrong is not None
+    assert wrong.status == BAD
+    assert "MPI4PY_LIBMPI=/elsewhere" in wrong.advice
+    unset = software.fits("MPI library", "x", path, SITE)
+    assert unset is not None
+    assert "NOWHERE_DIR is not set" in unset.advice
+
+
+def test_a_shipped_site_says_what_is_expected() -> None:
+    expected = Expected.of(sites.load("cray-ex"))
+    assert (expected.pmi, expected.launcher) == ("cray_shasta", "srun")
+    assert expected.interface[0] == "hsn0"
+    assert Expected.of(None) == Expected()
+
+
+def test_ray_on_an_address_that_others_do_not_reach() -> None:
+    (found,) = network.used_interface(Expected(), "127.0.0.1", peers=2)
+    assert found.status == BAD
+    assert "--node-ip-address" in found.advice
+    (found,) = network.used_interface(Expected(), "203.0.113.77", peers=2)
+    assert found.status == BAD
+    assert "is on no interface" in found.said
+    (found,) = network.used_interface(Expected("ours", ("lo",)), "127.0.0.1", peers=1)
+    assert found.status == OK
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "said"),
+    [(None, BAD, "there is no file"), (0o644, WARN, "others may read"), (0o600, OK, "from")],
+)
+def test_the_token_is_there_and_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None, status: str, said: str
+) -> None:
+    path = tmp_path / "token"
+    if mode is not None:
+        path.write_text("secret")
+        path.chmod(mode)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    (found,) = joining.authentication()
+    assert found.status == status
+    assert said in found.said
+
+
+def test_the_command_ends_with_one_where_nobody_answers() -> None:
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--address", "127.0.0.1:9", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert told["status"] == BAD
+    assert "nobody answers at 127.0.0.1:9" in of(told["findings"], "Ray address")["said"]
+    assert (
+        of(told["findings"], "MPI library")["status"] == OK
+    )  # this node was looked at all the same
+    assert time.monotonic() - start < 60
+
+
+def test_a_site_that_is_none_is_an_error_of_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--site", "atlantis"]) == 1
+    assert capsys.readouterr().err.startswith("alchemist: SiteError: there is no site 'atlantis'")
+
+
+def test_the_command_gives_up_when_its_time_is_over() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--no-ranks", "--limit=0.05"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "after 0.05 s" in done.stdout
+
+
+# --- how checks are run, and shown ----------------------------------------------------
+
+
+def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def hangs(expected: Expected) -> list[Finding]:
+        pipe.read_text()  # nobody writes
+        return []
+
+    def raises(expected: Expected) -> list[Finding]:
+        raise OSError("no luck")
+
+    def works(expected: Expected) -> list[Finding]:
+        return [Finding("works", OK, "well")]
+
+    start = time.monotonic()
+    found = run_checks({"hangs": hangs, "raises": raises, "works": works}, Expected(), 0.5)
+    assert time.monotonic() - start < 5
+    assert [(f.check, f.status) for f in found] == [("hangs", BAD), ("raises", WARN), ("works", OK)]
+    assert "no answer in 0.5 s" in found[0].said
+    assert "OSError: no luck" in found[1].said
+    pipe.write_text("the thread may go")
+
+
+def test_what_is_not_ok_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="needs an advice"):
+        Finding("x", BAD, "broken")
+    with pytest.raises(ValueError, match="one of ok, info, warn, bad"):
+        Finding("x", "fine", "")
+    for finding in Probe().look(asdict(Expected()), 1)["findings"]:
+        assert finding["status"] in (OK, "info") or finding["advice"]
+
+
+def test_the_table_puts_nodes_together() -> None:
+    nodes = ["n1", "n2", "n3"]
+    findings = [Finding("files", OK, "65536", where=n) for n in nodes]
+    findings += [Finding("shm", BAD, "64 MB", "a larger one", where="n2")]
+    text = report.table(findings, nodes)
+    assert "all 3 nodes: 65536" in text
+    assert "bad  shm                        n2: 64 MB\n" in text
+    assert "-> a larger one" in text
+    assert text.endswith("3 node(s): 1 bad, 0 to be warned of\n")
+    assert report.exit_code(findings) == 1
+    assert report.exit_code(findings[:3]) == 0
+    assert json.loads(report.as_json(findings, nodes))["status"] == BAD

@@ -1,0 +1,245 @@
+"""``alchemist doctor`` between nodes: two hosts in namespaces, and what can part them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alchemist_ray.observe.doctor import compare, network, software
+from alchemist_ray.observe.doctor.finding import BAD, OK, WARN
+from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts, why_not
+from tests.support import traces
+
+REASON = why_not()
+needs_hosts = [
+    pytest.mark.root,
+    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
+    pytest.mark.timeout(150, func_only=True),
+]
+# A clock that goes wrong by as many seconds as AHEAD says.
+CLOCK = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+int clock_gettime(clockid_t id, struct timespec *t) {
+    int status = syscall(SYS_clock_gettime, id, t);
+    if (id == CLOCK_REALTIME && getenv("AHEAD")) t->tv_sec += atoi(getenv("AHEAD"));
+    return status;
+}
+"""
+DOOR = """
+import sys
+from alchemist_ray.observe.doctor import network
+print(*network.Door("far", "127.0.0.1").address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """Two hosts with a Ray cluster of 2 CPUs each."""
+    with Hosts(2) as both:
+        both.start_ray([2, 2])
+        yield both
+
+
+def doctor(host: Host, *words: str, limit_s: float = 100.0) -> tuple[int, dict[str, Any]]:
+    """Exit code and report of the command on a host."""
+    done = subprocess.run(
+        host.enter(sys.executable, "-m", "alchemist_ray.cli", "doctor", "--json", *words),
+        env=host.environment(),
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)
+
+
+def of(told: dict[str, Any], check: str) -> list[dict[str, str]]:
+    return [f for f in told["findings"] if f["check"] == check]
+
+
+class TestHosts:
+    """In order: the last ones leave the hosts in pieces."""
+
+    pytestmark = needs_hosts
+
+    def test_two_sound_hosts_are_sound(self, hosts: Hosts) -> None:
+        code, told = doctor(hosts[0], "--nodes", "2", "--ranks-per-node", "1")
+        wrong = [f for f in told["findings"] if f["status"] == BAD]
+        assert (code, wrong) == (0, [])
+        assert sorted(told["nodes"]) == sorted(hosts[i].name for i in (0, 1))
+        (found,) = of(told, "between nodes")
+        assert "2 connections" in found["said"]
+        assert of(told, "PMI")[0]["said"].startswith("one world of 2")
+        assert of(told, "gang")[0]["said"].startswith("2 ranks on 2 node(s)")
+        (mpi,) = of(told, "MPI of the ranks")
+        assert "libmpi" in mpi["said"]
+        (talk,) = of(told, "network of the ranks")
+        assert "TCP over eth0" in talk["said"]
+        assert of(told, "clocks")[0]["status"] == OK
+        assert {f["status"] for f in of(told, "host name")} == {WARN}  # in no /etc/hosts here
+        assert len(of(told, "MPI library")) == 2
+        assert "Ray uses eth0" in of(told, "network interface")[0]["said"]
+
+    def test_the_hpc_check_measures_between_them(self, hosts: Hosts) -> None:
+        """`alchemist bench hpc`, here because hosts are dear."""
+        words = ["bench", "hpc", "--json", "--workers", "2", "--seconds", "0.2"]
+        done = subprocess.run(
+            hosts[0].enter(sys.executable, "-m", "alchemist_ray.cli", *words),
+            env=hosts[0].environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        told = json.loads(done.stdout)
+        named = {m["what"]: m for m in told["measures"]}
+        assert told["nodes"] == 2
+        assert named["ping-pong between nodes, 8 B"]["value"] > 0
+        assert "ping-pong within a node, 8 B" not in named
+
+    def test_more_ranks_than_cores_and_fewer_nodes_than_wanted(self, hosts: Hosts) -> None:
+        many = len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))) + 1
+        code, told = doctor(hosts[0], "--nodes", "3", "--ranks-per-node", str(many))
+        assert code == 1
+        assert "Ray has 2 of 3 nodes" in of(told, "nodes")[0]["said"]
+        assert {f["status"] for f in of(told, "threads of the ranks")} == {WARN}
+
+    def test_a_launcher_that_cannot_is_named(self, hosts: Hosts) -> None:
+        code, told = doctor(hosts[0], "--launcher", "mpiexec")
+        assert code == 1
+        (gang,) = of(told, "gang")
+        assert "works on one machine" in gang["said"]
+
+    def test_a_firewall_between_them_is_found_in_the_direction_it_has(self, hosts: Hosts) -> None:
+        if not shutil.which("iptables"):
+            pytest.skip("no iptables on this machine")
+        near, far = hosts[0], hosts[1]
+        # Ray's own ports stay open; new connections from the first host to doors do not come in.
+        wall = ["INPUT", "-p", "tcp", "--syn", "-s", near.ip]
+        rank_endpoints = ["--dport", "32768:60999", "-j", "DROP"]
+        near_door = near.call("tests.alchemist_ray.observe.doctor_inside:open_door", far.ip)
+        far_door = far.call("tests.alchemist_ray.observe.doctor_inside:open_door", near.ip)
+        far.run("iptables", "-A", *wall, *rank_endpoints)
+        try:
+            both = {near.name: near_door, far.name: far_door}
+            dialled = {
+                host.name: host.call("tests.alchemist_ray.observe.doctor_inside:dial", both, 1.0)
+                for host in (near, far)
+            }
+        finally:
+            far.run("iptables", "-D", *wall, *rank_endpoints)
+        (found,) = compare.reached(dialled)
+        assert found.status == BAD
+        assert found.said.startswith("1 of 2 connections fail")
+        assert f"{near.name} -> {far.name}: no answer from {far.ip}:" in found.said
+        assert found.where == near.name
+        assert "ip_local_port_range" in found.advice
+
+    def test_a_host_that_falls_silent_does_not_hold_it_up(self, hosts: Hosts) -> None:
+        hosts[1].cut()
+        try:
+            code, told = doctor(
+                hosts[0], "--nodes", "2", "--address", f"{NETWORK}.1:{GCS_PORT}",
+                "--start-timeout", "20", limit_s=120,
+            )  # fmt: skip
+        finally:
+            hosts[1].mend()
+        assert code == 1
+        silent = [f for f in of(told, "node") if f["where"] == hosts[1].name]
+        assert silent or "Ray has 1 of 2 nodes" in of(told, "nodes")[0]["said"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_where_no_ray_runs_one_is_started_for_the_gang_and_gone() -> None:
+    with Hosts(1) as hosts:
+        command = [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--json"]
+        done = subprocess.run(
+            hosts[0].enter("env", "--unset=RAY_ADDRESS", *command),
+            env=hosts[0].environment(),
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        told = json.loads(done.stdout)
+        wrong = [f for f in told["findings"] if f["status"] == BAD]
+        assert (done.returncode, wrong) == (0, []), done.stderr[-2000:]
+        assert "one was started for this examination" in of(told, "Ray address")[0]["said"]
+        assert of(told, "gang")[0]["said"].startswith("2 ranks on 1 node(s)")
+        assert "shared memory" in of(told, "network of the ranks")[0]["said"]
+        assert traces.wait_until(lambda: not hosts[0].pids("ray"), 20.0, 0.2) is not None
+
+
+# --- without hosts --------------------------------------------------------------------
+
+
+def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler")
+    (tmp_path / "clock.c").write_text(CLOCK)
+    library = tmp_path / "clock.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c"], check=True, timeout=60
+    )
+    for ahead, status in ((0, OK), (20, WARN), (-3000, BAD)):
+        with subprocess.Popen(
+            [sys.executable, "-c", DOOR],
+            env={"LD_PRELOAD": str(library), "AHEAD": str(ahead), "PYTHONPATH": ":".join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as far:
+            assert far.stdout is not None
+            host, port = far.stdout.readline().split()
+            dialled = {"near": network.dial("near", {"near": ["", 0], "far": [host, int(port)]})}
+        (found,) = compare.clocks(dialled)
+        assert found.status == status, found
+        assert abs(dialled["near"][0]["ahead"] - ahead) < 0.5
+        if ahead:
+            assert "far is" in found.said
+
+
+def test_doors_that_are_shut_or_anothers() -> None:
+    door = network.Door("far", "127.0.0.1")
+    place = list(door.address)
+    (told,) = network.dial("near", {"near": ["", 0], "far": place})
+    assert told["why"] == ""
+    (told,) = network.dial("near", {"near": ["", 0], "other": place})
+    assert "two nodes have one address" in told["why"]
+    door.close()
+    (told,) = network.dial("near", {"near": ["", 0], "far": place})
+    assert "refused" in told["why"]
+
+
+def test_large_clusters_dial_few() -> None:
+    names = [f"n{i:04}" for i in range(1000)]
+    dialled = {name: network.neighbours(name, names) for name in names}
+    assert max(map(len, dialled.values())) <= 20
+    assert all(name in dialled[other] for name in names for other in dialled[name])  # each way
+    few = names[:16]
+    assert all(len(network.neighbours(name, few)) == 15 for name in few)
+
+
+def test_nodes_with_other_versions_are_named() -> None:
+    ours = software.versions()
+    (fine,) = compare.same_versions({"a": ours, "b": ours})
+    assert fine.status == OK
+    assert f"ray {ours['ray']}" in fine.said
+    found = compare.same_versions({"a": ours, "b": {**ours, "ray": "1.0"}, "c": ours})
+    assert [(f.status, f.where) for f in found] == [(BAD, "b")]
+    assert "ray 1.0, the others have" in found[0].said

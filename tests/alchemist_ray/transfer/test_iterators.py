@@ -1,0 +1,144 @@
+"""Matrices that come in pieces: from an iterator, from arrays on a disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import DtypeError, FileError, IncompleteMatrixError, ShapeError
+
+A = np.random.default_rng(3).standard_normal((100, 7))
+
+
+def blocks(*heights: int) -> Iterator[np.ndarray[Any, Any]]:
+    row = 0
+    for height in heights:
+        yield A[row : row + height]
+        row += height
+
+
+@pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR", "STAR_STAR"])
+@pytest.mark.parametrize("heights", [(100,), (1,) * 100, (60, 0, 1, 39)])
+def test_blocks_of_any_height_make_the_matrix(
+    session: AlchemistSession, layout: str, heights: tuple[int, ...]
+) -> None:
+    B = session.send_blocks(blocks(*heights), shape=A.shape, layout=layout, name="B")
+    assert (B.name, B.layout) == ("B", layout)
+    assert np.array_equal(B.fetch(), A)
+
+
+def test_blocks_are_lists_rows_other_dtypes_and_made_of_other_matrices(
+    session: AlchemistSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    B = session.send_matrix(A)
+    made = (B.fetch(rows=slice(i, i + 10)).astype("float32") for i in range(0, 100, 10))
+    C = session.send_blocks(made, shape=A.shape, dtype="complex128", print_times=True)
+    assert np.array_equal(C.fetch(), A.astype("float32"))
+    assert "Data transfer times" in capsys.readouterr().out
+    D = session.send_blocks([[1, 2], [[3, 4], [5, 6]]], shape=(3, 2), dtype="int64")
+    assert D.fetch().tolist() == [[1, 2], [3, 4], [5, 6]]
+    E = session.send_blocks([[1.0, 2.0], [3.0]], shape=(3, 1))
+    assert E.fetch().ravel().tolist() == [1, 2, 3]
+
+
+def broken() -> Iterator[np.ndarray[Any, Any]]:
+    yield A[:3]
+    raise OSError("the tape is torn")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        (lambda: blocks(60, 39), IncompleteMatrixError, "have 99 rows, and the matrix 100"),
+        (lambda: blocks(), IncompleteMatrixError, "have 0 rows"),
+        (lambda: [A, A[:1]], ShapeError, "block 1 ends at row 101, and the matrix at 100"),
+        (lambda: [A[:5], A[:5, :6]], ShapeError, r"block 1 \(row 5\) has shape \(5, 6\)"),
+        (lambda: [[[1, 2], [3]]], ShapeError, "block 0 is no array"),
+        (lambda: [A[:5] + 1j], DtypeError, "block 0.*without loss"),
+        (lambda: [A[:5].astype(str)], DtypeError, "block 0"),
+        (lambda: A, ShapeError, "a ndarray is not blocks of rows"),
+        (lambda: 3, ShapeError, "a int is not blocks"),
+        (broken, OSError, "the tape is torn"),
+    ],
+)
+def test_blocks_that_do_not_fit_leave_nothing(
+    session: AlchemistSession, source: Callable[[], Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        session.send_blocks(source(), shape=A.shape)
+    assert session.list_matrices() == []
+    assert np.array_equal(session.send_matrix(A).fetch(), A)
+
+
+def test_shape_and_dtype_are_looked_at_first(session: AlchemistSession) -> None:
+    for shape in (3, (3,), (0, 2), (2.5, 1), None):
+        with pytest.raises(ShapeError, match="shape="):
+            session.send_blocks([], shape=shape)  # type: ignore[arg-type]
+    for dtype in ("uint8", "number", object):
+        with pytest.raises(DtypeError):
+            session.send_blocks([], shape=(3, 3), dtype=dtype)
+
+
+def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
+    session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    monkeypatch.setattr("alchemist_ray.transfer.iterators.BLOCK", 500)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        packed = file.create_dataset("packed", data=A, chunks=(13, 4), compression="gzip")
+        assert np.array_equal(session.send_matrix(packed, layout="MR_MC").fetch(), A)
+        line = file.create_dataset("line", data=A[:, 0].astype("f2"))
+        B = session.send_matrix(line, dtype="float32", name="B")
+        assert B.shape == (100, 1)
+        assert np.array_equal(B.fetch()[:, 0], A[:, 0].astype("f2"))
+        for bad, kind in ((np.zeros((2, 2, 2)), ShapeError), (["a"], DtypeError)):
+            with pytest.raises(kind):
+                session.send_matrix(file.create_dataset(kind.__name__, data=bad))
+        with pytest.raises(DtypeError, match="is not an array"):
+            session.send_matrix(file)
+    stored = zarr.create_array(str(tmp_path / "a.zarr"), data=A, chunks=(30, 3), shards=(30, 6))
+    assert np.array_equal(session.send_matrix(stored).fetch(), A)
+    for chunk in (tmp_path / "a.zarr" / "c").rglob("*"):
+        if chunk.is_file():
+            chunk.write_bytes(b"")
+    with pytest.raises(FileError, match="cannot be read"):
+        session.send_matrix(stored)
+    np.save(tmp_path / "a.npy", A)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert np.array_equal(session.send_matrix(mapped).fetch(), A)
+    told = session._gang().request({"op": "list_matrices"})["matrices"]
+    assert [about["source"]["from"] for about in told] == ["h5py", "h5py", "zarr", "array"]
+
+
+def private_bytes() -> int:
+    """Memory that is this process's alone: what is shared with ranks belongs to them."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found.group(1)) << 10
+
+
+def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> None:
+    """200 MB in blocks of 4 MB."""
+    import ray  # noqa: PLC0415
+
+    m, n, height = 50_000, 500, 1000
+    used: list[int] = []
+    store: list[float] = []
+
+    def made() -> Iterator[np.ndarray[Any, Any]]:
+        for start in range(0, m, height):
+            used.append(private_bytes())
+            store.append(ray.available_resources().get("object_store_memory", 0.0))
+            yield np.full((height, n), float(start))
+
+    B = session.send_blocks(made(), shape=(m, n))
+    assert B.nbytes == 200_000_000
+    assert max(used) - used[0] < 48 << 20
+    assert max(store) - min(store) < 20 << 20
+    assert B.fetch(rows=slice(0, m, height))[:, 0].tolist() == list(range(0, m, height))

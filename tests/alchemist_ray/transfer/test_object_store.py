@@ -1,0 +1,336 @@
+"""Matrices go to the gang and come back as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import ray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    DtypeError,
+    IncompleteMatrixError,
+    LayoutError,
+    MatrixError,
+    MatrixNotFoundError,
+    ResourceError,
+    ShapeError,
+    TransferError,
+)
+from alchemist_ray.transfer import object_location
+from alchemist_ray.transfer.object_store import check_tiling
+from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import LAYOUTS
+
+RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(scope="module", params=[2])
+def gang(cluster: str, request: pytest.FixtureRequest) -> Iterator[AlchemistSession]:
+    """One session for the tests of this file: none of them harms its gang."""
+    with AlchemistSession(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    yield gang
+    for handle in gang.list_matrices():
+        handle.free()
+
+
+def some(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
+    values = RNG.standard_normal(shape) * 100
+    if dtype.startswith("complex"):
+        values = values + 1j * RNG.standard_normal(shape)
+    return values.astype(dtype)
+
+
+@pytest.mark.parametrize("gang", [1, 3, 4], indirect=True)
+def test_every_layout_returns_what_was_sent(session: AlchemistSession) -> None:
+    for layout in LAYOUTS:
+        for shape in ((13, 9), (2, 3), (1, 1), (50, 1), (1, 40)):
+            matrix = some(shape)
+            handle = session.send_matrix(matrix, layout=layout)
+            assert (handle.shape, handle.layout, handle.dtype) == (shape, layout, matrix.dtype)
+            np.testing.assert_array_equal(handle.fetch(), matrix)
+            handle.free()
+    assert session.list_matrices() == []
+
+
+def test_every_dtype_and_what_floats_can_hold(session: AlchemistSession) -> None:
+    for dtype in DTYPES:
+        matrix = some((20, 6), dtype)
+        if matrix.dtype.kind in "fc":
+            matrix[3, 2], matrix[4, 1], matrix[5, 5] = np.nan, np.inf, -np.inf
+        fetched = session.send_matrix(matrix).fetch()
+        assert fetched.dtype == matrix.dtype
+        assert fetched.tobytes() == matrix.tobytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a: a.T,
+        lambda a: a[::-2, ::3],
+        lambda a: np.asfortranarray(a),
+        lambda a: np.broadcast_to(a[:1], (7, a.shape[1])),
+        lambda a: a.astype(">f8"),
+        lambda a: a.view(np.matrix) if False else a[5:6],
+        lambda a: a[:, 3],
+        lambda a: a.tolist(),
+    ],
+    ids=["transposed", "strided", "fortran", "read-only", "big-endian", "one-row", "1-D", "list"],
+)
+def test_any_array_is_cut_as_it_lies(session: AlchemistSession, make) -> None:
+    source = make(some((41, 30)))
+    fetched = session.send_matrix(source, layout="MC_MR").fetch()
+    expected = np.asarray(source, dtype=float)
+    np.testing.assert_array_equal(fetched, expected.reshape(len(expected), -1))
+    assert fetched.dtype == np.dtype("float64")
+
+
+def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
+    image = RNG.integers(0, 255, (30, 20), dtype=np.uint8)
+    handle = session.send_matrix(image, dtype="float32")
+    assert handle.dtype == np.float32
+    np.testing.assert_array_equal(handle.fetch(), image)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        (np.array([["a", "b"]]), DtypeError, "not numbers"),
+        (np.array([[object()]]), DtypeError, "not numbers"),
+        (np.zeros((2, 2, 2)), ShapeError, "2-D"),
+        (np.zeros((0, 5)), ShapeError, "empty"),
+        (np.float64(3.0), ShapeError, "2-D"),
+        (np.zeros((2, 2), np.uint8), DtypeError, "dtype='float64'"),
+        (np.zeros((2, 2), np.float16), DtypeError, "dtype='float64'"),
+        (np.zeros((2, 2), "M8[s]"), DtypeError, "not numbers"),
+        ([[1.0, 2.0], [3.0]], ShapeError, "matrix"),
+        ("a string", DtypeError, "str"),
+        (None, DtypeError, "NoneType"),
+        ({1: 2}, DtypeError, "dict"),
+        (np.ma.masked_less(np.arange(4.0).reshape(2, 2), 1), DtypeError, "masked"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_before_anything_is_sent(
+    session: AlchemistSession, source: object, error: type, words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        session.send_matrix(source)
+    assert session.list_matrices() == []
+
+
+def test_wrong_layouts_dtypes_and_handles_are_refused(session: AlchemistSession) -> None:
+    with pytest.raises(LayoutError, match="VC_STAR"):
+        session.send_matrix(np.eye(2), layout="ROWS")
+    with pytest.raises(DtypeError, match="without loss"):
+        session.send_matrix(np.eye(2) * 1j, dtype="float64")
+    with pytest.raises(DtypeError, match="not a dtype"):
+        session.send_matrix(np.eye(2), dtype="float77")
+    handle = session.send_matrix(np.eye(2))
+    with pytest.raises(MatrixError, match="on ranks already"):
+        session.send_matrix(handle)
+    with pytest.raises(MatrixError, match="not a handle"):
+        session.fetch_matrix(np.eye(2))  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="ROWS"):
+        handle.to_layout("ROWS")
+    handle.free()
+    with pytest.raises(MatrixNotFoundError):
+        handle.fetch()
+    with pytest.raises(MatrixNotFoundError):
+        handle.to_layout("MC_MR")
+
+
+def test_more_than_the_memory_is_refused_before_any_is_taken(session: AlchemistSession) -> None:
+    huge = np.broadcast_to(np.float64(1), (1_000_000, 1_000_000))
+    with pytest.raises(ResourceError, match=r"8\.0 TB"):
+        session.send_matrix(huge)
+    assert session.list_matrices() == []
+
+
+def test_parts_are_fetched_like_slices(session: AlchemistSession) -> None:
+    matrix = some((40, 30))
+    handle = session.send_matrix(matrix, layout="MC_MR")
+    for key in (
+        (slice(3, 17), slice(None)), (slice(None), slice(5, 6)), (slice(-4, None), slice(2, 20, 3)),
+        (slice(30, 2, -5), slice(None, None, -1)), (slice(10, 10), slice(None)),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(handle.fetch(*key), matrix[key])
+    np.testing.assert_array_equal(handle.fetch(7), matrix[7:8])
+    np.testing.assert_array_equal(handle.fetch(-1, 2), matrix[-1:, 2:3])
+    np.testing.assert_array_equal(handle.fetch(rows=slice(2, 4)), matrix[2:4])
+    with pytest.raises(ShapeError, match="outside"):
+        handle.fetch(rows=40)
+    with pytest.raises(ShapeError, match="slice"):
+        handle.fetch(cols="a")  # type: ignore[arg-type]
+
+
+def test_a_fetched_array_is_the_users_own(session: AlchemistSession) -> None:
+    matrix = some((700, 500))  # large enough for pooled memory
+    handle = session.send_matrix(matrix)
+    first = handle.fetch()
+    first[:] = 0
+    second = handle.fetch()
+    np.testing.assert_array_equal(second, matrix)
+    assert not np.shares_memory(first, second)
+    view = second[3:5]
+    del second
+    third = handle.fetch()
+    third[:] = -1
+    np.testing.assert_array_equal(view, matrix[3:5])
+
+
+def test_blocks_in_the_object_store(session: AlchemistSession, senders: None) -> None:
+    matrix = some((120, 90))
+    rows, cols = [0, 50, 51, 120], [0, 7, 90]
+    blocks = [
+        (ray.put(matrix[r0:r1, c0:c1]), r0, c0)
+        for r0, r1 in pairwise(rows)
+        for c0, c1 in pairwise(cols)
+    ]
+    for layout in ("VC_STAR", "STAR_VC", "STAR_STAR"):
+        handle = session.send_matrix(blocks[::-1], layout=layout, print_times=True)
+        np.testing.assert_array_equal(handle.fetch(), matrix)
+
+
+def test_blocks_that_tasks_make(session: AlchemistSession, senders: None) -> None:
+    @ray.remote
+    def block(i: int) -> np.ndarray:
+        return np.full((200, 60), float(i))
+
+    handle = session.send_matrix([(block.remote(i), 200 * i, 0) for i in range(3)])
+    expected = np.repeat([0.0, 1.0, 2.0], 200)[:, None] + np.zeros(60)
+    np.testing.assert_array_equal(handle.fetch(), expected)
+
+
+def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession, senders: None) -> None:
+    ref = ray.put(np.eye(3))
+    for blocks, error, words in (
+        ([(ref, 0, 0), (ref, 4, 0)], IncompleteMatrixError, "in no block"),
+        ([(ref, 0, 0), (ref, 2, 0)], IncompleteMatrixError, "overlap"),
+        ([(ref, 0, 0), (ref, 0, 1)], IncompleteMatrixError, "overlap"),
+        ([(ref, 1, 0)], IncompleteMatrixError, "rows 0 to 1"),
+        ([(ref, 0, 0), (ref, -3, 0)], ShapeError, "row >= 0"),
+        ([(ref, 0, 0), (ref, 3)], ShapeError, "block 1"),
+        (
+            [(ray.put(np.zeros((2, 2, 2))), 0, 0)],
+            ShapeError,
+            "block 0: it has shape .* two dimensions",
+        ),
+        ([(ray.put([[None]]), 0, 0)], DtypeError, "block 0"),
+        (ref, ShapeError, "list of"),
+    ):
+        with pytest.raises(error, match=words):
+            session.send_matrix(blocks)
+    assert session.list_matrices() == []
+
+
+def test_a_task_that_fails_is_named(session: AlchemistSession, senders: None) -> None:
+    @ray.remote
+    def broken() -> np.ndarray:
+        raise RuntimeError("no data today")
+
+    with pytest.raises(TransferError, match=r"block 0 could not be computed.*no data today"):
+        session.send_matrix([(broken.remote(), 0, 0)])
+    assert session.list_matrices() == []
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_tiling_is_accepted_only_where_blocks_cover_exactly_once(data: st.DataObject) -> None:
+    """Cut a matrix at random, then maybe damage the cut: the check agrees with counting."""
+    m, n = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
+    rows = sorted({0, m, *data.draw(st.lists(st.integers(0, m), max_size=3))})
+    blocks = []
+    for r0, r1 in pairwise(rows):
+        cols = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=3))})
+        blocks += [((r0, c0), (r1 - r0, c1 - c0)) for c0, c1 in pairwise(cols)]
+    if data.draw(st.booleans()) and len(blocks) > 1:
+        k = data.draw(st.integers(0, len(blocks) - 1))
+        damage = data.draw(st.sampled_from(["drop", "double", "move"]))
+        (r, c), size = blocks[k]
+        if damage == "drop":
+            del blocks[k]
+        elif damage == "double":
+            blocks.append(blocks[k])
+        else:
+            blocks[k] = ((r, c + 1), size)
+    shape = (max(r + h for (r, _), (h, _) in blocks), max(c + w for (_, c), (_, w) in blocks))
+    count = np.zeros(shape, int)
+    for (r, c), (h, w) in blocks:
+        count[r : r + h, c : c + w] += 1
+    origins, sizes = [o for o, _ in blocks], [s for _, s in blocks]
+    if (count == 1).all():
+        check_tiling(shape, origins, sizes)
+    else:
+        with pytest.raises(IncompleteMatrixError):
+            check_tiling(shape, origins, sizes)
+
+
+def test_a_handle_works_in_a_task(session: AlchemistSession) -> None:
+    matrix = some((60, 5))
+    handle = session.send_matrix(matrix)
+
+    @ray.remote
+    def use(h) -> tuple[float, object]:
+        return float(h.fetch(rows=slice(0, 2)).sum()), h.to_layout("STAR_STAR")
+
+    total, other = ray.get(use.remote(handle))
+    assert total == pytest.approx(matrix[:2].sum())
+    np.testing.assert_array_equal(other.fetch(), matrix)
+
+
+def test_times_are_told_per_rank(session: AlchemistSession, capsys) -> None:
+    handle = session.send_matrix(some((100, 10)), print_times=True)
+    handle.fetch(print_times=True)
+    told = capsys.readouterr().out
+    assert told.count("Data transfer times breakdown") == 2
+    assert told.count("shared memory") == 4
+    assert "serialize" in told
+    assert "deserialize" in told
+
+
+def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
+    """What a process on another node sees: no Unix sockets, a stream per rank."""
+    client = session._gang()
+    rank_endpoints = client.rank_endpoints
+    far = RankEndpoints(rank_endpoints.token, tuple(a[1:] for a in rank_endpoints.addresses))
+    near, client.ranks = client.ranks, RankConnections(far)
+    try:
+        matrix = some((333, 77), "complex64")
+        for layout in ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"):
+            handle = session.send_matrix(matrix, layout=layout)
+            np.testing.assert_array_equal(handle.fetch(), matrix)
+        assert {client.ranks.link(r).route for r in (0, 1)} == {"TCP"}
+    finally:
+        client.ranks.close()
+        client.ranks = near
+
+
+def test_places_are_asked_for_owner_by_owner(gang: AlchemistSession) -> None:
+    """Together, Ray ends this process now and then: an owner's answer may come before all asked."""
+
+    @ray.remote(num_cpus=0)
+    class Owner:
+        def put(self) -> list[ray.ObjectRef]:
+            self.kept = [ray.put(np.zeros(20_000)) for _ in range(3)]
+            return self.kept
+
+    owners = [Owner.remote() for _ in range(2)]
+    theirs = [ref for owner in owners for ref in ray.get(owner.put.remote())]
+    mine = [ray.put(np.zeros(20_000)) for _ in range(3)]
+    refs = [ref for three in zip(theirs[:3], mine, theirs[3:], strict=True) for ref in three]
+    asked = list(object_location._askable(refs))
+    assert sorted(map(len, asked)) == [3, 3, 3]
+    assert {ref for some in asked for ref in some} == set(refs)
+    assert all(len({ref.owner_address() for ref in some}) == 1 for some in asked)
+    assert all(held.nbytes >= 160_000 for held in object_location.locate_objects(refs))

@@ -1,0 +1,314 @@
+"""A rank's data door, spoken to frame by frame: leases, refusals, what counts as arrived."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.wire import frames
+from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.frames import Frame, Kind
+from tests.support import ranks
+
+SHAPE = (40, 30)
+SPREAD = Distribution("CIRC_CIRC", SHAPE, (1, 1))
+SIZE = SHAPE[0] * SHAPE[1]
+ALL = [0, SHAPE[0], 0, SHAPE[1]]
+WAIT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ranks.Host]:
+    with ranks.Host(1) as host:
+        yield host
+        assert host.unhandled() == []
+
+
+@pytest.fixture
+def matrix(host: ranks.Host) -> Iterator[int]:
+    """Id of a matrix that waits for its elements."""
+    matrix = next(ids)
+    host.new(matrix, SPREAD, "float64")
+    yield matrix
+    host.free(matrix)
+
+
+ids = itertools.count(1)
+
+
+def data() -> np.ndarray[Any, Any]:
+    return np.asfortranarray(np.random.default_rng(0).random(SHAPE))
+
+
+def peer(host: ranks.Host, address: int = 0) -> Connection:
+    connection, welcome = connect(host.addresses[0][address], ranks.TOKEN, {"role": "test"})
+    assert welcome == {"rank": 0}
+    return connection
+
+
+def ask(connection: Connection, kind: Kind, **body: Any) -> Frame:
+    connection.send(kind, body)
+    return connection.expect({Kind.UNMAP: Kind.SYNC, Kind.GET: Kind.DATA}.get(kind, kind), WAIT_S)
+
+
+def mapped(frame: Frame) -> np.ndarray[Any, Any]:
+    """The memory that came with a MAP, as the whole matrix."""
+    (fd,) = frame.fds
+    memory = mmap.mmap(fd, frame.body["nbytes"])
+    os.close(fd)
+    return np.frombuffer(memory, np.float64, SIZE).reshape(SHAPE, order="F")
+
+
+def put(
+    connection: Connection, matrix: int, region: list[int], block: np.ndarray[Any, Any]
+) -> None:
+    body = {"matrix": matrix, "region": region}
+    connection.send(Kind.PUT, body, np.asfortranarray(block).tobytes("F"))
+
+
+def get(connection: Connection, matrix: int, region: list[int]) -> np.ndarray[Any, Any]:
+    frame = ask(connection, Kind.GET, matrix=matrix, region=region)
+    payload = bytearray(frame.payload_nbytes)
+    connection.read_into(memoryview(payload))
+    shape = (region[1] - region[0], region[3] - region[2])
+    return np.frombuffer(payload).reshape(shape, order="F")
+
+
+def refused(connection: Connection, kind: Kind, **body: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        ask(connection, kind, **body)
+    return caught.value
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- streams ---
+
+
+@pytest.mark.parametrize("address", [0, 1])
+def test_what_was_put_can_be_got(host: ranks.Host, matrix: int, address: int) -> None:
+    array = data()
+    with peer(host, address) as connection:
+        put(connection, matrix, ALL, array)
+        times = ask(connection, Kind.SYNC).body
+        assert set(times) == {"receive_s", "place_s"}
+        host.seal(matrix)
+        assert np.array_equal(get(connection, matrix, ALL), array)
+        assert np.array_equal(get(connection, matrix, [3, 17, 29, 30]), array[3:17, 29:30])
+        assert get(connection, matrix, [5, 5, 0, 30]).size == 0
+        assert np.array_equal(host.local(matrix, 0), array)
+
+
+def test_times_are_told_once(host: ranks.Host, matrix: int) -> None:
+    with peer(host) as connection:
+        put(connection, matrix, [0, 7, 0, 30], data()[:7])
+        assert ask(connection, Kind.SYNC).body["receive_s"] > 0
+        assert ask(connection, Kind.SYNC).body == {"receive_s": 0.0, "place_s": 0.0}
+
+
+def test_elements_that_are_missing_keep_a_matrix_unsealed(host: ranks.Host, matrix: int) -> None:
+    array = data()
+    with peer(host) as connection:
+        put(connection, matrix, [0, 39, 0, 30], array[:39])
+        ask(connection, Kind.SYNC)
+        with pytest.raises(Failure, match="got 1170 of the 1200 elements") as caught:
+            host.seal(matrix)
+        assert caught.value.kind == "IncompleteMatrixError"
+        failure = refused(connection, Kind.GET, matrix=matrix, region=ALL)
+        assert failure.kind == "IncompleteMatrixError"
+        put(connection, matrix, [39, 40, 0, 30], array[39:])
+        ask(connection, Kind.SYNC)
+        host.seal(matrix)
+        assert np.array_equal(get(connection, matrix, ALL), array)
+
+
+def test_elements_that_came_twice_keep_a_matrix_unsealed(host: ranks.Host, matrix: int) -> None:
+    with peer(host) as connection:
+        put(connection, matrix, ALL, data())
+        put(connection, matrix, [0, 1, 0, 1], data()[:1, :1])
+        ask(connection, Kind.SYNC)
+    with pytest.raises(Failure, match="got 1201 of the 1200 elements") as caught:
+        host.seal(matrix)
+    assert caught.value.kind == "IncompleteMatrixError"
+
+
+def test_half_a_payload_does_not_count(host: ranks.Host, matrix: int) -> None:
+    array = data()
+    with peer(host) as connection:
+        head = frames.encode(Kind.PUT, {"matrix": matrix, "region": ALL}, array.nbytes)
+        connection.sock.sendall(head + array.tobytes("F")[:-8])
+    with peer(host) as connection:
+        with pytest.raises(Failure, match="got 0 of"):
+            host.seal(matrix)
+        put(connection, matrix, ALL, array)
+        ask(connection, Kind.SYNC)
+        host.seal(matrix)
+        assert np.array_equal(get(connection, matrix, ALL), array)
+
+
+def test_a_whole_matrix_takes_no_more_data(host: ranks.Host, matrix: int) -> None:
+    host.fill(matrix)
+    before = host.local(matrix, 0)
+    with peer(host) as connection:
+        assert "takes no more" in refused(connection, Kind.MAP, matrix=matrix, write=True).message
+        put(connection, matrix, ALL, data())
+        with pytest.raises(Failure, match="takes no more"):
+            connection.expect(Kind.SYNC, WAIT_S)
+        with pytest.raises(frames.ConnectionLost):  # what it refused is still in the stream
+            connection.recv(WAIT_S)
+    assert np.array_equal(host.local(matrix, 0), before)
+
+
+def test_a_refusal_without_a_payload_leaves_the_connection_usable(
+    host: ranks.Host, matrix: int
+) -> None:
+    host.fill(matrix)
+    with peer(host) as connection:
+        failure = refused(connection, Kind.GET, matrix=1 << 40, region=ALL)
+        assert failure.kind == "MatrixNotFoundError"
+        failure = refused(connection, Kind.GET, matrix=matrix, region=[0, 41, 0, 30])
+        assert failure.kind == "ShapeError"
+        assert get(connection, matrix, [1, 2, 2, 3])[0, 0] == 1002
+
+
+# --- shared memory ---
+
+
+def test_what_was_written_into_a_map_can_be_read_from_one(host: ranks.Host, matrix: int) -> None:
+    array = data()
+    with peer(host) as writer, peer(host) as reader:
+        mapped(ask(writer, Kind.MAP, matrix=matrix, write=True))[...] = array
+        ask(writer, Kind.UNMAP, matrix=matrix, written=SIZE)
+        host.seal(matrix)
+        assert np.array_equal(mapped(ask(reader, Kind.MAP, matrix=matrix)), array)
+        ask(reader, Kind.UNMAP, matrix=matrix)
+
+
+def test_memory_is_mapped_through_the_unix_socket_only(host: ranks.Host, matrix: int) -> None:
+    with peer(host, 1) as connection:
+        assert "Unix socket only" in refused(connection, Kind.MAP, matrix=matrix).message
+
+
+def test_a_segment_that_is_known_is_not_passed_again(host: ranks.Host, matrix: int) -> None:
+    with peer(host) as connection:
+        first = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[])
+        segment = first.body["segment"]
+        ask(connection, Kind.UNMAP, matrix=matrix, written=0)
+        again = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[segment])
+        assert (again.body, again.fds) == (first.body, ())
+        mapped(first)
+
+
+def test_segments_that_are_gone_are_named(host: ranks.Host, matrix: int) -> None:
+    with peer(host) as connection:
+        known = [1 << 50, 0, -1]
+        frame = ask(connection, Kind.MAP, matrix=matrix, write=True, known=known)
+        assert frame.body["dead"] == known
+        mapped(frame)
+
+
+def test_a_freed_matrix_keeps_its_memory_until_its_reader_is_done(host: ranks.Host) -> None:
+    matrix, other, third = next(ids), next(ids), next(ids)
+    (segment,) = host.new(matrix, SPREAD, "float64")
+    host.fill(matrix)
+    with peer(host) as connection:
+        seen = mapped(ask(connection, Kind.MAP, matrix=matrix))
+        before = seen.copy()
+        host.free(matrix)
+        assert host.new(other, SPREAD, "float64") != [segment]
+        host.fill(other)
+        assert np.array_equal(seen, before)
+        assert refused(connection, Kind.GET, matrix=matrix, region=ALL).kind == (
+            "MatrixNotFoundError"
+        )
+        ask(connection, Kind.UNMAP, matrix=matrix)
+        assert host.new(third, SPREAD, "float64") == [segment]
+    host.free(other)
+    host.free(third)
+
+
+def test_a_segment_is_used_again_warm(host: ranks.Host) -> None:
+    distribution = Distribution("CIRC_CIRC", (700, 100), (1, 1))
+    segments = set()
+    for _ in range(10):
+        matrix = next(ids)
+        segments |= set(host.new(matrix, distribution, "float64"))
+        with peer(host) as connection:
+            for fd in ask(connection, Kind.MAP, matrix=matrix, write=True).fds:
+                os.close(fd)
+            ask(connection, Kind.UNMAP, matrix=matrix, written=0)
+        host.free(matrix)
+    assert len(segments) == 1
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_only_a_writer_that_vanishes_spoils_the_memory(host: ranks.Host, write: bool) -> None:
+    distribution = Distribution("CIRC_CIRC", (900, 100), (1, 1))
+    matrix, other = next(ids), next(ids)
+    (segment,) = host.new(matrix, distribution, "float64")
+    if not write:
+        host.fill(matrix)
+    fds = host.fds()
+    with peer(host) as connection:
+        for fd in ask(connection, Kind.MAP, matrix=matrix, write=write).fds:
+            os.close(fd)
+    until(lambda: host.fds() == fds)
+    host.free(matrix)
+    taken = host.new(other, distribution, "float64")
+    assert (taken == [segment]) is not write
+    host.free(other)
+
+
+def test_a_matrix_whose_writer_vanished_can_be_sent_again(host: ranks.Host, matrix: int) -> None:
+    array = data()
+    with peer(host) as connection:
+        mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))[:20] = array[:20]
+    with peer(host) as connection:
+        mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))[...] = array
+        ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE)
+        host.seal(matrix)
+        assert np.array_equal(get(connection, matrix, ALL), array)
+
+
+def test_two_peers_may_map_one_matrix(host: ranks.Host, matrix: int) -> None:
+    array = data()
+    with peer(host) as left, peer(host) as right:
+        views = [mapped(ask(c, Kind.MAP, matrix=matrix, write=True)) for c in (left, right)]
+        views[0][:, :15], views[1][:, 15:] = array[:, :15], array[:, 15:]
+        for connection in (left, right):
+            ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE // 2)
+        host.seal(matrix)
+        assert np.array_equal(get(left, matrix, ALL), array)
+
+
+def test_a_map_is_counted_once_and_only_as_far_as_it_goes(host: ranks.Host, matrix: int) -> None:
+    with peer(host) as connection:
+        mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))
+        for wrong in (SIZE + 1, -1, True, 1.0, None, "all", [SIZE]):
+            assert (
+                "no number" in refused(connection, Kind.UNMAP, matrix=matrix, written=wrong).message
+            )
+        ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE)
+        assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message
+    host.seal(matrix)
+
+
+def test_who_only_reads_counts_nothing(host: ranks.Host, matrix: int) -> None:
+    host.fill(matrix)
+    with peer(host) as connection:
+        mapped(ask(connection, Kind.MAP, matrix=matrix))
+        assert "no number" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message

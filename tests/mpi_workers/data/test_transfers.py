@@ -1,0 +1,309 @@
+"""What is sent to ranks and fetched from them equals the array, by every way there is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpi_workers.data import transfers
+from mpi_workers.data.rank_connections import RankConnections
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.copy_kernels import ArrayBlock
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import owned_indices
+from tests.support import ranks as support
+from tests.support.transfers import (
+    COPIED,
+    RANKS,
+    SINGLE,
+    Array,
+    fetch,
+    new,
+    numbers,
+    routes,
+    send,
+    spread_of,
+)
+
+# --- there and back ---
+
+
+@routes
+@pytest.mark.parametrize("size", [1, 4, RANKS])
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_layout_puts_elements_where_they_belong_and_gives_them_back(
+    host: support.Host, gangs: dict[str, RankConnections], name: str, size: int, route: str
+) -> None:
+    array = numbers((37, 23))
+    target = new(host, spread_of(name, array.shape, size))
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    for rank in range(size):
+        rows, cols = owned_indices(name, array.shape, target.distribution.grid, rank)
+        assert np.array_equal(host.local(target.matrix, rank), array[np.ix_(rows, cols)])
+    for back in gangs.values():
+        assert np.array_equal(fetch(back, target), array)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("name", COPIED)
+def test_layouts_with_copies_are_read_and_not_written(
+    host: support.Host, gangs: dict[str, RankConnections], name: str, route: str
+) -> None:
+    target = new(host, spread_of(name, (20, 31)))
+    with (
+        pytest.raises(Failure, match=f"{name} keeps copies") as caught,
+        MatrixWriter(gangs[route], target),
+    ):
+        pass
+    assert caught.value.kind == "LayoutError"
+    host.fill(target.matrix)
+    wanted = 1000.0 * np.arange(20)[:, np.newaxis] + np.arange(31)
+    assert np.array_equal(fetch(gangs[route], target), wanted)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_keeps_every_bit(
+    host: support.Host, gangs: dict[str, RankConnections], dtype: str, route: str
+) -> None:
+    array = numbers((33, 18), dtype)
+    if array.dtype.kind in "fc":
+        array[:3, 0] = np.nan, np.inf, -0.0
+    target = new(host, spread_of("MC_MR", array.shape), dtype)
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    back = fetch(gangs[route], target)
+    assert back.dtype == array.dtype
+    assert back.tobytes() == array.tobytes()
+    host.free(target.matrix)
+
+
+def read_only(array: Array) -> Array:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+# Ways in which 60 x 50 elements may lie in memory.
+MEMORY: dict[str, Callable[[Array], Array]] = {
+    "C": lambda a: np.ascontiguousarray(a),
+    "Fortran": lambda a: np.asfortranarray(a),
+    "every second row and third column": lambda a: np.repeat(np.repeat(a, 2, 0), 3, 1)[::2, ::3],
+    "rows backwards": lambda a: a[::-1].copy()[::-1],
+    "columns backwards": lambda a: a[:, ::-1].copy()[:, ::-1],
+    "Fortran, both backwards": lambda a: np.asfortranarray(a[::-1, ::-1])[::-1, ::-1],
+    "a corner of a larger one": lambda a: np.pad(a, 7)[7:-7, 7:-7],
+    "read-only": read_only,
+    "not aligned": lambda a: np.frombuffer(b"x" + a.tobytes(), a.dtype, offset=1).reshape(a.shape),
+    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "of a smaller dtype": lambda a: a.astype("int16"),
+}
+
+
+@routes
+@pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
+@pytest.mark.parametrize("way", MEMORY)
+def test_a_source_may_lie_in_memory_in_any_way(
+    host: support.Host, gangs: dict[str, RankConnections], way: str, name: str, route: str
+) -> None:
+    array = numbers((60, 50))
+    source = MEMORY[way](array)
+    assert np.array_equal(source, array)
+    target = new(host, spread_of(name, array.shape))
+    send(gangs[route], target, (source, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
+def test_a_destination_may_lie_in_memory_in_any_way(
+    host: support.Host, gangs: dict[str, RankConnections], name: str, route: str
+) -> None:
+    array = numbers((60, 50))
+    target = new(host, spread_of(name, array.shape))
+    send(gangs["near"], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    around = np.full((80, 120), 7.0)
+    for out in (
+        np.empty((60, 50), order="F"),
+        np.empty((60, 50))[::-1, ::-1],
+        np.empty((120, 150))[::2, ::3],
+        around[10:70, 5:105:2],
+        np.empty((60, 50), "complex128"),
+        np.empty((60, 50), ">f8"),
+    ):
+        assert np.array_equal(fetch(gangs[route], target, out), array)
+    around[10:70, 5:105:2] = 7
+    assert (around == 7).all()  # nothing beside it was touched
+    host.free(target.matrix)
+
+
+@st.composite
+def cut_matrices(draw: st.DrawFn) -> tuple[tuple[int, int], list[tuple[int, int, int, int]]]:
+    """A shape, and half-open blocks that tile it."""
+    m, n = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    rows = sorted({0, m, *draw(st.lists(st.integers(0, m), max_size=3))})
+    blocks = []
+    for r0, r1 in itertools.pairwise(rows):
+        cols = sorted({0, n, *draw(st.lists(st.integers(0, n), max_size=3))})
+        blocks += [(r0, r1, c0, c1) for c0, c1 in itertools.pairwise(cols)]
+    return (m, n), draw(st.permutations(blocks))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    cut=cut_matrices(),
+    name=st.sampled_from(SINGLE),
+    size=st.integers(1, RANKS),
+    ways=st.tuples(st.sampled_from(["near", "far"]), st.sampled_from(["near", "far"])),
+    order=st.sampled_from("CF"),
+    dtype=st.sampled_from(DTYPES),
+    data=st.data(),
+)
+def test_blocks_anywhere_make_a_matrix_of_which_any_region_can_be_read(
+    host: support.Host,
+    gangs: dict[str, RankConnections],
+    cut: Any,
+    name: str,
+    size: int,
+    ways: tuple[str, str],
+    order: Any,
+    dtype: str,
+    data: st.DataObject,
+) -> None:
+    shape, blocks = cut
+    array = np.asarray(numbers(shape, dtype), order=order)
+    target = new(host, spread_of(name, shape, size), dtype)
+    for some in (blocks[:1], blocks[1:]):  # blocks may come in several transfers
+        parts = [(array[r0:r1, c0:c1], (r0, c0)) for r0, r1, c0, c1 in some]
+        send(gangs[ways[0]], target, *parts)
+    host.seal(target.matrix)
+    with MatrixReader(gangs[ways[1]], target) as reader:
+        for _ in range(3):
+            r0, r1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, shape[0])])))
+            c0, c1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, shape[1])])))
+            out = np.zeros((r1 - r0, c1 - c0), dtype, order=order)
+            reader.read_block(out, (r0, c0))
+            assert np.array_equal(out, array[r0:r1, c0:c1])
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("shape", [(300, 2000), (70000, 3), (400000, 1), (1, 200000), (900, 513)])
+@pytest.mark.parametrize("name", ["VC_STAR", "STAR_VR", "CIRC_CIRC"])
+def test_what_is_larger_than_a_piece_of_a_stream_arrives_in_order(
+    host: support.Host,
+    gangs: dict[str, RankConnections],
+    name: str,
+    shape: tuple[int, int],
+    order: Any,
+    route: str,
+) -> None:
+    array = np.asarray(np.arange(shape[0] * shape[1], dtype="float64").reshape(shape), order=order)
+    target = new(host, spread_of(name, shape, 2))
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target, np.empty_like(array)), array)
+    other = np.empty(shape, order="F" if order == "C" else "C")
+    assert np.array_equal(fetch(gangs[route], target, other), array)
+    host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 40), (0, 5), (5, 0)])
+@pytest.mark.parametrize("name", SINGLE)
+def test_ranks_that_hold_nothing_are_left_alone(
+    host: support.Host,
+    gangs: dict[str, RankConnections],
+    name: str,
+    shape: tuple[int, int],
+    route: str,
+) -> None:
+    array = numbers(shape)
+    target = new(host, spread_of(name, shape))
+    send(gangs[route], target, (array, (0, 0)))
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(gangs[route], target), array)
+    host.free(target.matrix)
+
+
+def test_which_blocks_are_better_joined(
+    host: support.Host, gangs: dict[str, RankConnections]
+) -> None:
+    rows, cols = (new(host, spread_of(name, (4096, 4096))) for name in ("VC_STAR", "STAR_VC"))
+    for target, low in ((rows, 32 * RANKS - 1), (cols, 31)):
+        with MatrixWriter(gangs["near"], target) as writer:
+            assert not writer.is_small((low + 1, 4096))
+            assert writer.is_small((low, 4096))  # too few elements of a column for a rank
+            assert writer.is_small((4096, 11))  # less than 64 KiB for each
+            assert not writer.is_small((4096, 12))
+        with MatrixWriter(gangs["far"], target) as writer:
+            assert writer.is_small((1023, 1024))
+            assert not writer.is_small((1024, 1024))
+        host.free(target.matrix)
+
+
+def test_work_is_shared_out_to_threads(gangs: dict[str, RankConnections]) -> None:
+    ranks = RankConnections(gangs["near"].rank_endpoints, threads=3)
+    squares: dict[int, int] = {}
+    ranks.share_out(lambda i: squares.__setitem__(i, i * i), range(2, 40))
+    assert squares == {i: i * i for i in range(2, 40)}
+    with pytest.raises(ZeroDivisionError):
+        ranks.share_out(lambda i: 1 // i, [1, 0])
+    ranks.close()
+    with pytest.raises(Failure, match="closed"):
+        ranks.share_out(print, range(3))
+
+
+# --- what is told of a transfer ---
+
+
+@routes
+def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
+    host: support.Host,
+    gangs: dict[str, RankConnections],
+    route: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfers, "PANEL_BYTES", 10_000)
+    array = numbers((100, 100))
+    target = new(host, spread_of("VC_STAR", array.shape))
+    told: list[int] = []
+    with MatrixWriter(gangs[route], target, told.append) as writer:
+        writer.write_block(array[:77], (0, 0))  # 62 KB: in panels
+        rest = [
+            ArrayBlock(array[i : i + 4], (i, 0)) for i in range(77, 97, 4)
+        ]  # 3 KB: some at once
+        writer.write_blocks([*rest, ArrayBlock(array[97:], (97, 0))])
+    assert sum(told) == array.nbytes
+    assert len(told) > 8
+    assert sum(times.nbytes for times in writer.times.values()) == array.nbytes
+    assert set(writer.times) == set(range(RANKS))
+    wanted = "shared memory" if route == "near" else "TCP"
+    assert {times.route for times in writer.times.values()} == {wanted}
+    assert all(times.send_s > 0 for times in writer.times.values())
+    if route == "far":
+        assert all(t.serialize_s > 0 and t.receive_s > 0 for t in writer.times.values())
+    host.seal(target.matrix)
+    told.clear()
+    with MatrixReader(gangs[route], target, told.append) as reader:
+        reader.read_block(np.empty_like(array), (0, 0))
+    assert sum(told) == array.nbytes
+    assert sum(times.nbytes for times in reader.times.values()) == array.nbytes
+    assert all(times.receive_s > 0 for times in reader.times.values())
+    host.free(target.matrix)

@@ -1,0 +1,107 @@
+"""What test_redistribute.py runs on the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_workers.matrix import redistribution as module
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS, Distribution, Grid, Shape, positions
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.redistribution import redistribute
+from mpi_workers.rank.loop import Gang
+
+POOL = Pool(64 << 20, shared=False)
+
+
+def grids(size: int) -> list[Grid]:
+    return [(h, size // h) for h in range(1, size + 1) if size % h == 0]
+
+
+def whole(shape: Shape, dtype: str) -> Any:
+    """Every element different from every other, and none zero."""
+    values = np.arange(1, shape[0] * shape[1] + 1).reshape(shape)
+    return (values * (1 - 2j) if dtype.startswith("complex") else values).astype(dtype)
+
+
+def blank(distribution: Distribution, rank: int, dtype: str) -> DistMatrix:
+    kind = np.dtype(dtype)
+    matrix = DistMatrix(
+        distribution, rank, kind, POOL.take(distribution.local_indices(rank).size * kind.itemsize)
+    )
+    matrix.local[...] = -1
+    return matrix
+
+
+def moved_wrong(gang: Gang, old: Distribution, new: Distribution, dtype: str) -> int:
+    """Elements that this rank has wrong after a redistribution, of source and result."""
+    values = whole(old.shape, dtype)
+    source, result = blank(old, gang.rank, dtype), blank(new, gang.rank, dtype)
+    source.local[...] = values[np.ix_(source.rows, source.cols)]
+    redistribute(source, result, gang.comm)
+    return sum(int((m.local != values[np.ix_(m.rows, m.cols)]).sum()) for m in (source, result))
+
+
+def every_pair(gang: Gang, shapes: list[Shape], message: int) -> list[Any]:
+    """All 14 x 14 pairs on every grid, dtypes in turn. Returns what went wrong, and how many."""
+    bad: list[Any] = []
+    dtypes = itertools.cycle(DTYPES)
+    done = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MESSAGE", message)
+        for grid in grids(gang.size):
+            for shape, old, new in itertools.product(shapes, LAYOUTS, LAYOUTS):
+                dtype = next(dtypes)
+                spreads = [Distribution(name, (shape[0], shape[1]), grid) for name in (old, new)]
+                wrong = moved_wrong(gang, spreads[0], spreads[1], dtype)
+                done += 1
+                if gang.comm.allreduce(wrong):
+                    bad.append([old, new, shape, grid, dtype])
+    return [done, bad]
+
+
+def every_dtype(gang: Gang) -> list[Any]:
+    """Each dtype through layouts with and without copies, in messages of a few elements."""
+    bad: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for message, dtype in itertools.product((16, 48, 1 << 20), DTYPES):
+            patch.setattr(module, "MESSAGE", message)
+            for old, new in itertools.permutations(("VC_STAR", "MC_MR", "STAR_STAR", "MD_STAR"), 2):
+                spreads = [Distribution(name, (23, 19), gang.grid) for name in (old, new)]
+                if gang.comm.allreduce(moved_wrong(gang, spreads[0], spreads[1], dtype)):
+                    bad.append([old, new, dtype, message])
+    return bad
+
+
+def refusals(gang: Gang) -> list[str]:
+    """Messages for a result of another shape, and of another dtype: on one rank alone."""
+    said: list[str] = []
+    if gang.rank == 0:
+        source = blank(Distribution("VC_STAR", (4, 3), gang.grid), 0, "float64")
+        for shape, dtype in (((3, 4), "float64"), ((4, 3), "float32")):
+            with pytest.raises(ValueError, match="cannot redistribute") as error:
+                redistribute(
+                    source, blank(Distribution("MC_MR", shape, gang.grid), 0, dtype), gang.comm
+                )
+            said.append(str(error.value))
+    return said
+
+
+def to_layout(gang: Gang) -> list[Any]:
+    """The gang's own `to_layout`: itself where it has the layout, else new memory."""
+    matrix = gang.new((5, 7), "float64", "VC_STAR")
+    matrix.local[...] = gang.rank
+    moved = gang.to_layout(matrix, "STAR_STAR")
+    owners = [float(i % gang.size) for i in range(5)]
+    return [
+        gang.to_layout(matrix, "VC_STAR") is matrix,
+        moved.layout,
+        bool((moved.local == np.array(owners)[:, None]).all()),
+        not np.shares_memory(moved.local, matrix.local),
+        moved.local.flags.f_contiguous,
+        moved.local[positions(moved.rows, range(1, 2)), :].shape,
+    ]

@@ -1,0 +1,120 @@
+"""Tiled copies are plain copies, whatever the strides, the origin and the cut."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
+from mpi_workers.matrix.layout import LAYOUTS, Distribution
+
+
+def parts_of(distribution: Distribution, dtype: Any = np.float64) -> list[RankPart]:
+    """A block for one rank of each group of owners, filled with -1."""
+    parts = []
+    for group in distribution.owners():
+        local_indices = distribution.local_indices(group[0])
+        parts.append(
+            RankPart(group[0], local_indices, np.full(local_indices.shape, -1, dtype, order="F"))
+        )
+    return parts
+
+
+@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("shape", [(700, 600), (3, 5), (1, 200_000), (200_000, 1)])
+def test_copy_is_assignment(order: Any, shape: tuple[int, int]) -> None:
+    src = np.arange(float(shape[0] * shape[1])).reshape(shape).copy(order=order[0])
+    dst = np.zeros(shape, order=order[1])
+    copy_kernels.copy(dst, src)
+    assert np.array_equal(dst, src)
+
+
+def test_copy_takes_any_strides() -> None:
+    src = np.arange(900.0 * 800).reshape(900, 800)[::-2, ::3]
+    whole = np.zeros((2 * src.shape[1], src.shape[0]))
+    copy_kernels.copy(whole[::2].T, src)
+    assert np.array_equal(whole[::2].T, src)
+    assert not whole[1::2].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(LAYOUTS),
+    st.sampled_from([(1, 1), (1, 3), (2, 2), (2, 3), (3, 2)]),
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.data(),
+)
+def test_exchange_serves_every_part_of_any_region(
+    layout: str, grid: tuple[int, int], shape: tuple[int, int], data: st.DataObject
+) -> None:
+    row0, col0 = data.draw(st.integers(0, shape[0] - 1)), data.draw(st.integers(0, shape[1] - 1))
+    row1, col1 = data.draw(st.integers(row0, shape[0])), data.draw(st.integers(col0, shape[1]))
+    whole = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
+    region = whole[row0:row1, col0:col1]
+    parts = parts_of(Distribution(layout, shape, grid))
+    copied = copy_kernels.exchange([ArrayBlock(region, (row0, col0))], parts, into_parts=True)
+    assert set(copied) == {part.rank for part in parts}
+    assert sum(part.elements for part in copied.values()) == region.size
+    inside = np.full(shape, -1.0)
+    inside[row0:row1, col0:col1] = region
+    for part in parts:
+        assert np.array_equal(part.local, inside[np.ix_(*part.local_indices)])
+    back = np.zeros_like(region)
+    copy_kernels.exchange([ArrayBlock(back, (row0, col0))], parts, into_parts=False)
+    assert np.array_equal(back, region)
+
+
+@pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR"])
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "int64"])
+def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:
+    whole = np.arange(1300 * 900).reshape(1300, 900).astype(dtype)
+    parts = parts_of(Distribution(layout, (1300, 900), (2, 2)), dtype)
+    with ThreadPoolExecutor(2) as executor:
+        copy_kernels.exchange(
+            [ArrayBlock(whole, (0, 0))], parts, into_parts=True, executor=executor, threads=2
+        )
+        for part in parts:
+            assert np.array_equal(part.local, whole[np.ix_(*part.local_indices)])
+        back = np.zeros_like(whole, order="F")
+        copied = copy_kernels.exchange(
+            [ArrayBlock(back, (0, 0))], parts, into_parts=False, executor=executor, threads=2
+        )
+    assert np.array_equal(back, whole)
+    assert all(part.seconds > 0 for part in copied.values())
+    assert sum(part.elements for part in copied.values()) == whole.size
+
+
+@pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR"])
+def test_exchange_of_many_blocks_at_once(layout: str) -> None:
+    whole = np.arange(700.0 * 300).reshape(700, 300)
+    rows, cols = [0, 1, 350, 699, 700], [0, 7, 300]
+    boxes = [(r, c) for r in pairwise(rows) for c in pairwise(cols)]
+    parts = parts_of(Distribution(layout, whole.shape, (2, 2)))
+    with ThreadPoolExecutor(2) as executor:
+        blocks = [ArrayBlock(whole[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
+        copy_kernels.exchange(blocks[::-1], parts, into_parts=True, executor=executor, threads=2)
+        for part in parts:
+            assert np.array_equal(part.local, whole[np.ix_(*part.local_indices)])
+        back = np.zeros_like(whole)
+        blocks = [ArrayBlock(back[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
+        copy_kernels.exchange(blocks, parts, into_parts=False, executor=executor, threads=2)
+    assert np.array_equal(back, whole)
+
+
+def test_exchange_with_nobody_or_nothing() -> None:
+    assert copy_kernels.exchange([ArrayBlock(np.zeros((3, 3)), (0, 0))], [], into_parts=True) == {}
+    parts = parts_of(Distribution("VC_STAR", (3, 3), (1, 2)))
+    copied = copy_kernels.exchange([ArrayBlock(np.zeros((0, 3)), (0, 0))], parts, into_parts=True)
+    assert [copied[rank].elements for rank in (0, 1)] == [0, 0]
+    assert (parts[0].local == -1).all()
+
+
+def test_threads_are_cores_up_to_eight() -> None:
+    assert 1 <= copy_kernels.default_threads() <= 8

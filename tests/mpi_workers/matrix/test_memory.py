@@ -1,0 +1,244 @@
+"""Blocks come back warm when the last array on them is gone, and not before."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import memory
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.memory import PAGE, Pool, available_bytes, readable
+from mpi_workers.matrix.storage import Storage
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "private"])
+def pool(request: pytest.FixtureRequest) -> Pool:
+    return Pool(64 * MIB, shared=request.param)
+
+
+def test_a_block_is_writable_memory_of_its_size(pool: Pool) -> None:
+    block = pool.take(1000)
+    array = block.array()
+    array[...] = 7
+    assert array.nbytes == 1000
+    assert (block.array() == 7).all()
+
+
+def test_a_matrix_is_fortran_ordered_and_not_a_copy(pool: Pool) -> None:
+    block = pool.take(3 * 5 * 8)
+    matrix = block.matrix((3, 5), np.dtype("float64"))
+    matrix[...] = np.arange(15.0).reshape(3, 5)
+    assert matrix.flags.f_contiguous
+    assert block.array().view("float64").tolist() == matrix.T.ravel().tolist()
+
+
+def test_an_empty_block_is_possible(pool: Pool) -> None:
+    assert pool.take(0).matrix((0, 0), np.dtype("complex128")).shape == (0, 0)
+
+
+def test_the_segment_of_a_forgotten_block_is_lent_again(pool: Pool) -> None:
+    block = pool.take(MIB)
+    segment = block.segment.id
+    del block
+    gc.collect()
+    assert pool.idle_bytes() == MIB
+    assert pool.take(MIB).segment.id == segment
+
+
+def test_an_array_keeps_its_block_lent(pool: Pool) -> None:
+    block = pool.take(MIB)
+    segment = block.segment.id
+    view = block.matrix((1024, 128), np.dtype("float64"))[::2, 3:]
+    del block
+    gc.collect()
+    assert pool.idle_bytes() == 0
+    assert pool.take(MIB).segment.id != segment
+    view[...] = 1.0
+    del view
+    gc.collect()
+    assert pool.idle_bytes() >= MIB
+
+
+def test_a_segment_much_too_big_is_not_lent(pool: Pool) -> None:
+    segment = pool.take(4 * MIB).segment.id
+    gc.collect()
+    assert pool.take(2 * MIB).segment.id != segment
+    assert pool.take(4 * MIB - 4 * MIB // 8).segment.id == segment
+
+
+def test_small_blocks_share_any_small_segment(pool: Pool) -> None:
+    segment = pool.take(memory.SMALL).segment.id
+    gc.collect()
+    assert pool.take(10).segment.id == segment
+
+
+def test_the_best_fit_is_taken(pool: Pool) -> None:
+    blocks = [pool.take(n * MIB) for n in (12, 10, 11)]
+    ids = [block.segment.id for block in blocks]
+    del blocks
+    gc.collect()
+    assert pool.take(10 * MIB).segment.id == ids[1]
+
+
+def test_a_tainted_segment_is_never_lent_again(pool: Pool) -> None:
+    block = pool.take(MIB)
+    segment = block.segment.id
+    block.taint()
+    assert pool.is_live(segment)
+    del block
+    gc.collect()
+    assert pool.idle_bytes() == 0
+    assert not pool.is_live(segment)
+    assert pool.take(MIB).segment.id != segment
+
+
+def test_no_more_is_kept_than_asked_for() -> None:
+    pool = Pool(3 * MIB, shared=False)
+    blocks = [pool.take(MIB) for _ in range(5)]
+    ids = [block.segment.id for block in blocks]
+    while blocks:
+        del blocks[0]  # the first is idle longest
+    gc.collect()
+    assert pool.idle_bytes() == 3 * MIB
+    assert [pool.is_live(n) for n in ids] == [False, False, True, True, True]
+
+
+def test_trim_gives_memory_back(pool: Pool) -> None:
+    lent, returned = pool.take(MIB), pool.take(2 * MIB)
+    ids = lent.segment.id, returned.segment.id
+    del returned
+    gc.collect()
+    pool.trim()
+    assert pool.idle_bytes() == 0
+    assert [pool.is_live(n) for n in ids] == [True, False]
+
+
+def test_every_segment_of_a_dropped_block_closes_its_descriptor() -> None:
+    pool = Pool(0, shared=True)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        pool.take(PAGE)
+    gc.collect()
+    assert pool.idle_bytes() == 0
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_another_mapping_sees_what_is_written_and_cannot_shrink_it() -> None:
+    pool = Pool(MIB, shared=True)
+    block = pool.take(PAGE)
+    with mmap.mmap(block.segment.fd, PAGE) as other:
+        block.array()[:3] = (1, 2, 3)
+        assert other[:3] == b"\1\2\3"
+        other[0] = 9
+    assert block.array()[0] == 9
+    with pytest.raises(PermissionError):
+        os.ftruncate(block.segment.fd, 0)
+
+
+def test_private_memory_has_no_descriptor() -> None:
+    assert Pool(MIB, shared=False).take(PAGE).segment.fd == -1
+
+
+def test_a_shared_segment_leaves_no_name() -> None:
+    before = set(os.listdir("/dev/shm"))
+    block = Pool(MIB, shared=True).take(MIB)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "alchemist" in name]
+    assert block.nbytes == MIB
+
+
+def test_more_than_the_system_has_is_a_resource_error_before_anything_is_taken(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Never with a size that is really too large: where the check is broken, the kernel kills.
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2 * MIB)
+    words = r"no room for a block of 3\.1 MB .*: Cannot allocate"
+    with pytest.raises(Failure, match=words) as error:
+        pool.take(3 * MIB)
+    assert error.value.kind == "ResourceError"
+    pool.take(PAGE).array()[...] = 1  # and the pool goes on
+
+
+@pytest.fixture
+def storage() -> Storage:
+    return Storage(1, Pool(64 * MIB, shared=False))
+
+
+def test_storage_gives_a_rank_its_own_part(storage: Storage) -> None:
+    matrix = storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32"))
+    assert matrix.local.shape == (2, 3)
+    assert list(matrix.rows) == [1, 3]
+    assert matrix.nbytes == 60
+    assert matrix.leading_dimension == 2
+
+
+def test_storage_asks_before_it_takes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpi_workers.matrix.storage.available_bytes", lambda: MIB)
+    with pytest.raises(Failure, match=r"rank 1 needs .* STAR_STAR.*free handles") as error:
+        storage.new(Distribution("STAR_STAR", (1024, 512), (1, 2)), np.dtype("float64"))
+    assert error.value.kind == "ResourceError"
+
+
+def test_storage_gives_up_warm_memory_when_it_is_short(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.pool.take(8 * MIB)
+    gc.collect()
+    monkeypatch.setattr("mpi_workers.matrix.storage.available_bytes", lambda: MIB)
+    kept = storage.new(Distribution("STAR_STAR", (1024, 512), (1, 2)), np.dtype("float64"))
+    assert storage.pool.idle_bytes() == 0
+    assert kept.local.nbytes == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind"),
+    [
+        (lambda s: s.sealed(1), "IncompleteMatrixError"),
+        (lambda s: s.seal(1), "IncompleteMatrixError"),
+        (lambda s: s.sealed(2), "MatrixNotFoundError"),
+        (lambda s: s.entry("1"), "MatrixNotFoundError"),
+    ],
+)
+def test_a_matrix_that_is_not_whole_is_not_usable(
+    storage: Storage, ask: Callable[[Storage], object], kind: str
+) -> None:
+    storage.put(
+        1, storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32")), sealed=False
+    )
+    storage.count(storage.entry(1), 5)
+    with pytest.raises(Failure) as error:
+        ask(storage)
+    assert error.value.kind == kind
+
+
+def test_a_matrix_is_whole_when_every_element_has_arrived(storage: Storage) -> None:
+    matrix = storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32"))
+    storage.put(1, matrix, sealed=False)
+    storage.count(storage.entry(1), 5)
+    storage.count(storage.entry(1), 1)
+    storage.seal(1)
+    assert storage.sealed(1) is matrix
+    storage.free(1)
+    storage.free(1)
+    with pytest.raises(Failure, match="holds no matrix 1"):
+        storage.sealed(1)
+
+
+def test_available_bytes_is_what_the_machine_has() -> None:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < available_bytes() <= pages
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e9, "2.0 GB"), (5e16, "50000.0 TB")],
+)
+def test_bytes_for_people(nbytes: float, text: str) -> None:
+    assert readable(nbytes) == text

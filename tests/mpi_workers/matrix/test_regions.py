@@ -1,0 +1,69 @@
+"""Regions are checked before they are believed; streams cut a block exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
+from mpi_workers.matrix.regions import WIDE, Region, stream
+
+sizes = st.integers(0, 40)
+
+
+@given(
+    shape=st.tuples(sizes, sizes),
+    itemsize=st.sampled_from([4, 8, 16]),
+    chunk=st.integers(16, 5000),
+    tiled=st.booleans(),
+)
+def test_pieces_tile_a_block_once_and_are_no_larger_than_agreed(
+    shape: tuple[int, int], itemsize: int, chunk: int, tiled: bool
+) -> None:
+    seen = np.zeros(shape, int)
+    order = np.full(shape, -1)
+    for k, local_indices in enumerate(stream(shape, itemsize, chunk, tiled=tiled)):
+        seen[local_indices] += 1
+        order[local_indices] = k
+        assert 0 < seen[local_indices].size * itemsize <= max(chunk, WIDE if tiled else 0)
+    assert (seen == 1).all()
+    if not tiled:  # pieces follow each other as the elements do
+        assert (np.diff(order.ravel("F")) >= 0).all()
+
+
+@given(data=st.data(), name=st.sampled_from(LAYOUTS), size=st.integers(1, 8))
+def test_a_region_of_a_piece_is_what_lies_in_both(
+    data: st.DataObject, name: str, size: int
+) -> None:
+    m, n = data.draw(st.tuples(sizes, sizes))
+    rows, cols = (
+        sorted(data.draw(st.tuples(*2 * [st.integers(0, m)]))),
+        sorted(data.draw(st.tuples(*2 * [st.integers(0, n)]))),
+    )
+    region = Region.checked([*rows, *cols], (m, n))
+    local_indices = Distribution(name, (m, n), default_grid(size)).local_indices(
+        data.draw(st.integers(0, size - 1))
+    )
+    wanted = {(i, j) for i in local_indices.rows for j in local_indices.cols} & {
+        (i, j) for i in range(*rows) for j in range(*cols)
+    }
+    part = region.of(local_indices)
+    assert {(i, j) for i in part.rows for j in part.cols} == wanted
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, "0101", [], [0, 1, 0], [0, 1, 0, 1, 0], (0, 1, 0, 1), [0, 4, 0, 1], [0, 1, 0, 5],
+     [2, 1, 0, 1], [0, 1, 2, 1], [-1, 1, 0, 1], [0, True, 0, 1], [0, 1.0, 0, 1], [0, "1", 0, 1],
+     [0, 1 << 70, 0, 1], [np.int64(0), 1, 0, 1], ["x" * 10_000] * 4],
+)  # fmt: skip
+def test_what_is_no_region_is_a_shape_error(value: Any) -> None:
+    with pytest.raises(Failure, match="not a region of a 3 x 4 matrix") as caught:
+        Region.checked(value, (3, 4))
+    assert caught.value.kind == "ShapeError"
+    assert len(caught.value.message) < 300

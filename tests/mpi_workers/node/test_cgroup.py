@@ -1,0 +1,158 @@
+"""What is read of the kernel's memory controller; what it does is in tests/faults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, OomWatch, memory_cgroup
+
+KILLED = 9  # as waitpid says it
+WORDS = "was killed by signal 9 (SIGKILL)"
+V1 = "12:pids:/a\n4:cpu,memory:/job/step\n0::/\n"
+
+
+def v2(mount: Path, below: str, kills: int, limit: str = "max") -> None:
+    folder = mount / below
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.events").write_text(f"low 0\nmax 7\noom 1\noom_kill {kills}\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+
+
+def v1(mount: Path, below: str, kills: int, limit: int = 9223372036854771712) -> None:
+    folder = mount / "memory" / below
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.oom_control").write_text(
+        f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"
+    )
+    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+
+
+@pytest.fixture
+def membership(tmp_path: Path) -> Path:
+    return tmp_path / "membership"
+
+
+def test_in_a_container_the_files_are_at_the_mount(tmp_path: Path, membership: Path) -> None:
+    membership.write_text("0::/kubepods/pod7/abc\n")  # of a mount that shows less
+    v2(tmp_path, ".", 0, "2147483648")
+    watch = OomWatch(membership, tmp_path)
+    assert watch.explained(KILLED, WORDS) == WORDS
+    v2(tmp_path, ".", 1, "2147483648")
+    said = watch.explained(KILLED, WORDS)
+    assert "the kernel's OOM killer" in said
+    assert "2.1 GB (2147483648 bytes)" in said
+
+
+def test_the_least_limit_on_the_way_up_counts(tmp_path: Path, membership: Path) -> None:
+    membership.write_text("0::/job/step\n")
+    v2(tmp_path, "job", 0, "1000000")
+    v2(tmp_path, "job/step", 0)
+    assert OomWatch(membership, tmp_path).limit() == 1_000_000
+
+
+def test_version_one_is_read_where_it_is_mounted(tmp_path: Path, membership: Path) -> None:
+    membership.write_text(V1)
+    v1(tmp_path, "job", 0, 500_000)
+    v1(tmp_path, "job/step", 3)
+    assert memory_cgroup(V1, tmp_path) == (
+        tmp_path / "memory/job/step",
+        ("memory.oom_control", "memory.limit_in_bytes"),
+    )
+    watch = OomWatch(membership, tmp_path)
+    assert watch.explained(KILLED, WORDS) == WORDS  # it has killed, but before
+    v1(tmp_path, "job/step", 4)
+    assert "(500000 bytes)" in watch.explained(KILLED, WORDS)
+    assert watch.explained(KILLED, WORDS) == WORDS  # each kill is told once
+
+
+def test_without_a_limit_the_node_is_full(tmp_path: Path, membership: Path) -> None:
+    membership.write_text("0::/\n")
+    v2(tmp_path, ".", 0)
+    watch = OomWatch(membership, tmp_path)
+    v2(tmp_path, ".", 1)
+    assert watch.explained(KILLED, WORDS).endswith("the node has run out of memory")
+
+
+def test_other_ends_are_not_the_kernels(tmp_path: Path, membership: Path) -> None:
+    membership.write_text("0::/\n")
+    v2(tmp_path, ".", 0)
+    watch = OomWatch(membership, tmp_path)
+    v2(tmp_path, ".", 1)
+    for status in (11, 15, 9 << 8):  # SIGSEGV, SIGTERM, exit(9)
+        assert watch.explained(status, "so it was") == "so it was"
+
+
+def test_nothing_to_read_is_no_error(tmp_path: Path, membership: Path) -> None:
+    watch = OomWatch(membership, tmp_path)
+    assert watch.limit() is None
+    assert watch.explained(KILLED, WORDS) == WORDS
+    membership.write_text("garbage\n\n0::/\n")
+    (tmp_path / "memory.events").write_text("not what\nit was ever like\n")
+    assert OomWatch(membership, tmp_path).explained(KILLED, WORDS) == WORDS
+
+
+def test_the_controller_of_this_machine_is_found() -> None:
+    here = memory_cgroup(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    if here is None:
+        pytest.skip("this process is under no memory controller")
+    folder, files = here
+    assert all(os.access(folder / name, os.R_OK) for name in files[:1])
+
+
+LIMIT = 64 << 20  # 64 MiB
+GREEDY = """
+import os, sys
+with open(sys.argv[1], "w") as procs:
+    procs.write(str(os.getpid()))
+from mpi_workers.node.cgroup import OomWatch
+watch = OomWatch()
+for greed in (0, 1 << 30):
+    pid = os.fork()
+    if pid == 0:
+        bytearray(b"x") * greed
+        os.kill(os.getpid(), 9)
+    print(watch.explained(os.waitpid(pid, 0)[1], "by somebody"))
+"""
+
+
+@pytest.fixture
+def small() -> Iterator[Path]:
+    """A memory cgroup of this test's own."""
+    found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
+    if found is None or os.getuid() != 0:
+        pytest.skip("a memory cgroup can only be made by root, where there is a controller")
+    above, (_, limit_file) = found
+    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        (folder / limit_file).write_text(f"{LIMIT}\n")
+        yield folder
+    except OSError as error:
+        pytest.skip(f"no memory limit can be set here: {error}")
+    finally:
+        folder.rmdir()
+
+
+def test_the_kernel_kills_and_is_named(small: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GREEDY, str(small / "cgroup.procs")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "by somebody"
+    assert "the kernel's OOM killer" in second
+    assert f"({LIMIT} bytes)" in second

@@ -1,0 +1,42 @@
+"""What ranks print, cut into lines."""
+
+from __future__ import annotations
+
+from mpi_workers.node.output import HELD_LIMIT, LINE_LIMIT, STDERR, STDOUT, OutputLines
+
+
+def test_lines_are_whole_whatever_the_pieces() -> None:
+    lines = OutputLines()
+    for local_indices in (b"on", b"e\ntw", b"o\n\nthr"):
+        lines.add(3, STDOUT, local_indices)
+    lines.add(3, STDERR, b"apart\n")
+    lines.add(1, STDOUT, "Grüße".encode()[:3])
+    assert lines.take() == [(3, 1, "one"), (3, 1, "two"), (3, 1, ""), (3, 2, "apart")]
+    assert not lines
+    lines.add(1, STDOUT, "Grüße\n".encode()[3:])
+    lines.finish(3)
+    lines.finish(1)
+    assert lines.take() == [(1, 1, "Grüße"), (3, 1, "thr")]
+
+
+def test_a_line_without_end_is_cut() -> None:
+    lines = OutputLines()
+    lines.add(0, STDOUT, b"x" * (LINE_LIMIT + 1))
+    assert [len(text) for _, _, text in lines.take()] == [LINE_LIMIT]
+    lines.finish(0)
+    assert lines.take() == [(0, STDOUT, "x")]
+
+
+def test_more_than_fits_is_dropped_and_told() -> None:
+    lines = OutputLines()
+    for _ in range(3):
+        lines.add(0, STDOUT, (b"y" * 99 + b"\n") * (HELD_LIMIT // 100))
+    lines.add(2, STDOUT, b"short\n" * 100)
+    assert lines.nbytes <= HELD_LIMIT
+    taken = lines.take()
+    kept = sum(len(text) + 1 for rank, _, text in taken if text.startswith("y"))
+    notes = [(rank, text) for rank, stream, text in taken if stream == STDERR]
+    assert notes[0][0] == 0
+    assert f"{3 * (HELD_LIMIT // 100) * 100 - kept} bytes" in notes[0][1]
+    lines.add(0, STDOUT, b"again\n")
+    assert lines.take() == [(0, STDOUT, "again")]
