@@ -31,7 +31,7 @@ NATURAL = "MC_MR"
 BLOCK = 64
 NEVER = 1 << 31
 # The smallest dimension of a matrix from which a copy in blocks pays for itself, by routine:
-# measured, see ali/README.md. PBLAS gathers blocks of its own for a product; p?lange only reads.
+# measured (docs/scalapack.md). PBLAS gathers its own blocks for a product; p?lange only reads.
 BLOCKED_FROM = {
     "gemm": NEVER, "lange": NEVER, "getrf": 48, "potrf": 48, "geqrf": 48, "gesvd": 48, "syevd": 1,
 }  # fmt: skip

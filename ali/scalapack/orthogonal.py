@@ -46,7 +46,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ``4 (m n s - (m + n) s^2 / 2 + s^3 / 3) / ranks`` flops with s = min(m, n), some
     ``m n log(ranks) / sqrt(ranks)`` words and ``n log(ranks)`` messages per rank: for a very tall
     A `linalg.qr` sends far fewer. Memory for a copy of A and the results, and a further copy
-    where it is in blocks (ali/README.md). Cannot be interrupted while it computes. Source:
+    where it is in blocks (docs/scalapack.md). Cannot be interrupted while it computes. Source:
     ScaLAPACK Users' Guide, ``p?geqrf``, ``p?orgqr`` (``p?ungqr``).
     """
     dtype = computed_in("qr", A)
@@ -140,7 +140,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     -----
     QR (LQ for a wide A): ``(2 l s^2 - 2/3 s^3 + 4 l s k) / ranks`` flops with l = max(m, n),
     s = min(m, n). Memory for copies of A and of B with l rows, twice where they are in blocks
-    (ali/README.md). Cannot be interrupted while it computes. Source: ScaLAPACK Users' Guide,
+    (docs/scalapack.md). Cannot be interrupted while it computes. Source: ScaLAPACK Users' Guide,
     ``p?gels``.
     """
     dtype = computed_in("lstsq", A, B)

@@ -44,7 +44,7 @@ def matmul(
     -----
     ``2 m n k / ranks`` flops; ``m k / height + k n / width`` words received per rank on a
     height x width grid; memory for C, and one copy of A and of B where they are not in
-    MC_MR, are of another dtype, or all dimensions are at least the threshold (ali/README.md).
+    MC_MR, are of another dtype, or all dimensions are at least the threshold (docs/scalapack.md).
     Cannot be interrupted while it computes. Source: ScaLAPACK Users' Guide, PBLAS ``p?gemm``.
     """
     dtype = computed_in("matmul", A, B)

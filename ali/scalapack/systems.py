@@ -40,7 +40,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     -----
     ``(2/3 n^3 + 2 n^2 k) / ranks`` flops; about ``(n^2 + n k) log(ranks) / sqrt(ranks)`` words
     and ``n log(ranks)`` messages per rank; memory for copies of A and B, twice where they
-    are in blocks (ali/README.md). Cannot be interrupted while it computes. Source: ScaLAPACK
+    are in blocks (docs/scalapack.md). Cannot be interrupted while it computes. Source: ScaLAPACK
     Users' Guide, ``p?gesv``.
     """
     dtype = computed_in("solve", A, B)
@@ -83,7 +83,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     Notes
     -----
     ``n^3 / (3 ranks)`` flops, about ``n^2 log(ranks) / (2 sqrt(ranks))`` words per rank, memory
-    for a copy of A, two where it is in blocks (ali/README.md). Cannot be interrupted while it
+    for a copy of A, two where it is in blocks (docs/scalapack.md). Cannot be interrupted while it
     computes. Source: ScaLAPACK Users' Guide, ``p?potrf``.
     """
     dtype = computed_in("cholesky", A)
@@ -131,7 +131,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     -----
     ``(m n s - (m + n) s^2 / 2 + s^3 / 3) 2 / ranks`` flops with s = min(m, n), some
     ``m n log(ranks) / sqrt(ranks)`` words per rank; memory for a copy of A and the results, and a
-    further copy where it is in blocks (ali/README.md); m words for P. Cannot be interrupted
+    further copy where it is in blocks (docs/scalapack.md); m words for P. Cannot be interrupted
     while it computes. Source: ScaLAPACK Users' Guide, ``p?getrf``.
     """
     dtype = computed_in("lu", A)

@@ -55,9 +55,9 @@ def matrices(gang: Gang) -> dict[str, Any]:
     }
 
 
-def readme(gang: Gang) -> list[bool]:
-    """The library of ali/README.md, cut out of it."""
-    text = (Path(ali.__file__).parent / "README.md").read_text()
+def documented(gang: Gang) -> list[bool]:
+    """The example library of docs/own-library.md."""
+    text = (Path(ali.__file__).parents[1] / "docs" / "own-library.md").read_text()
     source = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     with TemporaryDirectory() as folder:
         path = Path(folder, "columns.py")

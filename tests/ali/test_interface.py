@@ -185,8 +185,8 @@ def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> N
     }
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    assert trial.run(RANKS + "readme", 2) == [True, True]
+def test_the_example_in_the_documentation_runs() -> None:
+    assert trial.run(RANKS + "documented", 2) == [True, True]
 
 
 def test_echo_runs_on_the_ranks() -> None:
