@@ -3,7 +3,7 @@
 import os
 import sys
 
-from alchemist_ray.deploy.slurm.job import adopt
+from alchemist_ray.runtime.batch_job import adopt
 
 if "ray" not in sys.modules:  # it reads how to authenticate itself when it is imported
     adopt(os.environ)

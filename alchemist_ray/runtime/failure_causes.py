@@ -1,4 +1,4 @@
-"""Why a node's part of a gang is gone, where its surroundings know: Kubernetes, a job manager."""
+"""Reasons why a node's part of a gang ended, as known to Kubernetes or to the batch system."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
 
 
 def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:
-    """The error for a node that is being taken away, told by itself before it went."""
+    """Return the error for a node that has announced that it is being taken away."""
     kind = LaunchError if starting else GroupFailedError
     return kind(
         f"node {hostname} is being taken away (SIGTERM): its pod is evicted, drained or deleted, "
         "or its job ends. The gang was ended on all nodes; request_workers() starts a new one "
-        "where there is room",
+        "on the remaining nodes",
         node=node,
         cause="node leaving",
         hostname=hostname,
@@ -21,11 +21,14 @@ def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:
 
 
 def ask_kubernetes(pod: str) -> str:
-    """Where to look, in a pod: a limit that kills a whole container leaves nobody to tell."""
+    """Return a hint for a pod that died without an error of its own; empty outside Kubernetes.
+
+    A memory limit that kills a whole container leaves no process that could report it.
+    """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
     namespace = os.environ.get("RAY_CLUSTER_NAMESPACE", "default")
     return (
-        f" `kubectl -n {namespace} describe pod {pod}` says which: OOMKilled is the pod's own "
-        "memory limit, Evicted its node's want."
+        f" `kubectl -n {namespace} describe pod {pod}` shows the cause: OOMKilled means that the "
+        "pod exceeded its own memory limit, Evicted that its node ran short of resources."
     )

@@ -6,8 +6,8 @@ import os
 
 import ray
 
-from alchemist_ray.deploy.slurm import job
 from alchemist_ray.errors import SessionError
+from alchemist_ray.runtime.batch_job import adopt
 
 LAPTOP_CPUS = 4  # a Ray that we start ourselves has room for at least so many workers
 
@@ -20,7 +20,7 @@ def join_ray(workers: int | None) -> bool:
     """
     if ray.is_initialized():
         return False
-    if job.adopt(os.environ):
+    if adopt(os.environ):
         raise SessionError(
             "this job's Ray wants its token, and ray was imported before it was said so: import "
             "alchemist_ray before ray, or start the program with `alchemist slurm run -- ...`"

@@ -56,11 +56,6 @@ def current(env: Mapping[str, str]) -> Allocation:
     )
 
 
-def job_id(env: Mapping[str, str]) -> str | None:
-    """The job's number, if the process is in one."""
-    return env.get("SLURM_JOB_ID") or env.get("PBS_JOBID")
-
-
 def per_node(text: str) -> list[int]:
     """Slurm's short form of numbers per node: ``4(x2),3`` is 4, 4, 3. Raises `ValueError`."""
     found: list[int] = []

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
 from alchemist_ray.deploy.slurm.cluster import RayInJob, RayOptions
-from alchemist_ray.deploy.slurm.job import VARIABLE, Address, JobFolder
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.launchers.choice import SETTINGS
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 
 USAGE = """\
 Ray and its gangs in a job of {system}.
@@ -217,7 +217,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = _folder()
     signals = Signals()
     grace_s = program.grace_s(options.spare or sites.load(options.site).job.spare_s)
-    if (address := folder.live_address()) is not None:  # `start` has been here
+    if (address := folder.live_cluster()) is not None:  # `start` has been here
         if options.container and not address.container:
             raise JobError(
                 "this job's Ray is up, and not in an image: `alchemist slurm stop` ends it, "
@@ -246,7 +246,7 @@ def _run(options: argparse.Namespace) -> int:
         )
 
 
-def _say_up(address: Address) -> None:
+def _say_up(address: JobCluster) -> None:
     print(
         f"alchemist: Ray is up on {len(address.nodes)} node(s) with {address.cpus} CPUs, "
         f"head {address.head} at {address.address}",
@@ -257,12 +257,12 @@ def _say_up(address: Address) -> None:
 
 def _start(options: argparse.Namespace) -> int:
     folder = _folder()
-    if (address := folder.live_address()) is not None:
+    if (address := folder.live_cluster()) is not None:
         raise JobError(
             f"this job's Ray is up already, at {address.address}: use it, or `alchemist slurm stop`"
         )
     if not options.foreground:
-        if folder.address() is not None:
+        if folder.cluster() is not None:
             folder.clear()  # of a Ray that is gone
         return _in_background(options, folder)
     signals = Signals()
@@ -295,7 +295,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
         keeper = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    while (address := folder.address()) is None:
+    while (address := folder.cluster()) is None:
         if keeper.poll() is not None:
             said = log.read_text(errors="replace").strip() if log.exists() else ""
             raise JobError(f"Ray did not come up:\n{said}")
@@ -313,15 +313,15 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     return 0
 
 
-def _to_join(folder: JobFolder, address: Address) -> dict[str, str]:
+def _to_join(folder: JobFolder, address: JobCluster) -> dict[str, str]:
     told = folder.environment(address, {})
-    del told[VARIABLE]
+    del told[FOLDER_VARIABLE]
     return told
 
 
 def _stop(options: argparse.Namespace) -> int:
     folder = _folder()
-    address = folder.address()
+    address = folder.cluster()
     if address is None:
         raise JobError("no Ray of `alchemist slurm start` runs in this job")
     if address.keeper_host != os.uname().nodename:
@@ -335,7 +335,7 @@ def _stop(options: argparse.Namespace) -> int:
         folder.clear()
         return 0
     deadline = time.monotonic() + STOP_S
-    while folder.address() is not None:
+    while folder.cluster() is not None:
         if time.monotonic() > deadline:
             raise JobError(f"process {address.keeper_pid} has not ended Ray in {STOP_S:.0f} s")
         time.sleep(POLL_INTERVAL_S)

@@ -25,13 +25,12 @@ from typing import Any, Self
 
 from alchemist_ray.deploy.slurm import ports
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node
-from alchemist_ray.deploy.slurm.job import VARIABLE as FOLDER
-from alchemist_ray.deploy.slurm.job import Address, JobFolder
-from alchemist_ray.deploy.slurm.network import address_of, address_towards, interfaces
 from alchemist_ray.deploy.slurm.node import NodeTask
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
+from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
+from alchemist_ray.runtime.network import address_of, address_towards, interfaces
 from mpi_workers.wire.blocking import Connection, greet
 from mpi_workers.wire.frames import Body, Kind, WireError
 from mpi_workers.wire.sockets import listen_tcp, tune
@@ -101,7 +100,7 @@ class RayInJob:
         self._step: subprocess.Popen[bytes] | None = None
         self._listener: socket.socket | None = None
         self._secret = ""
-        self.address: Address | None = None
+        self.address: JobCluster | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -140,7 +139,7 @@ class RayInJob:
         limit_s = max(1.0, deadline - time.monotonic())
         self._tell(head.name, "await", address=address, nodes=len(nodes), limit_s=limit_s)
         self._await(lambda: self._ready, deadline + POLL_INTERVAL_S, lambda: "Ray's other nodes")
-        self.address = Address(
+        self.address = JobCluster(
             address=address,
             job=self._allocation.job,
             head=head.name,
@@ -153,7 +152,7 @@ class RayInJob:
         )
         for node in nodes:
             self._tell(node.name, "settled")
-        self._folder.write_address(self.address)
+        self._folder.write_cluster(self.address)
 
     def _cpus(self, node: Node) -> int:
         return self._options.cpus or node.cpus
@@ -211,7 +210,7 @@ class RayInJob:
         with open(self._folder.path / "nodes.log", "wb") as out:
             self._step = subprocess.Popen(
                 command,
-                env=step_base(os.environ) | {FOLDER: str(self._folder.path)},
+                env=step_base(os.environ) | {FOLDER_VARIABLE: str(self._folder.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

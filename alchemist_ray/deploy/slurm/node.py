@@ -22,10 +22,10 @@ from typing import Any
 
 from alchemist_ray.deploy.slurm import ports, processes
 from alchemist_ray.deploy.slurm.folder import NodeFolder
-from alchemist_ray.deploy.slurm.network import local_address
 from alchemist_ray.deploy.slurm.ray_node import RayNode
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
+from alchemist_ray.runtime.network import local_address
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from alchemist_ray.deploy.slurm.cluster import RayInJob, step_base
-from alchemist_ray.deploy.slurm.job import Address, JobFolder
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
+from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
 from mpi_workers.node.processes import die_with_parent
 
 POLL_INTERVAL_S = 0.1
@@ -19,7 +19,7 @@ TEARDOWN_S = 15  # of a job's spare time, for Ray to end
 LEAST_GRACE_S = 5
 
 
-def command_on_head(command: Sequence[str], address: Address) -> list[str]:
+def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
     """The command as it is if this is the head's node, else as a step there."""
     here = (os.environ.get("SLURMD_NODENAME"), os.uname().nodename)
     if address.head in here:
@@ -30,7 +30,7 @@ def command_on_head(command: Sequence[str], address: Address) -> list[str]:
     ]  # fmt: skip
 
 
-def in_image(command: Sequence[str], address: Address) -> list[str]:
+def in_image(command: Sequence[str], address: JobCluster) -> list[str]:
     """The command in the image that the job's Ray is in, if there is one, and where we are."""
     if not address.container:
         return list(command)
@@ -39,7 +39,7 @@ def in_image(command: Sequence[str], address: Address) -> list[str]:
 
 def run(
     command: Sequence[str],
-    address: Address,
+    address: JobCluster,
     folder: JobFolder,
     signals: Signals,
     *,

@@ -18,6 +18,7 @@ from alchemist_ray.deploy.virtual_cluster import host
 from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import srun_command
+from alchemist_ray.runtime import batch_job
 
 HOME_VARIABLE = "ALCHEMIST_VIRTUAL"
 HOME = "~/.alchemist/virtual"
@@ -37,7 +38,7 @@ def folder_of(name: str) -> Path:
 
 def hosts() -> list[str]:
     """The nodes of the Slurm job that this process is in; none outside of one."""
-    if allocation.job_id(os.environ) is None:
+    if batch_job.job_id(os.environ) is None:
         return []
     job = allocation.current(os.environ)
     if not job.uses_srun:

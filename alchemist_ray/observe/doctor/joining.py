@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 
-from alchemist_ray.deploy.slurm.job import VARIABLE
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding
 from alchemist_ray.observe.doctor.machine import usable_cores
+from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE
 
 ANSWER_S = 3.0
 TOKEN = Path("~/.ray/auth_token")
@@ -51,7 +51,7 @@ def named_address(given: str | None) -> tuple[str, str]:
     if given:
         return given, "--address"
     if told := os.environ.get("RAY_ADDRESS"):
-        return told, "this job's folder" if VARIABLE in os.environ else "RAY_ADDRESS"
+        return told, "this job's folder" if FOLDER_VARIABLE in os.environ else "RAY_ADDRESS"
     return "", ""
 
 

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.deploy.slurm.network import address_of, address_towards, interfaces
 from alchemist_ray.errors import JobError
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
+from alchemist_ray.runtime.network import address_of, address_towards, interfaces
 
 ALL_PAIRS = 16
 DIAL_S = 5.0

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from alchemist_ray.deploy.slurm.network import interfaces
 from alchemist_ray.observe.doctor import leftovers, machine, network, software
 from alchemist_ray.observe.doctor.finding import LIMIT_S, Check, Expected, run_checks, to_map
+from alchemist_ray.runtime.network import interfaces
 
 PIECE = 700  # characters; srun passes on no more than 1024 bytes of several tasks in one piece
 

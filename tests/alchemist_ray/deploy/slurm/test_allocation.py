@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alchemist_ray.deploy.slurm import allocation, network, ports
+from alchemist_ray.deploy.slurm import allocation, ports
 from alchemist_ray.deploy.slurm.allocation import MEBI, Node
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.hostlist import expand
+from alchemist_ray.runtime import network
 
 JOB = {
     "SLURM_JOB_ID": "4711",

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from alchemist_ray.deploy.slurm import job
 from alchemist_ray.deploy.slurm.folder import PREFIX, SEGMENT_S, SHM, NodeFolder
-from alchemist_ray.deploy.slurm.job import Address, JobFolder
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+from alchemist_ray.runtime import batch_job
+from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
 
-ADDRESS = Address(
+ADDRESS = JobCluster(
     "10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {LAUNCHER: "srun"}
 )
 
@@ -37,10 +37,10 @@ def test_a_jobs_secrets_are_its_users_alone(tmp_path: Path) -> None:
     assert folder.token.read_text() == secret
     assert len(secret) == 64
     assert folder.new_token() != secret
-    assert folder.address() is None
-    folder.write_address(ADDRESS)
-    assert folder.address() == ADDRESS
-    assert mode(folder.path / job.ADDRESS) == 0o600
+    assert folder.cluster() is None
+    folder.write_cluster(ADDRESS)
+    assert folder.cluster() == ADDRESS
+    assert mode(folder.path / batch_job.CLUSTER_FILE) == 0o600
     folder.clear()
     assert not folder.path.exists()
     folder.clear()
@@ -56,29 +56,31 @@ def test_a_log_is_left(tmp_path: Path) -> None:
 
 
 def test_a_process_finds_its_jobs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(job.HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(batch_job.HOME_VARIABLE, str(tmp_path))
     folder = JobFolder(tmp_path / "7")
     folder.make()
     env = {"SLURM_JOB_ID": "7"}
-    assert not job.adopt(env)
+    assert not batch_job.adopt(env)
     assert env == {"SLURM_JOB_ID": "7"}  # it has none yet
-    folder.write_address(ADDRESS)
-    assert job.adopt(env)
+    folder.write_cluster(ADDRESS)
+    assert batch_job.adopt(env)
     assert env["RAY_ADDRESS"] == ADDRESS.address
     assert env["RAY_AUTH_MODE"] == "token"
     assert env["RAY_AUTH_TOKEN_PATH"] == str(folder.token)
     assert env[LAUNCHER] == "srun"  # as the site's fabric needs it
     told = {"SLURM_JOB_ID": "7", LAUNCHER: "pmi"}
-    job.adopt(told)
+    batch_job.adopt(told)
     assert told[LAUNCHER] == "pmi"
     chosen = {"SLURM_JOB_ID": "7", "RAY_ADDRESS": "other:1"}
-    job.adopt(chosen)
+    batch_job.adopt(chosen)
     assert chosen["RAY_ADDRESS"] == "other:1"
     outside = {"HOME": "/"}
-    job.adopt(outside)
+    batch_job.adopt(outside)
     assert outside == {"HOME": "/"}
-    (folder.path / job.ADDRESS).write_text(json.dumps({"address": 1}))  # of another version
-    assert folder.address() is None
+    (folder.path / batch_job.CLUSTER_FILE).write_text(
+        json.dumps({"address": 1})
+    )  # of another version
+    assert folder.cluster() is None
 
 
 def test_segments_that_nobody_has_mapped_go_with_the_node(tmp_path: Path) -> None:

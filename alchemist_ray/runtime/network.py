@@ -1,0 +1,62 @@
+"""Choice of this machine's address: by the name of an interface, or by the route to a peer."""
+
+from __future__ import annotations
+
+import fcntl
+import fnmatch
+import socket
+import struct
+from collections.abc import Iterable
+
+from alchemist_ray.errors import JobError
+
+SIOCGIFADDR = 0x8915
+DISCARD_PORT = 9  # nothing is sent there
+
+
+def interfaces() -> dict[str, str]:
+    """Return the IPv4 address of every interface that has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def address_of(patterns: Iterable[str], here: dict[str, str]) -> str:
+    """Return the address of the first interface that matches a name or pattern.
+
+    Raises
+    ------
+    JobError
+        If no interface matches.
+    """
+    for pattern in patterns:
+        for name in sorted(here):
+            if fnmatch.fnmatchcase(name, pattern):
+                return here[name]
+    raise JobError(
+        f"no interface {' or '.join(patterns)} (nodes.interface of the site file) on "
+        f"{socket.gethostname()}, which has {', '.join(f'{n} ({a})' for n, a in here.items())}"
+    )
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's address on the route to `host`. Raises `JobError`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((host, DISCARD_PORT))
+        except OSError as error:
+            raise JobError(f"{socket.gethostname()} has no route to {host}: {error}") from None
+        return str(sock.getsockname()[0])
+
+
+def local_address(patterns: list[str], peer: str) -> str:
+    """Return the address of the interface, or on the route to `peer` (``tcp:host:port``)."""
+    if patterns:
+        return address_of(patterns, interfaces())
+    return address_towards(peer.split(":")[1])
