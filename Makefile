@@ -11,12 +11,13 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help env demo test test-kube lint format bench lock image clean-image clean
+.PHONY: help env demo test test-kube docs lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and show the whole way: array -> MPI ranks -> result"
 	@echo "make test    set up and run all tests      (PYTHON=python3.12 to choose another)"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; says what it needs)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/README.md's tables"
 	@echo "make image   the container image, by podman"
@@ -49,6 +50,10 @@ test: $(READY)
 # Not part of `make test`: it brings up a control plane and takes a quarter of an hour.
 test-kube: $(READY)
 	$(BIN)/python -m pytest tests/kube -s -o faulthandler_timeout=0 --write-timings $(KUBE)
+
+docs: $(READY)
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/docs
+	@echo "open build/docs/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
