@@ -9,17 +9,17 @@
  *     f_q'   = f_q - (f_q - f_q^eq) / tau + (1 - 1/(2 tau)) w_q (3 (c_q - u) + 9 (c_q . u) c_q) . F
  *     f_q^eq = w_q rho (1 + 3 c_q . u + 9/2 (c_q . u)^2 - 3/2 u . u)
  *
- * and the temperature is a passive D2Q5 gas (w = 1/3, 1/6) that the flow carries along:
+ * and the temperature is a passive D2Q5 gas (w = 1/3, 1/6) advected by the flow:
  *
  *     g_q'   = g_q - (g_q - g_q^eq) / tau_T,   g_q^eq = w_q T (1 + 3 c_q . u)
  *
  * with viscosity (tau - 1/2) / 3 and diffusivity (tau_T - 1/2) / 3.
  *
- * Written in packs of nodes (GCC's and Clang's vector types), not for the vectoriser to find: every
- * node then sees the same operations wherever the slabs are cut, so results agree in every bit on
- * any number of ranks. A column's pitch is a whole number of packs. Its nodes above the plate are
- * computed as well; what comes out there is read by no node of the fluid. */
-#include "lattice.h"
+ * Written with explicit vector types (GCC and Clang) instead of relying on auto-vectorisation:
+ * every node goes through the same operations wherever the slabs are cut, so results are bit-identical on
+ * any number of ranks. The pitch of a column is a whole number of packs. The nodes above the plate
+ * are computed too, but no node of the fluid reads them. */
+#include "collide.h"
 
 #if defined(__AVX512F__)
 #define PACK_BYTES 64
@@ -34,8 +34,8 @@ typedef double loose_pack __attribute__((vector_size(PACK_BYTES), aligned(8), ma
 
 enum { NODES = PACK_BYTES / 8 };
 
-/* Relaxes a pair of opposite populations. What they have in common is even in the direction, what
- * differs is odd: `along` is c_q . u of the first one, `push` its (1 - 1/(2 tau)) F . c_q. */
+/* Relax a pair of opposite populations. Their sum is even in the direction, their difference odd:
+ * `along` is c_q . u of the first one, `push` its (1 - 1/(2 tau)) F . c_q. */
 static inline void relax(pack *one, pack *other, double weight, double omega, pack density,
                          pack base, pack along, pack lift, pack push) {
     const pack even = weight * (omega * density * (base + 4.5 * along * along) +
@@ -58,7 +58,7 @@ void lattice_collide(lattice *L, int64_t first, int64_t last) {
     const int64_t begin = lattice_column(L, 0, first), end = lattice_column(L, 0, last);
 
     for (int64_t i = begin; i < end; i += NODES) {
-        /* Directions: 1 right, 2 up, 3 left, 4 down, 5 to 8 between them. */
+        /* Directions: 1 right, 2 up, 3 left, 4 down, 5 to 8 diagonal. */
         pack f0 = TAKE(0, 0), f1 = TAKE(1, pitch), f2 = TAKE(2, 1), f3 = TAKE(3, -pitch);
         pack f4 = TAKE(4, -1), f5 = TAKE(5, pitch + 1), f6 = TAKE(6, 1 - pitch);
         pack f7 = TAKE(7, -pitch - 1), f8 = TAKE(8, pitch - 1);

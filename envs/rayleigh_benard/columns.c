@@ -1,8 +1,8 @@
-/* Columns of all slabs, in order, on every rank. */
-#include "control.h"
+/* Gathers the columns of all slabs on every rank. */
+#include "columns.h"
 
-/* MPI may keep both ends of an exchange that was left, so all it was given lies in one piece of
- * memory, which is not given back then. */
+/* MPI may still access the buffers of an interrupted exchange, so all of them are in one block of
+ * memory, which is not freed in that case. */
 typedef struct {
     double *mine, *all;
     int *counts, *shifts;
@@ -21,14 +21,14 @@ static int have_memory(exchange *E, int size, size_t mine, size_t all) {
 
 int gather_columns(alchemist_call *call, const lattice *L, const double *mine, int64_t count,
                    double **all) {
-    const size_t own = (size_t)(L->columns * count), whole = (size_t)(L->is.width * count);
+    const size_t own = (size_t)(L->columns * count), whole = (size_t)(L->cell.width * count);
     exchange E = {0};
     MPI_Datatype column;
     MPI_Request request;
     *all = malloc(whole * sizeof(double));
     if (*all == NULL || (call->size > 1 && !have_memory(&E, call->size, own, whole))) {
         free(*all);
-        return alchemist_fail(call, "no memory to gather %zu numbers on rank %d", whole,
+        return alchemist_fail(call, "not enough memory to gather %zu numbers on rank %d", whole,
                               call->rank);
     }
     if (call->size == 1) {
@@ -37,8 +37,8 @@ int gather_columns(alchemist_call *call, const lattice *L, const double *mine, i
     }
     memcpy(E.mine, mine, own * sizeof(double));
     for (int r = 0; r < call->size; r++) {
-        E.shifts[r] = (int)lattice_first(L->is.width, call->size, r);
-        E.counts[r] = (int)lattice_first(L->is.width, call->size, r + 1) - E.shifts[r];
+        E.shifts[r] = (int)lattice_first(L->cell.width, call->size, r);
+        E.counts[r] = (int)lattice_first(L->cell.width, call->size, r + 1) - E.shifts[r];
     }
     MPI_Type_contiguous((int)count, MPI_DOUBLE, &column);
     MPI_Type_commit(&column);
@@ -46,7 +46,7 @@ int gather_columns(alchemist_call *call, const lattice *L, const double *mine, i
     if (MPI_Iallgatherv(E.mine, (int)L->columns, column, E.all, E.counts, E.shifts, column,
                         call->comm, &request))
         code = alchemist_fail(call, "MPI could not gather columns");
-    MPI_Type_free(&column); /* MPI keeps it until the exchange is over */
+    MPI_Type_free(&column); /* MPI keeps it until the exchange ends */
     if (code == ALCHEMIST_OK) code = alchemist_wait(call, &request);
     if (code != ALCHEMIST_OK) {
         free(*all);

@@ -1,13 +1,18 @@
-/* Heaters, probes and episodes of a Rayleigh-Benard cell under control. */
+/* Heaters and episodes of a controlled Rayleigh-Benard cell. */
 #include "control.h"
 
 #include <math.h>
+
+#include "columns.h"
+#include "lattice.h"
+#include "measure.h"
 
 #define PI 3.14159265358979323846
 
 enum { WAVES = 4 }; /* of the disturbance at a reset */
 
-static const double BLEND = 0.1; /* of a heater at either end: linear, to its neighbour */
+/* Fraction of a heater at either end that blends linearly into its neighbour. */
+static const double BLEND = 0.1;
 
 /* --- the generator: splitmix64 (Steele, Lea & Flood, OOPSLA 2014) --- */
 
@@ -37,31 +42,31 @@ static double disturbed(const void *about, double x, double y) {
 }
 
 static double conduction(const void *about, double x, double y) {
-    const task *has = about;
-    double wave = cos(2 * PI * (double)has->roll_pairs * x);
-    return HOT - y + has->perturbation * wave * sin(PI * y);
+    const task_parameters *task = about;
+    double wave = cos(2 * PI * (double)task->roll_pairs * x);
+    return HOT - y + task->perturbation * wave * sin(PI * y);
 }
 
-/* --- making one --- */
+/* --- construction --- */
 
 static double *numbers(int64_t count) { return calloc((size_t)count, sizeof(double)); }
 
 static int have_arrays(simulation *S) {
-    const task *has = &S->has;
+    const task_parameters *task = &S->task;
     S->developed = numbers(S->L->columns * lattice_record(S->L));
-    S->columns = numbers(S->L->columns * measured_of_a_column(has));
-    S->local = numbers(has->heaters);
-    S->probes = numbers(3 * has->probe_rows * has->heaters);
+    S->columns = numbers(S->L->columns * measured_of_a_column(task));
+    S->local = numbers(task->heaters);
+    S->probes = numbers(3 * task->probe_rows * task->heaters);
     return S->developed && S->columns && S->local && S->probes;
 }
 
 static int spin_up(alchemist_call *call, simulation *S, double reference) {
-    const double free_fall = (double)S->L->is.height / S->L->is.velocity;
+    const double free_fall = (double)S->L->cell.height / S->L->cell.velocity;
     int code;
-    S->substeps = llround(S->has.time_step * free_fall);
+    S->substeps = llround(S->task.time_step * free_fall);
     if (S->substeps < 1) S->substeps = 1;
-    lattice_rest(S->L, conduction, &S->has);
-    if ((code = lattice_run(call, S->L, llround(S->has.spin_up * free_fall)))) return code;
+    lattice_rest(S->L, conduction, &S->task);
+    if ((code = lattice_run(call, S->L, llround(S->task.spin_up * free_fall)))) return code;
     if ((code = simulation_measure(call, S))) return code;
     S->reference = isnan(reference) ? S->found.nusselt : reference;
     for (int64_t x = 0; x < S->L->columns; x++)
@@ -69,18 +74,18 @@ static int spin_up(alchemist_call *call, simulation *S, double reference) {
     return ALCHEMIST_OK;
 }
 
-int simulation_new(alchemist_call *call, const cell *is, const task *has, double reference,
-                   simulation **made) {
+int simulation_new(alchemist_call *call, const cell_parameters *cell, const task_parameters *task,
+                   double reference, simulation **made) {
     simulation *S = calloc(1, sizeof *S);
-    if (S == NULL) return alchemist_fail(call, "no memory on rank %d", call->rank);
+    if (S == NULL) return alchemist_fail(call, "not enough memory on rank %d", call->rank);
     int code = ALCHEMIST_FAILED;
-    S->has = *has;
-    S->L = lattice_new(call, is);
+    S->task = *task;
+    S->L = lattice_new(call, cell);
     if (S->L != NULL) {
         if (have_arrays(S))
             code = spin_up(call, S, reference);
         else
-            alchemist_fail(call, "no memory on rank %d", call->rank);
+            alchemist_fail(call, "not enough memory on rank %d", call->rank);
     }
     if (code == ALCHEMIST_OK)
         *made = S;
@@ -98,15 +103,15 @@ void simulation_free(simulation *S) {
 
 /* --- episodes --- */
 
-/* The developed flow, moved sideways and disturbed at random, after one time step of its own. */
+/* The developed flow, shifted sideways and disturbed at random, after one time step. */
 int simulation_reset(alchemist_call *call, simulation *S) {
     lattice *L = S->L;
-    const int64_t width = L->is.width, record = lattice_record(L);
-    uint64_t random = S->random; /* advanced only by a reset that succeeds */
+    const int64_t width = L->cell.width, record = lattice_record(L);
+    uint64_t random = S->random; /* stored only if the reset succeeds */
     const int64_t shift = (int64_t)(uniform(&random) * (double)width);
     waves w;
     for (int k = 0; k < WAVES; k++) {
-        w.amplitude[k] = S->has.disturbance * (2 * uniform(&random) - 1);
+        w.amplitude[k] = S->task.disturbance * (2 * uniform(&random) - 1);
         w.phase[k] = uniform(&random);
     }
     double *all;
@@ -126,33 +131,34 @@ int simulation_reset(alchemist_call *call, simulation *S) {
 
 static double within(double low, double x, double high) { return fmax(low, fmin(x, high)); }
 
-/* The sum of the heaters for an action that is lowered by `shift`. */
-static double total(const task *has, const double *action, double shift, double *heaters) {
+/* Sets the heaters for an action lowered by `shift`; returns their sum. */
+static double total(const task_parameters *task, const double *action, double shift,
+                    double *heaters) {
     double sum = 0;
-    for (int64_t j = 0; j < has->heaters; j++) {
-        heaters[j] = has->amplitude * within(-1, within(-1, action[j], 1) - shift, 1);
+    for (int64_t j = 0; j < task->heaters; j++) {
+        heaters[j] = task->amplitude * within(-1, within(-1, action[j], 1) - shift, 1);
         sum += heaters[j];
     }
     return sum;
 }
 
-void heaters_from(const task *has, const double *action, double *heaters) {
-    double low = -1, high = 1; /* the sum falls with the shift, and is 0 between these */
+void heaters_from(const task_parameters *task, const double *action, double *heaters) {
+    double low = -1, high = 1; /* the sum decreases with the shift and is 0 between these */
     for (int halvings = 0; halvings < 60; halvings++) {
         const double middle = 0.5 * (low + high);
-        if (total(has, action, middle, heaters) > 0)
+        if (total(task, action, middle, heaters) > 0)
             low = middle;
         else
             high = middle;
     }
-    total(has, action, high, heaters);
+    total(task, action, high, heaters);
 }
 
 static void heat_plate(simulation *S, const double *heaters) {
-    const int64_t n = S->has.heaters;
+    const int64_t n = S->task.heaters;
     for (int64_t x = 0; x < S->L->columns; x++) {
-        const int64_t node = S->L->first + x, j = piece_of(node, n, S->L->is.width);
-        const double at = ((double)node + 0.5) / (double)S->L->is.width;
+        const int64_t node = S->L->first + x, j = piece_of(node, n, S->L->cell.width);
+        const double at = ((double)node + 0.5) / (double)S->L->cell.width;
         const double part = at * (double)n - (double)j;
         double own = heaters[j];
         const double before = heaters[(j + n - 1) % n], after = heaters[(j + 1) % n];
@@ -165,9 +171,9 @@ static void heat_plate(simulation *S, const double *heaters) {
 }
 
 int simulation_step(alchemist_call *call, simulation *S, const double *action) {
-    double *heaters = numbers(S->has.heaters);
-    if (heaters == NULL) return alchemist_fail(call, "no memory on rank %d", call->rank);
-    heaters_from(&S->has, action, heaters);
+    double *heaters = numbers(S->task.heaters);
+    if (heaters == NULL) return alchemist_fail(call, "not enough memory on rank %d", call->rank);
+    heaters_from(&S->task, action, heaters);
     heat_plate(S, heaters);
     free(heaters);
     S->measured = 0;

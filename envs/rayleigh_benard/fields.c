@@ -1,7 +1,9 @@
-/* The fields of a cell as matrices: to look at, and to keep. */
+/* Fields of a cell as matrices: pictures and saved states. */
+#include "columns.h"
+#include "lattice.h"
 #include "library.h"
 
-/* Fill every rank's part of a matrix from the same numbers on each, column after column. */
+/* Fill each rank's part of a matrix from the whole matrix in column-major order. */
 static void fill(alchemist_matrix *A, const double *columns) {
     double *to = A->data;
     for (int64_t j = 0; j < A->local_cols; j++)
@@ -16,7 +18,7 @@ static int give_columns(alchemist_call *call, alchemist_value *out, const lattic
     double *all;
     int code = gather_columns(call, L, mine, rows, &all);
     if (code != ALCHEMIST_OK) return code;
-    alchemist_matrix *A = alchemist_new(call, rows, L->is.width, ALCHEMIST_FLOAT64, layout);
+    alchemist_matrix *A = alchemist_new(call, rows, L->cell.width, ALCHEMIST_FLOAT64, layout);
     if (A != NULL) fill(A, all);
     free(all);
     out->matrix = A;
@@ -25,7 +27,7 @@ static int give_columns(alchemist_call *call, alchemist_value *out, const lattic
 
 static int whole_state(alchemist_call *call, const lattice *L) {
     if (!L->torn) return ALCHEMIST_OK;
-    return alchemist_fail(call, "a call was ended in the middle of a step: reset() first");
+    return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
 }
 
 ROUTINE(routine_render) {
@@ -33,9 +35,10 @@ ROUTINE(routine_render) {
     const simulation *S = simulated(call);
     if (S == NULL || whole_state(call, S->L)) return ALCHEMIST_FAILED;
     const lattice *L = S->L;
-    const int64_t height = L->is.height, rows = height + 2;
+    const int64_t height = L->cell.height, rows = height + 2;
     double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
-    if (mine == NULL) return alchemist_fail(call, "no memory for a picture on rank %d", call->rank);
+    if (mine == NULL)
+        return alchemist_fail(call, "not enough memory for a picture on rank %d", call->rank);
     for (int64_t x = 0; x < L->columns; x++) {
         double *column = mine + x * rows;
         *column = COLD;
@@ -47,8 +50,8 @@ ROUTINE(routine_render) {
     return code;
 }
 
-/* A state is a column of numbers for each column of the cell: its record, and what is the same for
- * all: steps, actions, and the generator's state in two halves. */
+/* A state has one column per column of the cell: its record, then the numbers common to all: steps,
+ * actions, and the state of the generator in two halves. */
 enum { STEPS, ACTIONS, RANDOM_HIGH, RANDOM_LOW, COMMON };
 
 ROUTINE(routine_save_state) {
@@ -58,7 +61,8 @@ ROUTINE(routine_save_state) {
     const lattice *L = S->L;
     const int64_t record = lattice_record(L), rows = record + COMMON;
     double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
-    if (mine == NULL) return alchemist_fail(call, "no memory for a state on rank %d", call->rank);
+    if (mine == NULL)
+        return alchemist_fail(call, "not enough memory for a state on rank %d", call->rank);
     for (int64_t x = 0; x < L->columns; x++) {
         double *column = mine + x * rows, *common = column + record;
         lattice_save(L, x, column);
@@ -79,11 +83,11 @@ ROUTINE(routine_load_state) {
     lattice *L = S->L;
     const int64_t record = lattice_record(L), rows = record + COMMON;
     const alchemist_matrix *A = in[0].matrix;
-    if (A->dtype != ALCHEMIST_FLOAT64 || A->rows != rows || A->cols != L->is.width)
+    if (A->dtype != ALCHEMIST_FLOAT64 || A->rows != rows || A->cols != L->cell.width)
         return alchemist_refuse(call,
-                                "a state of this cell is a matrix of float64 of %lld x %lld, as "
-                                "save_state() gives it: this one is %lld x %lld",
-                                (long long)rows, (long long)L->is.width, (long long)A->rows,
+                                "a state of this cell is a float64 matrix of shape %lld x %lld, "
+                                "as save_state() returns it; this one is %lld x %lld",
+                                (long long)rows, (long long)L->cell.width, (long long)A->rows,
                                 (long long)A->cols);
     if ((A = alchemist_to_layout(call, A, ALCHEMIST_STAR_STAR)) == NULL) return ALCHEMIST_FAILED;
     const double *columns = A->data;

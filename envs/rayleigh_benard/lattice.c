@@ -1,5 +1,7 @@
-/* The slab of a rank: its memory, its plates, its halo, and the steps between them. */
+/* The slab of a rank: memory, plates, halo and time steps. */
 #include "lattice.h"
+
+#include "collide.h"
 
 #include <math.h>
 
@@ -11,7 +13,7 @@ static const double WEIGHT[POPULATIONS] = {4. / 9,  1. / 9,  1. / 9,  1. / 9, 1.
 static const int TO_THE_RIGHT[CROSSING] = {1, 5, 8, 10};
 static const int TO_THE_LEFT[CROSSING] = {3, 6, 7, 12};
 
-enum { RIGHTWARD = 1, LEFTWARD = 2 }; /* tags of the halo's messages */
+enum { RIGHTWARD = 1, LEFTWARD = 2 }; /* tags of the halo messages */
 enum { NODES_BETWEEN_CHECKS = 1 << 18 };
 
 /* --- memory --- */
@@ -25,21 +27,21 @@ static double *aligned(int64_t count) {
 
 static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-lattice *lattice_new(alchemist_call *call, const cell *is) {
+lattice *lattice_new(alchemist_call *call, const cell_parameters *cell) {
     lattice *L = calloc(1, sizeof *L);
     if (L == NULL) goto full;
-    const double free_fall = is->velocity * (double)is->height;
-    L->is = *is;
-    L->viscosity = free_fall * sqrt(is->prandtl / is->rayleigh);
-    L->diffusivity = free_fall / sqrt(is->prandtl * is->rayleigh);
-    L->buoyancy = is->velocity * is->velocity / (double)is->height;
-    L->first = lattice_first(is->width, call->size, call->rank);
-    L->columns = lattice_first(is->width, call->size, call->rank + 1) - L->first;
-    /* One row of nodes lies outside: what comes back from the plates is put there, upwards below
-     * node 0, which is above the last one of the column before, and downwards above the last. */
-    L->pitch = round_up(is->height + 1, LANES);
-    /* Planes begin 5 cache lines off a multiple of the page, so that the 28 streams of a step do
-     * not meet in one set of the cache. */
+    const double free_fall = cell->velocity * (double)cell->height;
+    L->cell = *cell;
+    L->viscosity = free_fall * sqrt(cell->prandtl / cell->rayleigh);
+    L->diffusivity = free_fall / sqrt(cell->prandtl * cell->rayleigh);
+    L->buoyancy = cell->velocity * cell->velocity / (double)cell->height;
+    L->first = lattice_first(cell->width, call->size, call->rank);
+    L->columns = lattice_first(cell->width, call->size, call->rank + 1) - L->first;
+    /* One extra row of nodes holds the populations reflected by the plates: those moving up below
+     * node 0 (above the last node of the previous column), those moving down above the last. */
+    L->pitch = round_up(cell->height + 1, LANES);
+    /* Planes begin 5 cache lines off a multiple of the page, so that the 28 streams of a step map
+     * to different cache sets. */
     L->plane = round_up(2 * LANES + (L->columns + 2) * L->pitch, 512) + 5 * LANES;
     L->now = aligned(POPULATIONS * L->plane);
     L->next = aligned(POPULATIONS * L->plane);
@@ -52,24 +54,24 @@ lattice *lattice_new(alchemist_call *call, const cell *is) {
     return L;
 full:
     lattice_free(L);
-    alchemist_fail(call, "no memory for %lld x %lld nodes on rank %d: take more workers",
-                   (long long)is->height, (long long)is->width, call->rank);
+    alchemist_fail(call, "not enough memory for %lld x %lld nodes on rank %d: use more workers",
+                   (long long)cell->height, (long long)cell->width, call->rank);
     return NULL;
 }
 
 void lattice_free(lattice *L) {
     if (L == NULL) return;
     free(L->now), free(L->next), free(L->bottom);
-    if (!L->torn) free(L->outbox), free(L->inbox); /* torn: MPI may still write there */
+    if (!L->torn) free(L->outbox), free(L->inbox); /* torn: MPI may still write to them */
     free(L);
 }
 
 /* --- states --- */
 
-/* Every node of the slab in turn: where it is, as fractions of the cell. */
+/* Midpoint of node i as a fraction of the cell. */
 static double middle(int64_t i, int64_t count) { return ((double)i + 0.5) / (double)count; }
 
-static void begin_anew(lattice *L) {
+static void clear_history(lattice *L) {
     memset(L->entering, 0, (size_t)(4 * L->columns) * sizeof(double));
     L->steps = 0;
     if (L->torn) L->outbox = L->inbox = NULL;
@@ -78,13 +80,13 @@ static void begin_anew(lattice *L) {
 
 void lattice_rest(lattice *L, double (*temperature)(const void *, double, double),
                   const void *about) {
-    begin_anew(L);
+    clear_history(L);
     for (int64_t x = 0; x < L->columns; x++) {
         L->bottom[x] = HOT;
-        for (int64_t y = 0; y < L->is.height; y++) {
-            double T = temperature(about, middle(L->first + x, L->is.width),
-                                   middle(y, L->is.height));
-            /* After a collision the populations carry half of the force's momentum. */
+        for (int64_t y = 0; y < L->cell.height; y++) {
+            double T = temperature(about, middle(L->first + x, L->cell.width),
+                                   middle(y, L->cell.height));
+            /* After a collision the populations carry half of the momentum of the force. */
             double push = 1.5 * L->buoyancy * T;
             for (int q = 0; q < POPULATIONS; q++)
                 L->now[lattice_column(L, q, x) + y] =
@@ -96,16 +98,16 @@ void lattice_rest(lattice *L, double (*temperature)(const void *, double, double
 void lattice_warm(lattice *L, double (*temperature)(const void *, double, double),
                   const void *about) {
     for (int64_t x = 0; x < L->columns; x++)
-        for (int64_t y = 0; y < L->is.height; y++) {
-            double T = temperature(about, middle(L->first + x, L->is.width),
-                                   middle(y, L->is.height));
+        for (int64_t y = 0; y < L->cell.height; y++) {
+            double T = temperature(about, middle(L->first + x, L->cell.width),
+                                   middle(y, L->cell.height));
             for (int q = FLOW; q < POPULATIONS; q++)
                 L->now[lattice_column(L, q, x) + y] += WEIGHT[q] * T;
         }
 }
 
 void lattice_save(const lattice *L, int64_t x, double *record) {
-    const int64_t height = L->is.height;
+    const int64_t height = L->cell.height;
     for (int q = 0; q < POPULATIONS; q++)
         memcpy(record + q * height, L->now + lattice_column(L, q, x),
                (size_t)height * sizeof(double));
@@ -114,8 +116,8 @@ void lattice_save(const lattice *L, int64_t x, double *record) {
 }
 
 void lattice_load(lattice *L, int64_t x, const double *record) {
-    const int64_t height = L->is.height;
-    if (x == 0) begin_anew(L);
+    const int64_t height = L->cell.height;
+    if (x == 0) clear_history(L);
     for (int q = 0; q < POPULATIONS; q++)
         memcpy(L->now + lattice_column(L, q, x), record + q * height,
                (size_t)height * sizeof(double));
@@ -133,7 +135,7 @@ fluid lattice_fluid(const lattice *L, int64_t x, int64_t y) {
     }
     for (int q = FLOW; q < POPULATIONS; q++)
         at.temperature += L->now[lattice_column(L, q, x) + y];
-    /* Half of the force came in with the collision; the velocity is the one in its middle. */
+    /* Half of the force was applied in the collision; this is the velocity at its midpoint. */
     at.u /= at.density;
     at.v = at.v / at.density - 0.5 * L->buoyancy * at.temperature;
     return at;
@@ -141,12 +143,12 @@ fluid lattice_fluid(const lattice *L, int64_t x, int64_t y) {
 
 /* --- plates --- */
 
-/* Half-way bounce-back: what would leave through a plate comes back the way it came, so that the
- * plate, half a node beyond the last one, does not slip. Heat comes back with the opposite sign
- * and the plate's temperature (anti-bounce-back: Ginzburg, Adv. Water Res. 28, 1171, 2005):
+/* Half-way bounce-back: populations that cross a plate return in the opposite direction, which
+ * gives a no-slip plate half a node beyond the last node. Heat returns with the opposite sign plus the
+ * temperature of the plate (anti-bounce-back: Ginzburg, Adv. Water Res. 28, 1171, 2005):
  * g_back = -g + 2 w T_plate, and the difference is the heat that crosses the plate. */
 static void bounce(lattice *L) {
-    const int64_t top = L->is.height - 1;
+    const int64_t top = L->cell.height - 1;
     const double twice = 2.0 / 6.0;
     double *f2 = L->now + 2 * L->plane, *f4 = L->now + 4 * L->plane;
     double *f5 = L->now + 5 * L->plane, *f6 = L->now + 6 * L->plane;
@@ -171,27 +173,27 @@ static void bounce(lattice *L) {
 
 static void pack_column(const lattice *L, const int *which, int64_t x, double *box) {
     for (int k = 0; k < CROSSING; k++)
-        memcpy(box + k * L->is.height, L->now + lattice_column(L, which[k], x),
-               (size_t)L->is.height * sizeof(double));
+        memcpy(box + k * L->cell.height, L->now + lattice_column(L, which[k], x),
+               (size_t)L->cell.height * sizeof(double));
 }
 
 static void unpack_column(lattice *L, const int *which, int64_t x, const double *box) {
     for (int k = 0; k < CROSSING; k++)
-        memcpy(L->now + lattice_column(L, which[k], x), box + k * L->is.height,
-               (size_t)L->is.height * sizeof(double));
+        memcpy(L->now + lattice_column(L, which[k], x), box + k * L->cell.height,
+               (size_t)L->cell.height * sizeof(double));
 }
 
 static int have_boxes(alchemist_call *call, lattice *L) {
-    if (L->outbox == NULL) L->outbox = aligned(2 * CROSSING * L->is.height);
-    if (L->inbox == NULL) L->inbox = aligned(2 * CROSSING * L->is.height);
+    if (L->outbox == NULL) L->outbox = aligned(2 * CROSSING * L->cell.height);
+    if (L->inbox == NULL) L->inbox = aligned(2 * CROSSING * L->cell.height);
     if (L->outbox == NULL || L->inbox == NULL)
-        return alchemist_fail(call, "no memory for halo messages on rank %d", call->rank);
+        return alchemist_fail(call, "not enough memory for halo messages on rank %d", call->rank);
     return ALCHEMIST_OK;
 }
 
-/* The cell is a ring of slabs; messages are under way while the inner columns are computed. */
+/* The cell is a ring of slabs. Inner columns are computed while the messages are in transit. */
 static int start_halo(alchemist_call *call, lattice *L, MPI_Request requests[4]) {
-    const int length = CROSSING * (int)L->is.height;
+    const int length = CROSSING * (int)L->cell.height;
     const int left = (call->rank + call->size - 1) % call->size;
     const int right = (call->rank + 1) % call->size;
     pack_column(L, TO_THE_RIGHT, L->columns - 1, L->outbox);
@@ -211,12 +213,12 @@ static int finish_halo(alchemist_call *call, lattice *L, MPI_Request requests[4]
     for (int i = 0; i < 4; i++)
         if ((code = alchemist_wait(call, &requests[i]))) return code;
     unpack_column(L, TO_THE_RIGHT, -1, L->inbox);
-    unpack_column(L, TO_THE_LEFT, L->columns, L->inbox + CROSSING * L->is.height);
+    unpack_column(L, TO_THE_LEFT, L->columns, L->inbox + CROSSING * L->cell.height);
     return ALCHEMIST_OK;
 }
 
 static void wrap_around(lattice *L) {
-    const size_t bytes = (size_t)L->is.height * sizeof(double);
+    const size_t bytes = (size_t)L->cell.height * sizeof(double);
     for (int k = 0; k < CROSSING; k++) {
         double *right = L->now + lattice_column(L, TO_THE_RIGHT[k], -1);
         double *left = L->now + lattice_column(L, TO_THE_LEFT[k], 0);
@@ -252,7 +254,7 @@ int lattice_run(alchemist_call *call, lattice *L, int64_t steps) {
     const int64_t between = 1 + NODES_BETWEEN_CHECKS / (L->columns * L->pitch);
     int code;
     if (L->torn)
-        return alchemist_fail(call, "a call was ended in the middle of a step: reset() first");
+        return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
     if (call->size > 1 && (code = have_boxes(call, L))) return code;
     L->torn = 1;
     for (int64_t i = 1; i <= steps; i++) {

@@ -1,4 +1,4 @@
-/* What the routines of the library share. */
+/* Declarations shared by the routines of the library. */
 #ifndef RAYLEIGH_BENARD_LIBRARY_H
 #define RAYLEIGH_BENARD_LIBRARY_H
 
@@ -12,14 +12,14 @@ ROUTINE(routine_render); /* fields.c */
 ROUTINE(routine_save_state);
 ROUTINE(routine_load_state);
 
-/* What is simulated; NULL before setup, and the caller has been told. */
+/* The simulation. Before setup: NULL, and the error is set on the call. */
 static inline simulation *simulated(alchemist_call *call) {
     if (call->state == NULL)
-        alchemist_fail(call, "there is nothing to simulate yet: call setup() first");
+        alchemist_fail(call, "there is no simulation yet: call setup() first");
     return call->state;
 }
 
-/* Memory for a result that is a list of numbers. */
+/* Allocate a result that is a list of numbers. */
 static inline int give_numbers(alchemist_call *call, alchemist_value *out, int64_t count,
                                double **numbers) {
     *numbers = call->host->allocate(call, (size_t)count * sizeof(double));

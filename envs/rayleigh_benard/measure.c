@@ -1,27 +1,30 @@
-/* What is measured of the cell: Nusselt numbers, probes, rewards.
+/* Nusselt numbers, probes and rewards.
  *
- * Every rank measures its columns, and adds up those of all ranks in the same order: the numbers
- * are the same bits on any number of ranks. */
-#include "control.h"
+ * Every rank measures its own columns and adds up those of all ranks in the same order, so the
+ * results are bit-identical on any number of ranks. */
+#include "measure.h"
 
 #include <math.h>
 
-/* Numbers of a column: sums over its nodes, heat through the plates, and from PROBES on the sums of
- * each probe's nodes: temperatures, then u, then v. */
+#include "columns.h"
+#include "lattice.h"
+
+/* Numbers per column: sums over its nodes, heat through the plates, and from PROBES on the sums
+ * over the nodes of each probe: temperatures, then u, then v. */
 enum { FLUX, ENERGY, MASS, HEAT, THROUGH_BOTTOM, THROUGH_TOP, ENTERED, LEFT, PROBES };
 
-/* Probes as they are observed: about 1 at most, all alike. */
+/* Scales of the observed probes, which bring all of them to at most about 1. */
 static const double TEMPERATURE_SCALE = 2.0, VELOCITY_SCALE = 3.0;
-/* An agent's reward: mostly the cell's, partly the flux above its heater and the two beside it,
- * which varies about four times as much as the cell's. */
+/* Weight of the local flux (above the agent's heater and its two neighbours) in an agent's reward,
+ * and the ratio of its variation to that of the whole cell. */
 static const double OWN_SHARE = 0.2, OWN_SPREAD = 4.0;
 
-int64_t measured_of_a_column(const task *has) { return PROBES + 3 * has->probe_rows; }
+int64_t measured_of_a_column(const task_parameters *task) { return PROBES + 3 * task->probe_rows; }
 
 static void measure_column(const simulation *S, int64_t x, double *column) {
     const lattice *L = S->L;
-    const int64_t height = L->is.height, rows = S->has.probe_rows;
-    memset(column, 0, (size_t)measured_of_a_column(&S->has) * sizeof(double));
+    const int64_t height = L->cell.height, rows = S->task.probe_rows;
+    memset(column, 0, (size_t)measured_of_a_column(&S->task) * sizeof(double));
     for (int64_t y = 0; y < height; y++) {
         const fluid at = lattice_fluid(L, x, y);
         double *probe = column + PROBES + piece_of(y, rows, height);
@@ -42,7 +45,7 @@ static void measure_column(const simulation *S, int64_t x, double *column) {
 /* The sum of one of the numbers over the columns from..to of the cell. */
 static double sum(const simulation *S, const double *all, int64_t which, int64_t from,
                   int64_t to) {
-    const int64_t count = measured_of_a_column(&S->has);
+    const int64_t count = measured_of_a_column(&S->task);
     double found = 0;
     for (int64_t x = from; x < to; x++) found += all[x * count + which];
     return found;
@@ -50,15 +53,15 @@ static double sum(const simulation *S, const double *all, int64_t which, int64_t
 
 static void measure_cell(simulation *S, const double *all) {
     const lattice *L = S->L;
-    const int64_t width = L->is.width, height = L->is.height;
+    const int64_t width = L->cell.width, height = L->cell.height;
     const double nodes = (double)width * (double)height;
-    const double conducted = L->diffusivity / (double)height; /* through a node, by conduction */
+    const double conducted = L->diffusivity / (double)height; /* conductive flux through a node */
     S->found = (measures){
         .nusselt = 1 + sum(S, all, FLUX, 0, width) / nodes / conducted,
         .nusselt_bottom = sum(S, all, THROUGH_BOTTOM, 0, width) / (double)width / conducted,
         .nusselt_top = sum(S, all, THROUGH_TOP, 0, width) / (double)width / conducted,
         .kinetic_energy =
-            0.5 * sum(S, all, ENERGY, 0, width) / nodes / (L->is.velocity * L->is.velocity),
+            0.5 * sum(S, all, ENERGY, 0, width) / nodes / (L->cell.velocity * L->cell.velocity),
         .mass = sum(S, all, MASS, 0, width),
         .heat = sum(S, all, HEAT, 0, width),
         .heat_entered = sum(S, all, ENTERED, 0, width),
@@ -67,10 +70,10 @@ static void measure_cell(simulation *S, const double *all) {
 }
 
 static void measure_above(simulation *S, const double *all, int64_t heater) {
-    const int64_t width = S->L->is.width, height = S->L->is.height;
-    const int64_t rows = S->has.probe_rows, n = S->has.heaters;
+    const int64_t width = S->L->cell.width, height = S->L->cell.height;
+    const int64_t rows = S->task.probe_rows, n = S->task.heaters;
     const int64_t from = piece_begins(heater, n, width), to = piece_begins(heater + 1, n, width);
-    const double columns = (double)(to - from), velocity = S->L->is.velocity;
+    const double columns = (double)(to - from), velocity = S->L->cell.velocity;
     const double conducted = S->L->diffusivity / (double)height;
     S->local[heater] =
         1 + sum(S, all, FLUX, from, to) / columns / (double)height / conducted;
@@ -86,31 +89,31 @@ static void measure_above(simulation *S, const double *all, int64_t heater) {
 }
 
 int simulation_measure(alchemist_call *call, simulation *S) {
-    const int64_t count = measured_of_a_column(&S->has);
+    const int64_t count = measured_of_a_column(&S->task);
     if (S->L->torn)
-        return alchemist_fail(call, "a call was ended in the middle of a step: reset() first");
+        return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
     if (S->measured) return ALCHEMIST_OK;
     for (int64_t x = 0; x < S->L->columns; x++) measure_column(S, x, S->columns + x * count);
     double *all;
     int code = gather_columns(call, S->L, S->columns, count, &all);
     if (code != ALCHEMIST_OK) return code;
     measure_cell(S, all);
-    for (int64_t j = 0; j < S->has.heaters; j++) measure_above(S, all, j);
+    for (int64_t j = 0; j < S->task.heaters; j++) measure_above(S, all, j);
     free(all);
     S->measured = 1;
     return ALCHEMIST_OK;
 }
 
 void simulation_observe(const simulation *S, int64_t agent, double *observation) {
-    const int64_t each = 3 * S->has.probe_rows, n = S->has.heaters;
+    const int64_t each = 3 * S->task.probe_rows, n = S->task.heaters;
     memcpy(observation, S->probes + each * agent, (size_t)(each * (n - agent)) * sizeof(double));
     memcpy(observation + each * (n - agent), S->probes, (size_t)(each * agent) * sizeof(double));
 }
 
 double simulation_reward(const simulation *S, int64_t agent) {
     const double whole = S->reference - S->found.nusselt;
-    if (S->has.agents == 1) return whole;
-    const int64_t n = S->has.heaters;
+    if (S->task.agents == 1) return whole;
+    const int64_t n = S->task.heaters;
     const double own = (S->local[(agent + n - 1) % n] + S->local[agent] +
                         S->local[(agent + 1) % n]) / 3;
     return (1 - OWN_SHARE) * whole + OWN_SHARE * (S->reference - own) / OWN_SPREAD;

@@ -104,20 +104,20 @@ def test_a_saved_state_goes_on_in_the_same_bits(ranks: int, layout: str, tmp_pat
 def test_what_cannot_be_is_refused_by_name() -> None:
     cases = {
         "setup": [
-            ({"height": 3}, "height must be 4 to 65536, and is 3"),
+            ({"height": 3}, "height must be 4 to 65536, not 3"),
             ({"rayleigh": -1.0}, "rayleigh must be above 0"),
             ({"velocity": 0.5}, "velocity must be in (0, 0.3]"),
             ({"heaters": 0}, "heaters must be 1 to width"),
-            ({"agents": 5}, "agents must be 1, or one for each heater"),
+            ({"agents": 5}, "agents must be 1, or equal to heaters"),
             ({"time_step": 0.0}, "time_step must be above 0"),
             ({"colour": 1}, "setup has no parameter 'colour'"),
         ],
         "step": [
-            ({"action": [0.0] * 11}, "12 numbers, one for each heater, not 11"),
+            ({"action": [0.0] * 11}, "12 numbers, one per heater, not 11"),
             ({"action": [0.0] * 11 + [float("nan")]}, "action[11] is nan"),
         ],
         "run": [({"steps": -1}, "-1 steps")],
-        "load_state": [({"shape": [5, 5]}, "as save_state() gives it: this one is 5 x 5")],
+        "load_state": [({"shape": [5, 5]}, "as save_state() returns it; this one is 5 x 5")],
     }
     flat = [(routine, given) for routine, some in cases.items() for given, _ in some]
     told = trial.run(f"{RANKS}:refusals", 2, flat)
