@@ -58,7 +58,7 @@ def require_choice(routine: str, name: str, value: str, choices: Collection[str]
     )
 
 
-def dealt(length: int, rank: int, size: int) -> int:
+def count_owned(length: int, rank: int, size: int) -> int:
     """How many of `length` indices `rank` gets of a deal to `size` ranks."""
     return len(range(rank, length, size))
 

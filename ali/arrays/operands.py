@@ -15,7 +15,7 @@ import numpy as np
 from ali.blocks import Array, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, reductions
-from ali.linalg.align import broadcast_shape, common_layout, part_layout
+from ali.linalg.broadcasting import broadcast_shape, common_layout, part_layout
 from ali.linalg.gemm import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS, owners

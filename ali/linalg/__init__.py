@@ -13,14 +13,9 @@ random_features_ridge, random_features_predict.
 """
 
 from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_scalar, scale, where
-from ali.linalg.clusters import kmeans
+from ali.linalg.clustering import kmeans
 from ali.linalg.creation import diag, eye, full, random_normal, random_uniform, zeros
 from ali.linalg.eigen import eigh
-from ali.linalg.features import (
-    random_features,
-    random_features_predict,
-    random_features_ridge,
-)
 from ali.linalg.indexing import (
     concatenate,
     diagonal,
@@ -32,6 +27,11 @@ from ali.linalg.indexing import (
     trace,
 )
 from ali.linalg.iterative import conjugate_gradient
+from ali.linalg.kernel_regression import (
+    random_features,
+    random_features_predict,
+    random_features_ridge,
+)
 from ali.linalg.orthogonal import lstsq, qr, ridge
 from ali.linalg.products import gram, matmul, transpose
 from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var

@@ -8,8 +8,8 @@ import numpy as np
 
 from ali.blocks import CHUNK, Array, panels, require
 from ali.interface import Context, routine
-from ali.linalg.align import aligned
-from ali.linalg.folds import total
+from ali.linalg.broadcasting import aligned
+from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.ufuncs import (
     BINARY,
     PARTS,
@@ -341,7 +341,7 @@ def _strip(local: Array, part: slice) -> Array:
 
 
 def _refuse_power(ctx: Context, name: str, negative: bool) -> None:
-    found = total(ctx.comm, np.array([negative], np.int64))
+    found = sum_over_ranks(ctx.comm, np.array([negative], np.int64))
     require(
         not found[0],
         "RoutineError",

@@ -7,7 +7,7 @@ import scipy.linalg
 
 from ali.blocks import block, frobenius, require, require_square, shape_text
 from ali.interface import Context, routine
-from ali.linalg.systems import copied
+from ali.linalg.systems import copy_to_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 LIMIT = 30_000  # beyond, one rank's LAPACK would take hours, and its integers come to their end
@@ -57,7 +57,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     V = ctx.empty((n, n), dtype, "CIRC_CIRC")  # raises here where memory is short
     spare = ctx.empty((n, n), dtype, "CIRC_CIRC")  # as much as LAPACK will take
     del spare
-    rows = copied(ctx, A, dtype)
+    rows = copy_to_rows(ctx, A, dtype)
     lower = block(rows)
     for i, row in enumerate(rows.rows):
         lower[i, row + 1 :] = 0  # what is not looked at may hold anything

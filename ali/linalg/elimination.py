@@ -15,14 +15,13 @@ import scipy.linalg
 
 from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
-from ali.linalg import rows
-from ali.linalg.rows import first, own
+from ali.linalg.cyclic_rows import PANEL_ROWS, owned_rows, rows_before
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NOT_FINITE = -1
 
 
-class Eliminated(NamedTuple):
+class Elimination(NamedTuple):
     """``L^-1 P [A B] = [U Y]``.
 
     Attributes
@@ -41,7 +40,7 @@ class Eliminated(NamedTuple):
     trouble: int
 
 
-def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Eliminated:
+def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Elimination:
     """Gaussian elimination of a square A, and of right-hand sides with it. Collective.
 
     Parameters
@@ -63,21 +62,21 @@ def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Eliminated:
     U = ctx.zeros((n, n), A.dtype)
     Y = None if B is None else ctx.empty(B.shape, B.dtype)
     u, y = block(U), None if Y is None else block(Y)
-    for cols in panels(n, rows.BLOCK):
+    for cols in panels(n, PANEL_ROWS):
         ctx.check()
         start, stop = cols.start, cols.stop
         width = stop - start
         corner, lower, pivots, trouble = _panel(ctx, active[:, :width], alive)
         order[cols] = pivots
         if trouble:
-            return Eliminated(U, Y, order, trouble if trouble < 0 else start + trouble)
+            return Elimination(U, Y, order, trouble if trouble < 0 else start + trouble)
         alive[pivots] = False
         chosen = _chosen(ctx, active[:, width:], ids, pivots)
         upper = scipy.linalg.solve_triangular(
             corner, chosen, lower=True, unit_diagonal=True, check_finite=False
         )
-        mine = own(start, me, size)
-        place = slice(first(start, me, size), first(stop, me, size))
+        mine = owned_rows(start, me, size)
+        place = slice(rows_before(start, me, size), rows_before(stop, me, size))
         u[place, cols] = np.triu(corner)[mine]
         u[place, stop:] = upper[mine, : n - stop]
         if y is not None:
@@ -88,7 +87,7 @@ def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Eliminated:
         for some in panels(active.shape[1], strip):
             active[:, some] -= lower @ upper[:, some]
         ctx.progress(1 - (1 - stop / n) ** 3, f"column {stop} of {n}")
-    return Eliminated(U, Y, order, 0)
+    return Elimination(U, Y, order, 0)
 
 
 def _panel(ctx: Context, mine: Array, alive: Array) -> tuple[Array, Array, Array, int]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, block, dealt, panel_width, panels
+from ali.blocks import CHUNK, Array, block, count_owned, panel_width, panels
 from ali.interface import Context
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution
@@ -126,7 +126,7 @@ def _stationary(ctx: Context, mine: Array, dealt_rows: Array, out: Array) -> Non
     for cols in panels(n, width):
         count = cols.stop - cols.start
         panel = scratch[:, :count]
-        shapes = [(dealt(k, q, ctx.size), count) for q in ranks]
+        shapes = [(count_owned(k, q, ctx.size), count) for q in ranks]
         for q, part in _gathered(ctx.comm, ranks, dealt_rows[:, cols], shapes):
             panel[q :: ctx.size] = part
         np.matmul(mine, panel, out=out[:, cols])
@@ -159,7 +159,7 @@ def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
         outgoing = np.concatenate([partial[q::size].reshape(-1, order="F") for q in range(size)])
         incoming = np.empty((size, count, mine), partial.dtype)
         ctx.comm.Alltoallv(
-            [outgoing, [dealt(m, q, size) * count for q in range(size)]],
+            [outgoing, [count_owned(m, q, size) * count for q in range(size)]],
             [incoming, [mine * count] * size],
         )
         out[:, cols] = incoming.sum(axis=0, dtype=out.dtype).T
@@ -184,12 +184,12 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     strip = max(1, 4 * CHUNK // max(1, c.shape[0] * c.itemsize))  # sums stay in cache
     for ks in panels(k, span):
         count = ks.stop - ks.start
-        cols = slice(ks.start // width, ks.start // width + dealt(count, col, width))
-        rows = slice(ks.start // height, ks.start // height + dealt(count, row, height))
-        shapes = [(a.shape[0], dealt(count, q, width)) for q in range(width)]
+        cols = slice(ks.start // width, ks.start // width + count_owned(count, col, width))
+        rows = slice(ks.start // height, ks.start // height + count_owned(count, row, height))
+        shapes = [(a.shape[0], count_owned(count, q, width)) for q in range(width)]
         for q, part in _gathered(ctx.comm, across, a[:, cols], shapes):
             left[:, q:count:width] = part
-        shapes = [(dealt(count, q, height), b.shape[1]) for q in range(height)]
+        shapes = [(count_owned(count, q, height), b.shape[1]) for q in range(height)]
         for q, part in _gathered(ctx.comm, down, b[rows], shapes):
             right[q:count:height] = part
         for some in panels(c.shape[1], strip):

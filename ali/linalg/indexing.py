@@ -8,8 +8,8 @@ import numpy as np
 
 from ali.blocks import Array, block, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg.folds import total
-from ali.linalg.moving import Way, transfer
+from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.index_transfer import IndexMap, transfer
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
@@ -233,9 +233,9 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
         if part.dtype != dtype:
             converted = ctx.empty(part.shape, dtype, part.layout)
             converted.local[...] = part.local
-        ways = [Way(np.arange(n), np.arange(n)) for n in part.shape]
-        ways[axis] = Way(ways[axis].source, ways[axis].target + offset)
-        transfer(ctx, converted, C, ways[0], ways[1])
+        maps = [IndexMap(np.arange(n), np.arange(n)) for n in part.shape]
+        maps[axis] = IndexMap(maps[axis].source, maps[axis].target + offset)
+        transfer(ctx, converted, C, maps[0], maps[1])
         offset += part.shape[axis]
     return C
 
@@ -287,13 +287,13 @@ def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
         for j, col in enumerate(A.cols):
             if col in A.rows:
                 found[col] = local[A.rows.index(col), j]
-    return total(ctx.comm, found)
+    return sum_over_ranks(ctx.comm, found)
 
 
 def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
     B = ctx.empty((rows.size, cols.size), A.dtype, A.layout)
-    ways = [Way(index, np.arange(index.size)) for index in (rows, cols)]
-    transfer(ctx, A, B, ways[0], ways[1])
+    maps = [IndexMap(index, np.arange(index.size)) for index in (rows, cols)]
+    transfer(ctx, A, B, maps[0], maps[1])
     return B
 
 

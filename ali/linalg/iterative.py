@@ -12,9 +12,9 @@ import numpy as np
 
 from ali.blocks import Array, block, require, require_square, shape_text
 from ali.interface import Context, routine
-from ali.linalg import rows
-from ali.linalg.folds import total
-from ali.linalg.systems import copied, in_rows
+from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.cyclic_rows import gather_rows
+from ali.linalg.systems import as_rows, copy_to_rows
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -68,14 +68,14 @@ def conjugate_gradient(
     )
     check_search("conjugate_gradient", tol, max_iterations)
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
-    matrix, right = in_rows(ctx, A, dtype), copied(ctx, B, dtype)
+    matrix, right = as_rows(ctx, A, dtype), copy_to_rows(ctx, B, dtype)
     local = block(matrix)
 
     def times(mine: Array) -> Array:
-        return np.asarray(local @ rows.gathered(ctx, mine, 0, n))
+        return np.asarray(local @ gather_rows(ctx, mine, 0, n))
 
     def dots(a: Array, b: Array) -> Array:
-        return total(ctx.comm, np.einsum("ij,ij->j", a.conj(), b).real.astype(np.float64))
+        return sum_over_ranks(ctx.comm, np.einsum("ij,ij->j", a.conj(), b).real.astype(np.float64))
 
     found, count, residual = search(
         ctx, "conjugate_gradient", times, dots, block(right), tol, max_iterations or 10 * n

@@ -7,8 +7,8 @@ import scipy.linalg
 
 from ali.blocks import Array, block, floating, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg import gemm
-from ali.linalg.folds import total
+from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.gemm import inner
 from ali.linalg.tsqr import TallQR
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -55,7 +55,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Q = ctx.new_from_rows(own, m)
     R = ctx.to_layout(corner, "VC_STAR")
     if n > k:
-        rest = gemm.inner(ctx, own.conj().T, local[:, k:])
+        rest = inner(ctx, own.conj().T, local[:, k:])
         R, left = ctx.empty((k, n), local.dtype), R
         block(R)[:, :k] = block(left)
         block(R)[:, k:] = block(rest)
@@ -194,11 +194,11 @@ def _q_adjoint_times(
     """``Q^H B`` on every rank, from this rank's rows of B."""
     identity = np.eye(small, dtype=dtype) if factors.r is not None else None
     own = factors.times(identity, small, dtype)
-    return total(ctx.comm, own.conj().T @ right)
+    return sum_over_ranks(ctx.comm, own.conj().T @ right)
 
 
 def _refuse_nonfinite(ctx: Context, name: str, *arrays: Array) -> None:
     bad = np.array([not np.isfinite(array).all() for array in arrays], np.int64)
-    found = total(ctx.comm, bad)
+    found = sum_over_ranks(ctx.comm, bad)
     for what, count in zip("AB", found.tolist(), strict=False):
         require(count == 0, "RoutineError", f"{name}: {what} holds NaN or inf")

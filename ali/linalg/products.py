@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ali.blocks import block, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg import gemm
+from ali.linalg.gemm import inner, product
 from ali.linalg.views import OPERATIONS, operand
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -68,7 +68,7 @@ def matmul(
         "ShapeError",
         f"matmul: {shapes[0]} and {shapes[1]}; A must have as many columns as B has rows",
     )
-    return gemm.product(ctx, left, right)
+    return product(ctx, left, right)
 
 
 @routine("G")
@@ -93,7 +93,7 @@ def gram(ctx: Context, A: DistMatrix) -> DistMatrix:
     if A.layout != "VR_STAR":  # rows dealt in another order: the sum is the same
         A = ctx.to_layout(A, "VC_STAR")
     local = block(A)
-    return gemm.inner(ctx, local.conj().T if local.dtype.kind == "c" else local.T, local)
+    return inner(ctx, local.conj().T if local.dtype.kind == "c" else local.T, local)
 
 
 @routine("B")

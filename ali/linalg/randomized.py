@@ -11,8 +11,8 @@ import scipy.linalg
 
 from ali.blocks import Array
 from ali.interface import Context
+from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import normal_rows
-from ali.linalg.folds import total
 from ali.linalg.tsqr import TallQR
 
 PURPOSE = 2  # of the random streams: others than those of `random_normal`
@@ -49,7 +49,7 @@ def range_basis(
         factors = TallQR(ctx.comm, (local @ basis) / dtype.type(scale))
         identity = np.eye(size, dtype=dtype) if factors.r is not None else None
         q = factors.times(identity, size, dtype)
-        product = total(ctx.comm, (q.conj().T @ local).conj().T / dtype.type(scale))
+        product = sum_over_ranks(ctx.comm, (q.conj().T @ local).conj().T / dtype.type(scale))
         basis = np.empty((n, size), dtype)
         if ctx.rank == 0:
             basis[...], _ = scipy.linalg.qr(product, mode="economic", check_finite=False)

@@ -11,15 +11,15 @@ import numpy as np
 
 from ali.blocks import Array, frobenius, require, require_choice
 from ali.interface import Context, routine
-from ali.linalg.reduce import (
+from ali.linalg.block_reduction import (
     Measure,
     check_axis,
-    extremes,
+    extreme_measure,
     join_moments,
-    matrix_of,
-    moments,
-    reduced,
-    sums,
+    moment_measure,
+    reduce_matrix,
+    result_matrix,
+    sum_measure,
 )
 from ali.linalg.singular import singular_values
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -54,9 +54,9 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     CIRC layouts are redistributed to VC_STAR first.
     """
     check_axis("sum", axis)
-    measure, nothing = sums(A.dtype)
-    values, layout, shape = reduced(ctx, A, axis, measure, nothing, np.add)
-    return matrix_of(ctx, values, np.int64 if A.dtype.kind == "i" else A.dtype, layout, shape)
+    measure, nothing = sum_measure(A.dtype)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add)
+    return result_matrix(ctx, values, np.int64 if A.dtype.kind == "i" else A.dtype, layout, shape)
 
 
 @routine("R")
@@ -85,10 +85,10 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     check_axis("mean", axis)
     kind = A.dtype if A.dtype.kind != "i" else np.dtype(np.float64)
     wide = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype  # integers may not wrap
-    measure, nothing = sums(wide)
-    values, layout, shape = reduced(ctx, A, axis, measure, nothing, np.add)
+    measure, nothing = sum_measure(wide)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add)
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
-    return matrix_of(ctx, values / count, kind, layout, shape)
+    return result_matrix(ctx, values / count, kind, layout, shape)
 
 
 @routine("R")
@@ -234,26 +234,26 @@ def column_stats(
     """
     require(A.dtype.kind != "c", "DtypeError", f"column_stats: A is {A.dtype}, which has no order")
     _check_ddof("column_stats", ddof)
-    basic, nothing = moments(A.dtype)
+    basic, nothing = moment_measure(A.dtype)
 
-    def measure(local_indices: Array, axis: int | None) -> Array:
+    def measure(part: Array, axis: int | None) -> Array:
         ends = [
-            np.minimum.reduce(local_indices, axis=axis),
-            np.maximum.reduce(local_indices, axis=axis),
+            np.minimum.reduce(part, axis=axis),
+            np.maximum.reduce(part, axis=axis),
         ]
-        return np.concatenate([basic(local_indices, axis), np.stack(ends).reshape(2, -1)])
+        return np.concatenate([basic(part, axis), np.stack(ends).reshape(2, -1)])
 
     def join(a: Array, b: Array) -> Array:
         ends = [np.minimum(a[3], b[3]), np.maximum(a[4], b[4])]
         return np.concatenate([join_moments(a[:3], b[:3]), np.stack(ends)])
 
     empty = np.concatenate([nothing, [[np.inf], [-np.inf]]])
-    values, layout, shape = reduced(ctx, A, 0, measure, empty, join)
+    values, layout, shape = reduce_matrix(ctx, A, 0, measure, empty, join)
     kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype
     with np.errstate(all="ignore"):
         deviation = np.sqrt(values[2] / np.maximum(values[0] - ddof, 0))
     wanted = (values[1], deviation, values[3], values[4])
-    first, second, third, fourth = (matrix_of(ctx, x, kind, layout, shape) for x in wanted)
+    first, second, third, fourth = (result_matrix(ctx, x, kind, layout, shape) for x in wanted)
     return first, second, third, fourth
 
 
@@ -295,30 +295,30 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
         return float(values[0] if ord == "2" else values.sum())
     if ord == "max":
 
-        def measure(local_indices: Array, axis: int | None) -> Array:
-            wide = local_indices.astype(np.float64) if A.dtype.kind == "i" else local_indices
+        def measure(part: Array, axis: int | None) -> Array:
+            wide = part.astype(np.float64) if A.dtype.kind == "i" else part
             return np.asarray(np.abs(wide).max(axis=axis), np.float64).reshape(1, -1)
 
-        found, _, _ = reduced(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)
+        found, _, _ = reduce_matrix(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)
         return float(found[0, 0])
     return largest_sum(ctx, A, 0 if ord == "1" else 1)
 
 
 def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
     """The largest sum of absolute values of a column (``axis=0``) or of a row (1). Collective."""
-    measure, nothing = sums(A.dtype, absolute=True)
-    values, layout, shape = reduced(ctx, A, axis, measure, nothing, np.add)
-    sums_of = matrix_of(ctx, values, np.float64, layout, shape)
-    measure, nothing, join = extremes(np.dtype(np.float64), largest=True)
-    found, _, _ = reduced(ctx, sums_of, None, measure, nothing, join)
+    measure, nothing = sum_measure(A.dtype, absolute=True)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add)
+    sums_of = result_matrix(ctx, values, np.float64, layout, shape)
+    measure, nothing, join = extreme_measure(np.dtype(np.float64), largest=True)
+    found, _, _ = reduce_matrix(ctx, sums_of, None, measure, nothing, join)
     return float(found[0, 0])
 
 
 def _extreme(ctx: Context, name: str, A: DistMatrix, axis: int | None, largest: bool) -> DistMatrix:
     check_axis(name, axis)
-    measure, nothing, join = extremes(A.dtype, largest)
-    values, layout, shape = reduced(ctx, A, axis, measure, nothing, join)
-    return matrix_of(ctx, values, A.dtype, layout, shape)
+    measure, nothing, join = extreme_measure(A.dtype, largest)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join)
+    return result_matrix(ctx, values, A.dtype, layout, shape)
 
 
 def _spread(
@@ -327,12 +327,12 @@ def _spread(
     check_axis(name, axis)
     _check_ddof(name, ddof)
     measure: Measure
-    measure, nothing = moments(A.dtype)
-    values, layout, shape = reduced(ctx, A, axis, measure, nothing, join_moments)
+    measure, nothing = moment_measure(A.dtype)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
         found = values[2].real / np.maximum(values[0].real - ddof, 0)
     kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype.type(0).real.dtype
-    return matrix_of(ctx, np.sqrt(found) if root else found, kind, layout, shape)
+    return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
 
 
 def _check_ddof(name: str, ddof: int) -> None:

@@ -17,7 +17,7 @@ from ali.blocks import (
     shape_text,
 )
 from ali.interface import Context, routine
-from ali.linalg.gramroute import leading_vectors
+from ali.linalg.gram_svd import leading_vectors
 from ali.linalg.krylov import basis_size, right_vectors
 from ali.linalg.randomized import range_basis
 from ali.linalg.tsqr import TallQR

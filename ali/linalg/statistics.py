@@ -8,8 +8,8 @@ import numpy as np
 
 from ali.blocks import block, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg.folds import fold
-from ali.linalg.reduce import join_moments, moments, reduced
+from ali.linalg.block_reduction import join_moments, moment_measure, reduce_matrix
+from ali.linalg.collectives import tree_reduce
 from ali.linalg.singular import truncated_svd
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -84,8 +84,8 @@ def pca(
     )
     dtype = np.result_type(A.dtype, np.float32)
     rows = ctx.to_layout(A, "VC_STAR")
-    measure, nothing = moments(A.dtype)
-    found, _, _ = reduced(ctx, rows, 0, measure, nothing, join_moments)
+    measure, nothing = moment_measure(A.dtype)
+    found, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
         squares = found[2] if center else found[2] + m * found[1] ** 2
         deviation = np.sqrt(found[2] / (m - 1)) if scale else np.ones(n)
@@ -102,7 +102,7 @@ def pca(
     components = np.ascontiguousarray(ctx.to_layout(V, "STAR_STAR").local.T)
     largest = np.argmax(np.abs(components), axis=1)
     signs = np.sign(components[np.arange(k), largest])
-    signs = fold(ctx.comm, range(ctx.size), signs, lambda a, b: a)  # rank 0 decides
+    signs = tree_reduce(ctx.comm, range(ctx.size), signs, lambda a, b: a)  # rank 0 decides
     values = S.local[:, 0]
     scores = ctx.empty(U.shape, dtype)
     np.multiply(block(U), values * signs, out=block(scores))

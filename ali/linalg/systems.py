@@ -8,11 +8,11 @@ import numpy as np
 
 from ali.blocks import Array, block, require, require_choice, require_square, shape_text
 from ali.interface import Context, routine
-from ali.linalg.elimination import NOT_FINITE, Eliminated, eliminate, parity
+from ali.linalg.elimination import NOT_FINITE, Elimination, eliminate, parity
 from ali.linalg.indexing import diagonal_of
 from ali.linalg.reductions import largest_sum
 from ali.linalg.singular import singular_values
-from ali.linalg.triangles import cholesky_in_place, triangular_solve
+from ali.linalg.triangular import cholesky_in_place, triangular_solve
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 ASSUMPTIONS = ("general", "positive")
@@ -45,7 +45,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     -----
     ``n^3 / (3 ranks)`` flops (and ``n BLOCK^2 / 3`` on rank 0); a rank receives ``n^2 / 2`` words
     in two messages for each panel of 128 columns. Memory: L, and a panel of ``128 n`` words.
-    Source: LAPACK's potrf; see ali/linalg/triangles.py.
+    Source: LAPACK's potrf; see ali/linalg/triangular.py.
     """
     require_square("cholesky", A)
     return _cholesky(ctx, "cholesky", A)
@@ -97,11 +97,11 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
     if assume == "positive":
         L = _cholesky(ctx, "solve", A, dtype)
-        X = copied(ctx, B, dtype)
+        X = copy_to_rows(ctx, B, dtype)
         triangular_solve(ctx, L, X, lower=True)
         triangular_solve(ctx, L, X, lower=True, adjoint=True)
         return X
-    done = eliminate(ctx, in_rows(ctx, A, dtype), in_rows(ctx, B, dtype))
+    done = eliminate(ctx, as_rows(ctx, A, dtype), as_rows(ctx, B, dtype))
     _refuse_singular("solve", done)
     assert done.Y is not None
     triangular_solve(ctx, done.U, done.Y, lower=False)
@@ -148,8 +148,8 @@ def solve_triangular(
         "rows",
     )
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
-    X = copied(ctx, B, dtype)
-    zero = triangular_solve(ctx, in_rows(ctx, A, dtype), X, lower=lower, adjoint=adjoint)
+    X = copy_to_rows(ctx, B, dtype)
+    zero = triangular_solve(ctx, as_rows(ctx, A, dtype), X, lower=lower, adjoint=adjoint)
     require(
         zero == 0,
         "RoutineError",
@@ -300,7 +300,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     return largest_sum(ctx, A, 0) * largest_sum(ctx, X, 0)
 
 
-def copied(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+def copy_to_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
     """A in VC_STAR and another dtype, to be written to."""
     moved = ctx.to_layout(A, "VC_STAR")
     if moved is not A and moved.dtype == dtype:
@@ -310,15 +310,15 @@ def copied(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatr
     return copy
 
 
-def in_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+def as_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
     """A in VC_STAR and another dtype, to be read; itself, if it is so."""
-    return A if (A.layout, A.dtype) == ("VC_STAR", dtype) else copied(ctx, A, dtype)
+    return A if (A.layout, A.dtype) == ("VC_STAR", dtype) else copy_to_rows(ctx, A, dtype)
 
 
 def _cholesky(
     ctx: Context, name: str, A: DistMatrix, dtype: np.dtype[np.generic] | None = None
 ) -> DistMatrix:
-    L = copied(ctx, A, dtype or np.result_type(A.dtype, np.float32))
+    L = copy_to_rows(ctx, A, dtype or np.result_type(A.dtype, np.float32))
     minor = cholesky_in_place(ctx, L)
     require(
         minor == 0,
@@ -329,12 +329,12 @@ def _cholesky(
     return L
 
 
-def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Eliminated]:
+def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Elimination]:
     """The inverse, if the elimination tells of no trouble."""
     n, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
     identity = ctx.zeros((n, n), dtype)
     block(identity)[range(len(identity.rows)), identity.rows] = 1
-    done = eliminate(ctx, in_rows(ctx, A, dtype), identity)
+    done = eliminate(ctx, as_rows(ctx, A, dtype), identity)
     X = done.Y
     assert X is not None
     if not done.trouble:
@@ -344,7 +344,7 @@ def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Eliminated]:
 
 def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
     """The sign of the determinant, and the absolute values of its factors."""
-    done = eliminate(ctx, in_rows(ctx, A, np.result_type(A.dtype, np.float32)), None)
+    done = eliminate(ctx, as_rows(ctx, A, np.result_type(A.dtype, np.float32)), None)
     if done.trouble > 0:
         return 0j, np.zeros(1)
     _refuse_singular(name, done)
@@ -353,7 +353,7 @@ def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
     return complex(parity(done.order) * np.prod(pivots / sizes)), sizes
 
 
-def _refuse_singular(name: str, done: Eliminated) -> None:
+def _refuse_singular(name: str, done: Elimination) -> None:
     require(done.trouble != NOT_FINITE, "RoutineError", f"{name}: A holds NaN or inf")
     require(
         done.trouble == 0,

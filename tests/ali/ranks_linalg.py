@@ -22,8 +22,8 @@ from tests.ali.ranks_linalg_checks import (
     FLOATS,
     Array,
     Checks,
+    failures_on_all_ranks,
     orthonormal,
-    said_by_all,
     small_panels,
     some,
     values,
@@ -40,17 +40,17 @@ def products(gang: Gang) -> list[Any]:
         gang, shapes, typed, ("", "rows", "cols", "inner", "grid")
     ):
         a, b = values((m, k), dtype), values((k, n), dtype, 1)
-        A, B = check.distribution(a, left), check.distribution(b, right)
+        A, B = check.distribute(a, left), check.distribute(b, right)
         what = [(m, k, n), way, left, right]
         with small_panels():
             check.close(check.whole(gemm.product(check.ctx, A, B, way)), a @ b, dtype, what)
     for one, other in some(gang, DTYPES, DTYPES):
         a, b = values((7, 5), one), values((5, 9), other, 1)
-        C = linalg.matmul(check.ctx, check.distribution(a), check.distribution(b, "MC_MR"))
+        C = linalg.matmul(check.ctx, check.distribute(a), check.distribute(b, "MC_MR"))
         # NumPy's product of float32 is computed in float32 with either operand order.
         check.close(check.whole(C), a @ b, np.result_type(a, b), [one, other], 100)
     a = values((9, 9), "float64")
-    A = check.distribution(a)
+    A = check.distribute(a)
     check.close(check.whole(linalg.matmul(check.ctx, A, A)), a @ a, "float64", "A A")
     check.close(check.whole(A), a, "float64", "A is as it was", 1e-300)
     for layout, left, right in (
@@ -58,8 +58,8 @@ def products(gang: Gang) -> list[Any]:
         ("VC_STAR", (4, 900), (900, 4)),
         ("STAR_VC", (4, 30), (30, 30)),
     ):
-        A = check.distribution(values(left, "float64"), layout)
-        B = check.distribution(values(right, "float64"), layout)
+        A = check.distribute(values(left, "float64"), layout)
+        B = check.distribute(values(right, "float64"), layout)
         C = linalg.matmul(check.ctx, A, B)
         check.true(C.layout == layout or gang.size == 1, [left, right, C.layout])
     return check.result()
@@ -71,12 +71,12 @@ def grams(gang: Gang) -> list[Any]:
         gang, [(40, 5), (3, 7), (1, 1), (9, 9)], ("VC_STAR", "VR_STAR", "STAR_VC"), DTYPES
     ):
         a = values(shape, dtype)
-        G = check.whole(linalg.gram(check.ctx, check.distribution(a, layout)))
+        G = check.whole(linalg.gram(check.ctx, check.distribute(a, layout)))
         check.close(G, a.conj().T @ a, dtype, [shape, layout])
         if dtype in ("float32", "float64"):
             check.true(np.array_equal(G, G.T), ["symmetric", shape, layout, dtype])
         with small_panels():
-            again = check.whole(linalg.gram(check.ctx, check.distribution(a, layout)))
+            again = check.whole(linalg.gram(check.ctx, check.distribute(a, layout)))
         check.close(again, a.conj().T @ a, dtype, ["panels", shape, layout])
     return check.result()
 
@@ -97,7 +97,7 @@ def qrs(gang: Gang) -> list[Any]:
             a[::2] = 0
         what = [shape, dtype, kind]
         used = np.dtype("float64" if dtype == "int32" else dtype)
-        Q, R = linalg.qr(check.ctx, check.distribution(a, "VC_STAR" if kind else "MC_MR"))
+        Q, R = linalg.qr(check.ctx, check.distribute(a, "VC_STAR" if kind else "MC_MR"))
         q, r = check.whole(Q), check.whole(R)
         k = min(shape)
         check.true(q.shape == (shape[0], k) and r.shape == (k, shape[1]), [what, "shapes"])
@@ -119,7 +119,7 @@ def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
     """Check a truncated SVD of `a` against NumPy's."""
     used = np.dtype("float64") if a.dtype.kind == "i" else a.dtype
     real = used.type(0).real.dtype
-    S, U, V = linalg.truncated_svd(check.ctx, check.distribution(a, layout), rank)
+    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a, layout), rank)
     check.true((S.layout, U.layout, V.layout) == ("STAR_STAR", "VC_STAR", "VC_STAR"), what)
     s, u, v = (check.whole(x) for x in (S, U, V))
     wide = a.astype("complex128" if used.kind == "c" else "float64")
@@ -161,7 +161,7 @@ def svds(gang: Gang) -> list[Any]:
     _svd(check, a, 12, "VC_STAR", "decaying")
     with small_panels():
         _svd(check, a, 12, "VC_STAR", "decaying, in panels")
-    S, U, V = linalg.truncated_svd(check.ctx, check.distribution(a), 50)
+    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a), 50)
     s, u, v = (check.whole(x) for x in (S, U, V))
     check.close((u * s[:, 0]) @ v.conj().T, a, "float64", "all of it: A = U S V^H", 30)
     return check.result()
@@ -171,7 +171,7 @@ def norms(gang: Gang) -> list[Any]:
     check = Checks(gang)
 
     def norm(a: Array, layout: str) -> Array:
-        return np.array([linalg.norm(check.ctx, check.distribution(a, layout))])
+        return np.array([linalg.norm(check.ctx, check.distribute(a, layout))])
 
     for layout, dtype in itertools.product(LAYOUTS, DTYPES):
         a = values((13, 7), dtype)
@@ -204,7 +204,7 @@ def transposes(gang: Gang) -> list[Any]:
     check = Checks(gang)
     for layout, dtype in itertools.product(LAYOUTS, DTYPES):
         a = values((13, 6), dtype)
-        B = linalg.transpose(check.ctx, check.distribution(a, layout))
+        B = linalg.transpose(check.ctx, check.distribute(a, layout))
         rows, cols = layout.split("_")
         check.true(B.layout == f"{cols}_{rows}" and B.shape == (6, 13), ["layout", layout])
         # On each rank alone: nothing may have been communicated.
@@ -260,13 +260,19 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
         for shape in ((60, 30), (30, 60), (5, 4)):
             a = values(shape, "float64")
             a[shape[0] - 1, 2] = bad
-            A = check.distribution(a)
-            found[f"{name} {shape}"] = said_by_all(ctx, lambda A=A: linalg.truncated_svd(ctx, A, 3))  # type: ignore[misc]
-    huge = check.distribution(np.full((60, 30), 3e38, "float32"))
-    found["too large"] = said_by_all(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
-    flat = check.distribution(values((400, 300), "float64"))
-    found["one restart"] = said_by_all(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1))
-    found["after all"] = said_by_all(ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2))
+            A = check.distribute(a)
+            found[f"{name} {shape}"] = failures_on_all_ranks(
+                ctx, lambda A=A: linalg.truncated_svd(ctx, A, 3)
+            )  # type: ignore[misc]
+    huge = check.distribute(np.full((60, 30), 3e38, "float32"))
+    found["too large"] = failures_on_all_ranks(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
+    flat = check.distribute(values((400, 300), "float64"))
+    found["one restart"] = failures_on_all_ranks(
+        ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1)
+    )
+    found["after all"] = failures_on_all_ranks(
+        ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2)
+    )
     return found
 
 
@@ -275,13 +281,13 @@ def nonfinite_passes(gang: Gang) -> list[Any]:
     check = Checks(gang)
     a, b = values((9, 6), "float64"), values((6, 5), "float64", 1)
     a[2, 1], a[5, 3] = np.nan, np.inf
-    C = check.whole(linalg.matmul(check.ctx, check.distribution(a), check.distribution(b)))
+    C = check.whole(linalg.matmul(check.ctx, check.distribute(a), check.distribute(b)))
     check.true(np.array_equal(np.isfinite(C), np.isfinite(a @ b)), "matmul")
-    G = check.whole(linalg.gram(check.ctx, check.distribution(a)))
+    G = check.whole(linalg.gram(check.ctx, check.distribute(a)))
     check.true(np.array_equal(np.isfinite(G), np.isfinite(a.T @ a)), "gram")
-    _, R = linalg.qr(check.ctx, check.distribution(a))
+    _, R = linalg.qr(check.ctx, check.distribute(a))
     check.true(not np.isfinite(check.whole(R)).all(), "qr")
-    B = check.whole(linalg.transpose(check.ctx, check.distribution(a)))
+    B = check.whole(linalg.transpose(check.ctx, check.distribute(a)))
     check.true(np.array_equal(B, a.T, equal_nan=True), "transpose")
     return check.result()
 
@@ -292,7 +298,7 @@ def reproducible(gang: Gang) -> list[Any]:
     storage = Storage(gang.rank, Pool(1 << 24, shared=False))
     mine = Gang(MPI.COMM_WORLD, storage, lambda fraction, text: told.append([fraction, text]))
     check = Checks(mine)
-    A = check.distribution(values((4000, 200), "float64"))
+    A = check.distribute(values((4000, 200), "float64"))
     runs = [
         [check.whole(x).tobytes() for x in linalg.truncated_svd(check.ctx, A, 8)] for _ in range(2)
     ]

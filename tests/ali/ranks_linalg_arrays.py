@@ -13,7 +13,14 @@ from ali.linalg.ufuncs import UNARY
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.loop import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, said_by_all, sample, small_panels, values
+from tests.ali.ranks_linalg_checks import (
+    Array,
+    Checks,
+    failures_on_all_ranks,
+    sample,
+    small_panels,
+    values,
+)
 
 SHAPES = [(13, 7), (1, 1), (2, 30), (40, 1)]
 SOME_LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC", "MD_STAR", "CIRC_CIRC", "STAR_MR", "STAR_STAR")
@@ -28,7 +35,7 @@ def sums_of_two(gang: Gang) -> list[Any]:
     check = Checks(gang)
     for one, other in sample(gang, DTYPES, DTYPES):
         a, b = values((9, 5), one), values((9, 5), other, 1)
-        A, B = check.distribution(a, "MC_MR"), check.distribution(b)
+        A, B = check.distribute(a, "MC_MR"), check.distribute(b)
         for alpha, beta in ((1, 1), (1, -1), (2, -3), (0.5, 1), (1, 2j)):
             C = linalg.add(check.ctx, A, B, alpha, beta)
             with small_panels():
@@ -43,7 +50,7 @@ def sums_of_two(gang: Gang) -> list[Any]:
             check.close(check.whole(D), expected, expected.dtype, [*what, "in strips"])
     for left, right in sample(gang, LAYOUTS, SOME_LAYOUTS):
         a, b = values((11, 6), "float64"), values((11, 6), "float64", 1)
-        C = linalg.add(check.ctx, check.distribution(a, left), check.distribution(b, right))
+        C = linalg.add(check.ctx, check.distribute(a, left), check.distribute(b, right))
         check.close(check.whole(C), a + b, "float64", [left, right])
         check.true(C.layout in (left, right), [left, right, C.layout])
     return check.result()
@@ -55,17 +62,15 @@ def broadcasts(gang: Gang) -> list[Any]:
     for one, other, layout, small in sample(gang, shapes, shapes, LAYOUTS, ("VC_STAR", "MR_MC")):
         a, b = values(one, "float64"), values(other, "int32", 1)
         C = linalg.elementwise(
-            check.ctx, "subtract", check.distribution(a, layout), check.distribution(b, small)
+            check.ctx, "subtract", check.distribute(a, layout), check.distribute(b, small)
         )
         check.close(check.whole(C), a - b, "float64", [one, other, layout, small])
-        test = check.distribution((values((8, 1), "int32") > 0).astype(np.int32), small)
-        C = linalg.where(
-            check.ctx, test, check.distribution(a, layout), check.distribution(b, small)
-        )
+        test = check.distribute((values((8, 1), "int32") > 0).astype(np.int32), small)
+        C = linalg.where(check.ctx, test, check.distribute(a, layout), check.distribute(b, small))
         expected = np.where(values((8, 1), "int32") > 0, a, b)
         check.close(check.whole(C), expected, "float64", ["where", one, other, layout, small])
     a = values((8, 6), "float64")
-    A = check.distribution(a)
+    A = check.distribute(a)
     moved = check.ctx.comm.allreduce(0)  # the mean of VC_STAR lies where A is: no move
     check.true(moved == 0 and linalg.mean(check.ctx, A, 0).layout == "STAR_STAR", "a row by A")
     C = linalg.elementwise(check.ctx, "subtract", A, linalg.mean(check.ctx, A, 0))
@@ -94,7 +99,7 @@ def operations(gang: Gang) -> list[Any]:
         a, b = values((6, 4), one), values((6, 4), other, 1)
         with np.errstate(all="ignore"):
             expected = sent(getattr(np, op)(a, b))
-            found = linalg.elementwise(check.ctx, op, check.distribution(a), check.distribution(b))
+            found = linalg.elementwise(check.ctx, op, check.distribute(a), check.distribute(b))
             check.same(check.whole(found), expected, [op, one, other])
     for op, dtype, reflected in sample(
         gang, [b for b in binary if b not in real_only], DTYPES, (False, True)
@@ -105,12 +110,12 @@ def operations(gang: Gang) -> list[Any]:
             with np.errstate(all="ignore"):
                 expected = sent(getattr(np, op)(*((number, a) if reflected else (a, number))))
             found = linalg.elementwise_scalar(
-                check.ctx, op, check.distribution(a, "STAR_VC"), number, reflected, kind
+                check.ctx, op, check.distribute(a, "STAR_VC"), number, reflected, kind
             )
             check.same(check.whole(found), expected, [op, dtype, number, reflected])
     for exponent in (2, 0.5, 3):
         a = values((5, 4), "int64") ** 2
-        found = linalg.elementwise_scalar(check.ctx, "power", check.distribution(a), exponent)
+        found = linalg.elementwise_scalar(check.ctx, "power", check.distribute(a), exponent)
         check.same(check.whole(found), a**exponent, ["power", exponent])
     return check.result()
 
@@ -125,18 +130,18 @@ def functions_of_one(gang: Gang) -> list[Any]:
             a = a.real.astype(dtype)
         with np.errstate(all="ignore"):
             expected = sent(np.asarray(getattr(np, op)(a)))
-        found = linalg.apply(check.ctx, op, check.distribution(a, "MC_MR"))
+        found = linalg.apply(check.ctx, op, check.distribute(a, "MC_MR"))
         check.same(check.whole(found), expected, [op, dtype])
     for one, other in itertools.product(DTYPES, DTYPES):
         if one.startswith("complex") and not other.startswith("complex"):
             continue
         a = values((5, 4), one)
-        found = linalg.astype(check.ctx, check.distribution(a, "STAR_VC"), other)
+        found = linalg.astype(check.ctx, check.distribute(a, "STAR_VC"), other)
         check.same(check.whole(found), a.astype(other), ["astype", one, other])
     a = values((5, 4), "complex64")
-    found = linalg.scale(check.ctx, check.distribution(a), 2 - 1j)
+    found = linalg.scale(check.ctx, check.distribute(a), 2 - 1j)
     check.close(check.whole(found), a * (2 - 1j), "complex64", "scale")
-    found = linalg.scale(check.ctx, check.distribution(values((5, 4), "int32")), 3)
+    found = linalg.scale(check.ctx, check.distribute(values((5, 4), "int32")), 3)
     check.same(check.whole(found), values((5, 4), "int32") * 3, "scale int")
     return check.result()
 
@@ -148,7 +153,7 @@ def reductions(gang: Gang) -> list[Any]:
     typed = [("float64", layout) for layout in LAYOUTS] + [(t, "MC_MR") for t in DTYPES]
     for shape, (dtype, layout), name in sample(gang, SHAPES, typed, names):
         a = values(shape, dtype)
-        A = check.distribution(a, layout)
+        A = check.distribute(a, layout)
         wide = a.astype("complex128") if a.dtype.kind == "c" else a
         for axis in (0, 1, None):
             with small_panels():
@@ -161,7 +166,7 @@ def reductions(gang: Gang) -> list[Any]:
                 scale if kind.kind != "i" else 0,
             )  # fmt: skip
     a = values((40, 6), "float64") + 1e8  # what is naive has no digit left
-    A = check.distribution(a)
+    A = check.distribute(a)
     check.close(
         check.whole(linalg.var(check.ctx, A, 0, 1)), a.var(axis=0, ddof=1, keepdims=True),
         "float64", "var with a large mean", 1e6,
@@ -169,7 +174,7 @@ def reductions(gang: Gang) -> list[Any]:
     for dtype, layout in sample(gang, ("float32", "float64", "int32"), LAYOUTS):
         a = values((23, 5), dtype)
         with small_panels():
-            found = linalg.column_stats(check.ctx, check.distribution(a, layout), 1)
+            found = linalg.column_stats(check.ctx, check.distribute(a, layout), 1)
         kind = np.dtype("float64" if dtype == "int32" else dtype)
         for M, expected in zip(
             found, (a.mean(0), a.std(0, ddof=1), a.min(0), a.max(0)), strict=True
@@ -178,15 +183,15 @@ def reductions(gang: Gang) -> list[Any]:
     a = values((9, 4), "float64")
     a[3, 1], a[4, 2] = np.nan, -np.inf
     for name in ("sum", "mean", "min", "max"):
-        R = check.whole(getattr(linalg, name)(check.ctx, check.distribution(a), 0))
+        R = check.whole(getattr(linalg, name)(check.ctx, check.distribute(a), 0))
         check.same(R, getattr(np, name)(a, axis=0, keepdims=True), [name, "not finite"])
     a[3, 1] = np.inf
     for rows in (a, a[3:5]):  # two rows are less than ranks
-        M, _, _, _ = linalg.column_stats(check.ctx, check.distribution(rows))
+        M, _, _, _ = linalg.column_stats(check.ctx, check.distribute(rows))
         check.same(check.whole(M), rows.mean(axis=0, keepdims=True), "mean with inf")
     big = np.full((70_000, 1), 2**31 - 1, "int32")
     check.same(
-        check.whole(linalg.sum(check.ctx, check.distribution(big))), big.sum(keepdims=True), "i32"
+        check.whole(linalg.sum(check.ctx, check.distribute(big))), big.sum(keepdims=True), "i32"
     )
     return check.result()
 
@@ -198,7 +203,7 @@ def other_norms(gang: Gang) -> list[Any]:
         gang, SHAPES, DTYPES, ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR"), orders
     ):
         a = values(shape, dtype)
-        found = linalg.norm(check.ctx, check.distribution(a, layout), name)
+        found = linalg.norm(check.ctx, check.distribute(a, layout), name)
         wide = a.astype("complex128")
         expected = float(np.linalg.norm(wide, orders[name]))
         used = "float64" if dtype in ("float64", "complex128", "int32", "int64") else "float32"
@@ -206,7 +211,7 @@ def other_norms(gang: Gang) -> list[Any]:
             np.array([found], used), np.array([expected], used), used, [name, shape, dtype, layout]
         )
         if name == "fro":
-            found = linalg.norm(check.ctx, check.distribution(a, layout), "max")
+            found = linalg.norm(check.ctx, check.distribute(a, layout), "max")
             check.close(np.array([found]), np.array([np.abs(a).max()], float), "float64", "max")
     return check.result()
 
@@ -217,19 +222,19 @@ def slices(gang: Gang) -> list[Any]:
     for layout, rows, cols, dtype in sample(gang, LAYOUTS, cuts, cuts, ("float32", "complex128")):
         a = values((14, 11), dtype)
         with small_panels():
-            B = linalg.slice(check.ctx, check.distribution(a, layout), *rows, *cols)
+            B = linalg.slice(check.ctx, check.distribute(a, layout), *rows, *cols)
         expected = a[slice(*rows), slice(*cols)]
         check.same(check.whole(B), expected, [layout, rows, cols, dtype])
         check.true(B.layout == layout, "layout")
     picks = [[0], [-1, 3, 3, 0], list(range(13, -1, -1)), [5, 6, 7], [2, 9, 4]]
     for layout, pick, dtype in sample(gang, LAYOUTS, picks, DTYPES):
         a = values((14, 15), dtype)
-        A = check.distribution(a, layout)
+        A = check.distribute(a, layout)
         check.same(check.whole(linalg.take_rows(check.ctx, A, pick)), a[pick], [layout, pick])
         check.same(check.whole(linalg.take_cols(check.ctx, A, pick)), a[:, pick], [layout, pick])
     a = values((14, 15), "float64")
-    A = check.distribution(a, "MC_MR")
-    zero = check.distribution(np.zeros((1, 1)))
+    A = check.distribute(a, "MC_MR")
+    zero = check.distribute(np.zeros((1, 1)))
     column = linalg.elementwise(check.ctx, "greater", linalg.slice(check.ctx, A, col_stop=1), zero)
     check.same(
         check.whole(linalg.select_rows(check.ctx, A, column)), a[a[:, 0] > 0], "rows by mask"
@@ -241,7 +246,7 @@ def slices(gang: Gang) -> list[Any]:
     for left, right, axis in sample(gang, LAYOUTS, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
         a, b = values((8, 8), "float32"), values((5, 8) if axis == 0 else (8, 5), "int64")
         C = linalg.concatenate(
-            check.ctx, check.distribution(a, left), check.distribution(b, right), axis
+            check.ctx, check.distribute(a, left), check.distribute(b, right), axis
         )
         check.same(check.whole(C), np.concatenate([a, b], axis), [left, right, axis])
     return check.result()
@@ -251,7 +256,7 @@ def diagonals_and_fills(gang: Gang) -> list[Any]:
     check = Checks(gang)
     for layout, dtype, shape in sample(gang, LAYOUTS, DTYPES, [(9, 5), (4, 11), (1, 1), (6, 6)]):
         a = values(shape, dtype)
-        A = check.distribution(a, layout)
+        A = check.distribute(a, layout)
         expected = np.diagonal(a)[:, None]
         check.same(check.whole(linalg.diagonal(check.ctx, A)), expected, [layout, dtype])
         found = np.array([linalg.trace(check.ctx, A)])
@@ -265,7 +270,7 @@ def diagonals_and_fills(gang: Gang) -> list[Any]:
         check.true((E.layout, F.layout, Z.layout) == (layout,) * 3, layout)
     for shape, layout in itertools.product([(7, 1), (1, 7), (1, 1)], LAYOUTS):
         a = values(shape, "float32")
-        D = linalg.diag(check.ctx, check.distribution(a, layout))
+        D = linalg.diag(check.ctx, check.distribute(a, layout))
         check.same(check.whole(D), np.diag(a.reshape(-1)), ["diag", shape, layout])
     return check.result()
 
@@ -330,7 +335,7 @@ def refused(gang: Gang) -> dict[str, list[str]]:
         "matmul": lambda: linalg.matmul(ctx, A, B, "X"),
         "matmul shapes": lambda: linalg.matmul(ctx, A, B, "T"),
     }
-    return {name: said_by_all(ctx, call) for name, call in calls.items()}
+    return {name: failures_on_all_ranks(ctx, call) for name, call in calls.items()}
 
 
 def everything(gang: Gang) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from ali import DistMatrix, blocks
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
-    clusters,
+    block_reduction,
+    clustering,
     elimination,
-    features,
     gemm,
+    index_transfer,
+    kernel_regression,
     krylov,
-    moving,
-    reduce,
-    triangles,
+    triangular,
 )
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
@@ -42,7 +42,7 @@ class Checks:
     def whole(self, matrix: DistMatrix) -> Array:
         return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
 
-    def distribution(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
+    def distribute(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
         return self.ctx.new_replicated(values, layout)
 
     def close(self, found: Array, expected: Array, dtype: Any, what: Any, scale: float = 0) -> None:
@@ -116,9 +116,9 @@ def small_panels() -> Iterator[None]:
         patch.setattr(blocks, "PANEL", 600)
         patch.setattr(blocks, "CHUNK", 256)
         patch.setattr(gemm, "CHUNK", 64)
-        patch.setattr(moving, "MESSAGE", 128)
-        patch.setattr(features, "PANEL", 2000)
-        for module in (arithmetic, clusters, elimination, krylov, reduce, triangles):
+        patch.setattr(index_transfer, "MESSAGE", 128)
+        patch.setattr(kernel_regression, "PANEL", 2000)
+        for module in (arithmetic, block_reduction, clustering, elimination, krylov, triangular):
             patch.setattr(module, "CHUNK", 256)
         yield
 
@@ -127,7 +127,7 @@ def orthonormal(check: Checks, q: Array, what: Any) -> None:
     check.close(q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype), q.dtype, [what, "orthonormal"])
 
 
-def said_by_all(ctx: Context, call: Callable[[], Any]) -> list[str]:
+def failures_on_all_ranks(ctx: Context, call: Callable[[], Any]) -> list[str]:
     """The failure of every rank, as kind and message."""
     said = "nothing"
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from ali import linalg
 from ali.interface import Context
 from mpi_workers.rank.loop import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, said_by_all, small_panels, values
+from tests.ali.ranks_linalg_checks import Array, Checks, failures_on_all_ranks, small_panels, values
 
 REALS = ("float32", "float64", "int32")
 
@@ -23,7 +23,7 @@ def components(gang: Gang) -> list[Any]:
         a = a.astype(dtype)
         k = min(2, shape[0] - 1)
         layout = ("VC_STAR", "MC_MR", "STAR_VC")[gang.size % 3]
-        found = linalg.pca(check.ctx, check.distribution(a, layout), k, center, scale)
+        found = linalg.pca(check.ctx, check.distribute(a, layout), k, center, scale)
         parts, variance, mean, scores, ratio, deviation = (check.whole(x) for x in found)
         wide = a.astype("float64")
         used = np.dtype("float64" if dtype == "int32" else dtype)
@@ -49,7 +49,7 @@ def components(gang: Gang) -> list[Any]:
         check.close(parts, vh[:k].astype(used), used, [*what, "parts"], slack * top / float(gaps))
     a = np.ones((6, 3))
     a[:, 1] = np.arange(6)
-    found = linalg.pca(check.ctx, check.distribution(a), 1, True, True, "randomized")
+    found = linalg.pca(check.ctx, check.distribute(a), 1, True, True, "randomized")
     check.close(check.whole(found[0]), np.array([[0.0, 1, 0]]), "float64", "a constant column", 1)
     check.close(check.whole(found[4]), np.ones((1, 1)), "float64", "all of the variance")
     return check.result()
@@ -71,7 +71,7 @@ def clusters(gang: Gang) -> dict[str, Any]:
     for dtype, layout in (("float64", "VC_STAR"), ("float32", "MC_MR"), ("int32", "STAR_VC")):
         a = points.astype(dtype)
         with small_panels():
-            C, L, inertia, count = linalg.kmeans(ctx, check.distribution(a, layout), 5, 3)
+            C, L, inertia, count = linalg.kmeans(ctx, check.distribute(a, layout), 5, 3)
         c, mine = check.whole(C), check.whole(L)[:, 0]
         check.true((L.layout, L.dtype.name, mine.shape) == ("VC_STAR", "int32", (200,)), dtype)
         pairs = {(int(x), int(y)) for x, y in zip(mine, labels, strict=True)}
@@ -85,7 +85,7 @@ def clusters(gang: Gang) -> dict[str, Any]:
         )
         found[dtype] = [inertia, int(count), mine.tolist()]
     uneven = values((70, 3), "float64")
-    C, L, inertia, count = linalg.kmeans(ctx, check.distribution(uneven), 7, 1, 300, 0.0)
+    C, L, inertia, count = linalg.kmeans(ctx, check.distribute(uneven), 7, 1, 300, 0.0)
     mine, c = check.whole(L)[:, 0], check.whole(C)
     away = ((uneven[:, None, :] - c) ** 2).sum(axis=2)
     check.true(np.array_equal(away.argmin(axis=1), mine), "each row has the nearest center")
@@ -94,15 +94,15 @@ def clusters(gang: Gang) -> dict[str, Any]:
     found["uneven"] = [inertia, int(count), mine.tolist()]
     few = np.repeat(np.eye(3), 4, axis=0)  # three different rows
     for seed in range(8):  # a row that is a center already is never drawn again
-        C, L, inertia, _ = linalg.kmeans(ctx, check.distribution(few), 3, seed, 1)
+        C, L, inertia, _ = linalg.kmeans(ctx, check.distribute(few), 3, seed, 1)
         check.true(inertia < 1e-20 and len(set(check.whole(L)[:, 0].tolist())) == 3, ["few", seed])
-    C, L, inertia, _ = linalg.kmeans(ctx, check.distribution(few), 5, 0)
+    C, L, inertia, _ = linalg.kmeans(ctx, check.distribute(few), 5, 0)
     check.true(inertia < 1e-20, "more clusters than different rows")
-    one = linalg.kmeans(ctx, check.distribution(uneven), 1)
+    one = linalg.kmeans(ctx, check.distribute(uneven), 1)
     check.close(
         check.whole(one[0]), uneven.mean(axis=0, keepdims=True), "float64", "one cluster", 1
     )
-    alone = linalg.kmeans(ctx, check.distribution(uneven[:1]), 1)
+    alone = linalg.kmeans(ctx, check.distribute(uneven[:1]), 1)
     check.close(check.whole(alone[0]), uneven[:1], "float64", "one row")
     return {**found, "checks": check.result()}
 
@@ -112,16 +112,16 @@ def kernels(gang: Gang) -> dict[str, Any]:
     ctx = check.ctx
     x = values((80, 3), "float64")
     y = np.stack([np.sin(x[:, 0]), x[:, 1] * x[:, 2]], axis=1)
-    z = check.whole(linalg.random_features(ctx, check.distribution(x, "MC_MR"), 2000, 1.5, 7))
+    z = check.whole(linalg.random_features(ctx, check.distribute(x, "MC_MR"), 2000, 1.5, 7))
     distances = ((x[:, None] - x) ** 2).sum(axis=2)
     off = float(np.abs(z @ z.T - np.exp(-distances / (2 * 1.5**2))).max())
-    fewer = check.whole(linalg.random_features(ctx, check.distribution(x), 10, 1.5, 7))
+    fewer = check.whole(linalg.random_features(ctx, check.distribute(x), 10, 1.5, 7))
     check.close(fewer * (10 / 2000) ** 0.5, z[:, :10], "float64", "fewer are the first of more", 9)
-    X, Y, m, lam = check.distribution(x), check.distribution(y, "MR_STAR"), 80, 1e-4
+    X, Y, m, lam = check.distribute(x), check.distribute(y, "MR_STAR"), 80, 1e-4
     z = check.whole(linalg.random_features(ctx, X, 60, 2.0, 1))
     exact = np.linalg.solve(z.T @ z + m * lam * np.eye(60), z.T @ y)
     for keep, dtype in ((1 << 30, "float64"), (0, "float64"), (0, "float32")):
-        used = [check.distribution(v.astype(dtype)) for v in (x, y)]
+        used = [check.distribute(v.astype(dtype)) for v in (x, y)]
         tol = 1e-12 if dtype == "float64" else 1e-6
         with small_panels():
             W, count, residual = linalg.random_features_ridge(
@@ -136,9 +136,9 @@ def kernels(gang: Gang) -> dict[str, Any]:
         check.close(check.whole(P), (z @ w).astype(dtype), dtype, [keep, dtype, "predict"], 900)
         if dtype == "float64":
             check.close(w, exact, dtype, [keep, "weights"], 1e6)
-    P = linalg.random_features_predict(ctx, X, check.distribution(exact, "STAR_VC"), 2.0, 1)
+    P = linalg.random_features_predict(ctx, X, check.distribute(exact, "STAR_VC"), 2.0, 1)
     fit = float(np.abs(check.whole(P) - y).max())
-    same = check.whole(linalg.random_features(ctx, check.distribution(x[:3]), 4, 1.0, 5))
+    same = check.whole(linalg.random_features(ctx, check.distribute(x[:3]), 4, 1.0, 5))
     del Y
     return {"off": off, "fit": fit, "values": same.tolist(), "checks": check.result()}
 
@@ -172,7 +172,7 @@ def refused(gang: Gang) -> dict[str, list[str]]:
         ),
         "predict complex": lambda: linalg.random_features_predict(ctx, A, Z, 1.0),
     }  # fmt: skip
-    return {name: said_by_all(ctx, call) for name, call in calls.items()}
+    return {name: failures_on_all_ranks(ctx, call) for name, call in calls.items()}
 
 
 def everything(gang: Gang) -> dict[str, Any]:

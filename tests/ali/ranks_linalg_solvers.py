@@ -12,7 +12,7 @@ import pytest
 
 from ali import linalg
 from ali.interface import Context
-from ali.linalg import rows
+from ali.linalg import elimination, triangular
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.loop import Gang
@@ -20,8 +20,8 @@ from tests.ali.ranks_linalg_checks import (
     FLOATS,
     Array,
     Checks,
+    failures_on_all_ranks,
     orthonormal,
-    said_by_all,
     sample,
     values,
 )
@@ -34,7 +34,8 @@ SIDES = ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR")
 def small_blocks(width: int) -> Iterator[None]:
     """Panels of a few columns, so that there are many and the last is short."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "BLOCK", width)
+        for module in (elimination, triangular):
+            patch.setattr(module, "PANEL_ROWS", width)
         yield
 
 
@@ -66,8 +67,8 @@ def solutions(gang: Gang) -> list[Any]:
         p = positive(n, dtype)
         used = used_dtype(dtype)
         exact = np.dtype("complex128" if used.kind == "c" else "float64")
-        A, B = check.distribution(a, layout), check.distribution(b, "STAR_VC")
-        P = check.distribution(p, layout)
+        A, B = check.distribute(a, layout), check.distribute(b, "STAR_VC")
+        P = check.distribute(p, layout)
         with small_blocks(width):
             X = linalg.solve(check.ctx, A, B)
             L = linalg.cholesky(check.ctx, P)
@@ -117,8 +118,8 @@ def pivoting(gang: Gang) -> list[Any]:
         b = values((n, 2), "float64", 3)
         for width in (4, 128):
             with small_blocks(width):
-                X = linalg.solve(check.ctx, check.distribution(a), check.distribution(b))
-                d = linalg.det(check.ctx, check.distribution(a))
+                X = linalg.solve(check.ctx, check.distribute(a), check.distribute(b))
+                d = linalg.det(check.ctx, check.distribute(a))
             x = check.whole(X)
             backward = np.abs(a @ x - b).max() / (np.abs(a).sum(1).max() * np.abs(x).max())
             check.true(backward < 1e-14, [name, width, "backward error", float(backward)])
@@ -126,18 +127,18 @@ def pivoting(gang: Gang) -> list[Any]:
             check.close(ratio, np.ones(1, complex), "complex128", [name, "det"], 20)
     half = np.eye(n)
     half[::2] *= 1e-3
-    A = check.distribution(half)
+    A = check.distribute(half)
     found = np.array([linalg.condest(check.ctx, A), linalg.condest(check.ctx, A, "2")])
     check.close(found, np.array([1e3, 1e3]), "float64", "condition")
-    flat = check.distribution(np.ones((n, n)))
+    flat = check.distribute(np.ones((n, n)))
     check.true(linalg.condest(check.ctx, flat) == np.inf, "singular")
     check.true(linalg.det(check.ctx, flat) == 0, "det of singular")
     check.true(linalg.slogdet(check.ctx, flat)[1] == -np.inf, "slogdet of singular")
-    huge = check.distribution(1e200 * np.diag([-1.0, 1.0, 1.0]))
+    huge = check.distribute(1e200 * np.diag([-1.0, 1.0, 1.0]))
     check.true(linalg.det(check.ctx, huge) == -np.inf, "det overflows")
     a = values((40, 6), "float64")
     expected = np.array([np.linalg.cond(a)])
-    found = np.array([linalg.condest(check.ctx, check.distribution(a), "2")])
+    found = np.array([linalg.condest(check.ctx, check.distribute(a), "2")])
     check.close(found, expected, "float64", "condition of a tall matrix")
     return check.result()
 
@@ -154,7 +155,7 @@ def least_squares(gang: Gang) -> list[Any]:
         b = values((m, 2), dtype, 7)
         used = used_dtype(dtype)
         exact = np.dtype("complex128" if used.kind == "c" else "float64")
-        A, B = check.distribution(a, layout), check.distribution(b, "MC_MR")
+        A, B = check.distribute(a, layout), check.distribute(b, "MC_MR")
         what = [m, n, dtype, layout, kind]
         X = linalg.lstsq(check.ctx, A, B)
         S, rank = linalg.svdvals(check.ctx, A), linalg.matrix_rank(check.ctx, A)
@@ -183,7 +184,7 @@ def decompositions(gang: Gang) -> list[Any]:
         a = values(shape, dtype)
         used = used_dtype(dtype)
         real = used.type(0).real.dtype
-        A, what = check.distribution(a, layout), [shape, dtype, layout]
+        A, what = check.distribute(a, layout), [shape, dtype, layout]
         S, U, V = linalg.svd(check.ctx, A)
         s, u, v = (check.whole(x) for x in (S, U, V))
         k = min(shape)
@@ -200,7 +201,7 @@ def decompositions(gang: Gang) -> list[Any]:
         hermitian = np.tril(a) + np.tril(a, -1).conj().T
         np.fill_diagonal(hermitian, np.diagonal(a).real)
         used = used_dtype(dtype)
-        A, what = check.distribution(np.tril(a) + np.triu(a, 1) * 3, layout), [n, dtype, layout]
+        A, what = check.distribute(np.tril(a) + np.triu(a, 1) * 3, layout), [n, dtype, layout]
         W, V = linalg.eigh(check.ctx, A)
         w, v = check.whole(W), check.whole(V)
         check.true((W.layout, V.layout, w.shape) == ("STAR_STAR", "VC_STAR", (n, 1)), what)
@@ -210,14 +211,14 @@ def decompositions(gang: Gang) -> list[Any]:
         orthonormal(check, v, [*what, "V"])
     a = values((9, 9), "float64")
     a[0, 8] = np.nan  # where eigh does not look
-    W, _ = linalg.eigh(check.ctx, check.distribution(a))
+    W, _ = linalg.eigh(check.ctx, check.distribute(a))
     check.close(check.whole(W), np.linalg.eigvalsh(a)[:, None], "float64", "upper triangle", 90)
     for dtype, shape, q in itertools.product(FLOATS, [(90, 40), (40, 90)], (0, 1, 3)):
         layout = SIDES[(q + gang.size) % 3]
         u, s, vh = np.linalg.svd(values(shape, dtype), full_matrices=False)
         a = ((u * 0.8 ** np.arange(len(s))) @ vh).astype(dtype)
         S, U, V = linalg.truncated_svd(
-            check.ctx, check.distribution(a, layout), 5, method="randomized", power_iterations=q
+            check.ctx, check.distribute(a, layout), 5, method="randomized", power_iterations=q
         )
         s, u, v = (check.whole(x) for x in (S, U, V))
         what = ["randomized", dtype, shape, q, layout]
@@ -237,7 +238,7 @@ def decompositions(gang: Gang) -> list[Any]:
         a = ((u * (size * 0.8 ** np.arange(len(s)))) @ vh).astype(dtype)
         what = ["gram", dtype, shape, huge]
         with np.errstate(over="raise"):
-            S, U, V = linalg.truncated_svd(check.ctx, check.distribution(a), 5, method="gram")
+            S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a), 5, method="gram")
         s, u, v = (check.whole(x) for x in (S, U, V))
         s, a = (s / size).astype(s.dtype), (a / size).astype(dtype)
         exact = (0.8 ** np.arange(5))[:, None].astype(s.dtype)
@@ -259,17 +260,17 @@ def transposed_products(gang: Gang) -> list[Any]:
         def stored(x: Array, op: str) -> Array:
             return {"N": x, "T": x.T, "C": x.conj().T}[op]
 
-        A = check.distribution(np.array(stored(a, left)), layout)
-        B = check.distribution(np.array(stored(b, right)), "VC_STAR")
+        A = check.distribute(np.array(stored(a, left)), layout)
+        B = check.distribute(np.array(stored(b, right)), "VC_STAR")
         C = linalg.matmul(check.ctx, A, B, left, right)
         what = [left, right, dtype, layout, (m, k, n)]
         check.close(check.whole(C), a @ b, dtype, what, 60)
         check.close(check.whole(A), stored(a, left), dtype, [*what, "A is as it was"], 1e-300)
     a = values((50, 4), "complex64")
-    C = linalg.matmul(check.ctx, check.distribution(a), check.distribution(a), "C")
+    C = linalg.matmul(check.ctx, check.distribute(a), check.distribute(a), "C")
     check.close(check.whole(C), a.conj().T @ a, "complex64", "A^H A", 60)
     check.true(C.layout == "VC_STAR", "no operand moved")
-    H = linalg.transpose(check.ctx, check.distribution(a, "MC_MR"), True)
+    H = linalg.transpose(check.ctx, check.distribute(a, "MC_MR"), True)
     check.close(check.whole(H), a.conj().T, "complex64", "A^H", 1e-300)
     return check.result()
 
@@ -282,7 +283,7 @@ def searches(gang: Gang) -> list[Any]:
         used = used_dtype(dtype)
         tol = 1e-5 if used.name in ("float32", "complex64") else 1e-10
         X, count, residual = linalg.conjugate_gradient(
-            check.ctx, check.distribution(p, layout), check.distribution(b, "MC_MR"), tol
+            check.ctx, check.distribute(p, layout), check.distribute(b, "MC_MR"), tol
         )
         check.true(residual < 10 * tol and 0 < count <= 10 * n, [n, dtype, count, residual])
         x = check.whole(X)
@@ -312,10 +313,10 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
     bad[19, 3] = np.nan
     triangle = np.tril(values((20, 20), "float64")) + 5 * np.eye(20)
     triangle[9, 9] = 0
-    P, S, N, T = (check.distribution(x) for x in (indefinite, singular, bad, triangle))
+    P, S, N, T = (check.distribute(x) for x in (indefinite, singular, bad, triangle))
     B = ctx.zeros((20, 1), "float64")
     ones = linalg.full(ctx, 20, 1, 1)
-    stiff = check.distribution(np.diag(np.arange(1.0, 21)))
+    stiff = check.distribute(np.diag(np.arange(1.0, 21)))
     calls: dict[str, Any] = {
         "not square": lambda: linalg.cholesky(ctx, A),
         "other rows": lambda: linalg.solve(ctx, P, A),
@@ -348,4 +349,4 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
         "after all": lambda: linalg.solve(ctx, stiff, ones),
     }
     with small_blocks(6):
-        return {name: said_by_all(ctx, call) for name, call in calls.items()}
+        return {name: failures_on_all_ranks(ctx, call) for name, call in calls.items()}

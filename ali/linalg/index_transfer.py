@@ -21,21 +21,23 @@ MESSAGE = 16 << 20  # 16 MiB
 TAG = 14
 
 
-class Way(NamedTuple):
+class IndexMap(NamedTuple):
     """Index ``source[k]`` of one matrix goes to index ``target[k]`` of the other (int64)."""
 
     source: Array
     target: Array
 
 
-class _Share(NamedTuple):
+class _Selection(NamedTuple):
     """Local positions on one side of a transfer between two ranks."""
 
     rows: Array
     cols: Array
 
 
-def transfer(ctx: Context, source: DistMatrix, target: DistMatrix, rows: Way, cols: Way) -> None:
+def transfer(
+    ctx: Context, source: DistMatrix, target: DistMatrix, rows: IndexMap, cols: IndexMap
+) -> None:
     """``target[rows.target, cols.target] = source[rows.source, cols.source]``. Collective.
 
     Both have the same dtype and any layouts; no place of the target may come twice. Each element
@@ -55,9 +57,9 @@ def transfer(ctx: Context, source: DistMatrix, target: DistMatrix, rows: Way, co
         taker, giver = (me + distance) % size, (me - distance) % size
         outgoing = incoming = None
         if me in groups and _sender(groups[me], taker) == me:
-            outgoing = _share(giving, target.distribution, taker, True, source)
+            outgoing = _selection(giving, target.distribution, taker, True, source)
         if giver in groups and _sender(groups[giver], me) == giver:
-            incoming = _share(taking, source.distribution, giver, False, target)
+            incoming = _selection(taking, source.distribution, giver, False, target)
         if distance == 0:
             if outgoing is not None and incoming is not None:
                 for cut, place in zip(
@@ -73,8 +75,8 @@ def _exchange(
     ctx: Context,
     source: DistMatrix,
     target: DistMatrix,
-    to: tuple[int, _Share | None],
-    frm: tuple[int, _Share | None],
+    to: tuple[int, _Selection | None],
+    frm: tuple[int, _Selection | None],
 ) -> None:
     (taker, cut), (giver, place) = to, frm
     packed = buffer = None
@@ -93,31 +95,33 @@ def _exchange(
         _put(target.local, place, buffer)
 
 
-def _pairs(rows: Way, cols: Way, distribution: Distribution, rank: int) -> list[tuple[Way, range]]:
+def _pairs(
+    rows: IndexMap, cols: IndexMap, distribution: Distribution, rank: int
+) -> list[tuple[IndexMap, range]]:
     local_indices = distribution.local_indices(rank)
     return [(rows, local_indices.rows), (cols, local_indices.cols)]
 
 
-def _narrow(side: Array, way: Way, owned: range) -> Way:
+def _narrow(side: Array, way: IndexMap, owned: range) -> IndexMap:
     """The part of a way whose `side` is among the indices that a rank owns."""
     if not owned:
-        return Way(side[:0], side[:0])
+        return IndexMap(side[:0], side[:0])
     mine = side % owned.step == owned.start % owned.step
-    return Way(way.source[mine], way.target[mine])
+    return IndexMap(way.source[mine], way.target[mine])
 
 
-def _share(
-    ways: list[Way], other: Distribution, rank: int, giving: bool, matrix: DistMatrix
-) -> _Share | None:
+def _selection(
+    maps: list[IndexMap], other: Distribution, rank: int, giving: bool, matrix: DistMatrix
+) -> _Selection | None:
     """What of my own part goes to, or comes from, the part of another rank."""
     theirs, found = other.local_indices(rank), []
     for way, owned, mine in zip(
-        ways, (theirs.rows, theirs.cols), (matrix.rows, matrix.cols), strict=True
+        maps, (theirs.rows, theirs.cols), (matrix.rows, matrix.cols), strict=True
     ):
         part = _narrow(way.target if giving else way.source, way, owned)
         index = part.source if giving else part.target
         found.append((index - mine.start) // max(1, mine.step))
-    return _Share(*found) if found[0].size and found[1].size else None
+    return _Selection(*found) if found[0].size and found[1].size else None
 
 
 def _sender(group: tuple[int, ...], receiver: int) -> int:
@@ -125,15 +129,15 @@ def _sender(group: tuple[int, ...], receiver: int) -> int:
     return receiver if receiver in group else group[receiver % len(group)]
 
 
-def _cuts(matrix: DistMatrix, share: _Share | None) -> Iterator[_Share]:
+def _cuts(matrix: DistMatrix, share: _Selection | None) -> Iterator[_Selection]:
     if share is None:
         return
     width = max(1, MESSAGE // (share.rows.size * matrix.dtype.itemsize))
     for start in range(0, share.cols.size, width):
-        yield _Share(share.rows, share.cols[start : start + width])
+        yield _Selection(share.rows, share.cols[start : start + width])
 
 
-def _get(local: Array, share: _Share) -> Array:
+def _get(local: Array, share: _Selection) -> Array:
     rows, cols = _index(share.rows), _index(share.cols)
     if isinstance(rows, slice) or isinstance(cols, slice):
         found: Array = local[rows, cols]
@@ -142,7 +146,7 @@ def _get(local: Array, share: _Share) -> Array:
     return found
 
 
-def _put(local: Array, share: _Share, values: Array) -> None:
+def _put(local: Array, share: _Selection, values: Array) -> None:
     rows, cols = _index(share.rows), _index(share.cols)
     if isinstance(rows, slice) or isinstance(cols, slice):
         local[rows, cols] = values

@@ -13,9 +13,8 @@ import scipy.linalg
 
 from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
-from ali.linalg import rows
-from ali.linalg.folds import total
-from ali.linalg.rows import first, gathered, own
+from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.cyclic_rows import PANEL_ROWS, gather_rows, owned_rows, rows_before
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
@@ -30,11 +29,11 @@ def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
     """
     n, local = L.shape[0], block(L)
     me, size = ctx.rank, ctx.size
-    for cols in panels(n, rows.BLOCK):
+    for cols in panels(n, PANEL_ROWS):
         ctx.check()
         start, stop = cols.start, cols.stop
-        width, begin, end = stop - start, first(start, me, size), first(stop, me, size)
-        corner = gathered(ctx, local[begin:end, cols], start, stop)
+        width, begin, end = stop - start, rows_before(start, me, size), rows_before(stop, me, size)
+        corner = gather_rows(ctx, local[begin:end, cols], start, stop)
         message = np.empty(width * width + 1, local.dtype)  # the factor, and what went wrong
         if ctx.rank == 0:
             message[-1] = _factor(corner)
@@ -43,22 +42,22 @@ def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
         if minor := int(message[-1].real):
             return int(start + minor)
         corner = message[:-1].reshape(width, width)
-        local[begin:end, cols] = corner[own(start, me, size)]
+        local[begin:end, cols] = corner[owned_rows(start, me, size)]
         # X corner^H = panel, as corner conj(X)^T = ...: the rows of X^T are solved for.
         below = local[end:, cols].T
         below = scipy.linalg.solve_triangular(
             corner.conj(), below, lower=True, check_finite=False
         ).T
         local[end:, cols] = below
-        whole = gathered(ctx, below, stop, n)
+        whole = gather_rows(ctx, below, stop, n)
         strip = max(32, 4 * CHUNK // max(1, (len(local) - end) * local.itemsize))
         for some in panels(n - stop, strip):  # of the lower triangle, and little more
-            at = first(stop + some.start, me, size)
+            at = rows_before(stop + some.start, me, size)
             update = below[at - end :] @ whole[some].conj().T
             local[at:, stop + some.start : stop + some.stop] -= update
         ctx.progress(1 - (1 - stop / n) ** 3, f"column {stop} of {n}")
     for j, col in enumerate(L.cols):
-        local[: first(col, me, size), j] = 0
+        local[: rows_before(col, me, size), j] = 0
     return 0
 
 
@@ -94,24 +93,24 @@ def triangular_solve(
     n, t, x = T.shape[0], block(T), block(X)
     me, size = ctx.rank, ctx.size
     forward = lower != adjoint
-    blocks = list(panels(n, rows.BLOCK))
+    blocks = list(panels(n, PANEL_ROWS))
     for part in blocks if forward else reversed(blocks):
         ctx.check()
         start, stop = part.start, part.stop
-        mine = slice(first(start, me, size), first(stop, me, size))
-        corner = gathered(ctx, t[mine, part], start, stop)
+        mine = slice(rows_before(start, me, size), rows_before(stop, me, size))
+        corner = gather_rows(ctx, t[mine, part], start, stop)
         zeros = np.flatnonzero(np.diagonal(corner) == 0)
         if zeros.size:
             return int(start + zeros[0] + 1)
-        side = gathered(ctx, x[mine], start, stop)
+        side = gather_rows(ctx, x[mine], start, stop)
         done = slice(0, mine.start) if forward else slice(mine.stop, None)
         ahead = slice(mine.stop, None) if forward else slice(0, mine.start)
         if adjoint:
-            side = side - total(ctx.comm, t[done, part].conj().T @ x[done])
+            side = side - sum_over_ranks(ctx.comm, t[done, part].conj().T @ x[done])
         side = scipy.linalg.solve_triangular(
             corner, side, lower=lower, trans="C" if adjoint else "N", check_finite=False
         )
-        x[mine] = side[own(start, me, size)]
+        x[mine] = side[owned_rows(start, me, size)]
         if not adjoint:
             x[ahead] -= t[ahead, part] @ side
     return 0

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import Array, dealt
+from ali.blocks import Array, count_owned
 from ali.interface import Context
 
-BLOCK = 128  # columns of a panel: enough for BLAS, few beside the matrix
+PANEL_ROWS = 128  # columns of a panel: enough for BLAS, few beside the matrix
 
 
-def first(index: int, rank: int, size: int) -> int:
+def rows_before(index: int, rank: int, size: int) -> int:
     """How many of a rank's rows come before global row `index`."""
-    return dealt(index, rank, size)
+    return count_owned(index, rank, size)
 
 
-def own(start: int, rank: int, size: int) -> slice:
+def owned_rows(start: int, rank: int, size: int) -> slice:
     """Where a rank's rows lie in an array of the rows from `start` on."""
     return slice((rank - start) % size, None, size)
 
 
-def gathered(ctx: Context, mine: Array, start: int, stop: int) -> Array:
+def gather_rows(ctx: Context, mine: Array, start: int, stop: int) -> Array:
     """Global rows ``start`` to ``stop`` on every rank, from each rank's own of them. Collective.
 
     Parameters
@@ -42,6 +42,6 @@ def gathered(ctx: Context, mine: Array, start: int, stop: int) -> Array:
     whole = np.empty((count, width), mine.dtype)
     at = 0
     for q, c in enumerate(counts):
-        whole[own(start, q, ctx.size)] = packed[at : at + c * width].reshape(c, width)
+        whole[owned_rows(start, q, ctx.size)] = packed[at : at + c * width].reshape(c, width)
         at += c * width
     return whole

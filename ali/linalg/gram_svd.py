@@ -12,7 +12,7 @@ import scipy.linalg
 
 from ali.blocks import Array, panel_width, panels
 from ali.interface import Context
-from ali.linalg.folds import total
+from ali.linalg.collectives import sum_over_ranks
 
 
 def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Array:
@@ -45,7 +45,7 @@ def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Arra
         gram += part.T @ part if dtype.kind == "f" else part.conj().T @ part
         ctx.check()
     ctx.progress(0.5, "Gram matrix")
-    whole = total(ctx.comm, gram)
+    whole = sum_over_ranks(ctx.comm, gram)
     basis = np.empty((n, rank), dtype)
     if ctx.rank == 0:
         _, vectors = scipy.linalg.eigh(

@@ -14,7 +14,7 @@ import numpy as np
 
 from ali.blocks import CHUNK, Array, block, panels, require
 from ali.interface import Context
-from ali.linalg.folds import Join, fold, mates
+from ali.linalg.collectives import Join, ranks_sharing, tree_reduce
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Measure = Callable[[Array, int | None], Array]
@@ -29,7 +29,7 @@ def check_axis(name: str, axis: int | None) -> None:
     )
 
 
-def reduced(
+def reduce_matrix(
     ctx: Context, A: DistMatrix, axis: int | None, measure: Measure, nothing: Array, join: Join
 ) -> tuple[Array, str, tuple[int, int]]:
     """Reduce A over its rows (``axis=0``), its columns (1) or both (None). Collective.
@@ -59,9 +59,9 @@ def reduced(
     with np.errstate(all="ignore"):
         found = _local(ctx, local, axis, measure, nothing, join)
         if axis != 1:
-            found = fold(ctx.comm, mates(rows, ctx.grid, ctx.rank), found, join)
+            found = tree_reduce(ctx.comm, ranks_sharing(rows, ctx.grid, ctx.rank), found, join)
         if axis != 0:
-            found = fold(ctx.comm, mates(cols, ctx.grid, ctx.rank), found, join)
+            found = tree_reduce(ctx.comm, ranks_sharing(cols, ctx.grid, ctx.rank), found, join)
     if axis is None:
         return found, "STAR_STAR", (1, 1)
     return (found, f"STAR_{cols}", (1, n)) if axis == 0 else (found, f"{rows}_STAR", (m, 1))
@@ -82,16 +82,16 @@ def _local(
     for down in panels(m, height):
         ctx.check()
         for across in panels(n, width):
-            local_indices = measure(local[down, across], axis)
+            part = measure(local[down, across], axis)
             place = {0: across, 1: down, None: slice(0, 1)}[axis]
             first = down.start == 0 if axis == 0 else across.start == 0
             if axis is None:
                 first = first and down.start == 0
-            found[:, place] = local_indices if first else join(found[:, place], local_indices)
+            found[:, place] = part if first else join(found[:, place], part)
     return found
 
 
-def matrix_of(
+def result_matrix(
     ctx: Context, values: Array, dtype: Any, layout: str, shape: tuple[int, int]
 ) -> DistMatrix:
     """The result, from the numbers of this rank's part."""
@@ -107,21 +107,19 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype({"i": np.int64, "f": np.float64, "c": np.complex128}[dtype.kind])
 
 
-def sums(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, Array]:
+def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, Array]:
     """The measure that adds up elements, or absolute values."""
     real = np.dtype(np.float64) if absolute else accumulator(dtype)
 
-    def measure(local_indices: Array, axis: int | None) -> Array:
+    def measure(part: Array, axis: int | None) -> Array:
         if absolute:
-            local_indices = np.abs(
-                local_indices.astype(np.float64) if dtype.kind == "i" else local_indices
-            )
-        return np.asarray(np.add.reduce(local_indices, axis=axis, dtype=real)).reshape(1, -1)
+            part = np.abs(part.astype(np.float64) if dtype.kind == "i" else part)
+        return np.asarray(np.add.reduce(part, axis=axis, dtype=real)).reshape(1, -1)
 
     return measure, np.zeros((1, 1), real)
 
 
-def extremes(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array, Join]:
+def extreme_measure(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array, Join]:
     """The measure that takes the smallest or the largest; NaN, if there is one."""
     function = np.maximum if largest else np.minimum
     worst: Any
@@ -131,27 +129,27 @@ def extremes(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array, Join]
         worst = -np.inf if largest else np.inf
         worst = complex(worst, worst) if dtype.kind == "c" else worst
 
-    def measure(local_indices: Array, axis: int | None) -> Array:
-        return np.asarray(function.reduce(local_indices, axis=axis)).reshape(1, -1)
+    def measure(part: Array, axis: int | None) -> Array:
+        return np.asarray(function.reduce(part, axis=axis)).reshape(1, -1)
 
     return measure, np.full((1, 1), worst, dtype), function
 
 
-def moments(dtype: np.dtype[Any]) -> tuple[Measure, Array]:
+def moment_measure(dtype: np.dtype[Any]) -> tuple[Measure, Array]:
     """Count, mean, and sum of squared distances from the mean; see `join_moments`."""
     wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
-    def measure(local_indices: Array, axis: int | None) -> Array:
-        local_indices = local_indices.astype(wide)  # a copy, in the cache
-        mean = local_indices.mean(axis=axis, keepdims=True)
-        local_indices -= mean
-        squares = local_indices.real**2
+    def measure(part: Array, axis: int | None) -> Array:
+        part = part.astype(wide)  # a copy, in the cache
+        mean = part.mean(axis=axis, keepdims=True)
+        part -= mean
+        squares = part.real**2
         if dtype.kind == "c":
-            squares += local_indices.imag**2
+            squares += part.imag**2
         mean = mean.reshape(1, -1)
-        distribution = np.asarray(squares.sum(axis=axis)).reshape(1, -1)
-        count = np.full_like(mean, local_indices.size // mean.size)
-        return np.concatenate([count, mean, distribution])
+        squared = np.asarray(squares.sum(axis=axis)).reshape(1, -1)
+        count = np.full_like(mean, part.size // mean.size)
+        return np.concatenate([count, mean, squared])
 
     return measure, np.zeros((3, 1), wide)
 

@@ -17,7 +17,7 @@ TAG = 13
 Join = Callable[[Array, Array], Array]
 
 
-def mates(dist: str, grid: Grid, rank: int) -> list[int]:
+def ranks_sharing(dist: str, grid: Grid, rank: int) -> list[int]:
     """The ranks among which distribution `dist` deals indices out, and `rank` is one of them.
 
     ``STAR`` deals to nobody else. Ranks of different groups hold copies of each other in this
@@ -37,7 +37,7 @@ def mates(dist: str, grid: Grid, rank: int) -> list[int]:
     raise ValueError(f"{dist} does not deal to every rank")
 
 
-def fold(comm: GangComm, group: Sequence[int], mine: Array, join: Join) -> Array:
+def tree_reduce(comm: GangComm, group: Sequence[int], mine: Array, join: Join) -> Array:
     """``join`` over the arrays of a group of ranks, in its order; the same bits on each of them.
 
     Up a binary tree and down again: ``2 log2(len(group))`` messages of the array's size.
@@ -71,6 +71,6 @@ def fold(comm: GangComm, group: Sequence[int], mine: Array, join: Join) -> Array
     return result
 
 
-def total(comm: GangComm, mine: Array) -> Array:
+def sum_over_ranks(comm: GangComm, mine: Array) -> Array:
     """The sum over all ranks; the same bits on each of them."""
-    return fold(comm, range(comm.size), mine, np.add)
+    return tree_reduce(comm, range(comm.size), mine, np.add)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg.folds import fold, total
+from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -65,7 +65,7 @@ def kmeans(
     iteration, with a sum of ``k n`` words over the ranks. Distances are taken in A's precision
     from data that is moved to its mean. A cluster that has lost all its rows takes the row that
     is farthest from its center. Memory: 8 words a row, and ``k n`` on each rank. The result is a
-    local minimum: try several seeds. Sources: see ali/linalg/clusters.py.
+    local minimum: try several seeds. Sources: see ali/linalg/clustering.py.
     """
     m, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
     require(A.dtype.kind != "c", "DtypeError", f"kmeans: A is {A.dtype}; it must be real")
@@ -90,7 +90,7 @@ def kmeans(
         if ctx.comm.bcast(settled):  # rank 0 decides: others may round otherwise
             break
     labels, distances = rows.nearest(centers)
-    inertia = float(total(ctx.comm, np.array([distances.sum()]))[0])
+    inertia = float(sum_over_ranks(ctx.comm, np.array([distances.sum()]))[0])
     found = ctx.new_replicated((centers + rows.mean).astype(dtype))
     return found, ctx.new_from_rows(labels[:, None].astype(np.int32), m), inertia, iteration
 
@@ -103,11 +103,11 @@ class _Rows:
         self._ids = np.arange(ctx.rank, m, ctx.size)
         self._height = max(1, CHUNK // max(1, local.shape[1] * local.itemsize))
         with np.errstate(all="ignore"):
-            self.mean: Array = total(ctx.comm, local.sum(axis=0, dtype=np.float64)) / m
+            self.mean: Array = sum_over_ranks(ctx.comm, local.sum(axis=0, dtype=np.float64)) / m
             squares = np.zeros(1)
             for part in panels(len(local), self._height):
                 squares += (self._centred(part).astype(np.float64) ** 2).sum()
-            distribution = float(total(ctx.comm, squares)[0])
+            distribution = float(sum_over_ranks(ctx.comm, squares)[0])
         require(
             np.isfinite(distribution), "RoutineError", "kmeans: A holds NaN or inf, or is too large"
         )
@@ -140,7 +140,7 @@ class _Rows:
             member[labels[part], np.arange(member.shape[1])] = 1
             sums[:, :n] += member @ self._centred(part)
             sums[:, n] += member.sum(axis=1)
-        sums = total(self._ctx.comm, sums)
+        sums = sum_over_ranks(self._ctx.comm, sums)
         found = sums[:, :n] / np.maximum(sums[:, n:], 1)
         for j in np.flatnonzero(sums[:, n] == 0).tolist():
             with np.errstate(divide="ignore"):
@@ -183,7 +183,7 @@ class _Rows:
         def first(a: Array, b: Array) -> Array:
             return a if (a[0], a[1]) <= (b[0], b[1]) else b
 
-        return fold(self._ctx.comm, range(self._ctx.size), best, first)[2:]
+        return tree_reduce(self._ctx.comm, range(self._ctx.size), best, first)[2:]
 
 
 def _uniform(seed: int, draw: int, ids: Array) -> Array:

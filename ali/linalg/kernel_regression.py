@@ -11,8 +11,8 @@ import numpy as np
 
 from ali.blocks import PANEL, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
+from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import RowStreams, normal_rows
-from ali.linalg.folds import total
 from ali.linalg.iterative import check_search, search
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -146,7 +146,7 @@ def random_features_ridge(
             ctx.check()
             z = mapped.of(part)
             mine += z.T @ (z @ W)
-        return np.asarray(total(ctx.comm, mine) + (m * lam) * W)
+        return np.asarray(sum_over_ranks(ctx.comm, mine) + (m * lam) * W)
 
     def dots(a: Array, b: Array) -> Array:
         # W is whole on every rank, and rounding may differ between them: rank 0's counts.
@@ -157,7 +157,7 @@ def random_features_ridge(
     side = np.zeros((features, r), mapped.dtype)
     for part in mapped.parts():
         side += mapped.of(part).T @ right[part]
-    side = total(ctx.comm, side)
+    side = sum_over_ranks(ctx.comm, side)
     W, count, residual = search(ctx, name, normal, dots, side, tol, max_iterations)
     return ctx.new_replicated(W, "VC_STAR"), count, residual
 
