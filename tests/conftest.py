@@ -1,9 +1,11 @@
-"""What all tests share: a small Ray cluster, sessions on it, and a look at what is left.
+"""Shared by all tests: a small Ray cluster, sessions on it, and the check for leftovers.
 
 - ``cluster``: a Ray cluster of 8 CPUs, started by the first test that asks for it.
 - ``session``: an open session with 2 workers on it; with
   ``@pytest.mark.parametrize("session", [4], indirect=True)`` it has 4.
 - `nothing_left` fails the run if it leaves a process, a folder or shared memory behind.
+
+With pytest-xdist (``make test``) each worker has all of these for itself.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from typing import TYPE_CHECKING, Any
 import mpi4py
 import pytest
 
-from tests.support import traces
+from tests.support import parallel, report, traces
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
 
-GONE_S = 10.0  # how long what was ended may take to be gone
+CLEANUP_LIMIT_S = 10.0  # how long processes and files may take to disappear at the end
 
 mpi4py.rc.initialize = False  # MPI belongs to the ranks that tests start, not to this process
 
-# Before anything imports Ray. The folder's name is short: Unix sockets lie below it.
+# The temporary folder of the process that started the workers; None without pytest-xdist.
+_common_folder = os.environ["TMPDIR"] if "PYTEST_XDIST_WORKER" in os.environ else None
+
+# Before anything imports Ray. The folder's name is short: Unix sockets are created in it.
 tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
 os.environ.update(
     {traces.RUN: uuid.uuid4().hex},
@@ -38,12 +43,39 @@ os.environ.update(
 )
 
 
-def pytest_runtest_setup() -> None:
-    """Tests of Ctrl-C send it to themselves, whoever has set another handler.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> parallel.UnitScheduling:
+    """Distribute the tests by unit, whatever ``--dist`` says."""
+    return parallel.UnitScheduling(config, log)
 
-    A shell that runs us in the background ignores it, PySpark and Tune leave handlers behind.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest units first where several workers share the tests."""
+    if _common_folder:
+        items.sort(key=lambda item: parallel.position(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Wait, outside the test's time limit, for a test that needs the machine for itself."""
+    if _common_folder is None:
+        return (yield)
+    with parallel.Turns(_common_folder).turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def pytest_runtest_setup() -> None:
+    """Restore the handler of SIGINT: tests of Ctrl-C send the signal to this process.
+
+    A shell ignores it in background jobs; PySpark and Tune leave handlers behind.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the times of the fault tests and the reasons for skipped tests."""
+    report.faults(terminalreporter)
+    report.skipped(terminalreporter)
 
 
 def pytest_unconfigure() -> None:
@@ -52,7 +84,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left() -> Iterator[None]:
-    """When the last test is over, nothing that this run started may be there."""
+    """After the last test, nothing that this run started may exist any more."""
     before = traces.everything()
     yield
     left: dict[str, str] = {}
@@ -60,12 +92,12 @@ def nothing_left() -> Iterator[None]:
     def clean() -> bool:
         left.clear()
         left.update(
-            (what, line) for what, line in traces.everything().items() if what not in before
+            (name, line) for name, line in traces.everything().items() if name not in before
         )
         return not left
 
-    if traces.wait_until(clean, GONE_S, 0.1) is None:
-        lines = "\n".join(f"  {what} {line}" for what, line in left.items())
+    if traces.wait_until(clean, CLEANUP_LIMIT_S, 0.1) is None:
+        lines = "\n".join(f"  {name} {line}" for name, line in left.items())
         pytest.fail(f"the tests have left behind:\n{lines}", pytrace=False)
 
 
@@ -97,7 +129,7 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture
 def by_agents(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies on this node is taken for another's: its agent looks at it and sends it."""
+    """Treat objects on this node as remote: its agent locates and sends them."""
     from alchemist_ray.transfer import object_location, scheduling  # noqa: PLC0415
 
     found = object_location.locate_objects

@@ -18,7 +18,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
 from alchemist_ray.runtime.driver import NAMESPACE, find_driver
-from tests.support import traces
+from tests.support import report, traces
 
 NEWS_S = 3.0  # the caller knows of a fault within
 CLEAN_S = 3.0  # and nothing of the gang is left within
@@ -28,21 +28,20 @@ MATRIX = np.arange(600.0).reshape(60, 10)
 _measured: list[tuple[str, float, float | None, str]] = []
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not _measured:
-        return
-    terminalreporter.section("faults")
-    head = f"{'fault':<58} {'told after':>10} {'gone after':>10}  error"
-    terminalreporter.write_line(head)
-    for fault, told_s, gone_s, error in _measured:
-        gone = "-" if gone_s is None else f"{gone_s:.3f} s"
-        terminalreporter.write_line(f"{fault:<58} {f'{told_s:.3f} s':>10} {gone:>10}  {error}")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Attach the test's measurements to its report: the table is printed by another process."""
+    made = yield
+    if call.when == "call":
+        made.user_properties.extend((report.FAULT, row) for row in _measured)
+        _measured.clear()
+    return made
 
 
-def record(fault: str, told_s: float, gone_s: float | None, error: BaseException | str) -> None:
-    """A line of the table: when the caller knew, when nothing was left, as what it came."""
+def record(fault: str, error_s: float, clean_s: float | None, error: BaseException | str) -> None:
+    """Add a row to the table: seconds to the error, seconds from there to a clean machine."""
     name = error if isinstance(error, str) else type(error).__name__
-    _measured.append((fault, told_s, gone_s, name))
+    _measured.append((fault, error_s, clean_s, name))
 
 
 # --- what a gang leaves ---------------------------------------------------------------

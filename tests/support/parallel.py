@@ -1,0 +1,73 @@
+"""Distributes the tests over the workers of pytest-xdist (`make test` starts two).
+
+A worker runs the files of one *unit* in order: files that share a gang, a Spark or a cluster of
+their own stay together. Each worker has a Ray cluster, a temporary folder and a mark for its
+processes, so that its final check sees only its own leftovers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# Folders and files that are one unit, and other slow files: longest first, because the last unit
+# that starts determines how long one worker waits for the other.
+UNITS = (
+    "tests/deploy/slurm",
+    "tests/deploy/container",
+    "tests/faults/test_hosts.py",
+    "tests/faults",
+    "tests/alchemist_ray/clients/spark",
+    "tests/alchemist_ray/arrays",
+)
+
+
+def unit(nodeid: str) -> str:
+    """Return the unit of a test: an entry of `UNITS`, or its file."""
+    file = nodeid.partition("::")[0]
+    return next((name for name in UNITS if file == name or file.startswith(f"{name}/")), file)
+
+
+def position(nodeid: str) -> int:
+    """Return the place of a test's unit in `UNITS`; other units follow in their own order."""
+    name = unit(nodeid)
+    return UNITS.index(name) if name in UNITS else len(UNITS)
+
+
+class UnitScheduling(LoadScopeScheduling):
+    """Assigns units to workers in the order in which they were collected."""
+
+    def __init__(self, config: pytest.Config, log: object = None) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid)
+
+
+class Turns:
+    """Lets one test at a time have the machine for itself.
+
+    Every test takes a shared lock, one that is marked ``alone`` an exclusive lock. The gate in
+    front of it keeps the other workers from starting more tests while such a test waits.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._gate, self._lock = (Path(folder, name) for name in ("gate", "lock"))
+
+    @contextlib.contextmanager
+    def turn(self, alone: bool) -> Iterator[None]:
+        """Wait for a turn and hold it."""
+        with open(self._lock, "w") as lock:
+            with open(self._gate, "w") as gate:
+                fcntl.flock(gate, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a forked child has it too
