@@ -24,11 +24,11 @@ from ali.testing import Case, Suite
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.loop import Gang
+    from mpi_workers.rank.gang import Gang
 
 CANCEL_S = 0.005  # how far into a call it is cancelled
 RELOADS = 3
@@ -115,7 +115,7 @@ class _Checker:
             MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
             with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
                 if self.gang.rank == self.gang.size - 1:
-                    threading.Timer(CANCEL_S, trial.interrupt, [self.calls]).start()
+                    threading.Timer(CANCEL_S, local_gang.interrupt, [self.calls]).start()
                 else:
                     self.interrupted(case, prepared)
             wrong += self.works(f"after {case.routine} had failed on one rank")
@@ -129,11 +129,11 @@ class _Checker:
                 prepared = self.arguments(case, "VC_STAR")
                 MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
                 with self.watched(f"{case.routine}, when cancelled,"):
-                    timer = threading.Timer(delay, trial.interrupt, [self.calls])
+                    timer = threading.Timer(delay, local_gang.interrupt, [self.calls])
                     if delay:
                         timer.start()
                     else:
-                        trial.interrupt(self.calls)
+                        local_gang.interrupt(self.calls)
                     self.interrupted(case, prepared)
                     if delay:
                         timer.join()
@@ -209,7 +209,7 @@ class _Checker:
     def renew(self) -> None:
         """The next call: a fresh communicator, and waits that belong to it."""
         self.calls += 1
-        trial.begin(self.calls)
+        local_gang.begin(self.calls)
         self.gang.renew()
 
     def renew_library(self, case: Case) -> None:
@@ -228,7 +228,7 @@ class _Checker:
         except Interrupted:
             broken = "another rank has failed"
         except Exception as error:
-            trial.interrupt(self.calls)  # the others may wait for this rank
+            local_gang.interrupt(self.calls)  # the others may wait for this rank
             kind = error.kind if isinstance(error, Failure) else type(error).__name__
             broken = f"it failed on rank {self.gang.rank}: {kind}: {error}"
         everyone = MPI.COMM_WORLD.allgather(broken)

@@ -31,7 +31,7 @@ from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Sign
 
 if typing.TYPE_CHECKING:
     from mpi_workers.rank.communicator import GangComm
-    from mpi_workers.rank.loop import Gang
+    from mpi_workers.rank.gang import Gang
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,25 +47,27 @@ _SCALARS: dict[Any, str] = {
 
 
 class Context:
-    """What a routine may use besides its parameters.
+    """The services of the gang that a routine can use.
 
     Attributes
     ----------
     comm : GangComm
-        The gang's communicator (an `mpi4py.MPI.Intracomm`); the routine's own,
-        nothing else speaks on it. Take it anew in each call: after one that failed it is
-        another, and what was made of the old one must be made again.
+        The gang's communicator (an `mpi4py.MPI.Intracomm`), used by this routine only. Read it
+        in each call: a failed call replaces it, and objects derived from the old one must be
+        created again.
     rank, size : int
         This rank, and how many there are.
     grid : (int, int)
         Height and width of the grid of ranks.
     state : dict
-        The library's own, kept on this rank from call to call until the library is
+        The library's own values, kept on this rank from call to call until the library is
         loaded again or the gang ends.
+    gang : Gang
+        The ranks that run the routine, for libraries that host other libraries.
     """
 
     def __init__(self, gang: Gang, state: dict[str, Any]) -> None:
-        self._gang = gang
+        self.gang = gang
         self.state = state
         self.rank = gang.rank
         self.size = gang.size
@@ -73,71 +75,71 @@ class Context:
 
     @property
     def comm(self) -> GangComm:
-        return self._gang.comm
+        return self.gang.comm
 
     def zeros(self, shape: tuple[int, int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
-        """A matrix of zeros spread over the gang; every rank must ask for the same.
+        """A distributed matrix of zeros; every rank must pass the same arguments.
 
         Raises
         ------
         Failure
-            ResourceError, if a rank's node has not the memory.
+            ResourceError, if a rank's node has not enough memory.
         ValueError
             For an unknown layout or dtype.
         """
-        return self._gang.new(shape, dtype, layout)
+        return self.gang.new(shape, dtype, layout)
 
     def empty(self, shape: tuple[int, int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
-        """Like `zeros`, with elements that are not set."""
-        return self._gang.new(shape, dtype, layout, zero=False)
+        """Like `zeros`, with uninitialised elements."""
+        return self.gang.new(shape, dtype, layout, zero=False)
 
     def empty_like(self, matrix: DistMatrix) -> DistMatrix:
-        """A matrix of the same shape, dtype and layout, with elements that are not set."""
+        """An uninitialised matrix of the same shape, dtype and layout."""
         return self.empty(matrix.shape, matrix.dtype, matrix.layout)
 
     def to_layout(self, matrix: DistMatrix, layout: str) -> DistMatrix:
-        """The matrix in another layout (itself if it has it). Collective.
+        """The matrix in another layout (the same matrix if it has that layout). Collective.
 
-        Each element crosses the network at most once per copy the layout keeps.
+        Each element crosses the network at most once per copy that the layout keeps.
         """
-        return self._gang.to_layout(matrix, layout)
+        return self.gang.to_layout(matrix, layout)
 
     def check(self) -> None:
-        """Leave a long computation, if the call has failed elsewhere or was cancelled.
+        """End a long computation if the call has failed on another rank or was cancelled.
 
-        Costs less than a microsecond. Waits in `comm` look by themselves.
+        Costs less than a microsecond. Waits in `comm` check by themselves.
 
         Raises
         ------
         Interrupted
-            Not to be caught: it ends the routine on this rank.
+            Do not catch it: it ends the routine on this rank.
         """
-        self._gang.check()
+        self.gang.check()
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Tell the user that a `fraction` (0 to 1) of the routine is done."""
-        self._gang.progress(fraction, text)
+        """Report to the user that a `fraction` (0 to 1) of the routine is done."""
+        self.gang.progress(fraction, text)
 
     def new_from_rows(self, local: np.ndarray[Any, Any], m: int) -> DistMatrix:
-        """A VC_STAR matrix with `m` rows from each rank's own rows, in VC_STAR's order.
+        """A VC_STAR matrix with `m` rows, built from each rank's own rows in VC_STAR's order.
 
-        A rank without rows gives an array of shape ``(0, n)``.
+        A rank without rows passes an array of shape ``(0, n)``.
 
         Raises
         ------
         ValueError
-            If a rank does not give as many rows as it owns.
+            If a rank does not pass as many rows as it owns.
         """
         owned = len(range(self.rank, m, self.size))
         if local.ndim != 2 or local.shape[0] != owned:
-            raise ValueError(f"rank {self.rank} owns {owned} of {m} rows, and gave {local.shape}")
+            raise ValueError(f"rank {self.rank} owns {owned} of {m} rows, not {local.shape}")
         matrix = self.empty((m, local.shape[1]), local.dtype, "VC_STAR")
         if local.size:
             matrix.local[...] = local
         return matrix
 
     def new_replicated(self, values: np.ndarray[Any, Any], layout: str = "STAR_STAR") -> DistMatrix:
-        """A matrix from a small array that every rank holds whole, in any layout."""
+        """A matrix in any layout from a small array that is the same on every rank."""
         values = values.reshape(-1, 1) if values.ndim == 1 else values
         matrix = self.empty((values.shape[0], values.shape[1]), values.dtype, layout)
         matrix.local[...] = values[
@@ -155,8 +157,8 @@ def _type_name(annotation: Any) -> str:
         if item in _SCALARS and item is not DistMatrix:
             return f"list[{_SCALARS[item]}]"
     raise TypeError(
-        f"{annotation!r} is not a type of a routine: take DistMatrix, int, float, complex, bool, "
-        "str, bytes or a list of one of the scalars"
+        f"{annotation!r} cannot be the type of a parameter or result: use DistMatrix, int, float, "
+        "complex, bool, str, bytes or a list of one of the scalars"
     )
 
 
@@ -164,7 +166,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(options) != 1 or default is not None:
-            raise TypeError(f"parameter {name!r}: only `T | None = None` is a possible union")
+            raise TypeError(f"parameter {name!r}: the only supported union is `T | None = None`")
         return Parameter(name, _type_name(options[0]), None)
     return Parameter(
         name, _type_name(annotation), REQUIRED if default is inspect.Parameter.empty else default
@@ -177,7 +179,7 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
     Raises
     ------
     TypeError
-        If an annotation is missing or of a type that cannot travel.
+        If an annotation is missing or its type is not supported.
     """
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters.values())
@@ -186,7 +188,7 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
     taken = []
     for parameter in parameters[1:]:
         if parameter.name not in hints:
-            raise TypeError(f"{function.__name__}: parameter {parameter.name!r} has no type")
+            raise TypeError(f"{function.__name__}: parameter {parameter.name!r} has no annotation")
         taken.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
     given = hints.get("return", type(None))
     if given is type(None):
@@ -197,7 +199,7 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
         kinds = (given,)
     if len(kinds) != len(results):
         raise TypeError(
-            f"{function.__name__} returns {len(kinds)} values and names {len(results)} results"
+            f"{function.__name__} returns {len(kinds)} values but names {len(results)} results"
         )
     return Signature(
         function.__name__,
@@ -208,7 +210,7 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
 
 
 def routine(*results: str) -> Callable[[F], F]:
-    """Declare a function as a routine of the library that its module is.
+    """Declare a function as a routine of the library that the module defines.
 
     Parameters
     ----------
@@ -229,7 +231,7 @@ def routine(*results: str) -> Callable[[F], F]:
 
 
 def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure:
-    """The error for a routine that a library has not."""
+    """The error for a routine that a library does not have."""
     return Failure(
         "NoSuchRoutineError",
         f"library {library!r} has no routine {routine!r}; it has {', '.join(sorted(known))}",
@@ -239,9 +241,9 @@ def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure
 class PythonLibrary:
     """A module's routines, as the rank's loop calls them.
 
-    Its functions ``load(state, path)`` and ``close(state)``, if it has them, are
-    called on every rank when it is loaded (`path`: a shipped library's shared object,
-    as the user gave it, or None) and when it is given up.
+    The optional functions ``load(state, path)`` and ``close(state)`` of the module are called
+    on every rank when the library is loaded (`path`: the shared object of a shipped library, as
+    the user gave it, or None) and when it is unloaded.
     """
 
     def __init__(self, name: str, module: types.ModuleType, path: str | None = None) -> None:
@@ -277,7 +279,7 @@ class PythonLibrary:
         Raises
         ------
         Failure
-            NoSuchRoutineError; RoutineError if it returns other than it declares.
+            NoSuchRoutineError; RoutineError if the results differ from the declaration.
         """
         if routine not in self._routines:
             raise no_such_routine(self._name, routine, self._routines)
@@ -293,8 +295,8 @@ class PythonLibrary:
         if len(values) != len(declared):
             raise Failure(
                 "RoutineError",
-                f"{routine} returned {len(values)} values, not the {len(declared)} that it "
-                f"declares: {signature}",
+                f"{routine} returned {len(values)} values, but declares {len(declared)}: "
+                f"{signature}",
             )
         return [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
 
@@ -308,12 +310,12 @@ class PythonLibrary:
         except TypeError as error:
             raise Failure(
                 "RoutineError",
-                f"{signature.name} declares its result {result.name!r} as {result.type} and "
+                f"{signature.name} declares its result {result.name!r} as {result.type}, but "
                 f"returned {error}",
             ) from None
 
     def close(self) -> None:
-        """Call the module's ``close(state)``, if it has one, and forget the state."""
+        """Call the module's ``close(state)``, if it has one, and clear the state."""
         close = getattr(self._module, "close", None)
         if callable(close):
             close(self._state)

@@ -1,8 +1,8 @@
-"""What runs a user's own function, or an existing mpi4py script, on a rank.
+"""Runs a user's function, or an existing mpi4py script, on a rank.
 
-The function and what it is given lie as files in the gang's private folder on this
-node: Ray has brought them there, no socket did. Inside of it `context()` gives what a
-routine of a library is given as its first parameter.
+The function and its arguments are files in the gang's private folder on this node. They came
+through Ray, never through a socket of ours. Inside the function, `context()` returns the
+`Context` that a routine of a library gets as its first parameter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.values import NotPlain, decode, encode
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.loop import Gang
+    from mpi_workers.rank.gang import Gang
 
 Find = Callable[[Any], DistMatrix]
 
@@ -47,19 +47,19 @@ def context() -> Context:
     """
     if _running is None:
         raise RuntimeError(
-            "ali.context() is for functions that als.run (or run_script, or mpi_function) runs on "
-            "a gang's ranks; a library's routine is given its Context as first parameter"
+            "ali.context() is only available in functions that als.run, run_script or mpi_function "
+            "runs on a gang's ranks; a library's routine gets its Context as first parameter"
         )
     return _running
 
 
 class Programs:
-    """Runs functions and scripts; keeps nothing from one to the next."""
+    """Runs functions and scripts; keeps no state between them."""
 
     def run(
         self, gang: Gang, task: dict[str, Any], folder: Path, matrix: Find
     ) -> tuple[Sequence[DistMatrix], Any]:
-        """Run what a task names: the matrices it made, and rank 0's result as it travels."""
+        """Run a task; the matrices that it created, and rank 0's encoded result."""
         global _running
         _running = Context(gang, {})
         try:
@@ -89,15 +89,15 @@ def _run_function(ctx: Context, task: dict[str, Any], folder: Path, matrix: Find
         raise Failure(
             "RoutineError",
             f"{task['name']} or its arguments cannot be loaded on rank {ctx.rank}: "
-            f"{type(error).__name__}: {error}. What they import must be installed on the gang's "
-            "nodes too",
+            f"{type(error).__name__}: {error}. The modules that they import must be installed on "
+            "the gang's nodes",
             rank=ctx.rank,
         ) from error
     return function(ctx.comm, *args, **kwargs)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts matrices for handles, and values for Ray's object refs."""
+    """Replaces handles by matrices, and Ray's object refs by values."""
 
     def __init__(self, file: io.BufferedIOBase, matrix: Find, values: Sequence[Any]) -> None:
         super().__init__(file)
@@ -134,7 +134,7 @@ class _Found:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Notes matrices by their place among the results, and keeps large buffers out."""
+    """Replaces matrices by their index among the results; keeps large buffers out of band."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
@@ -198,12 +198,12 @@ def write_result(path: Path, pickled: memoryview, buffers: Sequence[memoryview])
 
 
 def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
-    """Run a script's text as `__main__`. What it registers to be done at exit is done at its end.
+    """Run a script's text as `__main__`. Its `atexit` functions run at its end.
 
     Raises
     ------
     Failure
-        RoutineError, if it leaves with another exit code than 0.
+        RoutineError, if the exit code is not 0.
     """
     with _script_world(ctx, task) as main:
         try:
@@ -216,7 +216,7 @@ def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
                 said = error.code if isinstance(error.code, int) else f"1: {error.code}"
                 raise Failure(
                     "RoutineError",
-                    f"{task['name']} left with exit code {said} on rank {ctx.rank}",
+                    f"{task['name']} exited with code {said} on rank {ctx.rank}",
                     rank=ctx.rank,
                     exit_code=error.code if isinstance(error.code, int) else 1,
                 ) from None
@@ -224,9 +224,9 @@ def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
 
 @contextlib.contextmanager
 def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
-    """What a script finds: `__main__`, argv, path, folder, environment, MPI.COMM_WORLD.
+    """Set up a script's `__main__`, argv, path, folder, environment, MPI.COMM_WORLD.
 
-    The ranks outlive it: MPI stays initialised whatever it calls, and all is put back.
+    The ranks outlive the script: MPI stays initialised, and all settings are restored.
     """
     from mpi4py import MPI  # noqa: PLC0415  (imported with ali, it would initialise MPI)
 
@@ -247,7 +247,7 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
         _enter_folder(task, ctx.rank)
         before = dict(os.environ)
         put_back.callback(os.environ.update, before)
-        put_back.callback(os.environ.clear)  # first: the last that was noted
+        put_back.callback(os.environ.clear)  # runs first: callbacks run in reverse order
         os.environ.update(task["env"])
         for owner, name, value in (
             (sys, "argv", [task["path"], *task["argv"]]),
@@ -273,7 +273,7 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
 
 
 def _enter_folder(task: dict[str, Any], rank: int) -> None:
-    """Be in the folder that the caller has named, or in his own where this node has it."""
+    """Change to the folder that the caller named, or to the caller's own if it exists here."""
     if task["cwd"] is None:
         return
     try:

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 SHOWN = 5  # faults of a check that are printed
 
@@ -174,7 +174,7 @@ class LibraryTests:
         with tempfile.TemporaryDirectory(prefix="suite-") as folder:
             told = Path(folder, "suite.pickle")
             told.write_bytes(pickle.dumps(suite))
-            found: dict[str, Any] = trial.run(
+            found: dict[str, Any] = local_gang.run(
                 "ali.conformance:check", size, str(told), timeout=self.timeout_s
             )
             return found

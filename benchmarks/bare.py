@@ -1,6 +1,6 @@
 """The same routines in a bare mpiexec program: no Ray, no session, no data from outside.
 
-Run on ranks by `mpi_workers.testing.trial`; what a session adds is measured against this.
+Run on ranks by `mpi_workers.testing.local_gang`; what a session adds is measured against this.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ali import registry
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 
 def matmul(gang: Gang, library: str, layout: str, n: int, rounds: int) -> float:

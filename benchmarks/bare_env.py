@@ -1,6 +1,6 @@
 """A simulator called in process, by one rank: no Ray, no session, no gymnasium.
 
-Run by `mpi_workers.testing.trial`; what an environment adds is measured against this.
+Run by `mpi_workers.testing.local_gang`; what an environment adds is measured against this.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ali.registry import load
 from ali.simulator.instance import Instance
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 
 def step_s(gang: Gang, name: str, path: str | None, sim: str, copies: int, steps: int) -> Any:

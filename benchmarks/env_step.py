@@ -17,7 +17,7 @@ import ray
 from ali import scaffold
 from benchmarks.harness import Report, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 BARE = "benchmarks.bare_env:step_s"
 RBC = "rayleigh_benard"
@@ -93,7 +93,7 @@ def _copies(report: Report) -> None:
     sim = {"spin_up": 0.0, "reference": 1.0}  # what a step costs does not depend on the flow
     told = json.dumps(sim)
     for _ in range(3):  # in turns
-        bare = min(bare, trial.run(BARE, 1, RBC, None, told, COPIES, 25, timeout=200.0))
+        bare = min(bare, local_gang.run(BARE, 1, RBC, None, told, COPIES, 25, timeout=200.0))
         for ranks in gangs:
             config = {"lib_name": RBC, "num_workers": ranks, "copies": COPIES, "sim": sim}
             with HPCSimulatorVectorEnv(config) as env:

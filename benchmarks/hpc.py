@@ -13,14 +13,14 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from benchmarks.harness import Report
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 RANKS, ROUNDS, SECONDS = 2, 5, 0.3
 SIZES = [8, 1 << 20]
 
 
 def bare(gang: Any) -> dict[str, list[float]]:
-    """The measures, on the ranks of `mpi_workers.testing.trial`."""
+    """The measures, on the ranks of `mpi_workers.testing.local_gang`."""
     from ali.hpc import allreduce, copy, matmul, ping_pong  # only ranks may initialise MPI
     from ali.interface import Context
 
@@ -37,7 +37,7 @@ def run() -> Report:
     report = Report("hpc")
     found: dict[str, list[dict[str, Any]]] = {"gang": [], "bare": []}
     for _ in range(ROUNDS):
-        found["bare"].append(trial.run("benchmarks.hpc:bare", RANKS))
+        found["bare"].append(local_gang.run("benchmarks.hpc:bare", RANKS))
         with AlchemistSession(RANKS, progress=False) as session:
             library = session.load_library("hpc")
             found["gang"].append(

@@ -21,7 +21,7 @@ from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import LibraryError
 from benchmarks.harness import Peer, Report, timed
 from benchmarks.spark_mllib import DECAY
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 Array = np.ndarray[Any, Any]
 CORES = min(2, len(os.sched_getaffinity(0)))
@@ -272,7 +272,9 @@ def _overheads(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
         bare = within = float("inf")
         for _ in range(ROUNDS):
             arguments = (name, layout, N, 2)
-            bare = min(bare, trial.run("benchmarks.bare:matmul", CORES, *arguments, timeout=300))
+            bare = min(
+                bare, local_gang.run("benchmarks.bare:matmul", CORES, *arguments, timeout=300)
+            )
             for _ in range(2):
                 start = time.perf_counter()
                 product = library.matmul(A, A)

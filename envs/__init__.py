@@ -18,7 +18,7 @@ _WHERE = {
 __all__ = sorted(_WHERE)
 
 # A rank that loads a library from a folder below needs neither Ray nor gymnasium.
-if "mpi_workers.rank.loop" not in sys.modules and util.find_spec("gymnasium") is not None:
+if "mpi_workers.rank.gang" not in sys.modules and util.find_spec("gymnasium") is not None:
     import_module("envs.registration")
 
 

@@ -1,7 +1,7 @@
-"""Where a rank is put together: ``python -m mpi_workers fork-server FD | rank CONFIG | ...``.
+"""The programs of the MPI side: ``python -m mpi_workers fork-server FD | rank CONFIG | ...``.
 
-The one place on the MPI side that knows of `ali`: the rank's loop is handed the
-loader of libraries and the runner of users' own functions and scripts.
+Only this file imports `ali`: it passes the loader of libraries and the runner of users' functions
+and scripts to the rank's loop.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ import sys
 
 import mpi4py
 
-mpi4py.rc.initialize = False  # MPI_Init belongs to the rank, after the fork
+mpi4py.rc.initialize = False  # a rank calls MPI_Init, after the fork
 
 from ali.registry import load  # noqa: E402
 from ali.run import Programs  # noqa: E402
 from mpi_workers.node import fork_server, pmi_relay, proxy  # noqa: E402
 from mpi_workers.node.processes import sign_in  # noqa: E402
 from mpi_workers.node.specs import RankConfig  # noqa: E402
-from mpi_workers.rank import loop  # noqa: E402
-from mpi_workers.testing import trial  # noqa: E402
+from mpi_workers.rank import process  # noqa: E402
+from mpi_workers.testing import local_rank  # noqa: E402
 
-WARM = ("ali.linalg",)  # what most gangs load first
+PRELOADED = ("ali.linalg",)  # most gangs load it first
 
 
 def run_rank(config: RankConfig) -> None:
-    loop.main(config, load, Programs())
+    process.main(config, load, Programs())
 
 
 def main(argv: list[str]) -> None:
     match argv:
         case ["fork-server", fd]:
-            for name in WARM:
+            for name in PRELOADED:
                 importlib.import_module(name)
             fork_server.main(socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank))
         case ["rank", pattern]:
             config = RankConfig.find(pattern)
             sign_in(config.directory)
-            pmi_relay.stand_between()
+            pmi_relay.start_if_needed()
             run_rank(config)
         case ["world"]:
-            pmi_relay.stand_between()
-            loop.tell_world()
-        case ["trial", *rest]:
-            trial.main(rest)
+            pmi_relay.start_if_needed()
+            process.print_world()
+        case ["local-rank", *rest]:
+            local_rank.main(rest)
         case _:
             sys.exit(
-                f"python -m mpi_workers fork-server FD | rank CONFIG | world | trial, not {argv}"
+                "usage: python -m mpi_workers fork-server FD | rank CONFIG | world | "
+                f"local-rank ..., not {argv}"
             )
     os._exit(0)
 

@@ -1,7 +1,6 @@
-"""A shared object as a library: opened, asked for its one symbol, called.
+"""A shared object as a library: opens it, looks up its one symbol, calls its routines.
 
-The contract is ``include/alchemist.h``. A library is told nothing of us but a
-struct of functions.
+The interface is ``include/alchemist.h``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.wire.signature import REQUIRED, Parameter, Result, Signature, coerce
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.loop import Gang
+    from mpi_workers.rank.gang import Gang
 
 
 class NativeLibrary:
@@ -34,21 +33,21 @@ class NativeLibrary:
     Parameters
     ----------
     name : str
-        What the session calls it.
+        The name that the session loaded it as.
     path : Path
         The shared object.
 
     Raises
     ------
     Failure
-        LibraryNotFoundError, if there is no such file; LibraryLoadError, in the loader's own
-        words, if it cannot be opened, exports no ``alchemist_library_describe``, is made for
-        another ABI, or declares what cannot be.
+        LibraryNotFoundError, if the file does not exist; LibraryLoadError, if the loader cannot
+        open it (with the loader's message), or it exports no ``alchemist_library_describe``, has
+        another ABI version, is linked to another MPI, or has an invalid declaration.
 
     Notes
     -----
-    The object stays mapped until the rank ends: threads of its own may run in it. A file that
-    was built anew is another file to the loader, and is opened at the next load.
+    The object stays mapped until the rank ends, because its own threads may run in it. A rebuilt
+    file is a different file to the loader, and is opened at the next load.
     """
 
     def __init__(self, name: str, path: Path) -> None:
@@ -71,8 +70,8 @@ class NativeLibrary:
             entry = getattr(self._object, SYMBOL)
         except AttributeError as error:
             raise self._bad(
-                f"{error}. A library exports that one symbol: put ALCHEMIST_LIBRARY(...) of "
-                "alchemist.h in it"
+                f"{error}. A library must export that symbol: use the macro "
+                "ALCHEMIST_LIBRARY(...) of alchemist.h"
             ) from None
         entry.restype = ctypes.c_void_p
         where = entry()
@@ -81,7 +80,7 @@ class NativeLibrary:
         abi = ctypes.c_int32.from_address(where).value
         if abi != ABI:
             raise self._bad(
-                f"{path} is made for ABI version {abi}, and this is version {ABI}: build it anew "
+                f"{path} was built for ABI version {abi}; this is version {ABI}: rebuild it "
                 f"with the alchemist.h in {Path(__file__).parents[1] / 'include'}"
             )
         return CLibrary.from_address(where)
@@ -109,7 +108,7 @@ class NativeLibrary:
             lines.append(f"{about[0]} : {about[1]}\n    {text_of(r.doc)}")
         names = [p.name for p in parameters]
         if len(set(names)) < len(names):
-            raise self._bad(f"routine {name!r} has two parameters of one name: {', '.join(names)}")
+            raise self._bad(f"routine {name!r} repeats the name of a parameter: {', '.join(names)}")
         doc = text_of(routine.doc).strip()
         for title, entries in (("Parameters", taken), ("Returns", lines)):
             if entries:
@@ -119,11 +118,11 @@ class NativeLibrary:
     def _declared(self, routine: str, name: bytes, kind: int) -> tuple[str, str]:
         if not text_of(name).isidentifier():
             raise self._bad(
-                f"routine {routine!r} has a parameter or result named {text_of(name)!r}: as many "
-                "names as the function has parameters and results, each an identifier"
+                f"routine {routine!r} has a parameter or result named {text_of(name)!r}: declare "
+                "one name, an identifier, for each parameter and result of the function"
             )
         if not 1 <= kind <= len(TYPES):
-            raise self._bad(f"{routine}: {text_of(name)!r} is of type {kind}, which there is not")
+            raise self._bad(f"{routine}: {text_of(name)!r} has the unknown type {kind}")
         return text_of(name), TYPES[kind - 1]
 
     def _default(self, routine: str, about: tuple[str, str], raw: bytes | None) -> Any:
@@ -135,7 +134,7 @@ class NativeLibrary:
             return None if value is None else coerce(value, kind)
         except (ValueError, TypeError):
             raise self._bad(
-                f"{routine}: the default of {name!r}, {text_of(raw)!r}, is not a {kind} in JSON"
+                f"{routine}: the default of {name!r}, {text_of(raw)!r}, is not JSON for type {kind}"
             ) from None
 
     def describe(self) -> dict[str, Any]:
@@ -152,9 +151,9 @@ class NativeLibrary:
         Raises
         ------
         Failure
-            NoSuchRoutineError; RoutineError or BadArgumentError, in the library's words.
+            NoSuchRoutineError; RoutineError or BadArgumentError, with the library's message.
         Interrupted
-            If the call ended elsewhere, and the routine noticed.
+            If the call has failed on another rank or was cancelled, and the routine noticed.
         """
         native, signature = self.routine(routine)
         frame = Frame(Context(gang, {}))
@@ -183,7 +182,7 @@ class NativeLibrary:
         return found
 
     def routine(self, name: str) -> tuple[CRoutine, Signature]:
-        """A routine in C, and what it takes and gives. Raises `Failure`."""
+        """A routine in C, and its signature. Raises `Failure`."""
         if name not in self._routines:
             raise no_such_routine(self._name, name, self._routines)
         return self._routines[name]
@@ -191,7 +190,7 @@ class NativeLibrary:
     def enter(
         self, run: Any, call: CCall, given: Any, results: Any, routine: str, frame: Frame
     ) -> None:
-        """Call C; the library's state goes in and comes out. Raises as `call`."""
+        """Call C with the library's state. Raises as `call`."""
         call.state = self._state
         self.host.frame = frame
         try:
@@ -218,10 +217,10 @@ class NativeLibrary:
         if frame.failure is not None:
             trace = "".join(traceback.format_exception(frame.failure))
             raise Failure("RoutineError", f"{what}: {frame.failure}", traceback=trace)
-        raise Failure("RoutineError", f"{what}: it returned {code} and gave no reason")
+        raise Failure("RoutineError", f"{what}: it returned {code} without a message")
 
     def close(self) -> None:
-        """Have the library give up its state."""
+        """Call the library's close function with its state."""
         state, self._state = self._state, None
         if state and self._library.close:
             self._library.close(state)
@@ -235,16 +234,16 @@ def _until_null(array: Any) -> list[Any]:
     return found
 
 
-_opened: dict[str, list[tuple[int, int, int]]] = {}  # by path: the files that have been there
+_opened: dict[str, list[tuple[int, int, int]]] = {}  # by path: identities of files opened there
 
 
 def _open(name: str, path: Path) -> ctypes.CDLL:
-    """Open a shared object; a file that has taken another's place is opened anew."""
+    """Open a shared object; also a rebuilt file at the path of an older one."""
     if not path.is_file():
         raise Failure(
             "LibraryNotFoundError",
-            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it "
-            "where every node of the gang can read it",
+            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it on a "
+            "path that every node of the gang can read",
         )
     path = path.resolve()
     about = path.stat()
@@ -259,7 +258,7 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
             "build it with the gang's own mpicc (`python -m ali mpicc`)",
         )
     provide_mpich()
-    # The loader knows objects by the name they were asked for: another file, another spelling.
+    # The loader identifies objects by requested path: a rebuilt file needs another spelling.
     spelling = f"{path.parent}/{'./' * known.index(identity)}{path.name}"
     try:
         with known_processor():
@@ -267,6 +266,6 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise Failure(
             "LibraryLoadError",
-            f"library {name!r}: the loader could not open it: {error}. What it needs must be "
-            "linked to it (-l..., -Wl,-rpath,...) and be installed on every node",
+            f"library {name!r}: the loader cannot open it: {error}. The libraries that it needs "
+            "must be linked to it (-l..., -Wl,-rpath,...) and installed on every node",
         ) from None

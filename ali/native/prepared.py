@@ -1,4 +1,4 @@
-"""A routine of a native library that is called again and again, with numbers."""
+"""Repeated calls of a native routine with numbers, at low cost."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from mpi_workers.failures import Failure
 
 if TYPE_CHECKING:
     from ali.native.library import NativeLibrary
-    from mpi_workers.rank.loop import Gang
+    from mpi_workers.rank.gang import Gang
 
 NUMBERS = ["list[float]"]
 FLAG = ["bool"]
 
 
 class PreparedCall:
-    """Calls a routine that takes one list of floats or nothing, and gives one, a bool or nothing.
+    """Calls a routine whose parameter is a list of floats or none, and its result a list, a bool
+    or none.
 
-    Nothing is made anew for a call but what callbacks need, and numbers are not made
-    Python's: a call costs a few microseconds.
+    Structures are reused between calls and numbers are not converted to Python objects: a call
+    costs a few microseconds.
 
     Parameters
     ----------
     library : NativeLibrary
     gang : Gang
-        On whose communicator it runs.
+        The ranks that run it.
     routine : str
 
     Raises
     ------
     Failure
-        NoSuchRoutineError; RoutineError for a routine of other types.
+        NoSuchRoutineError; RoutineError for a routine with other types.
     """
 
     def __init__(self, library: NativeLibrary, gang: Gang, routine: str) -> None:
@@ -49,8 +50,8 @@ class PreparedCall:
         taken = [p.type for p in signature.parameters]
         given = [r.type for r in signature.results]
         if taken not in ([], NUMBERS) or given not in ([], NUMBERS, FLAG):
-            raise Failure("RoutineError", f"{signature} takes or gives other than numbers")
-        self._run = native.run  # kept: each look at the struct makes another
+            raise Failure("RoutineError", f"{signature} takes or returns other types than numbers")
+        self._run = native.run  # kept: each access to the struct creates an object
         self._flag = given == FLAG
         self._given = CValue(given=1)
         self._found = CValue()
@@ -61,10 +62,10 @@ class PreparedCall:
     def __call__(
         self, numbers: NDArray[np.float64] | None = None, into: NDArray[np.float64] | None = None
     ) -> int:
-        """Run it: with `numbers` (contiguous), its result `into` an array.
+        """Run it with `numbers` (contiguous), and copy its result `into` an array.
 
-        Returns how many numbers it gave; of a bool, 0 or 1. On ranks other than its
-        communicator's first a list may be missing. Raises as `NativeLibrary.call`.
+        Returns the count of returned numbers, or 0 or 1 for a bool. Only rank 0 of the
+        communicator must return a list. Raises as `NativeLibrary.call`.
         """
         call = self._call
         if self._gang.comm is not self._comm:
@@ -74,7 +75,7 @@ class PreparedCall:
             self._given.count, self._given.pointer = len(numbers), numbers.ctypes.data
         found = self._found
         found.count, found.pointer = 0, None
-        frame = Frame(self._context)  # what the library allocates lasts as long
+        frame = Frame(self._context)  # keeps the library's allocations alive until it returns
         self._library.enter(self._run, call, self._given, found, self._routine, frame)
         if self._flag:
             return int(found.flag != 0)

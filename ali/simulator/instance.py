@@ -1,10 +1,10 @@
-"""One simulation: a library with a simulator's routines, on a communicator of its own.
+"""One simulation: a library with a simulator's routines, on its own communicator.
 
-| routine | what |
+| routine | meaning |
 |---|---|
 | ``spec() -> string`` | JSON: see `ali.simulator.spec` |
-| ``setup(config: string)`` | optional, called first: JSON of what the user has asked for; or |
-| ``setup(size: int = 3, ...)`` | typed parameters, which get what he has asked for by name |
+| ``setup(config: string)`` | optional, called first: the user's options as JSON; or |
+| ``setup(size: int = 3, ...)`` | the user's options as typed parameters, by name |
 | ``seed(seed: int)`` | optional: takes effect at the next reset |
 | ``reset()`` | a new episode |
 | ``step(action: list[float])`` | one time step; the action flattened in C order |
@@ -14,7 +14,7 @@
 | ``render() -> matrix`` | optional: a scalar field, its first row on top |
 | ``save_state() -> matrix``, ``load_state(state: matrix)`` | optional |
 
-What rank 0 of the simulation's communicator gives counts.
+The results of rank 0 of the simulation's communicator are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mpi_workers.wire.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
     from ali.interface import PythonLibrary
-    from mpi_workers.rank.loop import Gang
+    from mpi_workers.rank.gang import Gang
 
 # Types of parameters and of results.
 ROUTINES: dict[str, tuple[list[str], list[str]]] = {
@@ -59,16 +59,16 @@ class Instance:
     gang : Gang
         The ranks that compute it.
     library : PythonLibrary or NativeLibrary
-        Loaded for this instance alone: what it keeps in its state is this instance's.
+        Loaded for this instance only: its state belongs to the instance.
     name : str
-        What it is called.
+        Name of the library, for messages.
     config : str
-        JSON for ``setup``; ``"{}"`` where nothing was asked for.
+        JSON for ``setup``; ``"{}"`` for no options.
 
     Raises
     ------
     Failure
-        LibraryLoadError, if it is no simulator; what its ``setup`` raises.
+        LibraryLoadError, if the library is not a simulator; the errors of its ``setup``.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Instance:
         elif config != "{}":
             raise Failure(
                 "BadArgumentError",
-                f"simulator {name!r} has no routine setup, and so takes no 'sim' options: {config}",
+                f"simulator {name!r} has no routine setup, so it takes no 'sim' options: {config}",
             )
         self.spec: Spec = parse(name, self._agreed_spec())
         self._numbers = _Numbers(gang, library, self._parameters["step"][0])
@@ -104,7 +104,7 @@ class Instance:
         return self._library.call(self._gang, routine, arguments)
 
     def begin(self, seed: int, record: np.ndarray[Any, Any]) -> None:
-        """A new episode; its first observation into the record. A seed below 0 is none."""
+        """Begin an episode; write its first observation into the record. A seed < 0 is ignored."""
         if seed >= 0 and self.has("seed"):
             self._call("seed", seed)
         self._call("reset")
@@ -112,7 +112,7 @@ class Instance:
         self._observe(record)
 
     def advance(self, action: np.ndarray[Any, Any], record: np.ndarray[Any, Any]) -> None:
-        """A time step: observation, scores and whether the episode has ended into the record."""
+        """A time step; write observation, scores and the end-of-episode flag into the record."""
         self._numbers.give("step", action)
         self._observe(record)
         self._fill(record[self.spec.observations : -1], "get_score")
@@ -126,23 +126,23 @@ class Instance:
         if found != len(part) and self._gang.rank == 0:
             raise Failure(
                 "RoutineError",
-                f"simulator {self._name!r}: {routine} gave {found} numbers, and by its spec there "
-                f"are {len(part)}",
+                f"simulator {self._name!r}: {routine} returned {found} numbers; its spec says "
+                f"{len(part)}",
             )
 
     def picture(self) -> np.ndarray[Any, Any]:
-        """What ``render`` gives, whole on the simulation's rank 0. Raises `Failure`."""
+        """The result of ``render``, gathered on the simulation's rank 0. Raises `Failure`."""
         self._need("render")
         return self._gang.to_layout(self._call("render")[0], "CIRC_CIRC").local
 
     def save_state(self) -> DistMatrix:
-        """What ``save_state`` gives. Raises `Failure`."""
+        """The result of ``save_state``. Raises `Failure`."""
         self._need("save_state")
         state: DistMatrix = self._call("save_state")[0]
         return state
 
     def load_state(self, state: DistMatrix) -> None:
-        """Go back to what ``save_state`` gave. Raises `Failure`."""
+        """Restore a state of ``save_state``. Raises `Failure`."""
         self._need("load_state")
         self._call("load_state", state)
 
@@ -155,7 +155,7 @@ class Instance:
             )
 
     def renew(self) -> None:
-        """Another communicator: messages of a call that failed may be under way on the old."""
+        """Replace the communicator: messages of a failed call may still be in transit on it."""
         self._gang.renew()
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Instance:
 
 
 class _Numbers:
-    """The routines of a step, called without detours: C's through `PreparedCall`."""
+    """Calls the routines of a step with little overhead; those in C through `PreparedCall`."""
 
     def __init__(self, gang: Gang, library: PythonLibrary | NativeLibrary, parameter: str) -> None:
         self._gang = gang
@@ -178,7 +178,7 @@ class _Numbers:
             self._library.call(self._gang, routine, {self._parameter: numbers.tolist()})
 
     def take(self, routine: str, into: np.ndarray[Any, Any]) -> int:
-        """Its numbers into an array, if they are as many; how many it gave."""
+        """Copy the numbers that a routine returns, if the count matches; return the count."""
         if isinstance(self._library, NativeLibrary):
             return self._native(self._library, routine)(into=into)
         (numbers,) = self._library.call(self._gang, routine, {})
@@ -198,13 +198,13 @@ class _Numbers:
 
 
 def _checked(name: str, described: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Names of the parameters of a simulator's routines. Raises `Failure` if it is none."""
+    """Names of the parameters of each routine. Raises `Failure` if it is not a simulator."""
     found: dict[str, list[str]] = {}
     for fields in described:
         signature = Signature.from_map(fields)
         wanted = ROUTINES.get(signature.name)
         if wanted is None:
-            continue  # it may have routines for other uses, too
+            continue  # not a routine of the simulator interface
         types = ([p.type for p in signature.parameters], [r.type for r in signature.results])
         if types != wanted:
             taken, given = (", ".join(kinds) or "nothing" for kinds in wanted)
@@ -219,7 +219,7 @@ def _checked(name: str, described: list[dict[str, Any]]) -> dict[str, list[str]]
 
 
 def _setup_arguments(setup: Signature, config: str) -> dict[str, Any]:
-    """The JSON itself for ``setup(config: string)``, else its keys as parameters by name."""
+    """The JSON text for ``setup(config: string)``, else its keys as named parameters."""
     whole = [(p.name, p.type) for p in setup.parameters] == [("config", "string")]
     return setup.bind((), {"config": config} if whole else json.loads(config), lambda given: given)
 

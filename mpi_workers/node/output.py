@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
+from pathlib import Path
 
 STDOUT, STDERR = 1, 2
 LINE_LIMIT = 16 << 10  # 16 KiB: a longer line is cut
 HELD_LIMIT = 1 << 20  # 1 MiB of lines wait to be told; what comes on top is dropped
-_IOLBF = 1  # of <stdio.h>: a line at a time
 
 Line = tuple[int, int, str]  # rank, stream, text without its newline
 
@@ -65,22 +62,6 @@ def dropped_note(rank: int, nbytes: int) -> Line:
     return (rank, STDERR, f"... {nbytes} bytes of output dropped: printed faster than shown ...")
 
 
-# --- on the rank ------------------------------------------------------------------------
-
-_libc = ctypes.CDLL(None)
-
-
-def speak_in_lines() -> None:
-    """Let what Python and C code print leave this process line by line."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    with contextlib.suppress(ValueError):  # a C library that names it otherwise
-        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _IOLBF, 0)
-
-
-def flush() -> None:
-    """Let out what Python and C code have printed so far."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a routine may have closed it
-            stream.flush()
-    _libc.fflush(None)
+def rank_pipe(folder: str | Path, rank: int, stream: int) -> str:
+    """Path of the named pipe into which a rank prints that a launcher has started."""
+    return f"{folder}/rank{rank}.{'out' if stream == STDOUT else 'err'}"

@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Mapping
 
-from mpi_workers.node.processes import close_all_but
+from mpi_workers.node.process_control import close_all_but
 
 MAXES = b"cmd=maxes"
 SAID, FITTING = b"vallen_max=1024", b"vallen_max=900"
@@ -29,7 +29,7 @@ def is_slurms(env: Mapping[str, str]) -> bool:
     return "PMI_FD" in env and env.get("PMI_JOBID") == step
 
 
-def stand_between() -> None:
+def start_if_needed() -> None:
     """Start the relay, if this process needs one. To be called before MPI_Init."""
     if not is_slurms(os.environ):
         return

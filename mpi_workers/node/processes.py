@@ -8,7 +8,6 @@ all nodes at once. Such ranks find their proxy by its folder, and leave their pi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import json
 import os
@@ -24,14 +23,19 @@ from pathlib import Path
 
 from mpi_workers.node.cgroup import OomWatch
 from mpi_workers.node.cleanup import PREFIX
-from mpi_workers.node.output import STDERR, STDOUT, OutputLines
+from mpi_workers.node.output import STDERR, STDOUT, OutputLines, rank_pipe
+from mpi_workers.node.process_control import (
+    close_all_but,
+    descendants,
+    describe_status,
+    die_with_parent,
+)
 from mpi_workers.node.specs import RANK_PROGRAM, ProxySpec, RankConfig
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
 
 RANK_FILE = "rank.json"  # in a proxy's folder: what ranks are told that it has not forked
 PID_FILE = "pid-"  # there too, with a pid: such a rank
-PR_SET_PDEATHSIG = 1
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last words are told
 READ_BYTES = 64 << 10  # 64 KiB: what a pipe holds
 READS = 4  # at once; then others have their turn
@@ -109,7 +113,7 @@ class LocalRanks:
         if self._spec.start is not None:
             for rank in self.by_rank:
                 for stream in (STDOUT, STDERR):
-                    path = own_pipe(folder, rank, stream)
+                    path = rank_pipe(folder, rank, stream)
                     os.mkfifo(path, 0o600)
                     self.pipes[rank, stream] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._await(config, folder / RANK_FILE)
@@ -285,45 +289,3 @@ def sign_in(folder: str | Path) -> None:
     """Leave this process's pid for the proxy of its node, which has not started it."""
     with contextlib.suppress(OSError):
         Path(folder, f"{PID_FILE}{os.getpid()}").touch()
-
-
-def own_pipe(folder: str | Path, rank: int, stream: int) -> str:
-    """Path of the named pipe through which a rank that a launcher has started speaks."""
-    return f"{folder}/rank{rank}.{'out' if stream == STDOUT else 'err'}"
-
-
-def descendants(pid: int) -> set[int]:
-    """Processes that a process has started, and those that they have."""
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for child in map(int, children):
-            found |= {child} | descendants(child)
-    return found
-
-
-def describe_status(status: int) -> str:
-    """How a process ended, in words."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "an unknown signal"
-        return f"was killed by signal {number} ({name})"
-    return f"exited with code {os.WEXITSTATUS(status)}"
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def close_all_but(*keep: int) -> None:
-    """Close every inherited file descriptor but these."""
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd not in keep:
-            with contextlib.suppress(OSError):
-                os.close(fd)

@@ -9,7 +9,7 @@ import numpy as np
 from ali import elemental
 from ali.elemental.views import Elemental
 from mpi_workers.failures import Failure
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_elemental_checks import context, values
 from tests.ali.ranks_elemental_linear import (
     factorizations,

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from ali import DistMatrix, elemental
 from ali.interface import Context
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")

@@ -10,7 +10,7 @@ import numpy as np
 from ali import elemental
 from ali.elemental.views import Elemental
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_elemental_checks import FLOATS, Checks, adjoint, ill, low, some, values
 
 SHAPES = [(17, 17), (40, 6), (6, 31), (9, 8), (1, 1)]

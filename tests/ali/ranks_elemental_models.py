@@ -8,7 +8,7 @@ import numpy as np
 
 from ali import elemental
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_elemental_checks import FLOATS, Array, Checks, low, values
 
 

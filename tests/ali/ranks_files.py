@@ -16,7 +16,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, 0.1)

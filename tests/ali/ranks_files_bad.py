@@ -12,7 +12,7 @@ import pytest
 
 from ali.files import parquet, paths, raw, routines, text, zarr3
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import BASE, NAMES, SUFFIXES, Checks, bits, values, written_by_others
 
 NOBODY = 65534  # a user without any rights

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ali.files import remote, routines
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import Checks, agreed, bits, read_alone, same, values
 
 

@@ -8,7 +8,7 @@ from ali.hpc import about, allreduce, copy, matmul, ping_pong
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 
 def identities(gang: Gang) -> list[str]:

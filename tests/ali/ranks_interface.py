@@ -15,7 +15,7 @@ from ali import DistMatrix
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 
 def _whole(ctx: Context, matrix: DistMatrix) -> Any:

@@ -12,7 +12,7 @@ from ali.interface import Context
 from ali.linalg.ufuncs import UNARY
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     Array,
     Checks,

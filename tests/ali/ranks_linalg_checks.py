@@ -25,7 +25,7 @@ from ali.linalg import (
 )
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ali import linalg
 from ali.interface import Context
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import Array, Checks, failures_on_all_ranks, small_panels, values
 
 REALS = ("float32", "float64", "int32")

@@ -12,7 +12,7 @@ from ali.registry import load
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, rank_strides
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 
 def descriptions(gang: Gang, path: str) -> list[Any]:

@@ -15,7 +15,7 @@ from ali import DistMatrix, scalapack
 from ali.interface import Context
 from ali.scalapack import cyclic, grid
 from mpi_workers.failures import Failure
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")

@@ -14,7 +14,7 @@ import pytest
 from ali import loader, mpi_family
 from ali.scalapack import find
 from mpi_workers.failures import Failure
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 
 def refusal(path: str | None = None) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.rank.loop import Gang
-from mpi_workers.testing import trial
+from mpi_workers.rank.gang import Gang
+from mpi_workers.testing import local_gang
 
 SIZE = 4
 
@@ -113,10 +113,10 @@ def failing(gang: Gang, path: str, copies: int) -> dict[str, Any]:
     except Failure as failure:
         told = failure.message
         time.sleep(1.0)  # until the others are in the step as well
-        trial.interrupt(1)  # as the proxy would
+        local_gang.interrupt(1)  # as the proxy would
     except Interrupted:
         told = "left"
-    trial.begin(2)
+    local_gang.begin(2)
     gang.renew()
     said = gang.comm.allgather(told)
     return {"said": said, "after": [host.begin(which, seeds), host.advance(actions)]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ali.testing import Case, LibraryTests
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 R = np.random.default_rng(7)
 A = R.standard_normal((9, 4))
@@ -133,6 +133,6 @@ class TestScalapack(LibraryTests):
 
     @pytest.fixture(autouse=True)
     def _scalapack(self) -> None:
-        about = trial.run("tests.ali.ranks_native:described", 1, "scalapack")
+        about = local_gang.run("tests.ali.ranks_native:described", 1, "scalapack")
         if about.get("kind") == "LibraryNotFoundError":
             pytest.skip(about["message"])

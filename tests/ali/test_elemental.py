@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
@@ -21,7 +21,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 @functools.cache
 def missing() -> str:
     """Why there is no libEl for the ranks; empty if there is one."""
-    reason: str = trial.run("tests.ali.ranks_elemental:found", 1)
+    reason: str = local_gang.run("tests.ali.ranks_elemental:found", 1)
     return reason
 
 
@@ -35,7 +35,7 @@ def libel() -> None:
 @functools.cache
 def launch(ranks: int) -> dict[str, Any] | AssertionError:
     try:
-        found: dict[str, Any] = trial.run(
+        found: dict[str, Any] = local_gang.run(
             "tests.ali.ranks_elemental:everything", ranks, timeout=100
         )
     except AssertionError as error:

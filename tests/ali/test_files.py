@@ -18,7 +18,7 @@ import pytest
 from ali.files import boxes
 from ali.files.boxes import Box, Grain
 from ali.testing import Case, LibraryTests
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 pytest.importorskip("h5py", reason="needs the extra 'files'")
 
@@ -29,7 +29,7 @@ RANK_COUNTS = [1, 2, 3, 6]
 def launch(ranks: int) -> dict[str, Any] | AssertionError:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found: dict[str, Any] = trial.run(
+            found: dict[str, Any] = local_gang.run(
                 "tests.ali.ranks_files:everything", ranks, folder, timeout=100
             )
         except AssertionError as error:
@@ -73,9 +73,9 @@ def test_what_is_no_matrix_is_refused_by_all_ranks_alike(ranks: int) -> None:
 
 IN_A_SMALL_DISK = """
 import json, subprocess, sys
-from mpi_workers import trial
+from mpi_workers.testing import local_gang
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", sys.argv[1]], check=True)
-print(json.dumps(trial.run("tests.ali.ranks_files_bad:full_disk", 2, sys.argv[1])))
+print(json.dumps(local_gang.run("tests.ali.ranks_files_bad:full_disk", 2, sys.argv[1])))
 """
 
 

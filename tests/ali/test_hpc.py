@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 WRONG = {
     "n=0: it is a whole number from 1": ["matmul", {"n": 0}],
@@ -17,14 +17,14 @@ WRONG = {
 
 
 def test_what_cannot_be_measured_is_refused_and_the_gang_goes_on() -> None:
-    told = trial.run("tests.ali.ranks_hpc:refusals", 2, list(WRONG.values()))
+    told = local_gang.run("tests.ali.ranks_hpc:refusals", 2, list(WRONG.values()))
     for words, (kind, message) in zip(WRONG, told, strict=True):
         assert kind == "BadArgumentError"
         assert words in message
 
 
 def test_each_rank_names_the_mpi_that_it_has_loaded() -> None:
-    ranks = [json.loads(text) for text in trial.run("tests.ali.ranks_hpc:identities", 3)]
+    ranks = [json.loads(text) for text in local_gang.run("tests.ali.ranks_hpc:identities", 3)]
     assert [rank["rank"] for rank in ranks] == [0, 1, 2]
     assert {rank["size"] for rank in ranks} == {3}
     assert len({rank["pid"] for rank in ranks}) == 3
@@ -37,7 +37,7 @@ def test_each_rank_names_the_mpi_that_it_has_loaded() -> None:
 
 
 def test_what_is_measured_is_possible() -> None:
-    found = trial.run("tests.ali.ranks_hpc:everything", 2)
+    found = local_gang.run("tests.ali.ranks_hpc:everything", 2)
     assert len(found["matmul"]) == len(found["copy"]) == 2
     assert all(0.01 < rate < 10_000 for rate in (*found["matmul"], *found["copy"]))
     assert all(1e-8 < time < 10 for time in (*found["ping_pong"], *found["allreduce"]))

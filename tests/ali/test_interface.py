@@ -12,7 +12,7 @@ import pytest
 from ali import Context, DistMatrix, echo, routine
 from ali.interface import PythonLibrary, describe
 from mpi_workers.failures import Failure
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
 
 RANKS = "tests.ali.ranks_interface:"
@@ -73,14 +73,14 @@ def one(ctx: Context) -> int:
     ("function", "results", "what"),
     [
         (no_context, (), "must be the Context"),
-        (no_type, (), "parameter 'x' has no type"),
+        (no_type, (), "parameter 'x' has no annotation"),
         (a_dict, (), "not a type of a routine"),
         (matrices, (), "not a type of a routine"),
         (an_array, (), "not a type of a routine"),
         (a_union, (), "only `T | None = None`"),
         (half_optional, (), "only `T | None = None`"),
-        (one, (), "returns 1 values and names 0 results"),
-        (one, ("a", "b"), "returns 1 values and names 2 results"),
+        (one, (), "returns 1 values but names 0 results"),
+        (one, ("a", "b"), "returns 1 values but names 2 results"),
     ],
 )
 def test_what_cannot_travel_is_refused_where_it_is_declared(
@@ -130,8 +130,8 @@ def test_a_routine_without_results_gives_none() -> None:
     ("returned", "what"),
     [
         ((1, 2), "returned 2 values, not the 3 that it declares"),
-        ((1, 2.5, 3), "declares its result 'b' as int and returned float"),
-        ((1, 2, 3), "declares its result 'C' as matrix and returned int"),
+        ((1, 2.5, 3), "declares its result 'b' as int, but returned float"),
+        ((1, 2, 3), "declares its result 'C' as matrix, but returned int"),
     ],
 )
 def test_a_routine_that_breaks_its_word_is_told_so(returned: Any, what: str) -> None:
@@ -172,7 +172,7 @@ def test_state_lives_from_call_to_call_until_the_library_is_closed() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> None:
-    assert trial.run(RANKS + "matrices", ranks) == {
+    assert local_gang.run(RANKS + "matrices", ranks) == {
         "zeros": True,
         "empty_like": ["MC_MR", [5, 7], "int32"],
         "rows": [[float(10 * (i % ranks)) + i for _ in range(3)] for i in range(5)],
@@ -186,8 +186,12 @@ def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> N
 
 
 def test_the_example_in_the_documentation_runs() -> None:
-    assert trial.run(RANKS + "documented", 2) == [True, True]
+    assert local_gang.run(RANKS + "documented", 2) == [True, True]
 
 
 def test_echo_runs_on_the_ranks() -> None:
-    assert trial.run(RANKS + "run_echo", 2) == {"who": [0, 1], "same matrix": True, "values": True}
+    assert local_gang.run(RANKS + "run_echo", 2) == {
+        "who": [0, 1],
+        "same matrix": True,
+        "values": True,
+    }

@@ -11,7 +11,7 @@ import pytest
 
 from ali.linalg.gemm import plan
 from mpi_workers.matrix.layout import Distribution, default_grid
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
@@ -19,7 +19,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 @functools.cache
 def launch(ranks: int) -> dict[str, Any] | AssertionError:
     try:
-        found: dict[str, Any] = trial.run("tests.ali.ranks_linalg:everything", ranks)
+        found: dict[str, Any] = local_gang.run("tests.ali.ranks_linalg:everything", ranks)
     except AssertionError as error:
         return error
     return found

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
 
 @functools.cache
 def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = trial.run(
+    found: dict[str, Any] = local_gang.run(
         "tests.ali.ranks_linalg_learning:everything", ranks, timeout=100
     )
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from ali import linalg
 from ali.linalg.elimination import parity
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
@@ -18,7 +18,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 
 @functools.cache
 def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = trial.run(
+    found: dict[str, Any] = local_gang.run(
         "tests.ali.ranks_linalg_solvers:everything", ranks, timeout=100
     )
     return found

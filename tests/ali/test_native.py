@@ -17,7 +17,7 @@ from ali.testing import Case, LibraryTests
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 from mpi_workers.wire import signature
 from tests.support.build import needs_compiler, shared_object
 
@@ -67,8 +67,8 @@ class TestEverythingInC(LibraryTests):
         Case("coordinates", {"m": 2, "n": 2, "layout": 15}, raises="in layout 15"),
         Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="in layout 0"),
         Case("about", {"A": A}, None),
-        Case("bad", {}, raises="its result 'A' is no matrix of this call"),
-        Case("fail", {"how": "silent"}, raises="it returned 77 and gave no reason"),
+        Case("bad", {}, raises="its result 'A' is not a matrix of this call"),
+        Case("fail", {"how": "silent"}, raises="it returned 77 without a message"),
         Case("echo", {"A": A, "text": "zero\0byte"}, raises="zero byte"),
     )
 
@@ -87,7 +87,7 @@ class TestEverythingInCpp(LibraryTests):
             {"m": 5, "n": 4},
             [np.add.outer(np.arange(5), 1j * np.arange(4)).astype("complex64")],
         ),
-        Case("fail", {"how": "odd"}, raises="no std::exception"),
+        Case("fail", {"how": "odd"}, raises="not a std::exception"),
         Case("fail", {"rank": 2**40}, raises="argument 1: 1099511627776 is out of range"),
         Case(
             "echo",
@@ -104,13 +104,13 @@ class TestEverythingInCpp(LibraryTests):
 @needs_compiler
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_a_matrix_is_described_as_it_is(ranks: int) -> None:
-    assert trial.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
+    assert local_gang.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
 
 
 @needs_compiler
 def test_state_lasts_from_call_to_call_and_is_given_up(tmp_path: Path) -> None:
     told = tmp_path / "closed"
-    counts = trial.run("tests.ali.ranks_native:counts", 2, str(built("every.c")), str(told))
+    counts = local_gang.run("tests.ali.ranks_native:counts", 2, str(built("every.c")), str(told))
     assert counts == [1, 2, 3, 1]
     assert told.read_text().split() == ["3", "3"]  # both ranks', and none for the unused one
 
@@ -144,7 +144,7 @@ def parameter(words: str) -> str:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "made for ABI version 2, and this is"),
+        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "built for ABI version 2; this is"),
         ((GOOD, "ALCHEMIST_ABI", "routines", "some_other_name"), f"undefined symbol: {ENTRY}"),
         (("", "ALCHEMIST_ABI", "routines", ENTRY), "declares no routine"),
         ((GOOD, "ALCHEMIST_ABI", "NULL", ENTRY), "declares no routine"),
@@ -156,7 +156,7 @@ def parameter(words: str) -> str:
         ),
         (
             (parameter('{"p", 11, ""}'), "ALCHEMIST_ABI", "routines", ENTRY),
-            "'p' is of type 11, which there is not",
+            "'p' has the unknown type 11",
         ),
         (
             (parameter('{"p", ALCHEMIST_INT, "", "0.5"}'), "ALCHEMIST_ABI", "routines", ENTRY),
@@ -173,7 +173,7 @@ def parameter(words: str) -> str:
                 "routines",
                 ENTRY,
             ),
-            "two parameters of one name: p, p",
+            "repeats the name of a parameter: p, p",
         ),
     ],
 )
@@ -208,7 +208,7 @@ def test_the_loaders_own_words_are_told(tmp_path: Path) -> None:
         load("x", str(path))
     assert caught.value.kind == "LibraryNotFoundError"
     path.write_text("not an object")
-    with pytest.raises(Failure, match=r"the loader could not open it: .*libx\.so: file too short"):
+    with pytest.raises(Failure, match=r"the loader cannot open it: .*libx\.so: file too short"):
         load("x", str(path))
 
 

@@ -16,7 +16,7 @@ import pytest
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
 from tests.support.build import needs_compiler, shared_object
 
@@ -49,7 +49,7 @@ def _forget_modules() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", sorted(registry.SHIPPED))
 def test_what_is_shipped_loads_and_documents_every_routine(name: str) -> None:
-    about = trial.run("tests.ali.ranks_native:described", 1, name)  # native parts want a rank
+    about = local_gang.run("tests.ali.ranks_native:described", 1, name)  # native parts want a rank
     if about.get("kind") == "LibraryNotFoundError":
         pytest.skip(about["message"])
     assert about["name"] == name
@@ -180,10 +180,10 @@ def test_an_entry_point_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @needs_compiler
 def test_an_entry_point_may_say_where_a_shared_object_is(tmp_path: Path) -> None:
     built = shared_object(EXAMPLE, tmp_path / "libexample.so")
-    about = trial.run("tests.ali.ranks_native:plugged_in", 2, str(built))
+    about = local_gang.run("tests.ali.ranks_native:plugged_in", 2, str(built))
     assert about["name"] == "plug"
     assert about["calls"] == 1
-    gone = trial.run("tests.ali.ranks_native:plugged_in", 1, str(tmp_path / "gone.so"))
+    gone = local_gang.run("tests.ali.ranks_native:plugged_in", 1, str(tmp_path / "gone.so"))
     assert gone["kind"] == "LibraryNotFoundError"
 
 

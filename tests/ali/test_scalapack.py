@@ -10,7 +10,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
@@ -18,7 +18,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 @functools.cache
 def launch(ranks: int) -> dict[str, Any] | AssertionError:
     try:
-        found: dict[str, Any] = trial.run(
+        found: dict[str, Any] = local_gang.run(
             "tests.ali.ranks_scalapack:everything", ranks, timeout=100
         )
     except AssertionError as error:

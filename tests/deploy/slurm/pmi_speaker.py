@@ -14,7 +14,7 @@ from mpi_workers.node import pmi_relay
 
 def main() -> None:
     if sys.argv[1:] == ["relay"]:
-        pmi_relay.stand_between()
+        pmi_relay.start_if_needed()
     pmi = socket.socket(fileno=int(os.environ["PMI_FD"]))
     pmi.settimeout(5)
 

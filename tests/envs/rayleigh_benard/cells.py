@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ali.registry import load
 from envs.rayleigh_benard.build import shared_object
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 from mpi_workers.wire.signature import Signature
 
 SMALL = {"height": 8, "width": 24, "velocity": 0.1, "rayleigh": 5e3, "spin_up": 0.0}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from envs.rayleigh_benard.baselines import POLICIES
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.rank.loop import Gang
-from mpi_workers.testing import trial
+from mpi_workers.rank.gang import Gang
+from mpi_workers.testing import local_gang
 from tests.envs.rayleigh_benard.cells import SMALL, Cell, bits
 
 # One pair of rolls of the critical wavelength, as in Clever & Busse (J. Fluid Mech. 65, 625, 1974).
@@ -172,7 +172,7 @@ def cancelled(gang: Gang) -> dict[str, Any]:
     cell("reset")
     wanted = cell("get_state")[0]
     found: dict[str, Any] = {}
-    timer = threading.Timer(0.05, trial.interrupt, [1])
+    timer = threading.Timer(0.05, local_gang.interrupt, [1])
     timer.start()
     try:
         cell("run", steps=10**9)
@@ -180,7 +180,7 @@ def cancelled(gang: Gang) -> dict[str, Any]:
     except Interrupted:
         found["cancelled"] = True
     timer.join()
-    trial.begin(2)
+    local_gang.begin(2)
     gang.renew()
     for routine in ("get_state", "run", "render", "save_state"):
         try:

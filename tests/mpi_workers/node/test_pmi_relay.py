@@ -23,6 +23,8 @@ def relayed() -> Iterator[tuple[socket.socket, socket.socket, threading.Thread]]
         end.settimeout(5)
     with rank, near, server, far:
         yield rank, server, relay
+        rank.close()
+        relay.join(5)
 
 
 def test_all_is_passed_on_but_the_length_of_values() -> None:

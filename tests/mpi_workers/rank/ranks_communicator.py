@@ -10,10 +10,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_workers.failures import Interrupted
-from mpi_workers.rank import communicator as gang_comm
+from mpi_workers.rank import waits
 from mpi_workers.rank.communicator import GangComm
+from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.rank.loop import Gang
 
 Comm = MPI.Intracomm
 
@@ -346,11 +346,11 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
     communicator gives right results.
     """
     word = InterruptWord(path)
-    gang_comm.watch(word, crowded=gang.size > 2)
+    waits.watch(word, crowded=gang.size > 2)
     world = MPI.COMM_WORLD
     found: dict[str, Any] = {}
     for call, (name, wait) in enumerate(WAITS.items(), start=2):
-        gang_comm.begin(call)
+        waits.begin(call)
         world.Barrier()
         raised, left, freed = 0.0, 0.0, True
         if gang.rank == 1:
@@ -366,7 +366,7 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
             except Interrupted:
                 left = time.monotonic()
         world.Barrier()
-        gang_comm.begin(call + 1000)
+        waits.begin(call + 1000)
         gang.renew()
         total = gang.comm.allreduce(gang.rank)
         buffer = np.zeros(2)
@@ -383,12 +383,12 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
 def not_yet(gang: Gang, path: str) -> list[Any]:
     """An interrupt of an earlier call does not end this one; one of this call does."""
     word = InterruptWord(path)
-    gang_comm.watch(word, crowded=True)
-    gang_comm.begin(7)
+    waits.watch(word, crowded=True)
+    waits.begin(7)
     word.raise_to(6)
-    earlier = gang_comm.interrupted()
+    earlier = waits.interrupted()
     total = gang.comm.allreduce(1)
     MPI.COMM_WORLD.Barrier()
     word.raise_to(7)
     word.raise_to(3)
-    return [earlier, total, gang_comm.interrupted()]
+    return [earlier, total, waits.interrupted()]

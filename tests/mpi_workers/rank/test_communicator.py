@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.testing import trial
+from mpi_workers.testing import local_gang
 
 RANKS = "tests.mpi_workers.rank.ranks_communicator:"
 GIVEN_UP = "tests.mpi_workers.rank.ranks_given_up:"
@@ -15,17 +15,17 @@ GIVEN_UP = "tests.mpi_workers.rank.ranks_given_up:"
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_method_agrees_with_mpi4py(ranks: int) -> None:
-    found = trial.run(RANKS + "agreement", ranks)
+    found = local_gang.run(RANKS + "agreement", ranks)
     assert len(found) >= 30
     assert [name for name, same in found.items() if not same] == []
 
 
 def test_communicators_made_from_it_can_be_interrupted_too() -> None:
-    assert trial.run(RANKS + "derived", 2) == [True] * 5
+    assert local_gang.run(RANKS + "derived", 2) == [True] * 5
 
 
 def test_wrong_numbers_of_objects_are_refused_on_the_spot() -> None:
-    said = trial.run(RANKS + "bad_calls", 2)
+    said = local_gang.run(RANKS + "bad_calls", 2)
     assert said == ["scatter of 3 objects to 2 ranks", "alltoall of 3 objects to 2 ranks"]
 
 
@@ -33,7 +33,7 @@ def test_wrong_numbers_of_objects_are_refused_on_the_spot() -> None:
 def test_an_interrupt_frees_every_wait_and_the_renewed_communicator_works(
     ranks: int, tmp_path: Path
 ) -> None:
-    found = trial.run(RANKS + "interrupts", ranks, str(tmp_path / "word"))
+    found = local_gang.run(RANKS + "interrupts", ranks, str(tmp_path / "word"))
     assert len(found) >= 13
     assert [name for name, (freed, _, _) in found.items() if not freed] == []
     assert [name for name, (_, late, _) in found.items() if not 0 < late < 2] == []
@@ -41,18 +41,18 @@ def test_an_interrupt_frees_every_wait_and_the_renewed_communicator_works(
 
 
 def test_what_is_given_up_keeps_its_buffers_until_mpi_is_done_with_them(tmp_path: Path) -> None:
-    found = trial.run(GIVEN_UP + "given_up", 2, str(tmp_path / "word"))
+    found = local_gang.run(GIVEN_UP + "given_up", 2, str(tmp_path / "word"))
     assert len(found) >= 10
     assert [name for name, (kept, _) in found.items() if not kept] == []
     assert [name for name, (_, gone) in found.items() if not gone] == []
 
 
 def test_messages_that_nobody_waits_for_are_let_go_of() -> None:
-    assert trial.run(GIVEN_UP + "never_waited_for", 2) < 200
+    assert local_gang.run(GIVEN_UP + "never_waited_for", 2) < 200
 
 
 def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> None:
-    same, other, count, said, total = trial.run(
+    same, other, count, said, total = local_gang.run(
         GIVEN_UP + "communicators", 2, str(tmp_path / "word")
     )
     assert same
@@ -64,7 +64,7 @@ def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> No
 
 
 def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:
-    assert trial.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
+    assert local_gang.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
 
 
 def test_the_word_is_shared_by_everyone_who_opens_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,217 @@
+"""The commands that a rank executes: `OPERATIONS` lists each with its handler and its fields.
+
+The GroupManager sends them through the node's proxy; fields of a reply are those that a handler
+returns. `exit` is handled by the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.rank import waits
+from mpi_workers.rank.gang import Gang
+from mpi_workers.wire.frames import Body
+
+
+class Library(Protocol):
+    """A loaded library, as `ali` provides it."""
+
+    def describe(self) -> Body:
+        """Name, documentation and signatures, as a map."""
+
+    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> Sequence[Any]:
+        """Run a routine; one value per declared result."""
+
+    def close(self) -> None:
+        """Release the library's resources."""
+
+
+class Runner(Protocol):
+    """Runs code that a user has sent: a function or a script. `ali` provides it."""
+
+    def run(
+        self, gang: Gang, task: Body, folder: Path, matrix: Callable[[Any], DistMatrix]
+    ) -> tuple[Sequence[DistMatrix], Any]:
+        """Run it on this rank: the matrices that it made, and its result as a message field.
+
+        `folder` holds its files, `matrix` finds matrices by id.
+        """
+
+
+Loader = Callable[[str, str | None], Library]
+
+
+class RankCommands:
+    """The state that commands of one rank share, and their handlers.
+
+    Parameters
+    ----------
+    gang, storage : Gang, Storage
+    folder : Path
+        The gang's folder on this node.
+    loader, runner : Loader, Runner
+        How libraries are loaded and users' own code is run.
+
+    Attributes
+    ----------
+    call : int
+        Number of the collective command under way, or of the last one.
+    """
+
+    def __init__(
+        self, gang: Gang, storage: Storage, folder: Path, loader: Loader, runner: Runner
+    ) -> None:
+        self.gang = gang
+        self.call = 0
+        self._storage = storage
+        self._folder = folder
+        self._loader = loader
+        self._runner = runner
+        self._libraries: dict[str, Library] = {}
+        self._made: list[int] = []  # ids of matrices that the last call has made
+
+    def execute(self, body: Body) -> Body:
+        """Execute one command; the fields of its reply."""
+        operation = OPERATIONS.get(body["op"])
+        if operation is None or not operation.fields <= body.keys():
+            raise Failure("AlchemistError", f"rank {self.gang.rank} got a bad command: {body!r}")
+        return operation.handler(self, body) or {}
+
+    def close(self) -> None:
+        """Close all libraries; their errors are ignored."""
+        for library in self._libraries.values():
+            with contextlib.suppress(Exception):
+                library.close()
+
+    # --- matrices ---
+
+    def reserve(self, body: Body) -> Body:
+        return {"idle": self._storage.pool.idle_bytes()}
+
+    def create(self, body: Body) -> None:
+        distribution = Distribution(body["layout"], tuple(body["shape"]), self.gang.grid)
+        matrix = self._storage.new(distribution, np.dtype(body["dtype"]))
+        self._storage.put(body["matrix"], matrix, sealed=False)
+
+    def seal(self, body: Body) -> None:
+        self._storage.seal(body["matrix"])
+
+    def free(self, body: Body) -> None:
+        for matrix_id in body["matrices"]:
+            self._storage.free(matrix_id)
+
+    def redistribute(self, body: Body) -> None:
+        self._enter(body)
+        source = self._storage.sealed(body["source"])
+        result = self.gang.to_layout(source, body["layout"])
+        self._storage.put(body["matrix"], result, sealed=True)
+
+    def discard(self, body: Body) -> None:
+        """Free the matrices that the last call has made: it failed on other ranks."""
+        for matrix_id in self._made:
+            self._storage.free(matrix_id)
+
+    # --- code ---
+
+    def load(self, body: Body) -> Body:
+        self._enter(body)
+        name = body["library"]
+        library = self._loader(name, body.get("path"))
+        old = self._libraries.pop(name, None)
+        if old is not None:
+            old.close()
+        self._libraries[name] = library
+        return {"value": library.describe()} if self.gang.rank == 0 else {}
+
+    def call_routine(self, body: Body) -> Body:
+        self._enter(body)
+        library = self._libraries.get(body["library"])
+        if library is None:
+            raise Failure("LibraryNotFoundError", f"library {body['library']!r} is not loaded")
+        arguments = {
+            name: self._storage.sealed(value["matrix"]) if isinstance(value, dict) else value
+            for name, value in body["arguments"].items()
+        }
+        results = library.call(self.gang, body["routine"], arguments)
+        made = iter(self._keep((r for r in results if isinstance(r, DistMatrix)), body["first"]))
+        values, matrices = [], []
+        for result in results:
+            if isinstance(result, DistMatrix):
+                matrices.append(next(made))
+                values.append({"matrix": matrices[-1]})
+            else:
+                values.append(result)
+        reply: Body = {"matrices": matrices} if matrices else {}
+        if self.gang.rank == 0:
+            reply["value"] = values
+        return reply
+
+    def run(self, body: Body) -> Body:
+        self._enter(body)
+        self.gang.check()
+        results, value = self._runner.run(self.gang, body, self._folder, self._storage.sealed)
+        matrices = self._keep(results, body["first"])
+        reply: Body = {"matrices": matrices} if matrices else {}
+        if self.gang.rank == 0:
+            reply["value"] = value
+        return reply
+
+    def _keep(self, results: Iterable[DistMatrix], first: int) -> list[list[Any]]:
+        """Store a call's matrices under ids from `first`; their descriptions for the reply."""
+        described = []
+        for matrix_id, result in enumerate(results, first):
+            self._made.append(matrix_id)
+            self._storage.put(matrix_id, result, sealed=True)
+            described.append([matrix_id, *result.shape, result.dtype.name, result.layout])
+        return described
+
+    def _enter(self, body: Body) -> None:
+        """Begin a collective command: waits belong to it, on a communicator without messages."""
+        self.call = body["seq"]
+        self._made = []
+        waits.begin(self.call)
+        if body.get("renew"):
+            self.gang.renew()
+        else:
+            self.gang.enter()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A command: its handler, the fields that it must have, and whether its code may print."""
+
+    handler: Callable[[RankCommands, Body], Body | None]
+    fields: frozenset[str]
+    prints: bool = False
+
+
+def _operation(
+    handler: Callable[[RankCommands, Body], Body | None], fields: str, *, prints: bool = False
+) -> Operation:
+    return Operation(handler, frozenset(fields.split()), prints)
+
+
+# Each body also has `op` and `seq`. A collective command has `renew` if the one before it failed.
+OPERATIONS: dict[str, Operation] = {
+    "reserve": _operation(RankCommands.reserve, "layout shape dtype"),
+    "create": _operation(RankCommands.create, "matrix layout shape dtype"),
+    "seal": _operation(RankCommands.seal, "matrix"),
+    "free": _operation(RankCommands.free, "matrices"),
+    "redistribute": _operation(RankCommands.redistribute, "source matrix layout"),
+    "discard": _operation(RankCommands.discard, ""),
+    "load": _operation(RankCommands.load, "library", prints=True),  # and `path`
+    "call": _operation(RankCommands.call_routine, "library routine arguments first", prints=True),
+    "run": _operation(RankCommands.run, "name first", prints=True),  # and the runner's fields
+}
+# Only code below these handlers may be interrupted by a signal.
+INTERRUPTIBLE = frozenset({RankCommands.call_routine.__code__, RankCommands.run.__code__})

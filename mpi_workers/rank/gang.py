@@ -1,0 +1,115 @@
+"""Gang: the communicator, memory and progress reports that a routine uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.matrix.dist_matrix import DistMatrix, check_dtype
+from mpi_workers.matrix.layout import Distribution, Grid, default_grid
+from mpi_workers.matrix.redistribution import redistribute
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.rank import requests, waits
+from mpi_workers.rank.communicator import GangComm
+
+PROGRESS_S = 0.1  # between two reports of progress
+
+
+class Gang:
+    """A gang as a routine on one of its ranks sees it.
+
+    Parameters
+    ----------
+    world : MPI.Intracomm
+        All ranks of the gang.
+    storage : Storage
+        This rank's matrices.
+    report : callable(fraction, text)
+        Sends a report of progress to the user.
+    """
+
+    def __init__(
+        self, world: MPI.Intracomm, storage: Storage, report: Callable[[float, str], None]
+    ) -> None:
+        self._world = world
+        self._storage = storage
+        self._report = report
+        self._reported = 0.0
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self.grid: Grid = default_grid(world.size)
+        self._comm = GangComm(world.Dup())
+        self._used = False
+
+    @property
+    def comm(self) -> GangComm:
+        """The communicator of the current call. It changes after a call that failed."""
+        self._used = True
+        return self._comm
+
+    def enter(self) -> None:
+        """Begin a call after calls that left no messages under way."""
+        self._used = False
+
+    def renew(self) -> None:
+        """Duplicate the communicator if the call that failed has used it. Collective.
+
+        Messages on the old one may never complete, so it is not freed. MPI has 2048 of them.
+
+        Raises
+        ------
+        Failure
+            ResourceError, if MPI has no communicator left.
+        """
+        used = self._world.allreduce(self._used, MPI.LOR)
+        if used:
+            try:
+                self._comm = GangComm(self._world.Dup())
+            except MPI.Exception as error:
+                raise Failure(
+                    "ResourceError",
+                    "MPI has no communicator left for this gang: every call that fails while its "
+                    "ranks exchange messages uses one up, and there are about 2000. Fetch "
+                    f"the results that you need, and open another session ({error})",
+                ) from None
+        requests.release_finished()
+        self._used = False
+
+    def part(self, colour: int) -> Gang:
+        """The ranks that pass the same colour, as a gang of their own. Collective."""
+        world = MPI.Intracomm(self._world.Split(colour, self.rank))
+        return Gang(world, Storage(world.rank, self._storage.pool), self._report)
+
+    def new(
+        self, shape: tuple[int, int], dtype: Any, layout: str, *, zero: bool = True
+    ) -> DistMatrix:
+        """Memory for a matrix distributed over the gang (no communication)."""
+        distribution = Distribution(layout, (int(shape[0]), int(shape[1])), self.grid)
+        matrix = self._storage.new(distribution, check_dtype(dtype))
+        if zero:
+            matrix.local[...] = 0
+        return matrix
+
+    def to_layout(self, matrix: DistMatrix, layout: str) -> DistMatrix:
+        """The matrix in another layout, or itself if it has that layout. Collective."""
+        if matrix.layout == layout:
+            return matrix
+        result = self.new(matrix.shape, matrix.dtype, layout, zero=False)
+        redistribute(matrix, result, self.comm)
+        return result
+
+    def check(self) -> None:
+        """Raise `Interrupted` if the call has failed on another rank or was cancelled."""
+        if waits.interrupted():
+            raise Interrupted
+
+    def progress(self, fraction: float, text: str) -> None:
+        """Report a routine's progress to the user (rank 0, at most ten times a second)."""
+        now = time.monotonic()
+        if self.rank == 0 and now - self._reported > PROGRESS_S:
+            self._reported = now
+            self._report(fraction, text)

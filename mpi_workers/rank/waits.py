@@ -1,0 +1,66 @@
+"""Waits that end when the call fails on another rank, or is cancelled.
+
+A blocking MPI call cannot be interrupted, so a rank that raises before a collective would hang
+the other ranks in it. Waits in this package test a request, and read the node's interrupt word
+between tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from mpi_workers.failures import Interrupted
+from mpi_workers.rank.interruption import InterruptWord
+
+T = TypeVar("T")
+TESTS_PER_LOOK = 64  # tests of a request between two reads of the interrupt word
+
+
+class _Process:
+    """State of this process's waits: one rank, one gang, one call at a time."""
+
+    word: InterruptWord | None = None
+    call = 0
+    crowded = False
+
+
+def watch(word: InterruptWord, *, crowded: bool) -> None:
+    """Let this process's waits read `word`. `crowded`: the node has more ranks than cores."""
+    _Process.word = word
+    _Process.crowded = crowded
+
+
+def begin(call: int) -> None:
+    """Assign the waits from now on to this call."""
+    _Process.call = call
+
+
+def interrupt(call: int) -> None:
+    """End every call up to this number on this node, as a failure on another rank would."""
+    if _Process.word is not None:
+        _Process.word.raise_to(call)
+
+
+def interrupted() -> bool:
+    """Whether the current call has failed on another rank or was cancelled."""
+    return _Process.word is not None and _Process.word.ends(_Process.call)
+
+
+def until(ready: Callable[[], T]) -> T:
+    """Call `ready` until it returns a true value, and return that.
+
+    Raises
+    ------
+    Interrupted
+        If the current call ends first.
+    """
+    turns = 0
+    while not (answer := ready()):
+        turns += 1
+        if _Process.crowded or turns % TESTS_PER_LOOK == 0:
+            if interrupted():
+                raise Interrupted
+            os.sched_yield()
+    return answer

@@ -1,0 +1,112 @@
+"""A gang of MPI ranks without Ray, for one function call.
+
+For tests of code that runs on ranks::
+
+    found = local_gang.run("tests.ali.ranks_linalg:accuracy", 3, "float64")
+
+The function gets a real `Gang` and the arguments, and returns a value that JSON can represent. An
+exception on any rank is raised as an AssertionError with the output of all ranks. Every run has a
+time limit, prints the stacks of ranks that hang, and leaves no processes or files. The mpiexec in
+this Python's environment starts the ranks (`local_rank.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mpi_workers.rank.waits import begin, interrupt
+
+__all__ = ["begin", "crowded", "interrupt", "run"]  # begin and interrupt: on a rank
+OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
+
+
+def run(function: str, ranks: int, *arguments: Any, timeout: float = 60.0) -> Any:
+    """Run ``module:function`` on `ranks` MPI ranks.
+
+    Parameters
+    ----------
+    function : str
+        ``"module:name"`` of ``f(gang, *arguments)``.
+    ranks : int
+        Number of ranks.
+    *arguments
+        Values that JSON can represent.
+    timeout : float
+        Seconds; then all ranks are killed.
+
+    Returns
+    -------
+    object
+        The value that the function returned on rank 0.
+
+    Raises
+    ------
+    AssertionError
+        If a rank failed or time ran out; its message ends with the ranks' output.
+    """
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        command = [mpiexec, "-n", ranks, sys.executable, "-m", "mpi_workers", "local-rank"]
+        command += [function, json.dumps(arguments), folder, timeout]
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=_environment(ranks),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout + 1)
+            what = f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            _kill(process.pid, folder)
+            output, _ = process.communicate()
+            what = f"over {timeout} s"
+        finally:
+            _kill(process.pid, folder)
+        # Not mpiexec's exit code: ranks exit without MPI_Finalize, and hydra may treat the first
+        # exit as a crash and kill the rest.
+        done = len(list(Path(folder).glob("done*")))
+        if done != ranks:
+            raise AssertionError(
+                f"{function} on {ranks} ranks: {what}, {done} done\n{output[-OUTPUT_LIMIT:]}"
+            )
+        return json.loads(Path(folder, "result.json").read_text())
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "MPI"))}
+    env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"
+    if crowded(ranks):
+        env["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"
+    return env
+
+
+def crowded(ranks: int) -> bool:
+    """Whether this machine has fewer cores than ranks."""
+    return ranks > len(os.sched_getaffinity(0))
+
+
+def _kill(mpiexec: int, folder: str) -> None:
+    """Kill the remaining processes of a run. Hydra gives every rank its own session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(mpiexec, signal.SIGKILL)
+    for path in Path(folder).glob("rank*.json"):
+        about = json.loads(path.read_text())
+        with contextlib.suppress(OSError):
+            if folder.encode() in Path(f"/proc/{about['pid']}/cmdline").read_bytes():
+                os.kill(about["pid"], signal.SIGKILL)
+        for segment in about["segments"]:
+            Path(segment).unlink(missing_ok=True)

@@ -1,0 +1,67 @@
+"""A rank of `local_gang`: the program that mpiexec starts.
+
+``python -m mpi_workers local-rank module:function '["float64"]' folder seconds``
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from mpi4py import MPI
+
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.rank import waits
+from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.testing.local_gang import crowded
+
+POOL_BYTES = 256 << 20  # 256 MiB
+PR_SET_PDEATHSIG = 1
+FIRST_CALL = 1
+
+
+def main(argv: list[str]) -> None:
+    """Run the function on this rank. Does not return."""
+    try:
+        _run(*argv)
+        status = 0
+    except BaseException:
+        print(f"rank {os.environ.get('PMI_RANK', '?')}:\n{traceback.format_exc()}", flush=True)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # not MPI_Finalize: operations that a test has abandoned would block it
+
+
+def _run(function: str, arguments: str, folder: str, timeout: str) -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(float(timeout))
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    world = MPI.COMM_WORLD
+    segments = set(re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()))
+    about = {"pid": os.getpid(), "segments": sorted(segments)}
+    Path(folder, f"rank{world.rank}.json").write_text(json.dumps(about))
+    waits.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
+    waits.begin(FIRST_CALL)
+    gang = Gang(world, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None)
+    module, name = function.split(":")
+    result = getattr(importlib.import_module(module), name)(gang, *json.loads(arguments))
+    if world.rank == 0:
+        Path(folder, "result.json").write_text(json.dumps(result))
+    Path(folder, f"done{world.rank}").touch()
+    world.Barrier()  # no rank leaves before all have finished
