@@ -1,0 +1,46 @@
+"""Files that the documentation names are there."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, documents
+
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"`([\w.@*-]+(?:/[\w.@*-]+)*\.(?:py|c|h|hpp|md|toml|sbatch|sh|in))`")
+OF_THE_READER = {"app.py", "pi.py", "mylib.py", "my.toml", "columns.py", "cp.py"}
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Every file of the project, relative to the repository."""
+    skipped = {"build", "out", "dist"}
+    tops = [p for p in ROOT.iterdir() if not p.name.startswith(".") and p.name not in skipped]
+    found = [p for top in tops for p in (top.rglob("*") if top.is_dir() else [top])]
+    return tuple(str(p.relative_to(ROOT)) for p in found if p.is_file())
+
+
+def exists(name: str, page: Path) -> bool:
+    """Whether a file has this path, or one that ends so: in docs/ anywhere, else in the folder."""
+    folder = page.parent.relative_to(ROOT)
+    below = "" if folder in (Path("docs"), Path()) else f"{folder}/"
+    return (page.parent / name).exists() or any(
+        fnmatch(path, name) or (path.startswith(below) and fnmatch(path, f"*/{name}"))
+        for path in files()
+    )
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    named = set(NAMED.findall(FENCE.sub("", page.read_text()))) - OF_THE_READER
+    assert not [name for name in sorted(named) if not exists(name, page)]
+
+
+def test_the_index_of_changes_names_enough() -> None:
+    index = (ROOT / "docs" / "where-to-change.md").read_text()
+    assert len(set(NAMED.findall(index))) >= 60
