@@ -1,25 +1,54 @@
 """Alchemist on Ray: MPI libraries behind Python, with data that is already in Ray."""
 
+from __future__ import annotations
+
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from alchemist_ray.runtime.batch_job import adopt
 
-if "ray" not in sys.modules:  # it reads how to authenticate itself when it is imported
+if "ray" not in sys.modules:  # Ray reads how to authenticate itself when it is imported
     adopt(os.environ)
 
-from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import AlchemistError
-from alchemist_ray.functions.mpi_function import mpi_function
-from alchemist_ray.session import AlchemistSession, WorkerInfo
+if TYPE_CHECKING:
+    from alchemist_ray.arrays.handle import Handle
+    from alchemist_ray.errors import AlchemistError
+    from alchemist_ray.functions.mpi_function import MpiFunction, mpi_function
+    from alchemist_ray.session import AlchemistSession, WorkerInfo
 
 __version__ = "0.1.0"
+
+# Loaded at first use: `alchemist_ray.gang` and `.arrays` can be imported without Ray, and the
+# command line starts quickly.
+_PUBLIC = {
+    "AlchemistError": "alchemist_ray.errors",
+    "AlchemistSession": "alchemist_ray.session",
+    "Handle": "alchemist_ray.arrays.handle",
+    "MpiFunction": "alchemist_ray.functions.mpi_function",
+    "WorkerInfo": "alchemist_ray.session",
+    "mpi_function": "alchemist_ray.functions.mpi_function",
+}
 
 __all__ = [
     "AlchemistError",
     "AlchemistSession",
     "Handle",
+    "MpiFunction",
     "WorkerInfo",
     "__version__",
     "mpi_function",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

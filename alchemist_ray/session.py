@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
-from alchemist_ray.functions import run
+from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library, Routine, named
 from alchemist_ray.gang.rank_channel import RankChannel, open_rank_channel
 from alchemist_ray.io.checkpoints import SessionCheckpoints
-from alchemist_ray.io.matrix_files import SessionFiles
-from alchemist_ray.runtime.gang_owner import GangOwner, WorkerInfo
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.namespace import Namespace
+from alchemist_ray.io.session_files import SessionFiles
+from alchemist_ray.runtime.gang_owner import WorkerInfo
+from alchemist_ray.transfer import fetching, sending
 
 __all__ = ["AlchemistSession", "WorkerInfo"]
 
 
-class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
+class AlchemistSession(SessionFiles, SessionCheckpoints):
     """A user's session: a gang of MPI ranks, the matrices on it, the libraries it runs.
 
     Parameters
@@ -118,9 +117,10 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         One copy on the same node (shared memory), one stream per rank to other nodes.
         A layout with copies is sent once and copied by the ranks over MPI.
         """
-        return self._gang().send(
-            matrix, layout=layout, name=name, dtype=dtype, print_times=print_times
+        sent: Handle = sending.send(
+            self.connection, matrix, layout=layout, name=name, dtype=dtype, print_times=print_times
         )
+        return sent
 
     def fetch_matrix(
         self,
@@ -131,16 +131,16 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         print_times: bool = False,
     ) -> NDArray[Any]:
         """The elements of a matrix, or of a part of it, as a NumPy array; see `Handle.fetch`."""
-        client = self._gang()
+        connection = self.connection
         if not isinstance(handle, Handle):
             raise MatrixError(f"a {type(handle).__name__} is not a handle of a matrix")
-        return client.fetch(handle, rows, cols, print_times=print_times)
+        return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
 
     def list_matrices(self) -> list[Handle]:
         """Handles of all matrices that the gang holds."""
-        client = self._gang()
-        told = client.request({"op": "list_matrices"})["matrices"]
-        return [client.handle(about) for about in told]
+        connection = self.connection
+        told = connection.request({"op": "list_matrices"})["matrices"]
+        return [connection.handle(about) for about in told]
 
     @property
     def xp(self) -> Namespace:
@@ -153,7 +153,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         SessionError
             If there is no gang.
         """
-        return self._gang().arrays.namespace
+        return namespace_of(self.connection)
 
     # --- libraries ---
 
@@ -173,18 +173,18 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         ------
         LibraryNotFoundError, LibraryLoadError
         """
-        client = self._gang()
+        connection = self.connection
         if not isinstance(name, str) or not name:
             raise LibraryNotFoundError(f"the name of a library is a string, not {name!r}")
         given = None if path is None else str(Path(path).expanduser().absolute())
-        described = client.request({"op": "load", "library": name, "path": given})
-        library = Library(client, described)
+        described = connection.request({"op": "load", "library": name, "path": given})
+        library = Library(connection, described)
         self._loaded()[name] = library
         return library
 
     def list_libraries(self) -> list[str]:
         """Names of the libraries that are loaded."""
-        return [d["name"] for d in self._gang().request({"op": "list_libraries"})["libraries"]]
+        return [d["name"] for d in self.connection.request({"op": "list_libraries"})["libraries"]]
 
     def run_task(self, library: Library | str, routine: str, *args: Any, **kwargs: Any) -> Any:
         """Call a routine of a loaded library by name; ``lib.routine(...)`` is the same."""
@@ -206,14 +206,14 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         GroupFailedError
             If the gang is lost.
         """
-        client = self._gang()
-        return open_rank_channel(serve, client.cancel, client.gang_address, timeout_s)
+        connection = self.connection
+        return open_rank_channel(serve, connection.cancel, connection.address, timeout_s)
 
     def _loaded(self) -> dict[str, Library]:
         """Libraries by name; a new gang has none."""
-        client = self._gang()
-        if self._libraries_of is not client:
-            self._libraries_of, self._libraries = client, {}
+        connection = self.connection
+        if self._libraries_of is not connection:
+            self._libraries_of, self._libraries = connection, {}
         return self._libraries
 
     # --- code of one's own ---
@@ -268,7 +268,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         first parameter: new matrices, layouts, progress, cancellation. Nothing is kept
         from one run to the next.
         """
-        return run.run(self._gang(), function, args, kwargs, timeout_s)
+        return user_code.run(self.connection, function, args, kwargs, timeout_s)
 
     def run_script(
         self,
@@ -309,4 +309,4 @@ class AlchemistSession(SessionFiles, SessionCheckpoints, GangOwner):
         `MPI.COMM_WORLD` is the gang's communicator while it runs, and MPI stays initialised
         whatever it calls. What the ranks print appears here as it is printed.
         """
-        run.run_script(self._gang(), path, argv, cwd, env, timeout_s)
+        user_code.run_script(self.connection, path, argv, cwd, env, timeout_s)

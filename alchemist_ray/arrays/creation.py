@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.functions import run
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.transfer.sending import send
 
 LAYOUT = "VC_STAR"
 VECTORS = 2  # below so many dimensions an array is NumPy's
@@ -21,7 +20,7 @@ VECTORS = 2  # below so many dimensions an array is NumPy's
 
 def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     """A handle of what has two dimensions, else a NumPy array."""
-    if isinstance(obj, Handle):
+    if isinstance(obj, MatrixRef):
         return obj if dtype is None else engine.astype(obj, dtype)
     array = np.asarray(obj, dtype=dtype)
     if array.ndim < VECTORS:
@@ -34,8 +33,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     if array.nbytes <= rules.SMALL and array.size:
         small = array.astype(kind, copy=False)
         return engine.call("array", *rules.encode_operand(small), LAYOUT)
-    sent = engine.client.send(array, layout=LAYOUT, name=None, dtype=kind, print_times=False)
-    return engine.temporary(sent)
+    return engine.temporary(send(engine.connection, array, layout=LAYOUT, dtype=kind))
 
 
 def full(engine: Engine, shape: Any, value: Any, dtype: Any, layout: str) -> Any:
@@ -51,29 +49,29 @@ def full(engine: Engine, shape: Any, value: Any, dtype: Any, layout: str) -> Any
                        kind.name, layout)  # fmt: skip
 
 
-def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) -> Handle:
+def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) -> Any:
     """Ones on the k-th diagonal."""
     kind = rules.checked_dtype(dtype)
     m, n = rules.shape_of((m, m if n is None else n))
     if k == 0:
-        found: Handle = engine.call("eye", m, n, kind.name, layout)
+        found: Any = engine.call("eye", m, n, kind.name, layout)
         return found
     return from_function(engine, lambda i, j: j - i == k, (m, n), kind, layout)
 
 
-def random(engine: Engine, routine: str, shape: Any, seed: int, dtype: Any) -> Handle:
+def random(engine: Engine, routine: str, shape: Any, seed: int, dtype: Any) -> Any:
     """Random numbers of a routine of linalg."""
     m, n = rules.shape_of(shape)
-    found: Handle = engine.call(routine, m, n, seed)
+    found: Any = engine.call(routine, m, n, seed)
     return found if dtype is None else engine.astype(found, dtype)
 
 
 def from_function(
     engine: Engine, function: Callable[..., Any], shape: Any, dtype: Any, layout: str
-) -> Handle:
+) -> Any:
     """A matrix of ``function(i, j)``, evaluated on the ranks."""
     m, n = rules.shape_of(shape)
-    A: Handle = engine.call("zeros", m, n, rules.checked_dtype(dtype).name, layout)
+    A: Any = engine.call("zeros", m, n, rules.checked_dtype(dtype).name, layout)
 
     # Nested, so that it travels by value: ranks do not import alchemist_ray.
     def fill(comm: Any, part: Any, function: Callable[..., Any]) -> None:
@@ -82,5 +80,5 @@ def from_function(
             cols = np.arange(part.cols.start, part.cols.stop, part.cols.step)[None, :]
             part.local[...] = function(rows, cols)
 
-    run.run(engine.client, fill, (A, function), {}, None)
+    run.run(engine.connection, fill, (A, function), {}, None)
     return A

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.arrays.placing import Plan
+from alchemist_ray.arrays.placement import OperandPlacement
 from alchemist_ray.errors import ShapeError
+from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.namespace import Namespace
-    from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 LIBRARY = "ali.arrays"  # linalg under a name of its own: a user's is left alone
 REAL = {"complex64": "float32", "complex128": "float64"}
@@ -26,51 +23,41 @@ class Engine:
 
     Parameters
     ----------
-    client : GangConnection
+    connection : GangConnection
     """
 
-    def __init__(self, client: GangConnection) -> None:
-        self.client = client
+    def __init__(self, connection: GangConnection) -> None:
+        self.connection = connection
         self._library: Library | None = None
-        self._namespace: Namespace | None = None
-
-    @property
-    def namespace(self) -> Namespace:
-        """The array API standard's, for matrices of this gang."""
-        from alchemist_ray.arrays.namespace import Namespace  # noqa: PLC0415  (it needs us)
-
-        if self._namespace is None:
-            self._namespace = Namespace(self)
-        return self._namespace
 
     def call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
         """Call a routine of the ranks' library; matrices that it makes are temporary."""
         if self._library is None:
-            described = self.client.request({"op": "load", "library": LIBRARY, "path": None})
-            self._library = Library(self.client, described)
+            described = self.connection.request({"op": "load", "library": LIBRARY, "path": None})
+            self._library = Library(self.connection, described)
         returned = self._library.routine(routine)(*args, **kwargs)
         if isinstance(returned, tuple):
             return tuple(self.temporary(value) for value in returned)
         return self.temporary(returned)
 
-    def _made(self, routine: str, *args: Any, **kwargs: Any) -> Handle:
+    def _made(self, routine: str, *args: Any, **kwargs: Any) -> Any:
         """The one matrix that a routine makes."""
-        made: Handle = self.call(routine, *args, **kwargs)
+        made: Any = self.call(routine, *args, **kwargs)
         return made
 
     def temporary(self, value: Any) -> Any:
         """A handle that frees its matrix when it is garbage; other values as they are."""
-        if not isinstance(value, Handle):
+        if not isinstance(value, MatrixRef):
             return value
-        return replace(value, _lease=self.client.leases.lease(value.id))
+        return replace(value, _lease=self.connection.leases.lease(value.id))
 
     # --- element by element ---
 
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """``op(left, right)``, one of them a handle; `NotImplemented` if the other is nothing."""
-        if isinstance(left, Handle) and isinstance(right, Handle):
+        if isinstance(left, MatrixRef) and isinstance(right, MatrixRef):
             return self.call("elementwise", op, left, right)
-        reflected = isinstance(right, Handle)
+        reflected = isinstance(right, MatrixRef)
         A, other = (right, left) if reflected else (left, right)
         value = rules.number(other)
         if isinstance(value, int) and abs(value) > rules.EXACT and A.dtype == np.int64:
@@ -88,23 +75,23 @@ class Engine:
             reflected=reflected,
         )
 
-    def unary(self, op: str, A: Handle) -> Handle:
+    def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""
         if op == "conj" and A.dtype.kind != "c":
             return A
         return self._made("apply", op, A)
 
-    def astype(self, A: Handle, dtype: Any) -> Handle:
+    def astype(self, A: Any, dtype: Any) -> Any:
         """A with another dtype (bool: int32, 0 and 1); A itself if it has it."""
         if np.dtype(dtype).kind == "b":
-            found: Handle = self.binary("not_equal", A, 0)
+            found: Any = self.binary("not_equal", A, 0)
             return found
         wanted = rules.checked_dtype(dtype)
         return A if A.dtype == wanted else self._made("astype", A, wanted.name)
 
-    def matrix(self, value: Any, beside: Handle | None = None) -> Handle:
+    def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
-        if isinstance(value, Handle):
+        if isinstance(value, MatrixRef):
             return value
         like = beside.dtype if beside is not None else np.dtype(np.int32)
         plain = rules.number(value)
@@ -114,9 +101,9 @@ class Engine:
             raise rules.unsupported(f"a {type(value).__name__} as an operand")
         return self._made("array", *rules.encode_operand(rules.operand(value, like)))
 
-    def where(self, condition: Any, x: Any, y: Any) -> Handle:
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
         """Elements of `x` where the condition is not 0, else of `y`."""
-        beside = next((v for v in (x, y) if isinstance(v, Handle)), None)
+        beside = next((v for v in (x, y) if isinstance(v, MatrixRef)), None)
         if beside is None and rules.number(x) is not None and rules.number(y) is not None:
             x, y = (np.asarray(v, np.result_type(np.asarray(x), np.asarray(y))) for v in (x, y))
         args = (self.matrix(condition), self.matrix(x, beside), self.matrix(y, beside))
@@ -126,11 +113,11 @@ class Engine:
 
     def matmul(self, left: Any, right: Any) -> Any:
         """``left @ right``; with a 1-D NumPy array the result is 1-D as well, see `flat`."""
-        if not all(isinstance(x, Handle) or rules.is_array(x) for x in (left, right)):
+        if not all(isinstance(x, MatrixRef) or rules.is_array(x) for x in (left, right)):
             return NotImplemented
-        if isinstance(left, Handle) and isinstance(right, Handle):
+        if isinstance(left, MatrixRef) and isinstance(right, MatrixRef):
             return self.call("matmul", left, right)
-        A, other = (left, right) if isinstance(left, Handle) else (right, left)
+        A, other = (left, right) if isinstance(left, MatrixRef) else (right, left)
         array = np.asarray(other)
         if array.ndim == 0:
             raise ShapeError("matmul: a number is not a matrix: use * to multiply by it")
@@ -143,9 +130,7 @@ class Engine:
 
     # --- reductions ---
 
-    def reduce(
-        self, op: str, A: Handle, axis: Any, *, keepdims: bool = False, ddof: int = 0
-    ) -> Any:
+    def reduce(self, op: str, A: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
         """Sum, mean, var, std, min or max.
 
         Returns
@@ -162,7 +147,7 @@ class Engine:
         values = rules.decode_result(*self.call("reduce", op, A, axis=along, **extra))
         return values[0] if along is None else values
 
-    def flat(self, column: Handle) -> Any:
+    def flat(self, column: Any) -> Any:
         """A row or column as NumPy would have it, 1-D, if it is small; else the handle."""
         if column.nbytes > rules.SMALL:
             return column
@@ -170,18 +155,18 @@ class Engine:
 
     # --- the rest ---
 
-    def transpose(self, A: Handle, *, conjugate: bool = False) -> Handle:
+    def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
         """A^T, or A^H."""
         return self._made("transpose", A, conjugate=conjugate)
 
-    def diagonal(self, A: Handle) -> Any:
+    def diagonal(self, A: Any) -> Any:
         """The main diagonal, 1-D; see `flat`."""
         return self.flat(self.call("diagonal", A))
 
-    def concatenate(self, parts: Any, axis: Any = 0) -> Handle:
+    def concatenate(self, parts: Any, axis: Any = 0) -> Any:
         """Matrices below (axis 0) or beside each other (1), in pairs, so that few are copied."""
         along = rules.axis_of(axis)
-        handles = [part for part in parts if isinstance(part, Handle)]
+        handles = [part for part in parts if isinstance(part, MatrixRef)]
         if along is None:
             raise rules.unsupported("concatenation of flattened matrices")
         level = [self.matrix(part, handles[0]) for part in parts]
@@ -193,10 +178,10 @@ class Engine:
             ]
         return level[0]
 
-    def plan(self, op: str, A: Handle, B: Handle) -> Plan:
+    def plan(self, op: str, A: Any, B: Any) -> OperandPlacement:
         """See `Handle.plan`."""
         layout, a_layout, b_layout, a_words, b_words, way = self.call("plan", op, A, B)
-        return Plan(
+        return OperandPlacement(
             op, layout, (a_layout, b_layout),
             (a_words * A.dtype.itemsize, b_words * B.dtype.itemsize), way,
         )  # fmt: skip

@@ -1,82 +1,23 @@
 """NumPy's functions on handles: ``np.mean(A, axis=0)``, ``np.concatenate([A, B])``, ...
 
-Each implementation has the parameters that it honours, and no others; what is given beyond
-is an error that says so. Those of `numpy.linalg` are in `linear.py`.
+Each implementation has the parameters that it supports and no others; `function_dispatch`
+refuses the rest by name. The functions of `numpy.linalg` are in `linear.py`.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import BadArgumentError, ShapeError
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
-
-Implementation = Callable[..., Any]
-FUNCTIONS: dict[Any, Implementation] = {}
-INSTEAD = {
-    "argmax": "A.max(axis) gives the values", "argmin": "A.min(axis) gives the values",
-    "sort": "np.sort(A.fetch()) sorts here", "unique": "np.unique(A.fetch()) looks here",
-    "median": "np.median(A.fetch()) takes it here",
-    "reshape": "a matrix on ranks keeps two dimensions; A.fetch().reshape(...)",
-    "ravel": "a matrix on ranks keeps two dimensions; A.fetch().ravel()",
-    "save": "A.save(path)", "lstsq": "als.load_library('linalg').lstsq(A, B)",
-    "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",
-    "prod": "np.exp(np.sum(np.log(A))) of positive elements, or np.prod(A.fetch())",
-}  # fmt: skip
-
-
-def implements(*functions: Any) -> Callable[[Implementation], Implementation]:
-    """Register what handles do for functions of NumPy's; its first parameter is the engine."""
-
-    def register(implementation: Implementation) -> Implementation:
-        for function in functions:
-            FUNCTIONS[function] = implementation
-        return implementation
-
-    return register
-
-
-def apply_function(
-    engine: Engine, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Carry out one of NumPy's functions on the gang.
-
-    Raises
-    ------
-    BadArgumentError
-        For a function or a parameter that is not there; it says what to do.
-    """
-    from alchemist_ray.arrays import linear  # noqa: F401, PLC0415  (it registers its own)
-
-    name = f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
-    implementation = FUNCTIONS.get(function)
-    if implementation is None:
-        instead = INSTEAD.get(function.__name__, f"{name}(A.fetch()) computes it here")
-        raise rules.unsupported(name, instead)
-    known = inspect.signature(implementation).parameters
-    told = {
-        key: value for key, value in kwargs.items()
-        if key in known or (value is not None and value is not np._NoValue)
-    }  # fmt: skip
-    try:
-        bound = inspect.signature(implementation).bind(engine, *args, **told)
-    except TypeError as error:
-        taken = ", ".join(list(known)[1:])
-        raise BadArgumentError(
-            f"{name} of a matrix on ranks: {error}; it takes ({taken}). For the rest: "
-            f"{name}(A.fetch(), ...)"
-        ) from None
-    return implementation(*bound.args, **bound.kwargs)
-
+from alchemist_ray.arrays.creation import from_function
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.function_table import Implementation, implements
+from alchemist_ray.errors import ShapeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 # --- what it is -------------------------------------------------------------------------
 
@@ -111,12 +52,12 @@ def _isrealobj(engine: Engine, x: Any) -> bool:
 
 @implements(np.result_type)
 def _result_type(engine: Engine, *arrays_and_dtypes: Any) -> np.dtype[Any]:
-    return np.result_type(*(x.dtype if isinstance(x, Handle) else x for x in arrays_and_dtypes))
+    return np.result_type(*(x.dtype if isinstance(x, MatrixRef) else x for x in arrays_and_dtypes))
 
 
 @implements(np.can_cast)
 def _can_cast(engine: Engine, from_: Any, to: Any, casting: Any = "safe") -> bool:
-    return np.can_cast(from_.dtype if isinstance(from_, Handle) else from_, to, casting)
+    return np.can_cast(from_.dtype if isinstance(from_, MatrixRef) else from_, to, casting)
 
 
 # --- reductions -------------------------------------------------------------------------
@@ -134,8 +75,8 @@ def _mean(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> An
     return engine.reduce("mean", a, axis, keepdims=bool(keepdims))
 
 
-def _spread(op: str) -> Implementation:
-    def spread(
+def _deviation(op: str) -> Implementation:
+    def deviation(
         engine: Engine,
         a: Any,
         axis: Any = None,
@@ -156,11 +97,11 @@ def _spread(op: str) -> Implementation:
         factor = count / (count - less) if count > less else math.nan
         return found * (math.sqrt(factor) if op == "std" else factor)
 
-    return spread
+    return deviation
 
 
-implements(np.var)(_spread("var"))
-implements(np.std)(_spread("std"))
+implements(np.var)(_deviation("var"))
+implements(np.std)(_deviation("std"))
 
 
 @implements(np.min, np.amin)
@@ -190,7 +131,7 @@ def _all(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any
 
 def _truth(engine: Engine, op: str, a: Any, axis: Any, keepdims: Any) -> Any:
     found = engine.reduce(op, engine.binary("not_equal", a, 0), axis, keepdims=bool(keepdims))
-    return found if isinstance(found, Handle) else found.astype(bool)
+    return found if isinstance(found, MatrixRef) else found.astype(bool)
 
 
 @implements(np.count_nonzero)
@@ -232,7 +173,7 @@ def _vstack(engine: Engine, tup: Sequence[Any]) -> Any:
 
 @implements(np.hstack)
 def _hstack(engine: Engine, tup: Sequence[Any]) -> Any:
-    return engine.concatenate([x if isinstance(x, Handle) else _column(x) for x in tup], 1)
+    return engine.concatenate([x if isinstance(x, MatrixRef) else _column(x) for x in tup], 1)
 
 
 def _column(x: Any) -> Any:
@@ -263,8 +204,6 @@ def _tril(engine: Engine, m: Any, k: int = 0) -> Any:
 
 
 def _triangle(engine: Engine, m: Any, inside: Callable[[Any, Any], Any]) -> Any:
-    from alchemist_ray.arrays.creation import from_function  # noqa: PLC0415  (it needs us)
-
     mask = from_function(engine, inside, m.shape, np.int32, m.layout)
     return engine.where(mask, m, 0)
 
@@ -339,7 +278,7 @@ def _isclose(engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8)
 
 
 def _floats(x: Any) -> bool:
-    return isinstance(x, Handle) and x.dtype.kind in "fc"
+    return isinstance(x, MatrixRef) and x.dtype.kind in "fc"
 
 
 @implements(np.allclose)

@@ -1,30 +1,30 @@
-"""Handle: the name of a matrix that lives in a gang. Cheap to copy, pickle and pass around."""
+"""Handle: names a matrix that lives on a gang. Cheap to copy, pickle and pass around."""
 
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, field
+import os
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.arrays.lifetime import MatrixLease
 from alchemist_ray.arrays.operators import ArrayOperators
-from alchemist_ray.clients.convertible import Convertible
-from alchemist_ray.io.matrix_files import Savable
+from alchemist_ray.gang.registry import gang_of
+from alchemist_ray.io import saving
+from alchemist_ray.transfer import fetching
+from alchemist_ray.transfer.sending import checked_layout
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
-class Handle(ArrayOperators, Savable, Convertible):
-    """Names a matrix in a gang, and is an array; usable in any process of the Ray cluster.
+class Handle(ArrayOperators):
+    """Names a matrix on a gang and is an array; usable in any process of the Ray cluster.
 
     Attributes
     ----------
     id : int
         Of the matrix within its gang.
     name : str
-        As given to `send_matrix`, or made up.
+        As given to `send_matrix`, or ``matrix<id>``.
     shape : (int, int)
     dtype : numpy.dtype
         One of float32, float64, complex64, complex128, int32, int64.
@@ -38,24 +38,10 @@ class Handle(ArrayOperators, Savable, Convertible):
     Notes
     -----
     ``==`` compares elements, on the gang. Two handles name the same matrix where their `id`,
-    `gang` and `epoch` are the same. Everything that makes it an array is in
-    `alchemist_ray.arrays`.
+    `gang` and `epoch` are the same.
     """
 
-    id: int
-    name: str
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    layout: str
-    session: str
-    gang: str
-    epoch: int
-    _lease: MatrixLease | None = field(default=None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole matrix, each element counted once."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+    __slots__ = ()
 
     @property
     def ndim(self) -> int:
@@ -76,7 +62,8 @@ class Handle(ArrayOperators, Savable, Convertible):
         Parameters
         ----------
         rows, cols : slice or int, optional
-            The part that is wanted; only its elements are moved. Default: all.
+            The part to fetch. Only the range of rows and columns that spans it is moved: of
+            ``slice(0, 100, 10)`` the first 91 rows. Default: all.
         print_times : bool
             Print where the time went, per worker.
 
@@ -89,43 +76,104 @@ class Handle(ArrayOperators, Savable, Convertible):
         StaleHandleError, MatrixNotFoundError
             If the gang is gone or the matrix was freed.
         GroupFailedError, TransferError
-            If a rank dies on the way.
+            If a rank dies during the transfer.
 
         Notes
         -----
         One copy on the same node; one stream per rank from other nodes.
         """
-        from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415  (the gang makes handles)
-
-        return gang_of(self).fetch(self, rows, cols, print_times=print_times)
+        return fetching.fetch(gang_of(self), self, rows, cols, print_times=print_times)
 
     def to_layout(self, layout: str) -> Handle:
         """A new matrix with the same elements in another layout, made by the ranks over MPI."""
-        from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415
-
-        return gang_of(self).to_layout(self, layout)
+        connection = gang_of(self)
+        connection.check(self)
+        made: Handle = connection.handle(
+            connection.request(
+                {"op": "redistribute", "source": self.id, "layout": checked_layout(layout)}
+            )
+        )
+        return made
 
     def free(self) -> None:
-        """Give the matrix's memory back; every handle to it is dead then. Free twice is fine."""
-        from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415
-
+        """Give the matrix's memory back. Every handle to it is invalid then; free twice is fine."""
         gang_of(self.keep()).free(self)
 
-    @property
-    def temporary(self) -> bool:
-        """Whether the matrix is freed when no handle of this process holds it; see `keep`."""
-        return self._lease is not None and not self._lease.kept
+    # --- to files and other systems ---
 
-    def keep(self) -> Handle:
-        """This handle, its matrix no longer temporary.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        dataset: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        header: bool | None = None,
+        delimiter: str = ",",
+        append: bool = False,
+    ) -> None:
+        """Write the matrix to a file that all nodes see; every rank writes its own part.
 
-        The result of an expression is freed when no handle holds it. After `keep`, as
-        after pickling (for a Ray task, say), it stays until `free` or the end of its gang, like
-        what `send_matrix` and the routines of libraries return.
+        Parameters
+        ----------
+        path : path_like
+            Its suffix says the format, as in `AlchemistSession.load_matrix`. Zarr is a folder, and
+            so is Parquet, with a file for each rank. Or a URL (``s3://...``) that ends in
+            ``.zarr``, where nothing is yet.
+        dataset : str, optional
+            Name in an HDF5 file. Default: ``"data"``.
+        columns : sequence of str, optional
+            Names of the columns, in Parquet and CSV.
+        header : bool, optional
+            Whether CSV begins with the names. Default: if there are any.
+        delimiter : str
+            Between the fields of a CSV file.
+        append : bool
+            Keep the other data sets of the HDF5 file that is there.
+
+        Raises
+        ------
+        FileError
+            If it cannot be written; with the `rank` that met it. The old file is whole, and
+            nothing else is there.
+        DtypeError
+            For complex numbers in Parquet and CSV.
+        BadArgumentError
+            If the format knows no such option.
+
+        Notes
+        -----
+        The file appears, or takes the place of the old one, in one step when all of it is on
+        the disk. (Behind a URL, where nothing can be replaced whole, its metadata come last, and
+        without them it is no array.) Every format keeps dtype and values bit for bit, but CSV no
+        dtype, and of a NaN only that it is one.
         """
-        if self._lease is not None:
-            self._lease.keep()
-        return self
+        saving.save(
+            self, path, dataset, columns=columns, header=header, delimiter=delimiter, append=append
+        )
+
+    def to_dask(self, chunks: Any = "auto") -> Any:
+        """A lazy dask array of the matrix; see `alchemist_ray.clients.dask.to_dask`."""
+        from alchemist_ray.clients import dask  # noqa: PLC0415  (optional package)
+
+        return dask.to_dask(self, chunks)
+
+    def to_dataset(
+        self, columns: Sequence[str] | None = None, *, override_num_blocks: int | None = None
+    ) -> Any:
+        """A lazy Ray Dataset of the matrix; see `alchemist_ray.clients.ray_data.to_dataset`."""
+        from alchemist_ray.clients import ray_data  # noqa: PLC0415  (optional package)
+
+        return ray_data.to_dataset(self, columns, override_num_blocks=override_num_blocks)
+
+    def to_spark(
+        self, spark: Any = None, kind: str = "DataFrame", *, block: tuple[int, int] | None = None
+    ) -> Any:
+        """The matrix as one of Spark's; see `alchemist_ray.clients.spark.to_spark`."""
+        from alchemist_ray.clients import spark as client  # noqa: PLC0415  (optional package)
+
+        return client.to_spark(self, spark, kind, block=block)
+
+    # --- Python's protocols ---
 
     def __copy__(self) -> Handle:
         return self
@@ -134,7 +182,7 @@ class Handle(ArrayOperators, Savable, Convertible):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self.keep()  # whoever unpickles it holds it, and cannot say until when
+        self.keep()  # when the other process drops its handle cannot be known here
         return Handle, (
             self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
             self.epoch,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import MatrixError, ShapeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
-
-Index = slice | int | NDArray[np.int64] | Handle
+Index = slice | int | NDArray[np.int64] | Any
 WHOLE = slice(None)
 OUTER = (
     "two lists pick single elements in NumPy: for whole rows and columns write "
@@ -23,7 +21,7 @@ OUTER = (
 )
 
 
-def part(engine: Engine, A: Handle, key: Any) -> Any:
+def part(engine: Engine, A: Any, key: Any) -> Any:
     """See `Handle.__getitem__`."""
     given = _pair(key)
     outer = _outer(given)
@@ -31,7 +29,7 @@ def part(engine: Engine, A: Handle, key: Any) -> Any:
     cols = _index(given[1], A, 1, outer)
     if isinstance(rows, int) and isinstance(cols, int):
         return A.fetch(rows, cols)[0, 0]
-    lists = [i for i in (rows, cols) if isinstance(i, np.ndarray | Handle)]
+    lists = [i for i in (rows, cols) if isinstance(i, np.ndarray | MatrixRef)]
     if len(lists) == 2 and not outer:
         raise ShapeError(OUTER)
     if isinstance(rows, int) or isinstance(cols, int):
@@ -65,12 +63,12 @@ def _outer(keys: tuple[Any, Any]) -> bool:
     )  # fmt: skip
 
 
-def _index(given: Any, A: Handle, axis: int, outer: bool) -> Index:
+def _index(given: Any, A: Any, axis: int, outer: bool) -> Index:
     """One index, checked; raises `ShapeError`."""
     what, length = ("rows", "columns")[axis], A.shape[axis]
     if isinstance(given, slice):
         return _slice(given, what, length)
-    if isinstance(given, Handle):
+    if isinstance(given, MatrixRef):
         return _mask(given, A, axis)
     if isinstance(given, list | tuple | np.ndarray) and np.ndim(given) > 0:
         return _list(np.asarray(given), A, axis, outer)
@@ -99,7 +97,7 @@ def _slice(given: slice, what: str, length: int) -> slice:
     return given
 
 
-def _mask(mask: Handle, A: Handle, axis: int) -> Handle:
+def _mask(mask: Any, A: Any, axis: int) -> Any:
     wanted = (A.shape[0], 1) if axis == 0 else (1, A.shape[1])
     if mask.shape == wanted:
         return mask
@@ -111,7 +109,7 @@ def _mask(mask: Handle, A: Handle, axis: int) -> Handle:
     )
 
 
-def _list(given: NDArray[Any], A: Handle, axis: int, outer: bool) -> NDArray[np.int64]:
+def _list(given: NDArray[Any], A: Any, axis: int, outer: bool) -> NDArray[np.int64]:
     what, length = ("rows", "columns")[axis], A.shape[axis]
     if outer:
         given = given.reshape(-1)
@@ -140,11 +138,11 @@ def _list(given: NDArray[Any], A: Handle, axis: int, outer: bool) -> NDArray[np.
     return index
 
 
-def _line(engine: Engine, A: Handle, rows: Index, cols: Index) -> Any:
+def _line(engine: Engine, A: Any, rows: Index, cols: Index) -> Any:
     """Part of a row or of a column: 1-D if it is small."""
     across = isinstance(rows, int)
     other = cols if across else rows
-    if A.shape[across] * A.dtype.itemsize <= rules.SMALL and not isinstance(other, Handle):
+    if A.shape[across] * A.dtype.itemsize <= rules.SMALL and not isinstance(other, MatrixRef):
         whole = A.fetch(rows) if isinstance(rows, int) else A.fetch(None, cast("int", cols))
         return whole.reshape(-1)[other]
     return engine.flat(_picked(engine, A, _stretch(rows), _stretch(cols)))
@@ -154,7 +152,7 @@ def _stretch(index: Index) -> Index:
     return slice(index, index + 1) if isinstance(index, int) else index
 
 
-def _picked(engine: Engine, A: Handle, rows: Index, cols: Index) -> Handle:
+def _picked(engine: Engine, A: Any, rows: Index, cols: Index) -> Any:
     """The part as a matrix: slices in one command, then each list or mask."""
     found = A
     cuts = [i if isinstance(i, slice) else WHOLE for i in (rows, cols)]
@@ -162,7 +160,7 @@ def _picked(engine: Engine, A: Handle, rows: Index, cols: Index) -> Handle:
         bounds = [b for cut in cuts for b in (cut.start, cut.stop, cut.step)]
         found = engine.call("slice", A, *bounds)
     for index, name in ((rows, "rows"), (cols, "cols")):
-        if isinstance(index, Handle):
+        if isinstance(index, MatrixRef):
             found = engine.call(f"select_{name}", found, index)
         elif isinstance(index, np.ndarray):
             found = engine.call(f"take_{name}", found, index.tolist())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.functions import implements
-from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.function_table import implements
 from alchemist_ray.errors import ShapeError
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 _ONE = np.eye(1)
 QR: Any = type(np.linalg.qr(_ONE))
@@ -76,8 +74,8 @@ def _cholesky(engine: Engine, a: Any, /, *, upper: bool = False) -> Any:
 
 @implements(np.linalg.solve)
 def _solve(engine: Engine, a: Any, b: Any) -> Any:
-    A = engine.matrix(a, b if isinstance(b, Handle) else None)
-    if isinstance(b, Handle) or np.ndim(b) == 2:
+    A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    if isinstance(b, MatrixRef) or np.ndim(b) == 2:
         return engine.call("solve", A, engine.matrix(b, A))
     column = engine.matrix(np.asarray(b)[:, None], A)
     return engine.flat(engine.call("solve", A, column))
@@ -118,7 +116,7 @@ def _slogdet(engine: Engine, a: Any) -> Any:
     return SLOGDET(_number(sign, a), _number(logabsdet, a, real=True))
 
 
-def _number(value: Any, a: Handle, *, real: bool = False) -> Any:
+def _number(value: Any, a: Any, *, real: bool = False) -> Any:
     """In the precision of a matrix."""
     kind = a.dtype if a.dtype.kind != "i" else np.dtype(np.float64)
     if real or kind.kind != "c":
@@ -167,7 +165,7 @@ def _only(axis: Any) -> int:
 @implements(np.linalg.vecdot)
 def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Sums along an axis of the conjugate of `x1` times `x2`."""
-    left = x1.conj() if isinstance(x1, Handle) else np.conj(x1)
+    left = np.conj(x1)  # a handle's own, or NumPy's
     product = engine.binary("multiply", left, x2)
     return engine.reduce("sum", product, axis).astype(product.dtype)
 

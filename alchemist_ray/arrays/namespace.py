@@ -7,16 +7,14 @@ standard has the name, but for creation: that takes place on the gang.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import creation
-from alchemist_ray.arrays.functions import INSTEAD
-from alchemist_ray.arrays.handle import Handle
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.gang.connection import GangConnection
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
@@ -75,11 +73,11 @@ class Random:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def normal(self, shape: Any, *, seed: int, dtype: Any = None) -> Handle:
+    def normal(self, shape: Any, *, seed: int, dtype: Any = None) -> Any:
         """Independent standard normal numbers, float64 by default."""
         return creation.random(self._engine, "random_normal", shape, seed, dtype)
 
-    def uniform(self, shape: Any, *, seed: int, dtype: Any = None) -> Handle:
+    def uniform(self, shape: Any, *, seed: int, dtype: Any = None) -> Any:
         """Independent numbers from the half-open interval [0, 1), float64 by default."""
         return creation.random(self._engine, "random_uniform", shape, seed, dtype)
 
@@ -141,12 +139,12 @@ class Namespace(_Names):
         return creation.full(self._engine, shape, fill_value, dtype, layout)
 
     def eye(self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None,
-            device: Any = None, layout: str = creation.LAYOUT) -> Handle:  # fmt: skip
+            device: Any = None, layout: str = creation.LAYOUT) -> Any:  # fmt: skip
         """Ones on a diagonal, zeros elsewhere."""
         return creation.eye(self._engine, n_rows, n_cols, k, dtype or np.float64, layout)
 
     def from_function(self, function: Any, shape: Any, *, dtype: Any = None,
-                      layout: str = creation.LAYOUT) -> Handle:  # fmt: skip
+                      layout: str = creation.LAYOUT) -> Any:  # fmt: skip
         """A matrix of ``function(i, j)``, evaluated on the ranks.
 
         Parameters
@@ -183,7 +181,16 @@ class Namespace(_Names):
         return Info()
 
     def __repr__(self) -> str:
-        return f"<array namespace of gang {self._engine.client.gang_address.gang}>"
+        return f"<array namespace of gang {self._engine.connection.address.gang}>"
+
+
+def namespace_of(connection: GangConnection) -> Namespace:
+    """The namespace for matrices of a gang."""
+    return connection.part(_namespace)
+
+
+def _namespace(connection: GangConnection) -> Namespace:
+    return Namespace(connection.part(Engine))
 
 
 class Info:

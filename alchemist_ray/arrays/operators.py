@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.arrays.namespace import Namespace
-    from alchemist_ray.arrays.placing import Plan
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.function_dispatch import apply_function
+from alchemist_ray.arrays.indexing import part
+from alchemist_ray.arrays.namespace import Namespace, namespace_of
+from alchemist_ray.arrays.placement import OperandPlacement
+from alchemist_ray.arrays.rules import unsupported
+from alchemist_ray.arrays.ufuncs import apply_ufunc
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import gang_of
+from alchemist_ray.transfer import fetching
 
 
 def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
@@ -27,7 +32,7 @@ def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     return forward, reflected
 
 
-class ArrayOperators:
+class ArrayOperators(MatrixRef):
     """Operators and methods of a two-dimensional array, computed where the matrix is.
 
     Notes
@@ -40,19 +45,9 @@ class ArrayOperators:
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        shape: tuple[int, int]
-        dtype: np.dtype[Any]
-
     @property
     def _engine(self) -> Engine:
-        from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415  (the gang makes handles)
-
-        return gang_of(self._me).arrays
-
-    @property
-    def _me(self) -> Handle:
-        return self  # type: ignore[return-value]
+        return gang_of(self).part(Engine)
 
     # --- operators ---
 
@@ -83,18 +78,16 @@ class ArrayOperators:
     def __rmatmul__(self, other: Any) -> Any:
         return self._engine.matmul(other, self)
 
-    def __neg__(self) -> Handle:
-        return self._engine.unary("negative", self._me)
+    def __neg__(self) -> Any:
+        return self._engine.unary("negative", self)
 
-    def __pos__(self) -> Handle:
-        return self._me
+    def __pos__(self) -> Any:
+        return self
 
-    def __abs__(self) -> Handle:
-        return self._engine.unary("abs", self._me)
+    def __abs__(self) -> Any:
+        return self._engine.unary("abs", self)
 
-    def __invert__(self) -> Handle:
-        from alchemist_ray.arrays.rules import unsupported  # noqa: PLC0415
-
+    def __invert__(self) -> Any:
         raise unsupported(
             "~", "the opposite of a mask is np.logical_not(mask), or mask == 0 (it is int32)"
         )
@@ -113,13 +106,9 @@ class ArrayOperators:
         ShapeError
             If an index is out of range, or nothing would be left.
         """
-        from alchemist_ray.arrays.indexing import part  # noqa: PLC0415
-
-        return part(self._engine, self._me, key)
+        return part(self._engine, self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        from alchemist_ray.arrays.rules import unsupported  # noqa: PLC0415
-
         raise unsupported(
             "assignment to elements",
             "make a new matrix with np.where(mask, A, B), or write to A.local in als.run",
@@ -136,7 +125,7 @@ class ArrayOperators:
                 f"a matrix of shape {self.shape} is not one number or one truth: use .any(), "
                 ".all(), or .fetch()"
             )
-        return self._me.fetch()[0, 0]
+        return fetching.fetch(gang_of(self), self)[0, 0]
 
     def __bool__(self) -> bool:
         return bool(self._item())
@@ -153,8 +142,6 @@ class ArrayOperators:
     # --- NumPy's protocols and the standard's ---
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        from alchemist_ray.arrays.ufuncs import apply_ufunc  # noqa: PLC0415
-
         return apply_ufunc(self._engine, ufunc, method, inputs, kwargs)
 
     def __array_function__(
@@ -164,13 +151,11 @@ class ArrayOperators:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        from alchemist_ray.arrays.functions import apply_function  # noqa: PLC0415
-
         return apply_function(self._engine, function, args, kwargs)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Namespace:
         """The array API standard for matrices of this gang; see alchemist_ray/arrays."""
-        return self._engine.namespace.of_version(api_version)
+        return namespace_of(gang_of(self)).of_version(api_version)
 
     # --- shapes ---
 
@@ -184,60 +169,60 @@ class ArrayOperators:
         """Where it is: on a gang."""
         return "gang"
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Handle:
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
         """Itself; a gang has one device."""
         if device != "gang":
             raise ValueError(f"device={device!r}: matrices of a gang are on the device 'gang'")
-        return self._me
+        return self
 
     @property
-    def T(self) -> Handle:
+    def T(self) -> Any:
         """The transpose: a copy in the mirrored layout; every rank transposes what it holds."""
-        return self._engine.transpose(self._me)
+        return self._engine.transpose(self)
 
     mT = T
 
-    def transpose(self) -> Handle:
+    def transpose(self) -> Any:
         """The transpose, see `T`."""
         return self.T
 
     @property
-    def H(self) -> Handle:
+    def H(self) -> Any:
         """The conjugate transpose."""
-        return self._engine.transpose(self._me, conjugate=True)
+        return self._engine.transpose(self, conjugate=True)
 
     @property
-    def real(self) -> Handle:
+    def real(self) -> Any:
         """The real parts."""
-        return self._me if self.dtype.kind != "c" else self._engine.unary("real", self._me)
+        return self if self.dtype.kind != "c" else self._engine.unary("real", self)
 
     @property
-    def imag(self) -> Handle:
+    def imag(self) -> Any:
         """The imaginary parts."""
-        return self._engine.unary("imag", self._me)
+        return self._engine.unary("imag", self)
 
-    def conj(self) -> Handle:
+    def conj(self) -> Any:
         """The complex conjugates; a real matrix is its own."""
-        return self._engine.unary("conj", self._me)
+        return self._engine.unary("conj", self)
 
     conjugate = conj
 
-    def astype(self, dtype: Any, copy: bool = True) -> Handle:
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
         """With another of the six dtypes; the same handle if it has it (``bool``: 0 and 1)."""
-        return self._engine.astype(self._me, dtype)
+        return self._engine.astype(self, dtype)
 
     def diagonal(self) -> Any:
         """The main diagonal, 1-D."""
-        return self._engine.diagonal(self._me)
+        return self._engine.diagonal(self)
 
-    def clip(self, min: Any = None, max: Any = None) -> Handle:
+    def clip(self, min: Any = None, max: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
-        found: Handle = np.clip(self, min, max)  # type: ignore[call-overload]
+        found: Any = np.clip(self, min, max)  # type: ignore[call-overload]
         return found
 
-    def round(self, decimals: int = 0) -> Handle:
+    def round(self, decimals: int = 0) -> Any:
         """To whole numbers, halves to even."""
-        found: Handle = np.round(self, decimals)  # type: ignore[call-overload]
+        found: Any = np.round(self, decimals)  # type: ignore[call-overload]
         return found
 
     def dot(self, other: Any) -> Any:
@@ -252,23 +237,23 @@ class ArrayOperators:
 
     def mean(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Means of columns (``axis=0``), rows (1) or all."""
-        return self._engine.reduce("mean", self._me, axis, keepdims=keepdims)
+        return self._engine.reduce("mean", self, axis, keepdims=keepdims)
 
     def var(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
         """Variances; sums of squares are divided by the count less `ddof`."""
-        return self._engine.reduce("var", self._me, axis, keepdims=keepdims, ddof=ddof)
+        return self._engine.reduce("var", self, axis, keepdims=keepdims, ddof=ddof)
 
     def std(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
         """Standard deviations, see `var`."""
-        return self._engine.reduce("std", self._me, axis, keepdims=keepdims, ddof=ddof)
+        return self._engine.reduce("std", self, axis, keepdims=keepdims, ddof=ddof)
 
     def min(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Smallest elements; nan where there is one."""
-        return self._engine.reduce("min", self._me, axis, keepdims=keepdims)
+        return self._engine.reduce("min", self, axis, keepdims=keepdims)
 
     def max(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Largest elements; nan where there is one."""
-        return self._engine.reduce("max", self._me, axis, keepdims=keepdims)
+        return self._engine.reduce("max", self, axis, keepdims=keepdims)
 
     def any(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Whether any element is not 0."""
@@ -288,7 +273,7 @@ class ArrayOperators:
 
     # --- where it takes place ---
 
-    def plan(self, op: str, other: Handle) -> Plan:
+    def plan(self, op: str, other: Any) -> OperandPlacement:
         """What an operation with another matrix would move, without doing it.
 
         Parameters
@@ -299,7 +284,7 @@ class ArrayOperators:
 
         Returns
         -------
-        Plan
+        OperandPlacement
             Layout of the result, those in which the operands are taken, bytes that move.
 
         Raises
@@ -312,4 +297,4 @@ class ArrayOperators:
         Element by element, the result takes the layout of one of the full operands: the
         one to which the other has the shorter way. Rows, columns and numbers move to it.
         """
-        return self._engine.plan(op, self._me, other)
+        return self._engine.plan(op, self, other)

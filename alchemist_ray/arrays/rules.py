@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.arrays.operators import ArrayOperators
+from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import BadArgumentError, DtypeError, MatrixError, ShapeError
-from mpi_workers.matrix.dist_matrix import DTYPES
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 SMALL = 1 << 20  # 1 MiB: NumPy arrays up to here travel in a command, or come in its reply
 EXACT = 1 << 53  # integers up to here travel as they are
@@ -44,7 +43,7 @@ def number(value: Any) -> Number | None:
 def is_array(value: Any) -> bool:
     """Whether `value` is an array of NumPy's, or becomes one with nothing fetched."""
     if isinstance(value, list | tuple):
-        return not any(isinstance(item, ArrayOperators) for item in value)
+        return not any(isinstance(item, MatrixRef) for item in value)
     return isinstance(value, np.ndarray | np.generic)
 
 
@@ -103,18 +102,19 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def encode_operand(array: NDArray[Any]) -> tuple[str, int, int, str]:
-    """A small matrix as the ranks' routines take it: elements, rows, columns, dtype."""
-    content = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+def encode_operand(array: NDArray[Any]) -> tuple[bytes, int, int, str]:
+    """A small matrix as arguments of the ranks' routines: elements, rows, columns, dtype.
+
+    Elements are little-endian, row by row.
+    """
     m, n = array.shape
-    return base64.b64encode(content).decode("ascii"), m, n, array.dtype.name
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), m, n, array.dtype.name
 
 
-def decode_result(values: str, dtype: str) -> NDArray[Any]:
-    """The elements of a reply, as a 1-D array of the caller's own."""
+def decode_result(values: bytes, dtype: str) -> NDArray[Any]:
+    """The elements of a reply, as a new 1-D array."""
     kind = np.dtype(dtype)
-    found = np.frombuffer(base64.b64decode(values), kind.newbyteorder("<"))
-    return found.astype(kind)
+    return np.frombuffer(values, kind.newbyteorder("<")).astype(kind)
 
 
 def axis_of(axis: Any) -> int | None:

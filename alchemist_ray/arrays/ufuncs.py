@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import linear, rules
-from alchemist_ray.arrays.handle import Handle
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 OURS = {"absolute": "abs", "conjugate": "conj", "true_divide": "divide", "fabs": "abs"}
 REDUCTIONS = {
@@ -37,7 +35,7 @@ def apply_ufunc(
         return linear.vecdot(engine, *inputs, **kwargs)
     _check_keywords(ufunc.__name__, kwargs)
     if not all(
-        isinstance(x, Handle) or rules.is_array(x) or rules.number(x) is not None for x in inputs
+        isinstance(x, MatrixRef) or rules.is_array(x) or rules.number(x) is not None for x in inputs
     ):
         return NotImplemented
     if name == "matmul":

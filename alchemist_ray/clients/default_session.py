@@ -1,14 +1,10 @@
-"""Which session the drop-in functions of the clients use: the one that this process has open."""
+"""The session that the drop-in functions of the clients use when none is given."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from alchemist_ray.errors import SessionError
-from alchemist_ray.runtime import gang_owner
-
-if TYPE_CHECKING:
-    from alchemist_ray.session import AlchemistSession
+from alchemist_ray.runtime.gang_owner import open_sessions
+from alchemist_ray.session import AlchemistSession
 
 
 def current_session() -> AlchemistSession:
@@ -19,19 +15,13 @@ def current_session() -> AlchemistSession:
     SessionError
         If there is none, or more than one.
     """
-    from alchemist_ray.session import AlchemistSession  # noqa: PLC0415
-
-    found = [
-        s for s in gang_owner._open if isinstance(s, AlchemistSession) and s._client is not None
-    ]
+    found = [s for s in open_sessions() if isinstance(s, AlchemistSession)]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise SessionError(
-            "there is no open session with workers: AlchemistSession(4) first, which starts 4"
-        )
+        raise SessionError("there is no open session with workers: call AlchemistSession(4) first")
     names = ", ".join(sorted(session.id for session in found))
     raise SessionError(
-        f"{len(found)} sessions are open ({names}): say which one with session=..., or close the "
+        f"{len(found)} sessions are open ({names}): choose one with session=..., or close the "
         "others"
     )

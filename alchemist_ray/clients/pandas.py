@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.errors import DtypeError, ShapeError
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
-    from alchemist_ray.transfer.sources import MatrixSource
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.transfer.numpy_source import NumPySource
 
 
-def plan(source: Any, wanted: Any, client: GangConnection) -> MatrixSource:
-    """What to do for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
-    from alchemist_ray.transfer.sources import NumPySource  # noqa: PLC0415  (it asks for this module)
-
+def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource:
+    """A source for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
     if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
         return NumPySource.inspect(np.asarray(source), wanted)
     return NumPySource.inspect(matrix(source, common_dtype(source)), wanted)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
-from alchemist_ray.gang.connection import gang_of
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import gang_of
+from alchemist_ray.transfer import fetching
 
 IDLE_S = 1.0
 
@@ -24,30 +23,30 @@ _lock = threading.Lock()
 _used: dict[GangConnection, float] = {}  # when last
 
 
-def fetch(handle: Handle, rows: slice, cols: slice) -> NDArray[Any]:
+def fetch(handle: MatrixRef, rows: slice, cols: slice) -> NDArray[Any]:
     """A part of a matrix. But for the gang's owner, none of its memory stays mapped for long."""
-    client = gang_of(handle)
+    connection = gang_of(handle)
     try:
-        return client.fetch(handle, rows, cols)
+        return fetching.fetch(connection, handle, rows, cols)
     finally:
-        if not client._owner:
-            _note(client)
+        if not connection.owner:
+            _note(connection)
 
 
-def _note(client: GangConnection) -> None:
+def _note(connection: GangConnection) -> None:
     with _lock:
         if not _used:
             threading.Thread(target=_watch, name="alchemist-idle", daemon=True).start()
-        _used[client] = time.monotonic()
+        _used[connection] = time.monotonic()
 
 
 def _watch() -> None:
     while True:
         time.sleep(IDLE_S / 4)
         with _lock:
-            for client, when in list(_used.items()):
+            for connection, when in list(_used.items()):
                 if time.monotonic() - when > IDLE_S:
-                    client.ranks.trim()
-                    del _used[client]
+                    connection.ranks.trim()
+                    del _used[connection]
             if not _used:
                 return

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from alchemist_ray.clients.pauses import fetch
+from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.node_jobs import SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
@@ -36,9 +39,6 @@ except ImportError as error:
         f"Datasets need Ray Data on every node: pip install 'alchemist-on-ray[data]' ({error})"
     ) from error
 
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.gang.connection import GangConnection
 
 BLOCK = 32 << 20  # 32 MiB: what to_dataset makes of a matrix, unless told otherwise
 TENSOR = "data"  # the column, as ray.data.from_numpy calls it
@@ -103,7 +103,7 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
 _READER = BlockReader()
 
 
-class BlocksOfRows:
+class DatasetSource:
     """A Dataset whose blocks are in the object store, and have been looked at."""
 
     def __init__(
@@ -119,11 +119,11 @@ class BlocksOfRows:
         return {"from": "ray.data", "dataset": self._origin}
 
     def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block from the node that holds it; each is let go of when it has been sent."""
         row = 0
-        with BlockSender(client, target, _READER, progress) as sender:
+        with BlockSender(connection, target, _READER, progress) as sender:
             while self._sources:
                 i, source = len(self._rows) - len(self._sources), self._sources.pop(0)
                 shape = (self._rows[i], self.shape[1])
@@ -138,8 +138,8 @@ def _label(i: int) -> str:
     return f"block {i} of the Dataset"
 
 
-def plan(source: Any, wanted: Any, client: GangConnection) -> BlocksOfRows:
-    """What to do for a Dataset: execute it, and look at its blocks where they are.
+def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSource:
+    """A source for a Dataset: executes it, and inspects its blocks where they are.
 
     Raises
     ------
@@ -150,8 +150,6 @@ def plan(source: Any, wanted: Any, client: GangConnection) -> BlocksOfRows:
     TransferError
         With the traceback of what a function of the Dataset's has raised.
     """
-    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415  (it asks for this module)
-
     if not isinstance(source, ray.data.Dataset):
         raise DtypeError(f"a {type(source).__name__} of ray.data is not a Dataset")
     refs = _executed(source)
@@ -173,7 +171,7 @@ def plan(source: Any, wanted: Any, client: GangConnection) -> BlocksOfRows:
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
     names = ", ".join(name for name, _, _ in first[:8])
     sources = [source for _, source in looked]
-    return BlocksOfRows(sources, [about.rows for about in found], width, dtype, names)
+    return DatasetSource(sources, [about.rows for about in found], width, dtype, names)
 
 
 def _told(about: About) -> str:
@@ -203,7 +201,7 @@ def _executed(dataset: Any) -> list[Any]:
 class _Matrix(Datasource):
     """Reads a matrix by bands of rows."""
 
-    def __init__(self, handle: Handle, columns: Sequence[str] | None) -> None:
+    def __init__(self, handle: MatrixRef, columns: Sequence[str] | None) -> None:
         super().__init__()
         self._handle = handle
         self._columns = columns
@@ -234,7 +232,7 @@ class _Matrix(Datasource):
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    handle: Handle
+    handle: MatrixRef
     start: int
     stop: int
     columns: Sequence[str] | None
@@ -252,7 +250,7 @@ class _Band:
 
 
 def to_dataset(
-    handle: Handle,
+    handle: MatrixRef,
     columns: Sequence[str] | None = None,
     *,
     override_num_blocks: int | None = None,
@@ -261,7 +259,7 @@ def to_dataset(
 
     Parameters
     ----------
-    handle : Handle
+    handle : MatrixRef
         Of a matrix of shape (m, n).
     columns : sequence of str, optional
         Names of n columns of numbers. Default: one tensor column ``"data"``, a row of the

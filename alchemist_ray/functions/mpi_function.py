@@ -14,15 +14,15 @@ from typing import Any, overload
 
 import ray
 
-from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.functions.run import Work, pack
-from alchemist_ray.gang.address import GangRequest
+from alchemist_ray.functions.packing import Work, pack
 from alchemist_ray.gang.libraries import checked_timeout
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.launchers import AUTO
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 
@@ -117,7 +117,7 @@ class MpiFunction:
         return f"<mpi_function {name} on {self._options.num_workers} workers>"
 
 
-def _no_handle(handle: Handle) -> int:
+def _no_handle(handle: MatrixRef) -> int:
     raise BadArgumentError(
         f"{handle.name} lives on the gang of session {handle.session}, and an mpi_function has a "
         "gang of its own: pass the array, or call the function with als.run on that session"

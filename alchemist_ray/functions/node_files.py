@@ -1,14 +1,9 @@
-"""The files of users' functions, where they lie.
-
-An agent puts them into the folders of a gang's ranks on its node, and reads what rank 0
-has left there.
-"""
+"""The node's end of uploads: agents write files for ranks, and read the results of rank 0."""
 
 from __future__ import annotations
 
 import os
 import struct
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +18,6 @@ INLINE = 64 << 10  # 64 KiB: what is larger goes through the object store, once
 SIZES = struct.Struct("!Q")
 
 Data = bytes | list[Any]  # the bytes, or an ObjectRef of them in a list
-
-
-def new_name(what: str) -> str:
-    """A name for a file that nobody else uses."""
-    return f"{what}-{uuid.uuid4().hex}"
 
 
 def carried(content: bytes) -> Data:

@@ -1,7 +1,7 @@
-"""The files of users' functions, from the client's side: put there, collected, removed.
+"""The user's end of uploads: files of user functions, sent to a gang's nodes and removed.
 
-Ray carries them, between this process, the GroupManager and the nodes' agents; the
-gang's own sockets only ever name them.
+Ray carries the files between this process, the GroupManager and the nodes' agents
+(`node_files`); the gang's own sockets only carry their names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError
 
 from alchemist_ray.errors import AlchemistError, TransferError
-from alchemist_ray.functions.node_files import carried, new_name
-from alchemist_ray.gang.control_channel import ask, ask_manager
+from alchemist_ray.functions.node_files import carried
+from alchemist_ray.functions.packing import new_name
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.runtime.ray_calls import ask, ask_manager
 from alchemist_ray.transfer.object_location import agent_of
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 KEPT = 64  # functions
 KEPT_BYTES = 64 << 20  # 64 MiB of them
@@ -37,15 +35,15 @@ class _Kept:
     users: int = 0
 
 
-class Staging:
+class Uploads:
     """This process's files on a gang. Thread-safe.
 
     Functions are kept for the next call, by their content; arguments and results are
     there for one call.
     """
 
-    def __init__(self, client: GangConnection) -> None:
-        self._client = client
+    def __init__(self, connection: GangConnection) -> None:
+        self._connection = connection
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
@@ -85,15 +83,17 @@ class Staging:
 
     def put(self, name: str, content: bytes) -> None:
         """Put a file into the gang's folder on every node."""
-        epoch = self._client.gang_address.epoch
-        ask_manager(self._client.manager.stage.remote(epoch, name, carried(content)))
+        epoch = self._connection.address.epoch
+        ask_manager(self._connection.manager.stage.remote(epoch, name, carried(content)))
 
     def collect(self, name: str) -> list[NDArray[np.uint8]]:
         """The parts of a result that rank 0 has left on its node."""
-        agent = agent_of(self._client.gang_address.workers[0]["node_id"])
+        agent = agent_of(self._connection.address.workers[0]["node_id"])
         collecting = agent.parts.options(max_task_retries=-1)
         try:
-            found: list[NDArray[np.uint8]] = ask(collecting.remote(self._client.run_name, name))
+            found: list[NDArray[np.uint8]] = ask(
+                collecting.remote(self._connection.address.incarnation, name)
+            )
         except RayActorError as error:
             raise TransferError(
                 f"the agent on rank 0's node is gone, the result was not read: {error}"
@@ -103,4 +103,4 @@ class Staging:
     def remove(self, names: list[str]) -> None:
         """Remove files; if the gang is gone, so are they."""
         with contextlib.suppress(AlchemistError):
-            self._client.request({"op": "release", "names": names})
+            self._connection.request({"op": "release", "names": names})

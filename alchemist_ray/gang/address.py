@@ -1,36 +1,37 @@
-"""What is asked of a gang's manager, and how to reach the gang that it has started."""
+"""GangAddress: how a process reaches the gang that a GroupManager has started."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from alchemist_ray.runtime.placement import Reservation
-
-
-@dataclass(frozen=True, slots=True)
-class GangRequest:
-    """What a session asks for."""
-
-    workers: int
-    threads: int
-    cpus: float
-    launcher: str
-    start_timeout_s: float
-    inherited: Reservation | None
-    epoch: int
-    session: str
-    strategy: str = "PACK"
-    settings: dict[str, str] = field(default_factory=dict)  # the caller's, for the launcher
-
 
 @dataclass(frozen=True, slots=True)
 class GangAddress:
-    """How to reach a gang that is ready."""
+    """How to reach a gang that is ready.
+
+    Attributes
+    ----------
+    gang, session : str
+        Ids of the gang and of the session that owns it.
+    epoch : int
+        Incarnation of the gang.
+    token : str
+        The gang's secret.
+    addresses : tuple of str
+        Of the dispatcher: ``unix:path`` first, then ``tcp:host:port``.
+    workers : tuple of dict
+        What each rank reported of itself, in rank order.
+    """
 
     gang: str
     session: str
     epoch: int
-    token: str
+    token: str = field(repr=False)
     addresses: tuple[str, ...]
     workers: tuple[dict[str, Any], ...]
+
+    @property
+    def incarnation(self) -> str:
+        """Name of this incarnation: of its processes, folders and reservation."""
+        return f"{self.gang}.{self.epoch}"

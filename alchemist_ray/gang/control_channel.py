@@ -1,20 +1,23 @@
-"""A client's line to a gang's dispatcher: the socket where it can be reached, else Ray."""
+"""The control channel: commands from an attached process to the gang's dispatcher.
+
+`SocketChannel` is the usual one. Where no socket of the dispatcher can be reached, the caller
+gives another `ControlChannel` (`runtime.ray_channel`, calls of the GroupManager actor).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
 from alchemist_ray.gang import rank_output
 from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.interrupts import DeferredInterrupt
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, connect
@@ -22,194 +25,208 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 
 OnProgress = Callable[[float, str], None]
 MANAGER_GONE = "GroupManager gone"
+CONNECT_TIMEOUT_S = 3.0
 
 
 class ControlChannel(Protocol):
-    """Sends commands to a gang and waits for what comes of them."""
+    """Sends commands to a gang and waits for their answers."""
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        """Run a command. Raises the tree's errors; Ctrl-C cancels it on the gang, too."""
+        """Run a command. Raises `AlchemistError`; Ctrl-C cancels the command."""
 
     def cancel(self) -> None:
-        """Cancel the command that another thread waits for."""
+        """Cancel the commands that other threads wait for."""
 
     def tell(self, body: Body) -> None:
-        """Send a command before the next, and do not wait for its answer."""
+        """Send a command and do not wait for its answer."""
 
     def close(self) -> None:
-        """Say goodbye."""
+        """End the channel in good order."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A command under way, and the frames that have arrived for it."""
+
+    ident: int
+    op: str
+    frames: deque[Frame] = field(default_factory=deque)
 
 
 class SocketChannel:
-    """The quick door: a round trip costs no Ray call. Thread-safe; one command at a time.
+    """Commands over a socket. Thread-safe: each command has an id, and its thread gets its answer.
+
+    One of the waiting threads reads the socket for all of them, so that an answer for a lone
+    caller needs no switch between threads.
 
     Parameters
     ----------
-    dial : callable() -> Connection
-        Opens a connection to the dispatcher.
+    connection : Connection
+        To the dispatcher, after the handshake.
     address : str
-        Where that is, for people.
+        Of the dispatcher, for messages.
     """
 
-    def __init__(self, dial: Callable[[], Connection], address: str) -> None:
-        self._dial = dial
-        self._address = address
-        self._lock = threading.Lock()
-        self._ident = 0
-        self._use(dial())
-
-    def _use(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, address: str) -> None:
         self._connection = connection
+        self._address = address
+        self._readable = select.poll()
+        self._readable.register(connection.sock, select.POLLIN)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()  # guards what follows
+        self._calls: dict[int, _Call] = {}
+        self._last_ident = 0
         self._reading = False
-        self._news = select.poll()
-        self._news.register(connection.sock, select.POLLIN)
+        self._lost: AlchemistError | None = None
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        with self._lock:
-            self._ident += 1
-            try:
-                self._connection.send(Kind.COMMAND, {**body, "id": self._ident})
-                while True:
-                    frame = self._receive()
-                    answer = frame.body
-                    if frame.kind == Kind.REFUSED:
-                        raise from_failure(Failure.from_map(answer))
-                    if answer.get("id") != self._ident:
-                        continue  # of a command whose wait was broken off
-                    if frame.kind == Kind.EVENT:
-                        if "output" in answer:
-                            rank_output.show(answer["output"])
-                        elif on_progress is not None:
-                            on_progress(answer["fraction"], answer["text"])
-                        continue
-                    if "error" in answer:
-                        raise from_failure(Failure.from_map(answer["error"]))
+        call = self._send(body, answered=True)
+        try:
+            while True:
+                frame = self._next_frame(call)
+                answer = frame.body
+                if frame.kind == Kind.EVENT:
+                    if "output" in answer:
+                        rank_output.show(answer["output"])
+                    elif on_progress is not None:
+                        on_progress(answer["fraction"], answer["text"])
+                elif "error" in answer:
+                    raise from_failure(Failure.from_map(answer["error"]))
+                else:
                     result: Body = answer["result"]
                     return result
-            except AlchemistError:  # the answer; a timeout is an OSError as well
-                raise
-            except Failure as failure:  # more than a frame's map may hold; nothing was sent
-                raise from_failure(failure) from None
-            except (frames.WireError, OSError) as error:
-                raise GroupFailedError(
-                    f"the gang's GroupManager at {self._address} is gone, and the gang with it: "
-                    f"{error}. request_workers() starts a new one",
-                    cause=MANAGER_GONE,
-                ) from error
-            except KeyboardInterrupt:
-                self._cancel()
-                raise
-
-    def tell(self, body: Body) -> None:
-        with self._lock, contextlib.suppress(frames.WireError, OSError):  # the next one says it
-            self._ident += 1  # its answer is passed over as of another command
-            self._connection.send(Kind.COMMAND, {**body, "id": self._ident})
-
-    def cancel(self) -> None:
-        with contextlib.suppress(frames.WireError, OSError):  # who waits for it knows
-            self._connection.send(Kind.COMMAND, {"op": "cancel", "call": self._ident})
-
-    def _receive(self) -> Frame:
-        # Ctrl-C is awaited where no byte can be lost to it: not in the middle of a frame.
-        if not self._connection.has_news():
-            self._news.poll()
-        self._reading = True
-        frame = self._connection.recv()
-        self._reading = False
-        return frame
-
-    def _cancel(self) -> None:
-        """Nobody waits for the command any more: tell the dispatcher, and go on without it."""
-        with contextlib.suppress(frames.WireError, OSError, Failure):
-            self._connection.send(Kind.COMMAND, {"op": "cancel", "call": self._ident})
-            if self._reading:  # who knows where the next frame begins
-                old = self._connection
-                self._use(self._dial())
-                old.send(Kind.COMMAND, {"op": "goodbye"})
-                old.close()
-
-    def close(self) -> None:
-        try:
-            self._connection.send(Kind.COMMAND, {"op": "goodbye"})
-        except (frames.WireError, OSError):
-            pass  # it went first
-        finally:
-            self._connection.close()
-
-
-class RayChannel:
-    """The other door, for a client that the sockets do not reach."""
-
-    def __init__(self, manager: ActorHandle, epoch: int) -> None:
-        self._manager = manager
-        self._epoch = epoch
-        self._under_way: Any = None
-
-    def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        ref: Any = self._manager.command.remote(self._epoch, body)
-        self._under_way = ref
-        try:
-            result: Body = ask_manager(ref)
         except KeyboardInterrupt:
-            ray.cancel(ref)
+            self._cancel(call)
             raise
-        return result
-
-    def cancel(self) -> None:
-        if self._under_way is not None:
-            ray.cancel(self._under_way)
+        finally:
+            with self._changed:
+                self._calls.pop(call.ident, None)
 
     def tell(self, body: Body) -> None:
-        self._manager.command.remote(self._epoch, body)
+        with contextlib.suppress(AlchemistError):  # the next request reports it
+            self._send(body, answered=False)
+
+    def cancel(self) -> None:
+        with self._changed:
+            calls = list(self._calls.values())
+        for call in calls:
+            self._cancel(call)
+
+    def _cancel(self, call: _Call) -> None:
+        self.tell({"op": "cancel", "call": call.ident})
+
+    def _send(self, body: Body, *, answered: bool) -> _Call:
+        with self._changed:
+            if self._lost is not None:
+                raise self._lost
+            self._last_ident += 1
+            call = _Call(self._last_ident, str(body.get("op", "")))
+            if answered:
+                self._calls[call.ident] = call
+        try:
+            with self._sending, DeferredInterrupt():
+                self._connection.send(Kind.COMMAND, {**body, "id": call.ident})
+        except BaseException as error:
+            with self._changed:
+                self._calls.pop(call.ident, None)
+            if isinstance(error, Failure):  # more than a frame may hold; nothing was sent
+                raise from_failure(error) from None
+            if isinstance(error, frames.WireError | OSError):
+                raise self._lose(error) from error
+            if isinstance(error, KeyboardInterrupt):  # after the frame was sent
+                self._cancel(call)
+            raise
+        return call
+
+    def _next_frame(self, call: _Call) -> Frame:
+        """The next frame for a call; reads the socket if no other thread does."""
+        while True:
+            reader = False
+            try:
+                with self._changed:
+                    while not call.frames and self._lost is None and self._reading:
+                        self._changed.wait()
+                    if call.frames:
+                        return call.frames.popleft()
+                    if self._lost is not None:
+                        raise self._lost
+                    reader = self._reading = True
+                self._read()
+            finally:
+                if reader:
+                    with self._changed:
+                        self._reading = False
+                        self._changed.notify_all()
+
+    def _read(self) -> None:
+        """Wait for a frame and give it to its call. Ctrl-C ends the wait, never a frame."""
+        if not self._connection.buffered:
+            self._readable.poll()
+        with DeferredInterrupt():
+            try:
+                frame = self._connection.recv()
+            except (frames.WireError, OSError) as error:
+                self._lose(error)
+                return
+            if frame.kind == Kind.REFUSED:
+                self._lose(from_failure(Failure.from_map(frame.body)))
+                return
+            with self._changed:
+                call = self._calls.get(frame.body.get("id", 0))
+                if call is not None:  # else its thread was interrupted, or never waited
+                    call.frames.append(frame)
+
+    def _lose(self, error: BaseException) -> AlchemistError:
+        """The connection is of no more use: every waiting thread gets the same error."""
+        with self._changed:
+            if self._lost is None:
+                self._lost = (
+                    error
+                    if isinstance(error, AlchemistError)
+                    else GroupFailedError(
+                        f"the connection to the gang's GroupManager at {self._address} was lost, "
+                        f"and the gang has ended with it: {error}. request_workers() starts a new "
+                        "one",
+                        cause=MANAGER_GONE,
+                    )
+                )
+            self._changed.notify_all()
+            return self._lost
 
     def close(self) -> None:
-        """Nothing to close."""
+        self.tell({"op": "goodbye"})
+        self._connection.hang_up()
+        with self._changed:
+            if self._lost is None:
+                self._lost = SessionError("the connection to the gang was closed")
+            self._changed.notify_all()
+        self._connection.close()
 
 
-def ask(ref: Any, timeout_s: float | None = None) -> Any:
-    """`ray.get` that raises the tree's errors instead of Ray's wrappings of them."""
-    try:
-        return ray.get(ref, timeout=timeout_s)
-    except RayTaskError as error:
-        if isinstance(error.cause, AlchemistError):
-            raise error.cause from None
-        if isinstance(error.cause, Failure):
-            raise from_failure(error.cause) from None
-        raise
+def open_socket_channel(address: GangAddress, hello: Body) -> SocketChannel | None:
+    """A channel over the first socket of the dispatcher that can be reached; None if none can.
 
+    Parameters
+    ----------
+    address : GangAddress
+    hello : dict
+        What the dispatcher is told of this process.
 
-def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:
-    """The same for a GroupManager, whose death is its gang's."""
-    try:
-        return ask(ref, timeout_s)
-    except RayActorError as error:
-        raise GroupFailedError(
-            "the gang's GroupManager is gone, and the gang with it. request_workers() starts a "
-            "new one",
-            cause=MANAGER_GONE,
-        ) from error
-
-
-def open_control_channel(
-    gang_address: GangAddress, manager: ActorHandle, *, owner: bool
-) -> ControlChannel:
-    """A line to the gang. `owner`: the gang ends when this process is gone."""
-    near = [a for a in gang_address.addresses if sockets.reachable_here(a)]
-    far = [a for a in gang_address.addresses if a.startswith("tcp:")]
-    for address in (*near, *far):
-
-        def dial(address: str = address) -> Connection:
-            hello = {"role": "client", "owner": owner}
-            return connect(address, gang_address.token, hello, timeout_s=3.0, take_fds=False)[0]
-
+    Raises
+    ------
+    AuthError
+        If the dispatcher refuses this process.
+    """
+    near = [a for a in address.addresses if sockets.reachable_here(a)]
+    far = [a for a in address.addresses if a.startswith("tcp:")]
+    for place in (*near, *far):
         try:
-            return SocketChannel(dial, address)
+            connection, _ = connect(
+                place, address.token, hello, timeout_s=CONNECT_TIMEOUT_S, take_fds=False
+            )
         except (OSError, frames.WireError):
             continue
         except Failure as failure:
             raise from_failure(failure) from None
-    return RayChannel(manager, gang_address.epoch)
-
-
-def no_workers() -> SessionError:
-    return SessionError("the session has no workers: request_workers(n) starts a gang")
+        return SocketChannel(connection, place)
+    return None

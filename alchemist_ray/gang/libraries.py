@@ -3,58 +3,48 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     BadArgumentError,
     LibraryError,
     NoSuchRoutineError,
     from_failure,
 )
-from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import RoutineBar
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature
 
-_PYTHON = {
-    MATRIX: Handle, "int": int, "float": float, "complex": complex, "bool": bool, "string": str,
-    "bytes": bytes,
+_SCALARS = {
+    "int": int, "float": float, "complex": complex, "bool": bool, "string": str, "bytes": bytes,
 }  # fmt: skip
 
 
-def _annotation(kind: str) -> Any:
-    return list[_PYTHON[kind[5:-1]]] if kind.startswith("list[") else _PYTHON[kind]  # type: ignore[misc]
+def _annotation(kind: str, handle_type: type) -> Any:
+    if kind == MATRIX:
+        return handle_type
+    if kind.startswith("list["):
+        return list[_SCALARS[kind[5:-1]]]  # type: ignore[misc]
+    return _SCALARS[kind]
 
 
-def results_of(reply: Body, gang_address: GangAddress) -> Any:
-    """A routine's results as the user gets them: one value, a tuple, or None."""
+def results_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
+    """A routine's results as the user gets them: one value, a tuple, or None.
+
+    `handle` makes a handle of the description of a matrix.
+    """
     values = tuple(
-        handle_of(value["matrix"], gang_address) if isinstance(value, dict) else value
-        for value in reply["values"]
+        handle(value["matrix"]) if isinstance(value, dict) else value for value in reply["values"]
     )
     if not values:
         return None
     return values[0] if len(values) == 1 else values
-
-
-def handle_of(about: list[Any], gang_address: GangAddress) -> Handle:
-    """The handle of a matrix that ranks have made."""
-    ident, m, n, dtype, layout = about
-    return Handle(
-        id=ident,
-        name=f"matrix{ident}",
-        shape=(m, n),
-        dtype=np.dtype(dtype),
-        layout=layout,
-        session=gang_address.session,
-        gang=gang_address.gang,
-        epoch=gang_address.epoch,
-    )
 
 
 class Routine:
@@ -67,12 +57,12 @@ class Routine:
 
     def __init__(
         self,
-        client: GangConnection,
+        connection: GangConnection,
         library: str,
         signature: Signature,
         timeout_s: float | None = None,
     ) -> None:
-        self._client = client
+        self._connection = connection
         self._library = library
         self._routine = signature
         self._timeout_s = timeout_s
@@ -85,27 +75,30 @@ class Routine:
                     p.name,
                     inspect.Parameter.POSITIONAL_OR_KEYWORD,
                     default=inspect.Parameter.empty if p.default is REQUIRED else p.default,
-                    annotation=_annotation(p.type),
+                    annotation=_annotation(p.type, connection.handle_type),
                 )
                 for p in signature.parameters
             ],
-            return_annotation=tuple(_annotation(r.type) for r in signature.results) or None,
+            return_annotation=tuple(
+                _annotation(r.type, connection.handle_type) for r in signature.results
+            )
+            or None,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         body = self._bound(args, kwargs)
-        bar = RoutineBar(self.__qualname__, self._client.progress)
+        bar = RoutineBar(self.__qualname__, self._connection.progress)
         try:
-            reply = self._client.request(body, bar)
+            reply = self._connection.request(body, bar)
         finally:
             bar.close()
-        return results_of(reply, self._client.gang_address)
+        return results_of(reply, self._connection.handle)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the routine and return a Ray ObjectRef of what calling it would return."""
         body = self._bound(args, kwargs)
-        ref: Any = self._client.manager.call.remote(self._client.gang_address.epoch, body)
-        held = [a for a in (*args, *kwargs.values()) if isinstance(a, Handle) and a.temporary]
+        ref: Any = self._connection.manager.call.remote(self._connection.address.epoch, body)
+        held = [a for a in (*args, *kwargs.values()) if isinstance(a, MatrixRef) and a.temporary]
         if held:  # till the call is over
             ref.future().add_done_callback(lambda _: held.clear())
         return ref
@@ -115,12 +108,12 @@ class Routine:
 
         The time in which other calls hold the gang counts as well.
         """
-        return Routine(self._client, self._library, self._routine, checked_timeout(timeout_s))
+        return Routine(self._connection, self._library, self._routine, checked_timeout(timeout_s))
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
         def matrix(value: Any) -> dict[str, int]:
-            if isinstance(value, Handle):
-                return {"matrix": self._client.check(value).id}
+            if isinstance(value, MatrixRef):
+                return {"matrix": self._connection.check(value).id}
             hint = ": send it first, with send_matrix" if isinstance(value, np.ndarray) else ""
             raise TypeError(f"{type(value).__name__}{hint}")
 
@@ -157,11 +150,11 @@ class Library:
     name : str
     """
 
-    def __init__(self, client: GangConnection, described: Body) -> None:
+    def __init__(self, connection: GangConnection, described: Body) -> None:
         self.name: str = described["name"]
         self.__doc__ = described["doc"]
         self._routines = {
-            fields["name"]: Routine(client, self.name, Signature.from_map(fields))
+            fields["name"]: Routine(connection, self.name, Signature.from_map(fields))
             for fields in described["routines"]
         }
 

@@ -10,12 +10,19 @@ from tqdm import tqdm
 from mpi_workers.data.rank_connections import RankTimes
 from mpi_workers.data.transfers import Progress
 
-QUIET_S = 1.0  # what takes less shows no bar
+QUIET_S = 1.0  # shorter calls show no bar
+QUIET_NBYTES = 256 << 20  # 256 MiB: nor do smaller transfers
 
 
 @contextmanager
-def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progress]:
-    """A bar in bytes. `wanted` None: only on a terminal, and only after a second."""
+def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progress | None]:
+    """A bar in bytes, as the callback that moves it. `wanted` None: on a terminal, after a second.
+
+    None where the transfer ends before a bar could be shown: panels cost a little.
+    """
+    if not wanted and nbytes <= QUIET_NBYTES:
+        yield None
+        return
     with tqdm(
         total=nbytes,
         desc=what,

@@ -17,10 +17,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ray
-
 from alchemist_ray.errors import AlchemistError, CallTimeoutError, GroupFailedError, from_failure
 from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.runtime.network import address_towards
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire import frames, sockets
@@ -86,7 +85,7 @@ class RankChannel:
         try:
             workers = gang_address.workers
             if not all(any(map(sockets.reachable_here, w["addresses"])) for w in workers):
-                listeners.append(sockets.listen_tcp(ray.util.get_node_ip_address()))
+                listeners.append(sockets.listen_tcp(_own_address(workers)))
             addresses = [address for _, address in listeners]
             self._command = _Command(serve, addresses, token)
             self._accept([sock for sock, _ in listeners], len(workers), token, timeout_s)
@@ -193,6 +192,10 @@ class RankChannel:
             cause="line lost",
         )
 
+    def cancel(self) -> None:
+        """Cancel the routine, from any thread: a wait for an answer ends with its error."""
+        self._cancel()
+
     def hang_up(self) -> None:
         """Close the lines; the ranks leave the routine when they are back from their order."""
         lines, self._lines = self._lines, []
@@ -223,3 +226,14 @@ def open_rank_channel(
         raise
     except (AlchemistError, OSError):
         return None
+
+
+def _own_address(workers: Sequence[dict[str, Any]]) -> str:
+    """This machine's address on the way to the ranks."""
+    hosts = (
+        address.removeprefix("tcp:").rpartition(":")[0]
+        for worker in workers
+        for address in worker["addresses"]
+        if address.startswith("tcp:")
+    )
+    return address_towards(next(hosts))

@@ -10,8 +10,9 @@ import json
 import os
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     AlchemistError,
     BadArgumentError,
@@ -20,11 +21,8 @@ from alchemist_ray.errors import (
     MatrixError,
     MatrixNotFoundError,
 )
-from alchemist_ray.io.matrix_files import as_path, files_library, leaving_nothing, renamed
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.io.saving import as_path, files_library, leaving_nothing, renamed
+from alchemist_ray.runtime.gang_owner import GangOwner
 
 MANIFEST = "manifest.json"
 FORMAT = "alchemist-on-ray checkpoint"
@@ -32,13 +30,8 @@ VERSION = 1
 KEPT = ("name", "shape", "dtype", "layout", "source")  # of each matrix
 
 
-class SessionCheckpoints:
+class SessionCheckpoints(GangOwner):
     """How a session is kept and brought back; a part of `AlchemistSession`."""
-
-    if TYPE_CHECKING:
-
-        def _gang(self) -> GangConnection: ...
-        def close(self) -> None: ...
 
     def matrix(self, name: str) -> Handle:
         """The handle of the matrix of that name.
@@ -50,15 +43,16 @@ class SessionCheckpoints:
         MatrixError
             If there are several.
         """
-        client = self._gang()
-        told = client.request({"op": "list_matrices"})["matrices"]
+        connection = self.connection
+        told = connection.request({"op": "list_matrices"})["matrices"]
         found = [about for about in told if about["name"] == name]
         if not found:
             names = ", ".join(sorted({about["name"] for about in told})) or "none at all"
             raise MatrixNotFoundError(f"there is no matrix {name!r}; there are {names}")
         if len(found) > 1:
             raise MatrixError(f"{len(found)} matrices are called {name!r}: see list_matrices()")
-        return client.handle(found[0])
+        named: Handle = connection.handle(found[0])
+        return named
 
     def checkpoint(self, folder: str | os.PathLike[str]) -> None:
         """Write all matrices of the session into a folder that all nodes see.
@@ -80,24 +74,26 @@ class SessionCheckpoints:
         A ``.npy`` file for each matrix, and ``manifest.json`` with their names, layouts and
         provenance. `restore` brings them back.
         """
-        client = self._gang()
+        connection = self.connection
         where, token = as_path(folder), uuid.uuid4().hex[:12]
         if "://" in where:
             raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
-        library = files_library(client)
-        told = client.request({"op": "list_matrices"})["matrices"]
+        library = files_library(connection)
+        told = connection.request({"op": "list_matrices"})["matrices"]
         with leaving_nothing(where, token):
             hidden = library.routine("begin_folder")(where, token)
             try:
                 entries = []
                 for about in told:
                     file = f"{about['matrix']}.npy"
-                    library.routine("save")(client.handle(about), f"{hidden}/{file}")
+                    origin = connection.request({"op": "sources", "matrices": [about["matrix"]]})
+                    about["source"] = origin["sources"][0]
+                    library.routine("save")(connection.handle(about), f"{hidden}/{file}")
                     entries.append({"file": file, **{key: about[key] for key in KEPT}})
                 manifest = {
                     "format": FORMAT,
                     "version": VERSION,
-                    "workers": len(client.gang_address.workers),
+                    "workers": len(connection.address.workers),
                     "matrices": entries,
                 }
                 text = json.dumps(manifest, indent=1, default=repr)
@@ -143,17 +139,17 @@ class SessionCheckpoints:
                     f"{where} is no checkpoint that can be read here: {error.strerror}", path=where
                 ) from None
             num_workers = _checked(text, where)["workers"]
-        session = cls(num_workers, **options)  # type: ignore[call-arg]
+        session = cls(num_workers, **options)
         try:
-            client = session._gang()
-            library = files_library(client)
+            connection = session.connection
+            library = files_library(connection)
             manifest = _checked(library.routine("manifest")(where), where)
             for entry in manifest["matrices"]:
                 handle = library.routine("load")(f"{where}/{entry['file']}", layout=entry["layout"])
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
                     raise FileError(f"{where}/{entry['file']} is not what the manifest says")
                 source = {"kind": "restored", "from": where, "was": entry["source"]}
-                renamed(client, handle, entry["name"], source)
+                renamed(connection, handle, entry["name"], source)
         except BaseException:
             session.close()
             raise

@@ -28,14 +28,14 @@ class Record:
     sealed: bool
     source: dict[str, Any]
 
-    def about(self) -> Body:
+    def described(self) -> Body:
+        """The record as it travels: handles are made of it (`gang.matrix_ref`)."""
         return {
             "matrix": self.id,
             "name": self.name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "layout": self.layout,
-            "source": self.source,
         }
 
 
@@ -83,7 +83,7 @@ class Commands:
         record = self._known(body["matrix"])
         await self._nodes.round("seal", matrix=record.id)
         record.sealed = True
-        return record.about()
+        return record.described()
 
     async def _free(self, body: Body) -> Body:
         known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
@@ -109,7 +109,7 @@ class Commands:
             raise
         origin = {"kind": "layout", "of": source.id}
         record = self._record(ident, body.get("name") or source.name, fields, origin, True)
-        return record.about()
+        return record.described()
 
     async def _load(self, body: Body) -> Body:
         done = await self._nodes.round(
@@ -140,8 +140,14 @@ class Commands:
         }
 
         def keep(under_way: Round) -> Body:
-            self._keep_results(under_way, origin)
-            return {"values": under_way.value or []}
+            records = self._keep_results(under_way, origin)
+            described = iter([record.described() for record in records])
+            values = under_way.value or []
+            return {
+                "values": [
+                    {"matrix": next(described)} if isinstance(v, dict) else v for v in values
+                ]
+            }
 
         self._nodes.begin(
             self._then(done, keep, []),
@@ -161,8 +167,8 @@ class Commands:
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
 
         def keep(under_way: Round) -> Body:
-            self._keep_results(under_way, origin)
-            return {"value": under_way.value, "matrices": under_way.matrices or []}
+            records = self._keep_results(under_way, origin)
+            return {"value": under_way.value, "matrices": [r.described() for r in records]}
 
         self._nodes.begin(
             self._then(done, keep, [task["result"]]),
@@ -190,11 +196,13 @@ class Commands:
 
         return then
 
-    def _keep_results(self, under_way: Round, origin: Body) -> None:
+    def _keep_results(self, under_way: Round, origin: Body) -> list[Record]:
+        records = []
         for ident, m, n, dtype, layout in under_way.matrices or ():
             fields = {"shape": [m, n], "dtype": dtype, "layout": layout}
-            self._record(ident, None, fields, origin, True)
+            records.append(self._record(ident, None, fields, origin, True))
             self._ids = ident
+        return records
 
     # --- what is held ---
 
@@ -225,22 +233,25 @@ class Commands:
     # --- answered at once ---
 
     def _list_matrices(self, body: Body) -> Body:
-        return {"matrices": [r.about() for r in self.matrices.values() if r.sealed]}
+        return {"matrices": [r.described() for r in self.matrices.values() if r.sealed]}
 
     def _describe(self, body: Body) -> Body:
         """Another name for a matrix, and where it comes from if that is known better."""
         record = self._known(body["matrix"])
         record.name = str(body["name"])
         record.source = body.get("source", record.source)
-        return record.about()
+        return record.described()
 
     def _list_libraries(self, body: Body) -> Body:
         return {"libraries": list(self.libraries.values())}
 
-    def _list_workers(self, body: Body) -> Body:
-        busy = "busy" if self._nodes.busy else "idle"
-        ranks = sorted(self._nodes.ranks.items())
-        return {"workers": [{**about, "status": busy} for _, about in ranks]}
+    def _ping(self, body: Body) -> Body:
+        """The gang lives; whether a command runs."""
+        return {"busy": self._nodes.busy}
+
+    def _sources(self, body: Body) -> Body:
+        """Where matrices come from: too long for lists of many matrices."""
+        return {"sources": [self._known(ident).source for ident in body["matrices"]]}
 
     def _release(self, body: Body) -> Body:
         """Remove files that were staged for runs, or that runs have left for their caller."""
@@ -252,7 +263,8 @@ QUICK: dict[str, Callable[[Commands, Body], Body]] = {
     "list_matrices": Commands._list_matrices,
     "describe": Commands._describe,
     "list_libraries": Commands._list_libraries,
-    "list_workers": Commands._list_workers,
+    "ping": Commands._ping,
+    "sources": Commands._sources,
     "release": Commands._release,
 }
 CALLS: dict[str, Callable[[Commands, Body, Callable[[Body | Failure], None]], None]] = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, to_failure
-from alchemist_ray.gang import rank_output
+from alchemist_ray.runtime import output_relay
 from alchemist_ray.runtime.commands import CALLS, QUICK, ROUNDS, Commands
 from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
@@ -41,7 +41,7 @@ class Job:
     client: FrameProtocol | None = None
     ident: Any = None
     future: asyncio.Future[Body] | None = None
-    relay: rank_output.Relay | None = None
+    relay: output_relay.Relay | None = None
     timer: asyncio.TimerHandle | None = None
     first_round: int = 0
     cancelled: Failure | None = None
@@ -156,7 +156,7 @@ class Dispatcher:
         """Lines that ranks have printed: to who waits for them, else into the log."""
         job = self._active
         if job is None or body["seq"] < job.first_round or job.relay is None:
-            rank_output.log(body["lines"])
+            output_relay.log(body["lines"])
         elif job.body.get("output", True):
             job.relay.pass_on(body["lines"])
 
@@ -174,7 +174,7 @@ class Dispatcher:
                         self._cancel(job, Failure("CancelledError", "the call was cancelled"))
                         break
             case _:
-                relay = rank_output.Relay(protocol, ident)
+                relay = output_relay.Relay(protocol, ident)
                 self._accept(Job(body, protocol, ident, relay=relay))
 
     async def submit(self, body: Body) -> Body:

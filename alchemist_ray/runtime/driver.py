@@ -16,6 +16,7 @@ from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
 from alchemist_ray.runtime.autoscaling import Growth, Retirement
 from alchemist_ray.runtime.placement import ask_for
+from alchemist_ray.runtime.ray_calls import result_of
 
 NAMESPACE = "alchemist"
 HEAD = "node:__internal_head__"  # the resource by which Ray marks the head node
@@ -80,7 +81,7 @@ class Driver:
             manager = ray.get_actor(group_name(gang), namespace=NAMESPACE)
             while True:
                 try:
-                    await _value(manager.holding.remote(run))
+                    await result_of(manager.holding.remote(run))
                     break
                 except ActorUnavailableError:
                     await asyncio.sleep(UNAVAILABLE_S)
@@ -131,7 +132,7 @@ class Driver:
                 # One that is being restarted is waited for.
                 ready: Any = agent.ready.options(max_task_retries=-1)
                 self._retirement.asked_for(node_id)
-                facts = await asyncio.wait_for(_value(ready.remote()), AGENT_TIMEOUT_S)
+                facts = await asyncio.wait_for(result_of(ready.remote()), AGENT_TIMEOUT_S)
                 self._retirement.asked_for(node_id)
                 return agent, facts
             except RayTaskError:
@@ -188,10 +189,6 @@ class Driver:
             except ValueError:  # its session's program died and Ray ended the manager
                 del self._groups[gang]
         return dict(self._groups)
-
-
-async def _value(ref: Any) -> Any:
-    return await ref
 
 
 def find_driver() -> ActorHandle:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.gang.address import GangRequest
 from alchemist_ray.launchers import chosen, settings
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import (
     PLACEMENTS,
     STRATEGIES,

@@ -1,8 +1,10 @@
-"""The gang of a session: requested, listed, given back, ended with the program."""
+"""GangOwner: requests the gang of a session, lists its workers, and ends it."""
 
 from __future__ import annotations
 
 import atexit
+import os
+import threading
 import uuid
 import weakref
 from dataclasses import dataclass
@@ -13,21 +15,21 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from alchemist_ray.errors import AlchemistError, GroupError, LaunchError, SessionError
-from alchemist_ray.gang import connection as gangs
+from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.control_channel import ask_manager, no_workers
 from alchemist_ray.launchers import AUTO
-from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime import attach, manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_options import GangOptions, positive_int
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.placement import Reservation
+from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 
 END_TIMEOUT_S = 15.0
-KILL_TIMEOUT_S = 8.0  # of which nodes may take 5 to be clean
-MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to be there, and to clear up after a failed start
+KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
+MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class WorkerInfo:
 
 
 class GangOwner:
-    """Has a gang, or none, until it is closed. What is done with the gang is in `session.py`."""
+    """Owns a gang, or none, until it is closed. `AlchemistSession` adds the use of the gang."""
 
     def __init__(
         self,
@@ -65,13 +67,15 @@ class GangOwner:
         self._progress = progress
         self._output = output
         self._manager: Manager | None = None
-        self._client: GangConnection | None = None
+        self._connection: GangConnection | None = None
         self._closed = False
+        self._changing = threading.RLock()  # one thread at a time starts or ends the gang
+        self._pid = os.getpid()
         self._started_ray = join_ray(num_workers)
         self._driver = find_driver()
         self._driver.prewarm.remote()
         self._manager = manager_pool.take()
-        _open.add(self)
+        _sessions.add(self)
         if num_workers is not None:
             try:
                 self.request_workers(num_workers)
@@ -94,7 +98,7 @@ class GangOwner:
             wanted.startswith("127.") and current.rpartition(":")[2] == str(port)
         ):
             return
-        if not self._started_ray or self._client is not None:
+        if not self._started_ray or self._connection is not None:
             raise SessionError(
                 f"this process is in the Ray cluster at {current}, not at {wanted}: call "
                 f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
@@ -130,48 +134,47 @@ class GangOwner:
         """
         self._check_open()
         positive_int("num_workers", num_workers)
-        if self._client is not None and self._alive():
-            raise GroupError(
-                f"the session has {len(self._client.gang_address.workers)} workers already: "
-                "yield_workers() first, or open another session"
+        with self._changing:
+            if self._connection is not None and self._alive():
+                raise GroupError(
+                    f"the session has {len(self._connection.address.workers)} workers already: "
+                    "yield_workers() first, or open another session"
+                )
+            options = self._options
+            options.check_capacity(num_workers)
+            self._drop_client()
+            manager = self._live_manager()
+            manager.epoch += 1
+            request = options.request(num_workers, manager.epoch, self.id)
+            limit_s = options.start_timeout_s + MANAGER_TIMEOUT_S
+            try:
+                address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
+            except (KeyboardInterrupt, GetTimeoutError) as error:
+                self._manager = None
+                # The launch goes on there: all that it starts ends with the manager.
+                manager.kill()
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                raise LaunchError(
+                    f"the gang's GroupManager gave no answer in {limit_s:.0f} s: has Ray no room "
+                    "for another process on this node, or is it stuck?"
+                ) from None
+            self._connection = attach.connect(
+                address, manager.actor, owner=True, progress=self._progress, output=self._output
             )
-        options = self._options
-        options.check_capacity(num_workers)
-        self._drop_client()
-        manager = self._live_manager()
-        manager.epoch += 1
-        request = options.request(num_workers, manager.epoch, self.id)
-        limit_s = options.start_timeout_s + MANAGER_TIMEOUT_S
-        try:
-            gang_address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
-        except (KeyboardInterrupt, GetTimeoutError) as error:
-            self._manager = None
-            manager.kill()  # it goes on over there: what it has, and will have, ends with it
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            raise LaunchError(
-                f"the gang's GroupManager gave no answer in {limit_s:.0f} s: has Ray no room for "
-                "another process on this node, or is it stuck?"
-            ) from None
-        self._client = GangConnection(
-            gang_address,
-            manager.actor,
-            owner=True,
-            progress=self._progress,
-            output=self._output,
-        )
-        gangs.attach(self._client)
-        return self.list_workers()
+            registry.attach(self._connection)
+            return self.list_workers()
 
     def yield_workers(self) -> None:
         """End the gang and give its CPUs back; its matrices are gone. The session stays open."""
         self._check_open()
-        self._end_gang()
+        with self._changing:
+            self._end_gang()
 
     def kill_workers(self, why: str = "its owner wanted it so") -> None:
         """End the gang at once, without asking ranks that may hang; else as `yield_workers`."""
         self._check_open()
-        if self._client is not None and self._manager is not None:
+        if self._connection is not None and self._manager is not None:
             try:
                 ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
             except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
@@ -182,10 +185,10 @@ class GangOwner:
     def list_workers(self) -> list[WorkerInfo]:
         """The ranks of the gang: where each runs and whether it is idle or busy."""
         self._check_open()
-        if self._client is None:
+        if self._connection is None:
             return []
-        known = self._client.gang_address.workers
-        told = self._client.request({"op": "list_workers"})["workers"]
+        known = self._connection.address.workers
+        busy = "busy" if self._connection.request({"op": "ping"})["busy"] else "idle"
         return [
             WorkerInfo(
                 rank=about["rank"],
@@ -193,20 +196,21 @@ class GangOwner:
                 hostname=about["hostname"],
                 address=about["addresses"][-1],
                 pid=about["pid"],
-                status=now["status"],
+                status=busy,
             )
-            for about, now in zip(known, told, strict=True)
+            for about in known
         ]
 
     # --- the end ---
 
     def close(self) -> None:
         """End the gang and the session. Closing twice is fine."""
-        if self._closed:
+        if self._closed or self._pid != os.getpid():  # a forked child does not own the gang
             return
         self._closed = True
-        _open.discard(self)
-        manager = self._manager if self._end_gang() else None
+        _sessions.discard(self)
+        with self._changing:
+            manager = self._manager if self._end_gang() else None
         if manager is not None:
             manager_pool.give_back(manager)
         elif self._manager is not None:
@@ -228,8 +232,8 @@ class GangOwner:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "no workers"
-        if self._client is not None:
-            address = self._client.gang_address
+        if self._connection is not None:
+            address = self._connection.address
             state = f"{len(address.workers)} workers, epoch {address.epoch}"
         return f"<AlchemistSession {self.id}: {state}>"
 
@@ -239,15 +243,22 @@ class GangOwner:
         if self._closed:
             raise SessionError("the session is closed: open another AlchemistSession()")
 
-    def _gang(self) -> GangConnection:
+    @property
+    def connection(self) -> GangConnection:
+        """The connection to the gang, for clients. Raises `SessionError` if there is no gang."""
         self._check_open()
-        if self._client is None:
-            raise no_workers()
-        return self._client
+        if self._connection is None:
+            raise SessionError("the session has no workers: request_workers(n) starts a gang")
+        return self._connection
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the session has a gang (which may have failed since)."""
+        return self._connection is not None
 
     def _alive(self) -> bool:
         try:
-            self._gang().request({"op": "list_workers"})
+            self.connection.ping()
         except AlchemistError:
             return False
         return True
@@ -259,26 +270,31 @@ class GangOwner:
         return self._manager
 
     def _drop_client(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            registry.detach(connection)
 
     def _end_gang(self) -> bool:
         """End the gang, if there is one; whether the manager is fit for another."""
         fit = self._manager is not None and ray.is_initialized()
-        if self._client is not None and self._manager is not None and fit:
+        if self._connection is not None and self._manager is not None and fit:
             try:
                 ray.get(self._manager.actor.end.remote(), timeout=END_TIMEOUT_S)
-            except Exception:  # it is going: an error has no one to help
+            except Exception:  # the manager is shutting down; errors are ignored
                 fit = False
         self._drop_client()
         return fit
 
 
-_open: weakref.WeakSet[GangOwner] = weakref.WeakSet()
+_sessions: weakref.WeakSet[GangOwner] = weakref.WeakSet()
+
+
+def open_sessions() -> list[GangOwner]:
+    """The sessions of this process that have workers."""
+    return [session for session in _sessions if session.has_workers]
 
 
 @atexit.register
 def _close_all() -> None:
-    for session in list(_open):
+    for session in list(_sessions):
         session.close()

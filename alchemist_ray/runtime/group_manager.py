@@ -19,6 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
@@ -27,14 +28,16 @@ from alchemist_ray.errors import (
     SessionError,
     from_failure,
 )
-from alchemist_ray.functions.node_files import Data, carried, new_name
-from alchemist_ray.functions.run import Work, packed_values, unpickled
-from alchemist_ray.gang.address import GangAddress, GangRequest
+from alchemist_ray.functions.node_files import Data, carried
+from alchemist_ray.functions.packing import Work, new_name, packed_values, unpickled
+from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import Reservation, check_capacity, reserved
+from alchemist_ray.runtime.ray_calls import result_of
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire.frames import Body
@@ -104,7 +107,7 @@ class GroupManager:
         if reservation is None:
             await _in_thread(check_capacity, request.workers, request.cpus, request.strategy)
             group = await asyncio.wait_for(
-                _value(
+                result_of(
                     find_driver().reserve.remote(
                         self._gang,
                         self._run_name,
@@ -123,7 +126,7 @@ class GroupManager:
         self._stage = "waiting for the nodes' agents"
         nodes = reservation.nodes
         found = await asyncio.wait_for(
-            _value(find_driver().agents.remote([node for node, _ in nodes])), left()
+            result_of(find_driver().agents.remote([node for node, _ in nodes])), left()
         )
         launcher = LAUNCHERS[request.launcher](os.environ | request.settings)
         order = launcher.order([about["name"] for _, about in found])
@@ -152,7 +155,7 @@ class GroupManager:
         self._stage = "starting processes"
         specs = launcher.specs(plan)
         starting = [
-            _value(agent.launch.remote(spec))
+            result_of(agent.launch.remote(spec))
             for agent, spec in zip(self._agents, specs, strict=True)
         ]
         await asyncio.wait_for(asyncio.gather(*starting), left())
@@ -196,7 +199,7 @@ class GroupManager:
             for i in dispatcher.nodes.not_connected():
                 try:
                     runs = await asyncio.wait_for(
-                        _value(self._agents[i].runs.remote(plan.gang)), max(0.1, left)
+                        result_of(self._agents[i].runs.remote(plan.gang)), max(0.1, left)
                     )
                 except (RayError, TimeoutError):
                     continue  # the agent's end is not the gang's
@@ -239,16 +242,18 @@ class GroupManager:
         await asyncio.gather(
             *(
                 # An agent is no life line: one that is being restarted is waited for.
-                _value(agent.stage.options(max_task_retries=-1).remote(self._run_name, name, data))
+                result_of(
+                    agent.stage.options(max_task_retries=-1).remote(self._run_name, name, data)
+                )
                 for agent in self._agents
             )
         )
 
     async def call(self, epoch: int, body: Body) -> Any:
         """A routine call whose result is what the user gets: values and handles."""
-        gang_address = await self.gang_address()
+        address = await self.gang_address()
         reply = await self.command(epoch, body)
-        return results_of(reply, gang_address)
+        return results_of(reply, lambda record: Handle.from_record(record, address))
 
     async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:
         """Run a function on a gang of its own, which is started if it is not there.
@@ -292,7 +297,7 @@ class GroupManager:
     async def _result(self, epoch: int, name: str, reply: Body, file: str) -> Any:
         """What a function has returned on rank 0."""
         if reply["matrices"]:
-            known = [about[0] for about in reply["matrices"]]
+            known = [record["matrix"] for record in reply["matrices"]]
             await self.command(epoch, {"op": "free", "matrices": known})
             raise RoutineError(
                 f"{name} returned a DistMatrix, and its gang does not last: return an array "
@@ -302,7 +307,7 @@ class GroupManager:
         if "plain" in value:
             return decode(value["plain"], lambda _: None)
         rank0: Any = self._agents[0].parts.options(max_task_retries=-1)
-        return unpickled(await _value(rank0.remote(self._run_name, file)), ())
+        return unpickled(await result_of(rank0.remote(self._run_name, file)), ())
 
     async def end(self) -> None:
         """End the ranks in good order and give the CPUs back."""
@@ -351,7 +356,7 @@ class GroupManager:
         waits: list[Any] = []
         for node, agent in enumerate(agents):
             limit_s = LOST_NODE_S if node == lost else END_TIMEOUT_S
-            gone = _value(agent.wait_gone.remote(self._run_name, limit_s))
+            gone = result_of(agent.wait_gone.remote(self._run_name, limit_s))
             waits.append(asyncio.wait_for(gone, limit_s + 0.5))
         await asyncio.gather(*waits, return_exceptions=True)
         if reservation is not None:
@@ -366,10 +371,6 @@ class GroupManager:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
-
-
-async def _value(ref: Any) -> Any:
-    return await ref
 
 
 async def _in_thread(function: Callable[..., T], *args: Any) -> T:

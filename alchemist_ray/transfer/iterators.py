@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -20,12 +21,10 @@ from alchemist_ray.errors import (
     IncompleteMatrixError,
     ShapeError,
 )
+from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 BLOCK = 16 << 20  # 16 MiB: what is read at once; smaller blocks are gathered up to it
 ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
@@ -67,8 +66,6 @@ class IteratorSource:
     @classmethod
     def inspect(cls, blocks: Any, shape: Any, wanted: Any) -> IteratorSource:
         """A plan for what a user gave. Raises `ShapeError`, `DtypeError`."""
-        from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
-
         try:
             m, n = map(operator.index, shape)
         except (TypeError, ValueError):
@@ -90,7 +87,7 @@ class IteratorSource:
         return {**self._origin, "dtype": self.dtype.name, "shape": list(self.shape)}
 
     def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block, one after the other.
 
@@ -99,7 +96,7 @@ class IteratorSource:
         times: dict[int, RankTimes] = {}
         row = 0
         for rows in self._gathered():
-            with MatrixWriter(client.ranks, target, progress) as writer:
+            with MatrixWriter(connection.ranks, target, progress) as writer:
                 writer.write_block(rows, (row, 0))
             row += len(rows)
             for rank, part in writer.times.items():
@@ -131,8 +128,6 @@ class IteratorSource:
             yield room[:held]
 
     def _checked(self) -> Iterator[Array]:
-        from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
-
         (m, n), row = self.shape, 0
         for number, block in enumerate(_theirs(self._blocks)):
             try:
@@ -172,10 +167,8 @@ def on_disk(source: Any) -> bool:
     return type(source).__module__.partition(".")[0] in ON_DISK and hasattr(source, "__getitem__")
 
 
-def disk_plan(source: Any, wanted: Any) -> IteratorSource:
+def disk_source(source: Any, wanted: Any) -> IteratorSource:
     """How to send an `h5py.Dataset` or a `zarr.Array`. Raises `ShapeError`, `DtypeError`."""
-    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
-
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     name = f"{source!r}"
     if shape is None or dtype is None:

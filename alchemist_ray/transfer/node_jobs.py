@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
+from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
 from mpi_workers.data.rank_connections import (
     RankConnections,
@@ -34,7 +35,6 @@ from mpi_workers.wire.sockets import reachable_here
 Array = NDArray[Any]
 Origin = tuple[int, int]
 
-NODE_FAILED = "a node could not send"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
 
 

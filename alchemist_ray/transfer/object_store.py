@@ -7,21 +7,20 @@ them: on the gang's nodes straight into the ranks' memory, on others over one st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 
+from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import IncompleteMatrixError, ShapeError
+from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, Origin, SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 _READER = ArrayDecoder()
 
@@ -51,8 +50,6 @@ class ObjectStoreSource:
     @classmethod
     def inspect(cls, blocks: Sequence[Any], wanted: Any) -> ObjectStoreSource:
         """Find the blocks, look at them where they are, and check that they make a matrix."""
-        from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
-
         refs, origins = _checked(blocks)
         found = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
         shapes: list[Shape] = [(rows, cols) for (rows, cols, _), _ in found]
@@ -72,11 +69,11 @@ class ObjectStoreSource:
         }
 
     def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block from the node that holds it."""
         sources, self._sources = self._sources, ()  # what is kept of them is let go of
-        with BlockSender(client, target, _READER, progress) as sender:
+        with BlockSender(connection, target, _READER, progress) as sender:
             for i, source in enumerate(sources):
                 sender.add(SourceBlock(source, self._origins[i], self._shapes[i], _label(i)))
         return sender.times
@@ -133,3 +130,8 @@ def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape
             raise IncompleteMatrixError(
                 f"rows {cuts[k]} to {cuts[k + 1]}, columns {column} to {shape[1]} are in no block"
             )
+
+
+def inspect(data: Any, dtype: Any, connection: GangConnection) -> ObjectStoreSource:
+    """A source for a list of (ObjectRef, first row, first column)."""
+    return ObjectStoreSource.inspect(data, dtype)

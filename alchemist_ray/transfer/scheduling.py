@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import ray
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.transfer.node_jobs import NODE_FAILED, BlockDecoder, SendJob, SourceBlock, write
+from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
+from alchemist_ray.transfer.node_jobs import BlockDecoder, SendJob, SourceBlock, write
 from alchemist_ray.transfer.object_location import OWN_BYTES, agent_of, answer_of, locate_objects
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 JOB_BYTES = 64 << 20  # 64 MiB: what one job sends; the store gets it back when it is over
 JOBS = 2  # of a node at a time: the next is there when one ends
@@ -33,7 +31,7 @@ class BlockSender:
 
     Parameters
     ----------
-    client : GangConnection
+    connection : GangConnection
         The gang; it is watched whenever nothing moves.
     target : TransferTarget
         The matrix.
@@ -50,12 +48,12 @@ class BlockSender:
 
     def __init__(
         self,
-        client: GangConnection,
+        connection: GangConnection,
         target: TransferTarget,
         reader: BlockDecoder,
         progress: Progress | None,
     ) -> None:
-        self._client = client
+        self._connection = connection
         self._target = target
         self._reader = reader
         self._progress = progress
@@ -133,7 +131,7 @@ class BlockSender:
         done = self._ready_now([*self._jobs, *self._making], timeout_s)
         if not done:
             if timeout_s:
-                self._client.request({"op": "list_workers"})  # raises if the gang is lost
+                self._connection.ping()  # raises if the gang is lost
             return
         self._collect([ref for ref in done if ref in self._jobs])
 
@@ -157,8 +155,8 @@ class BlockSender:
             while waiting and self._running[node] < JOBS:
                 pieces = self._taken(waiting, JOB_BYTES)
                 job = SendJob(
-                    self._client.run_name,
-                    self._client.rank_endpoints,
+                    self._connection.address.incarnation,
+                    self._connection.rank_endpoints,
                     self._target,
                     self._reader,
                     tuple(piece.origin for piece in pieces),
@@ -179,7 +177,7 @@ class BlockSender:
 
     def _send_near(self) -> None:
         pieces = self._taken(self._near, OWN_BYTES)
-        ranks = self._client.ranks
+        ranks = self._connection.ranks
         self._add_times(write(ranks, self._target, self._reader, pieces, self._progress))
         self.in_flight -= sum(map(self._nbytes, pieces))
 

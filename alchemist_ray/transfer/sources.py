@@ -1,32 +1,28 @@
-"""What `send_matrix` takes, and what has to be done for each kind: one small plan per source.
+"""The source protocol of `send_matrix`, and the registry of the kinds of data that it takes.
 
-Everything is checked here, before the gang is asked for memory.
+A source is checked before the gang is asked for memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import importlib
+from typing import Any, Protocol
 
 import numpy as np
-import ray
-from numpy.typing import NDArray
 
-from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.clients import client_of
-from alchemist_ray.errors import DtypeError, MatrixError, ShapeError
-from alchemist_ray.transfer import iterators, object_store
+from alchemist_ray.errors import MatrixError, ShapeError
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.object_refs import ObjectRef
+from alchemist_ray.transfer import iterators
+from alchemist_ray.transfer.numpy_source import NumPySource
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix.dist_matrix import DTYPES, check_dtype
 from mpi_workers.matrix.layout import Shape
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 
 class MatrixSource(Protocol):
-    """A source that has been looked at: ready to be sent."""
+    """Data that was looked at and is ready to be sent."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -35,108 +31,68 @@ class MatrixSource(Protocol):
         """Where the matrix comes from, for the gang's record."""
 
     def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
-        """Move every element."""
+        """Move every element; the times by rank."""
 
 
-def source_for(source: Any, dtype: Any, client: GangConnection) -> MatrixSource:
-    """What to do for this source.
+# By the package that a type comes from: the module whose `inspect(data, dtype, connection)` makes
+# a source of it. It is imported when such data is met. The longest name that fits counts.
+OBJECT_STORE = "alchemist_ray.transfer.object_store"
+CLIENTS: dict[str, str] = {
+    "dask": "alchemist_ray.clients.dask.chunks",
+    "dask_expr": "alchemist_ray.clients.dask.chunks",
+    "pandas": "alchemist_ray.clients.pandas",
+    "ray.data": "alchemist_ray.clients.ray_data",
+    "pyspark": "alchemist_ray.clients.spark.inspection",
+}
+
+
+def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSource:
+    """The source for some data.
 
     Raises
     ------
-    DtypeError, ShapeError, IncompleteMatrixError
+    DtypeError, ShapeError, IncompleteMatrixError, MatrixError
         If no matrix can be made of it.
     """
-    if isinstance(source, Handle):
+    if isinstance(data, MatrixRef):
         raise MatrixError(
-            f"{source.name} is on ranks already: use handle.to_layout(), or send handle.fetch() "
+            f"{data.name} is on ranks already: use handle.to_layout(), or send handle.fetch() "
             "to another session"
         )
-    if isinstance(source, iterators.IteratorSource):
-        return source
-    if iterators.on_disk(source):
-        return iterators.disk_plan(source, dtype)
-    if isinstance(source, list) and source and _is_block(source[0]):
-        return object_store.ObjectStoreSource.inspect(source, dtype)
-    theirs = client_of(source)
-    if theirs is not None:
-        looked: MatrixSource = theirs.plan(source, dtype, client)
-        return looked
-    return NumPySource.inspect(source, dtype)
-
-
-def _is_block(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 3 and isinstance(item[0], ray.ObjectRef)
-
-
-def chosen_dtype(have: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
-    """The dtype of the matrix for elements of dtype `have`. Raises `DtypeError`."""
-    try:
-        dtype = check_dtype(have if wanted is None else wanted)
-    except ValueError as error:
-        hint = ""
-        if wanted is None and have.kind in "biuf":
-            hint = "; say which one to convert to, e.g. send_matrix(..., dtype='float64')"
-        raise DtypeError(f"{error}{hint}") from None
-    if have.kind not in "biufc" or not np.can_cast(have, dtype, "same_kind"):
-        raise DtypeError(f"elements of dtype {have} cannot be sent as {dtype} without loss")
-    return np.dtype(dtype.name)  # in this machine's byte order
-
-
-class NumPySource:
-    """A NumPy array in this process: cut by layout and sent from here, without a copy of it."""
-
-    def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-        self.array = array
-        self.dtype = dtype
-        self.shape: Shape = (array.shape[0], array.shape[1])
-
-    @classmethod
-    def inspect(cls, source: Any, wanted: Any) -> NumPySource:
-        array = _as_array(source)
-        if array.dtype.kind not in "biufc":
-            raise DtypeError(
-                f"elements of dtype {array.dtype} are not numbers; a matrix is one of "
-                + ", ".join(DTYPES)
-            )
-        if array.ndim == 1:
-            array = array[:, np.newaxis]
-        if array.ndim != 2:
-            raise ShapeError(f"an array of shape {array.shape} is not a matrix: it must be 2-D")
-        if not array.size:
-            raise ShapeError(f"an array of shape {array.shape} is empty: there is nothing to send")
-        return cls(array, chosen_dtype(array.dtype, wanted))
-
-    def provenance(self) -> dict[str, Any]:
-        return {"from": "array", "dtype": str(self.array.dtype), "shape": list(self.shape)}
-
-    def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
-        return client.write(target, self.array, progress)
-
-
-def _as_array(source: Any) -> NDArray[Any]:
-    if isinstance(source, np.ndarray):
-        if isinstance(source, np.ma.MaskedArray) and source.mask.any():
-            raise DtypeError("a masked array has elements without a value: fill them first")
-        return np.asarray(source)
-    if isinstance(source, ray.ObjectRef):
+    if isinstance(data, iterators.IteratorSource):
+        return data
+    if iterators.on_disk(data):
+        return iterators.disk_source(data, dtype)
+    if isinstance(data, ObjectRef):
         raise ShapeError(
             "an ObjectRef alone has no place in a matrix: send [(ref, 0, 0)], a list of "
             "(ObjectRef, first row, first column)"
         )
-    if hasattr(source, "tocsr"):
-        raise DtypeError("a sparse matrix cannot be sent: send source.toarray()")
-    if isinstance(source, str | bytes | dict | set) or source is None:
-        raise DtypeError(f"a {type(source).__name__} is not a matrix")
-    if isinstance(source, Sequence) or hasattr(source, "__array__"):
-        try:
-            return np.asarray(source)
-        except (ValueError, TypeError) as error:
-            raise ShapeError(f"not a matrix: {error}") from None
-    raise DtypeError(
-        f"a {type(source).__name__} cannot be sent: give a NumPy array, or a list of "
-        "(ObjectRef, first row, first column)"
-    )
+    if isinstance(data, list) and data and _is_block(data[0]):
+        return _inspect(OBJECT_STORE, data, dtype, connection)
+    client = _client_of(data)
+    if client is not None:
+        return _inspect(client, data, dtype, connection)
+    return NumPySource.inspect(data, dtype)
+
+
+def _is_block(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 3 and isinstance(item[0], ObjectRef)
+
+
+def _client_of(data: Any) -> str | None:
+    """The module of the client for this data; None if it is of no other system."""
+    for kind in type(data).__mro__:
+        package = kind.__module__
+        while package:
+            if package in CLIENTS:
+                return CLIENTS[package]
+            package = package.rpartition(".")[0]
+    return None
+
+
+def _inspect(module: str, data: Any, dtype: Any, connection: GangConnection) -> MatrixSource:
+    source: MatrixSource = importlib.import_module(module).inspect(data, dtype, connection)
+    return source

@@ -1,67 +1,167 @@
-"""The import law of the design: who may import whom."""
+"""The import law of the design, and a graph of imports without cycles."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("mpi_workers", "ali", "alchemist_ray", "envs")
 FORBIDDEN = {
     "mpi_workers": {"ray", "alchemist_ray", "ali", "envs"},
     "ali": {"ray", "alchemist_ray", "envs"},
     "alchemist_ray": {"mpi4py", "ali", "envs"},
     "envs": {"mpi4py", "mpi_workers", "ali", "torch"},
 }
-# What runs on ranks, though it lies in envs: libraries, and what builds them.
+# The simulators' rank side: libraries, and what builds them.
 RANK_SIDE = {"envs/rayleigh_benard/build.py", "envs/lammps/library.py", "envs/lammps/crystal.py"}
 NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 WITH_TORCH = {"envs/rllib.py", "envs/rayleigh_benard/train.py"}
-# Where a rank is put together, and nowhere else.
+# A rank is assembled here and nowhere else.
 ALLOWED = {("mpi_workers/__main__.py", "ali")}
-ALI_MAY_USE = {"layout", "matrix", "redistribute", "tiles", "failures", "signature", "values"}
-# The rank's end of a line to the process that steps a simulation.
-SPEAKS = {"ali/simulator/line.py": {"sockets", "connection", "wire"}}
-# The conformance suite starts ranks of its own to try a library on.
-TRIES_ON_RANKS = {"ali/testing.py", "ali/conformance.py"}
+# Libraries see matrices, values and failures; a rank's gang and communicator only as types.
+ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.values", "mpi_workers.wire.signature",
+               "mpi_workers.failures")  # fmt: skip
+ALI_MAY_ALSO_USE = {
+    # The rank's end of the channel to the process that steps a simulation.
+    "ali/simulator": ("mpi_workers.wire",),
+    # The conformance suite starts ranks of its own to try a library on.
+    "ali/testing.py": ("mpi_workers.testing",),
+    "ali/conformance.py": ("mpi_workers.testing",),
+}
+# What an attached process needs of a gang works where Ray is not installed.
+WITHOUT_RAY = ("alchemist_ray.gang", "alchemist_ray.arrays")
+LINES = 400
 
 
-def imported(path: Path) -> set[str]:
-    """Dotted names that a file imports anywhere, but for the eyes of a type checker."""
+def files(package: str) -> Iterator[Path]:
+    yield from (ROOT / package).rglob("*.py")
+
+
+def where(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def imported(path: Path, *, types: bool = True) -> frozenset[str]:
+    """Dotted names that a file imports anywhere, also in functions and for type checkers."""
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = []
     names = set()
     for node in ast.walk(tree):
+        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return names
+    return frozenset(names)
 
 
-@pytest.mark.parametrize("folder", FORBIDDEN)
-def test_no_file_imports_what_its_folder_may_not(folder: str) -> None:
-    for path in (ROOT / folder).rglob("*.py"):
-        where = path.relative_to(ROOT).as_posix()
-        tops = {name.partition(".")[0] for name in imported(path)}
-        forbidden = NOT_ON_RANKS if where in RANK_SIDE else FORBIDDEN[folder]
-        wrong = {top for top in tops & forbidden if (where, top) not in ALLOWED}
-        wrong -= {"torch"} if where in WITH_TORCH else set()
-        assert not wrong, f"{where} imports {wrong}"
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_files_import_only_what_their_package_may(package: str) -> None:
+    for path in files(package):
+        tops = {name.partition(".")[0] for name in imported(path, types=False)}
+        forbidden = NOT_ON_RANKS if where(path) in RANK_SIDE else FORBIDDEN[package]
+        wrong = {top for top in tops & forbidden if (where(path), top) not in ALLOWED}
+        wrong -= {"torch"} if where(path) in WITH_TORCH else set()
+        assert not wrong, f"{where(path)} imports {wrong}"
 
 
-def test_libraries_see_only_the_matrix_side_of_mpi_workers() -> None:
-    for path in (ROOT / "ali").rglob("*.py"):
-        parts = {n.split(".")[1] for n in imported(path) if n.startswith("mpi_workers.")}
-        if path.relative_to(ROOT).as_posix() in TRIES_ON_RANKS:
-            parts -= {"trial"}
-        parts -= SPEAKS.get(path.relative_to(ROOT).as_posix(), set())
-        assert parts <= ALI_MAY_USE, f"{path.name} imports {parts - ALI_MAY_USE}"
+def test_libraries_import_only_matrices_and_values_of_mpi_workers() -> None:
+    for path in files("ali"):
+        also = [more for prefix, more in ALI_MAY_ALSO_USE.items() if where(path).startswith(prefix)]
+        allowed = (*ALI_MAY_USE, *(name for more in also for name in more))
+        wrong = {
+            name
+            for name in imported(path, types=False)
+            if name.startswith("mpi_workers.")
+            and not name.startswith(allowed)
+            and not any(one.startswith(f"{name}.") for one in allowed)  # the package of one
+        }
+        assert not wrong, f"{where(path)} imports {wrong}"
+
+
+def graph() -> dict[str, set[str]]:
+    """Which of our files each one imports, by module name."""
+    modules = {}
+    for package in PACKAGES:
+        for path in files(package):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            modules[name.removesuffix(".__init__")] = path
+
+    def module_of(name: str) -> str:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        module: {module_of(name) for name in imported(path)} - {"", module}
+        - {module_of(n) for n in imported(path) if any(m.startswith(f"{n}.") for m in imported(path))
+           and modules.get(module_of(n), path).name == "__init__.py" and module_of(n) == n}
+        for module, path in modules.items()
+    }  # fmt: skip
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in edges[module]:
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            start = stack.index(module)
+            component = stack[start:]
+            del stack[start:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for module in edges:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_no_files_import_each_other_in_a_cycle() -> None:
+    assert cycles(graph()) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_files_are_short(package: str) -> None:
+    long = {
+        where(path): n for path in files(package) if (n := len(path.open().readlines())) > LINES
+    }
+    assert not long
+
+
+@pytest.mark.parametrize("module", WITHOUT_RAY)
+def test_imports_where_ray_is_not_installed(module: str) -> None:
+    program = (
+        "import importlib, pkgutil, sys\n"
+        "sys.modules['ray'] = None\n"
+        f"package = importlib.import_module({module!r})\n"
+        "for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(found.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -76,7 +176,7 @@ def test_libraries_see_only_the_matrix_side_of_mpi_workers() -> None:
         ("mpi_workers.rank.loop, envs.rayleigh_benard.build", "ray"),
     ],
 )
-def test_importing_does_not_drag_in(imports: str, absent: str) -> None:
+def test_importing_does_not_also_import(imports: str, absent: str) -> None:
     program = f"import {imports}, sys; sys.exit({absent!r} in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 0, f"importing {imports} imports {absent}"

@@ -40,8 +40,13 @@ def new(kind: Any = HPCSimulatorEnv, sim: dict[str, Any] | None = None, **config
 
 def pids(env: Any) -> list[int]:
     """The ranks of an environment's gang."""
-    told = env._simulation._session._client.gang_address.workers
-    return [worker["pid"] for worker in told]
+    (simulation,) = simulations(env)
+    return [worker["pid"] for worker in simulation._session.connection.address.workers]
+
+
+def simulations(env: Any) -> list[Any]:
+    """The gangs of an environment."""
+    return [env._simulation] if hasattr(env, "_simulation") else env._gangs._parts
 
 
 def gone(ranks: list[int]) -> bool:

@@ -51,7 +51,7 @@ def counted(gang: Gang, frame: Any, told: Path, monkeypatch: pytest.MonkeyPatch)
     """The frame, planned: its partitions have been counted, and the next that looks is sending."""
     from alchemist_ray.transfer import sources
 
-    plan = sources.source_for(frame, None, gang.session._client)
+    plan = sources.source_for(frame, None, gang.session.connection)
     (told / "go").touch()
     monkeypatch.setattr(sources, "plan", lambda *_: plan)
     return plan

@@ -18,7 +18,7 @@ except ImportError as error:
         f"dask arrays need dask on every node: pip install 'alchemist-on-ray[dask]' ({error})"
     ) from error
 
-from alchemist_ray.clients.dask.chunks import plan
+from alchemist_ray.clients.dask.chunks import inspect
 from alchemist_ray.clients.dask.results import to_dask
 
-__all__ = ["plan", "to_dask"]
+__all__ = ["inspect", "to_dask"]

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -26,16 +26,15 @@ from ray.util.dask import ray_dask_get
 from ray.util.dask.callbacks import CBS, RayCallback
 
 from alchemist_ray.clients import pandas
+from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
+from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 STORE_SHARE = 4  # a quarter of the object store at most is on its way to the gang
 IN_FLIGHT = 1 << 30  # 1 GiB at most
@@ -44,7 +43,7 @@ FREE_CPU_S = 30.0  # Dask's tasks need one: how long to wait for it
 _READER = ArrayDecoder()
 
 
-class ChunksPlan:
+class ChunksSource:
     """A dask array with known chunks.
 
     Parameters
@@ -77,12 +76,12 @@ class ChunksPlan:
         return found if self._columns is None else {**found, "columns": list(self._columns)}
 
     def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Compute the chunks, and send each as soon as it is there."""
         values, self._values = self._values, None  # each is let go of when it has been sent
         pieces = self._pieces()
-        with BlockSender(client, target, _READER, progress) as sender:
+        with BlockSender(connection, target, _READER, progress) as sender:
             if values is not None:
                 for i, value in enumerate(values):
                     _add(sender, pieces[i]._replace(source=value))
@@ -120,10 +119,8 @@ def _add(sender: BlockSender, piece: SourceBlock) -> None:
         sender.add(piece)
 
 
-def plan(source: Any, wanted: Any, client: GangConnection) -> ChunksPlan:
-    """What to do for a dask collection. Raises `DtypeError`, `ShapeError`."""
-    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415  (it asks for this module)
-
+def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSource:
+    """A source for a dask collection. Raises `DtypeError`, `ShapeError`."""
     columns: list[str] | None = None
     if _is_frame(source):
         columns = pandas.names(source)
@@ -143,7 +140,7 @@ def plan(source: Any, wanted: Any, client: GangConnection) -> ChunksPlan:
         source, values = _looked_at(source)
     if not all(source.shape):
         raise ShapeError(f"a dask array of shape {source.shape} is empty: there is nothing to send")
-    return ChunksPlan(source, dtype, values, columns)
+    return ChunksSource(source, dtype, values, columns)
 
 
 def _is_frame(source: Any) -> bool:

@@ -23,20 +23,20 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.utils import svd_flip
 
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.dask.results import to_dask
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import ShapeError
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.gang.connection import GangConnection
-    from alchemist_ray.session import AlchemistSession
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.session import AlchemistSession
+from alchemist_ray.transfer.sending import send
 
 __all__ = [
     "cholesky", "engine", "lstsq", "matmul", "qr", "solve", "svd", "svd_compressed", "tsqr",
@@ -57,14 +57,13 @@ def engine(session: AlchemistSession) -> Iterator[None]:
         _chosen.reset(before)
 
 
-def _client(session: Any) -> GangConnection:
-    session = session or _chosen.get(None) or current_session()
-    client: GangConnection = session._gang()
-    return client
+def _connection(session: Any) -> GangConnection:
+    connection: GangConnection = (session or _chosen.get(None) or current_session()).connection
+    return connection
 
 
 @contextlib.contextmanager
-def _sent(client: GangConnection, *arrays: Any) -> Iterator[list[Handle]]:
+def _sent(connection: GangConnection, *arrays: Any) -> Iterator[list[Handle]]:
     """Handles of arrays, for as long as the context lasts."""
     handles: list[Handle] = []
     try:
@@ -72,18 +71,16 @@ def _sent(client: GangConnection, *arrays: Any) -> Iterator[list[Handle]]:
             kind = array.dtype.kind
             small = kind in "biu" or array.dtype.itemsize < 4  # as numpy.linalg promotes them
             handles.append(
-                client.send(
+                send(
+                    connection,
                     array,
-                    layout="VC_STAR",
-                    name=None,
                     dtype=("float64" if kind in "biu" else "float32") if small else None,
-                    print_times=False,
                 )
             )
         yield handles
     finally:
         for handle in handles:
-            client.free(handle)
+            connection.free(handle)
 
 
 def _array(a: Any, name: str = "a", dims: tuple[int, ...] = (2,)) -> Any:
@@ -145,15 +142,15 @@ def _signed(wanted: bool, u: Any, s: Any, v: Any) -> tuple[Any, Any, Any]:
 
 
 def _svd(a: Any, session: Any, rank: int | None = None, **options: Any) -> tuple[Any, Any, Any]:
-    client = _client(session)
-    with _sent(client, a) as (A,):
+    connection = _connection(session)
+    with _sent(connection, a) as (A,):
         if rank is None:
-            S, U, V = client.arrays.call("svd", A)
+            S, U, V = connection.part(Engine).call("svd", A)
         else:
-            S, U, V = client.arrays.call("truncated_svd", A, rank=rank, **options)
+            S, U, V = connection.part(Engine).call("truncated_svd", A, rank=rank, **options)
         m, n = A.shape
         u = to_dask(U, (_sizes(a, 0, m), -1))
-        v = to_dask(client.arrays.transpose(V, conjugate=True), (-1, _sizes(a, 1, n)))
+        v = to_dask(connection.part(Engine).transpose(V, conjugate=True), (-1, _sizes(a, 1, n)))
     return u, _vector(S), v
 
 
@@ -223,9 +220,9 @@ def qr(a: Any, *, session: Any = None) -> tuple[Any, Any]:
     q, r : dask arrays, shapes (m, k) and (k, n), k = min(m, n)
     """
     a = _array(a)
-    client = _client(session)
-    with _sent(client, a) as (A,):
-        Q, R = client.arrays.call("qr", A)
+    connection = _connection(session)
+    with _sent(connection, a) as (A,):
+        Q, R = connection.part(Engine).call("qr", A)
         m, n = A.shape
     return to_dask(Q, (_sizes(a, 0, m), -1)), to_dask(R, (-1, _sizes(a, 1, n)))
 
@@ -255,10 +252,10 @@ def matmul(a: Any, b: Any, *, session: Any = None) -> Any:
         Of NumPy's shape; its chunks follow the rows of `a` and the columns of `b`.
     """
     a, b = _array(a, "a", (1, 2)), _array(b, "b", (1, 2))
-    client = _client(session)
+    connection = _connection(session)
     left = a[np.newaxis, :] if a.ndim == 1 else a
-    with _sent(client, left, b) as (A, B):
-        C = client.arrays.call("matmul", A, B)
+    with _sent(connection, left, b) as (A, B):
+        C = connection.part(Engine).call("matmul", A, B)
         (m, n), columns = C.shape, _sizes(b, 1, C.shape[1])
     c = to_dask(C, (_sizes(left, 0, m), columns if b.ndim == 2 else n))
     if b.ndim == 1:
@@ -285,9 +282,9 @@ def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
     s : dask array, shape (min(m, n),)
     """
     a, b = _array(a), _array(b, "b", (1, 2))
-    client = _client(session)
-    ranks = client.arrays
-    with _sent(client, a, b) as (A, B):
+    connection = _connection(session)
+    ranks = connection.part(Engine)
+    with _sent(connection, a, b) as (A, B):
         X = ranks.call("lstsq", A, B)
         R = ranks.binary("subtract", B, ranks.call("matmul", A, X))
         squares = ranks.call("sum", ranks.unary("abs", R) ** 2, axis=0).fetch()[0]
@@ -308,10 +305,10 @@ def cholesky(a: Any, lower: bool = False, *, session: Any = None) -> Any:
     """
     a = _array(a)
     _square(a, "cholesky")
-    client = _client(session)
-    with _sent(client, a) as (A,):
-        L = client.arrays.call("cholesky", A)
-        factor = L if lower else client.arrays.transpose(L, conjugate=True)
+    connection = _connection(session)
+    with _sent(connection, a) as (A,):
+        L = connection.part(Engine).call("cholesky", A)
+        factor = L if lower else connection.part(Engine).transpose(L, conjugate=True)
         n = A.shape[0]
     return to_dask(factor, (_sizes(a, 0, n), _sizes(a, 1, n)))
 
@@ -334,10 +331,10 @@ def solve(
         raise ValueError(f"assume_a={assume_a!r} is none of 'gen', 'pos'")
     a, b = _array(a), _array(b, "b", (1, 2))
     _square(a, "solve")
-    client = _client(session)
-    with _sent(client, a, b) as (A, B):
+    connection = _connection(session)
+    with _sent(connection, a, b) as (A, B):
         assume = "positive" if assume_a == "pos" else "general"
-        X = client.arrays.call("solve", A, B, assume=assume)
+        X = connection.part(Engine).call("solve", A, B, assume=assume)
         n, k = X.shape
     rows = _sizes(b, 0, n)
     return _vector(X, rows) if b.ndim == 1 else to_dask(X, (rows, _sizes(b, 1, k)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from alchemist_ray.clients.pauses import fetch
 from alchemist_ray.errors import ShapeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.layout import check_layout
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
 
 
 class Matrix:
@@ -27,7 +25,7 @@ class Matrix:
     __slots__ = ("_handle", "dtype", "shape")
     ndim = 2
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: MatrixRef) -> None:
         self._handle = handle
         self.shape = handle.shape
         self.dtype = handle.dtype
@@ -56,12 +54,12 @@ class Matrix:
         return Matrix, (self._handle,)
 
 
-def to_dask(handle: Handle, chunks: Any = "auto") -> Any:
+def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
     """A lazy dask array of a matrix.
 
     Parameters
     ----------
-    handle : Handle
+    handle : MatrixRef
     chunks : int, tuple, -1, str or "auto"
         In any of dask's spellings. ``"auto"``: whole rows where the ranks hold whole
         rows (VC_STAR, VR_STAR, ...), whole columns where they hold whole columns, both
@@ -118,7 +116,7 @@ def _stretch(key: Any, length: int) -> tuple[slice, Any]:
     return slice(low, high + 1), chosen - low
 
 
-def _aligned(handle: Handle) -> tuple[Any, Any]:
+def _aligned(handle: MatrixRef) -> tuple[Any, Any]:
     """Chunks that are whole in the direction in which the ranks hold all."""
     check_layout(handle.layout)
     rows, _, cols = handle.layout.partition("_")

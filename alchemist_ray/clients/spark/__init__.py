@@ -17,11 +17,11 @@ except ModuleNotFoundError as error:
     ) from None
 
 from alchemist_ray.clients.spark import arrow, executor_push, object_store_pull
-from alchemist_ray.clients.spark.inspection import plan
+from alchemist_ray.clients.spark.inspection import inspect
 from alchemist_ray.clients.spark.results import to_spark
 from alchemist_ray.clients.spark.startup import init_spark, stop_spark
 
 for _module in (arrow, object_store_pull, executor_push):
     cloudpickle.register_pickle_by_value(_module)
 
-__all__ = ["init_spark", "plan", "stop_spark", "to_spark"]
+__all__ = ["init_spark", "inspect", "stop_spark", "to_spark"]

@@ -7,7 +7,7 @@ Python's pickle.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pyspark import RDD
@@ -26,15 +26,15 @@ from pyspark.sql import functions as F
 from alchemist_ray.clients.spark import jobs
 from alchemist_ray.clients.spark.arrow import LIST, SCALAR, VECTOR
 from alchemist_ray.clients.spark.sources import (
-    BlocksPlan,
-    NumberedPlan,
-    OrderedPlan,
-    SparkPlan,
+    BlocksSource,
+    NumberedSource,
+    OrderedSource,
+    SparkSource,
 )
+from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.transfer.numpy_source import NumPySource
 
 BLOCK = 1024  # MLlib's own default, for entries that are put into blocks
 FLOAT64 = np.dtype(np.float64)
@@ -51,8 +51,8 @@ _DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
 }
 
 
-def plan(source: Any, dtype: Any, client: GangConnection) -> Any:
-    """How to send something of Spark's; see `alchemist_ray/clients/README.md`.
+def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
+    """A source for data of Spark; see `alchemist_ray/clients/README.md`.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def plan(source: Any, dtype: Any, client: GangConnection) -> Any:
         Or a local vector or matrix of `pyspark.ml.linalg` or `pyspark.mllib.linalg`.
     dtype : dtype, optional
         Convert to it on the way.
-    client : GangConnection
+    connection : GangConnection
         The gang that it will be sent to.
 
     Raises
@@ -77,25 +77,23 @@ def plan(source: Any, dtype: Any, client: GangConnection) -> Any:
     """
     match source:
         case DataFrame():
-            return _of_frame(source, "DataFrame", dtype, client)
+            return _of_frame(source, "DataFrame", dtype, connection)
         case RowMatrix():
-            return _of_frame(_frame_of_rows(source), "RowMatrix", dtype, client)
+            return _of_frame(_frame_of_rows(source), "RowMatrix", dtype, connection)
         case IndexedRowMatrix():
-            return _of_indexed(source, dtype, client)
+            return _of_indexed(source, dtype, connection)
         case CoordinateMatrix():
-            watch = partial(client.request, {"op": "list_workers"})
+            watch = connection.ping
             work = partial(source.toBlockMatrix, BLOCK, BLOCK)
             blocks = jobs.run(_session(), "put a CoordinateMatrix into blocks", work, watch)
-            return _of_blocks(blocks, "CoordinateMatrix", dtype, client)
+            return _of_blocks(blocks, "CoordinateMatrix", dtype, connection)
         case BlockMatrix():
-            return _of_blocks(source, "BlockMatrix", dtype, client)
+            return _of_blocks(source, "BlockMatrix", dtype, connection)
         case RDD():
             raise DtypeError(
                 "an RDD is no matrix yet: send RowMatrix(rdd) or IndexedRowMatrix(rdd)"
             )
     if hasattr(source, "toArray"):  # a local vector or matrix
-        from alchemist_ray.transfer.sources import NumPySource  # noqa: PLC0415
-
         return NumPySource.inspect(source.toArray(), dtype)
     raise DtypeError(
         f"a {type(source).__name__} of Spark's cannot be sent: give a DataFrame or one of "
@@ -107,22 +105,16 @@ def _session() -> Any:
     return SparkSession.builder.getOrCreate()
 
 
-def _chosen(have: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
-    from alchemist_ray.transfer.sources import chosen_dtype  # noqa: PLC0415
-
-    return chosen_dtype(have, wanted)
-
-
 # --- DataFrames, and RowMatrix as one -----------------------------------------------------
 
 
-def _of_frame(frame: Any, kind: str, wanted: Any, client: GangConnection) -> SparkPlan:
+def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) -> SparkSource:
     fields = frame.schema.fields
     if not fields:
         raise ShapeError("a DataFrame without columns is no matrix")
     names = [field.name for field in fields]
     kinds, dtypes = zip(*(_column(field) for field in fields), strict=True)
-    dtype = _chosen(np.result_type(*dtypes), wanted)
+    dtype = chosen_dtype(np.result_type(*dtypes), wanted)
     plain = frame.toDF(*(f"c{i}" for i in range(len(names))))  # names may hold dots, or be twice
     plain = plain.select(
         *(
@@ -131,8 +123,8 @@ def _of_frame(frame: Any, kind: str, wanted: Any, client: GangConnection) -> Spa
             for i, field in enumerate(fields)
         )
     ).toDF(*plain.columns)  # fmt: skip
-    widths = _widths(plain, list(kinds), names, client)
-    return OrderedPlan(plain, kind, names, list(kinds), widths, dtype, client)
+    widths = _widths(plain, list(kinds), names, connection)
+    return OrderedSource(plain, kind, names, list(kinds), widths, dtype, connection)
 
 
 def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
@@ -152,12 +144,14 @@ def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
     )
 
 
-def _widths(frame: Any, kinds: list[str], names: list[str], client: GangConnection) -> list[int]:
+def _widths(
+    frame: Any, kinds: list[str], names: list[str], connection: GangConnection
+) -> list[int]:
     """How many columns of the matrix each column is; wide ones as their first row is."""
     if all(kind == SCALAR for kind in kinds):
         return [1] * len(kinds)
     wide = [c for c, kind in zip(frame.columns, kinds, strict=True) if kind != SCALAR]
-    watch = partial(client.request, {"op": "list_workers"})
+    watch = connection.ping
     first = jobs.run(frame.sparkSession, "read the first row", frame.select(*wide).head, watch)
     if first is None:
         raise ShapeError("a DataFrame without rows is no matrix")
@@ -187,22 +181,24 @@ def _java(matrix: Any) -> Any:
 # --- matrices whose rows or blocks have numbers --------------------------------------------
 
 
-def _shape(matrix: Any, what: str, client: GangConnection) -> tuple[int, int]:
+def _shape(matrix: Any, what: str, connection: GangConnection) -> tuple[int, int]:
     def count() -> tuple[int, int]:
         return int(matrix.numRows()), int(matrix.numCols())
 
-    watch = partial(client.request, {"op": "list_workers"})
+    watch = connection.ping
     return jobs.run(_session(), f"count the rows of a {what}", count, watch)
 
 
-def _of_indexed(matrix: IndexedRowMatrix, wanted: Any, client: GangConnection) -> SparkPlan:
-    shape = _shape(matrix, "IndexedRowMatrix", client)
+def _of_indexed(matrix: IndexedRowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
+    shape = _shape(matrix, "IndexedRowMatrix", connection)
     frame = callMLlibFunc("getIndexedRows", _java(matrix))
-    return NumberedPlan(frame, "IndexedRowMatrix", shape, _chosen(FLOAT64, wanted))
+    return NumberedSource(frame, "IndexedRowMatrix", shape, chosen_dtype(FLOAT64, wanted))
 
 
-def _of_blocks(matrix: BlockMatrix, kind: str, wanted: Any, client: GangConnection) -> SparkPlan:
-    shape = _shape(matrix, kind, client)
+def _of_blocks(
+    matrix: BlockMatrix, kind: str, wanted: Any, connection: GangConnection
+) -> SparkSource:
+    shape = _shape(matrix, kind, connection)
     block = (int(matrix.rowsPerBlock), int(matrix.colsPerBlock))
     frame = callMLlibFunc("getMatrixBlocks", _java(matrix))
-    return BlocksPlan(frame, kind, shape, _chosen(FLOAT64, wanted), block)
+    return BlocksSource(frame, kind, shape, chosen_dtype(FLOAT64, wanted), block)

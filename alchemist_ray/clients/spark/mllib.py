@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,11 @@ from pyspark.mllib.linalg import DenseMatrix, DenseVector, QRDecomposition
 from pyspark.mllib.linalg import distributed as theirs
 from pyspark.sql import SparkSession
 
+from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.clients.spark.results import to_spark
 from alchemist_ray.errors import BadArgumentError, DtypeError
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session import AlchemistSession
 
 __all__ = [
     "BlockMatrix", "CondEst", "IndexedRowMatrix", "RowMatrix", "SingularValueDecomposition",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.mllib.common import callMLlibFunc
 from pyspark.mllib.linalg import MatrixUDT, VectorUDT
@@ -25,11 +25,10 @@ from pyspark.sql.types import (
 
 from alchemist_ray.clients.spark import object_store_pull
 from alchemist_ray.errors import BadArgumentError, DtypeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.rank_connections import TransferTarget
 from mpi_workers.matrix.layout import Distribution
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
 
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
 PARTITION = 64 << 20  # 64 MiB: a partition is at most about so large
@@ -55,7 +54,7 @@ _BLOCKS = StructType(
 
 
 def to_spark(
-    handle: Handle,
+    handle: MatrixRef,
     spark: Any = None,
     kind: str = "DataFrame",
     *,
@@ -65,7 +64,7 @@ def to_spark(
 
     Parameters
     ----------
-    handle : Handle
+    handle : MatrixRef
     spark : SparkSession, optional
         Default: the one that this process has.
     kind : {"DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"}
@@ -95,19 +94,17 @@ def to_spark(
     The tasks fetch straight from the ranks: one connection per task and rank, and nothing passes
     through this process. A task that finds the gang gone fails as Spark's tasks do.
     """
-    from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415
-
     if kind not in KINDS:
         raise BadArgumentError(f"kind={kind!r} is none of {', '.join(KINDS)}")
     if handle.dtype.name not in _TYPES:
         raise DtypeError(f"{handle.name} is {handle.dtype}, and Spark has no complex numbers")
-    client = gang_of(handle)
-    client.check(handle)
+    connection = gang_of(handle)
+    connection.check(handle)
     handle.keep()  # until whoever computes with it is done
     spark = spark or SparkSession.builder.getOrCreate()
-    rank_endpoints, (m, n) = client.rank_endpoints, handle.shape
+    rank_endpoints, (m, n) = connection.rank_endpoints, handle.shape
     target = TransferTarget(
-        handle.id, Distribution(handle.layout, handle.shape, client.grid), handle.dtype
+        handle.id, Distribution(handle.layout, handle.shape, connection.grid), handle.dtype
     )
     cores = spark.sparkContext.defaultParallelism
     if kind == "BlockMatrix":

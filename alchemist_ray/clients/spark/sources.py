@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,12 @@ from alchemist_ray.clients.spark.executor_push import (
     task,
 )
 from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
+from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
-
-if TYPE_CHECKING:
-    from alchemist_ray.gang.connection import GangConnection
 
 BATCH = 16 << 20  # 16 MiB: what travels from the JVM to Python at once
 PANEL = 16 << 20  # 16 MiB of zeros
@@ -48,7 +46,7 @@ RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COUNTED_AT_ONCE = 1 << 20
 
 
-class SparkPlan:
+class SparkSource:
     """A matrix that lies in Spark's executors.
 
     Parameters
@@ -77,11 +75,11 @@ class SparkPlan:
         }
 
     def send(
-        self, client: GangConnection, target: TransferTarget, progress: Progress | None
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every element, from the executors; what is not there by Spark's rules is zero."""
         spark = self._frame.sparkSession
-        function = task(client.rank_endpoints, target, self._push())
+        function = task(connection.rank_endpoints, target, self._push())
 
         def action() -> list[Any]:
             with jobs.settings(spark, STEADY | {RECORDS: str(self._batch())}):
@@ -89,14 +87,14 @@ class SparkPlan:
                 found: list[Any] = pushed.collect()
                 return found
 
-        answers = jobs.run(spark, f"send a {self._kind}", action, partial(_alive, client))
+        answers = jobs.run(spark, f"send a {self._kind}", action, partial(_alive, connection))
         told = [json.loads(answer.told) for answer in answers]
         _check(told)
         times: dict[int, RankTimes] = {}
         for part in (RankTimes(**fields) for each in told for fields in each["times"]):
             times.setdefault(part.rank, RankTimes(part.rank, part.route)).add(part)
         places = [np.frombuffer(answer.places, np.int64) for answer in answers]
-        self._settle(client, target, told, np.concatenate([np.empty(0, np.int64), *places]))
+        self._settle(connection, target, told, np.concatenate([np.empty(0, np.int64), *places]))
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
@@ -110,7 +108,7 @@ class SparkPlan:
 
     def _settle(
         self,
-        client: GangConnection,
+        connection: GangConnection,
         target: TransferTarget,
         told: list[Any],
         places: NDArray[np.int64],
@@ -124,8 +122,8 @@ def _cores(spark: Any) -> int:
     return max(1, cores)
 
 
-def _alive(client: GangConnection) -> None:
-    client.request({"op": "list_workers"})  # raises if the gang is lost
+def _alive(connection: GangConnection) -> None:
+    connection.ping()  # raises if the gang is lost
 
 
 def _check(told: Sequence[dict[str, Any]]) -> None:
@@ -140,7 +138,7 @@ def _check(told: Sequence[dict[str, Any]]) -> None:
             )
 
 
-class OrderedPlan(SparkPlan):
+class OrderedSource(SparkSource):
     """Rows in Spark's order: that of partitions, then that within each."""
 
     def __init__(
@@ -151,7 +149,7 @@ class OrderedPlan(SparkPlan):
         kinds: list[str],
         widths: list[int],
         dtype: np.dtype[Any],
-        client: GangConnection,
+        connection: GangConnection,
     ) -> None:
         self._names, self._kinds, self._widths = names, kinds, widths
         spark = frame.sparkSession
@@ -163,7 +161,9 @@ class OrderedPlan(SparkPlan):
                 found: list[Any] = parts.mapInArrow(count, COUNTED).collect()
                 return found
 
-        counted = jobs.run(spark, f"count the rows of a {kind}", action, partial(_alive, client))
+        counted = jobs.run(
+            spark, f"count the rows of a {kind}", action, partial(_alive, connection)
+        )
         counts = {row["part"]: row["rows"] for row in counted}
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
@@ -175,7 +175,7 @@ class OrderedPlan(SparkPlan):
 
     def _settle(
         self,
-        client: GangConnection,
+        connection: GangConnection,
         target: TransferTarget,
         told: list[Any],
         places: NDArray[np.int64],
@@ -190,7 +190,7 @@ class OrderedPlan(SparkPlan):
                 )
 
 
-class NumberedPlan(SparkPlan):
+class NumberedSource(SparkSource):
     """Rows that have numbers; a number that no row has is a row of zeros."""
 
     def _push(self) -> Push:
@@ -198,7 +198,7 @@ class NumberedPlan(SparkPlan):
 
     def _settle(
         self,
-        client: GangConnection,
+        connection: GangConnection,
         target: TransferTarget,
         told: list[Any],
         places: NDArray[np.int64],
@@ -218,13 +218,13 @@ class NumberedPlan(SparkPlan):
             return
         panel = max(1, PANEL // (n * self.dtype.itemsize))
         zeros = np.zeros((min(panel, len(missing)), n), self.dtype)
-        with RowWriter(client.ranks, target) as writer:
+        with RowWriter(connection.ranks, target) as writer:
             for start in range(0, len(missing), panel):
                 rows = missing[start : start + panel]
                 writer.write_rows(zeros[: len(rows)], rows)
 
 
-class BlocksPlan(SparkPlan):
+class BlocksSource(SparkSource):
     """Blocks that have numbers; a block that is not there is one of zeros."""
 
     def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], block: Shape):
@@ -239,7 +239,7 @@ class BlocksPlan(SparkPlan):
 
     def _settle(
         self,
-        client: GangConnection,
+        connection: GangConnection,
         target: TransferTarget,
         told: list[Any],
         places: NDArray[np.int64],
@@ -251,7 +251,7 @@ class BlocksPlan(SparkPlan):
                     f"block {(i, j)} is there twice: a matrix has one of each"
                 )
             seen.add((i, j))
-        with RowWriter(client.ranks, target) as writer:
+        with RowWriter(connection.ranks, target) as writer:
             for (i, j), shape in self._blocks():
                 if (i, j) not in seen:
                     origin = (i * self._block[0], j * self._block[1])

@@ -330,7 +330,7 @@ def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession) -> None:
 
 def test_no_pickle_crosses_a_socket(als: AlchemistSession, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
-    connection = als._gang()._link._connection  # type: ignore[attr-defined]
+    connection = als.connection._channel._connection  # type: ignore[union-attr]
     send = connection.write
     monkeypatch.setattr(connection, "write", lambda raw: (seen.append(bytes(raw)), send(raw)))
 

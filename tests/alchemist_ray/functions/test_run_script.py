@@ -130,7 +130,7 @@ def test_an_exit_code_is_an_error(als: AlchemistSession, tmp_path: Path, code: s
         """,
     )
     with pytest.raises(
-        RoutineError, match=r"script\.py left with exit code .* on rank 1"
+        RoutineError, match=r"script\.py exited with code .* on rank 1"
     ) as caught:
         als.run_script(path)
     assert caught.value.rank == 1

@@ -188,7 +188,7 @@ def test_a_checkpoint_comes_back_on_a_gang_of_another_size(
                 assert (found.name, found.layout, found.dtype) == (name, layout, array.dtype)
                 assert found.fetch().tobytes() == array.tobytes()
             assert np.array_equal(other.matrix(twice.name).fetch(), 2 * A)
-            told = other._gang().request({"op": "list_matrices"})["matrices"]
+            told = other.connection.request({"op": "list_matrices"})["matrices"]
             sources = {about["name"]: about["source"] for about in told}
             assert sources["tall"]["was"]["from"] == "array"
             assert sources[twice.name]["was"]["routine"] == "scale"

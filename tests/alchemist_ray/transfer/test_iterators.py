@@ -112,8 +112,11 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
     np.save(tmp_path / "a.npy", A)
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     assert np.array_equal(session.send_matrix(mapped).fetch(), A)
-    told = session._gang().request({"op": "list_matrices"})["matrices"]
-    assert [about["source"]["from"] for about in told] == ["h5py", "h5py", "zarr", "array"]
+    connection = session.connection
+    records = connection.request({"op": "list_matrices"})["matrices"]
+    ids = [record["matrix"] for record in records]
+    sources = connection.request({"op": "sources", "matrices": ids})["sources"]
+    assert [source["from"] for source in sources] == ["h5py", "h5py", "zarr", "array"]
 
 
 def private_bytes() -> int:

@@ -301,7 +301,7 @@ def test_times_are_told_per_rank(session: AlchemistSession, capsys) -> None:
 
 def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
     """What a process on another node sees: no Unix sockets, a stream per rank."""
-    client = session._gang()
+    client = session.connection
     rank_endpoints = client.rank_endpoints
     far = RankEndpoints(rank_endpoints.token, tuple(a[1:] for a in rank_endpoints.addresses))
     near, client.ranks = client.ranks, RankConnections(far)

@@ -6,39 +6,26 @@ the files.
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
-import shutil
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
-from alchemist_ray.errors import (
-    BadArgumentError,
-    DtypeError,
-    GroupFailedError,
-)
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import BadArgumentError, DtypeError
+from alchemist_ray.io.saving import as_path, files_library, renamed
+from alchemist_ray.runtime.gang_owner import GangOwner
 from alchemist_ray.transfer import iterators
-
-if TYPE_CHECKING:
-    from alchemist_ray.arrays.handle import Handle
-    from alchemist_ray.gang.connection import GangConnection
-    from alchemist_ray.gang.libraries import Library
+from alchemist_ray.transfer.sending import send
 
 Rows = slice | int | Sequence[int] | np.ndarray[Any, Any] | None
 Columns = slice | int | str | Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | None
 
 
-class SessionFiles:
+class SessionFiles(GangOwner):
     """What a session does with files; a part of `AlchemistSession`."""
-
-    if TYPE_CHECKING:
-
-        def _gang(self) -> GangConnection: ...
 
     def load_matrix(
         self,
@@ -98,10 +85,10 @@ class SessionFiles:
         Needs the extra: ``pip install 'alchemist-on-ray[files]'``, but for ``.npy``. A load
         that fails leaves no matrix.
         """
-        client = self._gang()
+        connection = self.connection
         where = as_path(path)
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
-        library = files_library(client)
+        library = files_library(connection)
         if _is_mask(rows) or _is_mask(columns):
             m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
@@ -115,7 +102,8 @@ class SessionFiles:
         handle: Handle = library.routine("load")(
             where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, **chosen
         )
-        return renamed(client, handle, name or Path(where.rstrip("/")).name)
+        named: Handle = renamed(connection, handle, name or Path(where.rstrip("/")).name)
+        return named
 
     def send_blocks(
         self,
@@ -159,108 +147,14 @@ class SessionFiles:
         nothing but the block. `send_matrix` does the same for an `h5py.Dataset` and a
         `zarr.Array`, and takes a `numpy.memmap` as it is.
         """
-        plan = iterators.IteratorSource.inspect(blocks, shape, dtype)
+        source = iterators.IteratorSource.inspect(blocks, shape, dtype)
         try:
-            return self._gang().send(
-                plan, layout=layout, name=name, dtype=None, print_times=print_times
+            sent: Handle = send(
+                self.connection, source, layout=layout, name=name, print_times=print_times
             )
+            return sent
         except iterators.SourceError as error:
             raise error.error from None
-
-
-class Savable:
-    """A handle's way into a file; a part of `Handle`."""
-
-    __slots__ = ()
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        dataset: str | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        header: bool | None = None,
-        delimiter: str = ",",
-        append: bool = False,
-    ) -> None:
-        """Write the matrix to a file that all nodes see; every rank writes its own part.
-
-        Parameters
-        ----------
-        path : path_like
-            Its suffix says the format, as in `AlchemistSession.load_matrix`. Zarr is a folder, and
-            so is Parquet, with a file for each rank. Or a URL (``s3://...``) that ends in
-            ``.zarr``, where nothing is yet.
-        dataset : str, optional
-            Name in an HDF5 file. Default: ``"data"``.
-        columns : sequence of str, optional
-            Names of the columns, in Parquet and CSV.
-        header : bool, optional
-            Whether CSV begins with the names. Default: if there are any.
-        delimiter : str
-            Between the fields of a CSV file.
-        append : bool
-            Keep the other data sets of the HDF5 file that is there.
-
-        Raises
-        ------
-        FileError
-            If it cannot be written; with the `rank` that met it. The old file is whole, and
-            nothing else is there.
-        DtypeError
-            For complex numbers in Parquet and CSV.
-        BadArgumentError
-            If the format knows no such option.
-
-        Notes
-        -----
-        The file appears, or takes the place of the old one, in one step when all of it is on
-        the disk. (Behind a URL, where nothing can be replaced whole, its metadata come last, and
-        without them it is no array.) Every format keeps dtype and values bit for bit, but CSV no
-        dtype, and of a NaN only that it is one.
-        """
-        from alchemist_ray.gang.connection import gang_of  # noqa: PLC0415  (the gang makes handles)
-
-        handle = cast("Handle", self)
-        client = gang_of(handle)
-        where, token = as_path(path), uuid.uuid4().hex[:12]
-        with leaving_nothing(where, token):
-            files_library(client).routine("save")(
-                handle, where, dataset=dataset, columns=None if columns is None else list(columns),
-                header=header, delimiter=delimiter, append=append, token=token,
-            )  # fmt: skip
-
-
-def files_library(client: GangConnection) -> Library:
-    """The library `files`, loaded by whoever needs it first."""
-    from alchemist_ray.gang.libraries import Library  # noqa: PLC0415  (it makes handles)
-
-    loaded = client.request({"op": "list_libraries"})["libraries"]
-    for described in loaded:
-        if described["name"] == "files":
-            return Library(client, described)
-    return Library(client, client.request({"op": "load", "library": "files", "path": None}))
-
-
-def renamed(
-    client: GangConnection, handle: Handle, name: str, source: dict[str, Any] | None = None
-) -> Handle:
-    """The matrix under another name (and from elsewhere), in the gang's record as well."""
-    told = {} if source is None else {"source": source}
-    return client.handle(
-        client.request({"op": "describe", "matrix": handle.id, "name": name, **told})
-    )
-
-
-def as_path(path: str | os.PathLike[str]) -> str:
-    """As the ranks get it: absolute, or a URL."""
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        raise BadArgumentError(f"{path!r} is not a path") from None
-    if not isinstance(text, str) or not text:
-        raise BadArgumentError(f"{path!r} is not a path")
-    return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
 def _chosen(what: str, one: str, wanted: Any) -> dict[str, Any]:
@@ -287,19 +181,3 @@ def _chosen(what: str, one: str, wanted: Any) -> dict[str, Any]:
 
 def _is_mask(wanted: Any) -> bool:
     return isinstance(wanted, Sequence | np.ndarray) and np.asarray(wanted).dtype.kind == "b"
-
-
-@contextlib.contextmanager
-def leaving_nothing(path: str, token: str) -> Iterator[None]:
-    """Remove what a gang that died was writing; ranks that live do so themselves."""
-    try:
-        yield
-    except GroupFailedError:
-        whole = Path(os.path.realpath(path))
-        for left in glob.glob(f"{glob.escape(str(whole.parent))}/.*.{token}.part*"):
-            if os.path.isdir(left):
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    os.unlink(left)
-        raise

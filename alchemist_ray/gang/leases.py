@@ -1,4 +1,4 @@
-"""Matrices that nobody holds any more: noted where garbage is found, freed somewhere else.
+"""Leases of temporary matrices: noted where garbage is collected, freed elsewhere.
 
 A result of an expression has a `MatrixLease`. When the last handle that shares it is gone, its
 number goes into a queue, and that is all that the finalizer does: garbage may be collected in the
@@ -58,6 +58,7 @@ class MatrixLeases:
         self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
         self._sweeping = threading.Lock()
         self._watched = False
+        self._abandoned = False
 
     def lease(self, matrix: int) -> MatrixLease:
         """A lease on a new matrix."""
@@ -67,7 +68,9 @@ class MatrixLeases:
         return MatrixLease(matrix, self)
 
     def over(self, matrix: int) -> None:
-        """Called by finalizers: takes no lock that anyone could be holding."""
+        """Called by finalizers: takes no lock that another thread could hold."""
+        if self._abandoned:
+            return
         self._over.append(matrix)
         self._news.put(True)  # which is made for this: it is reentrant
 
@@ -86,6 +89,10 @@ class MatrixLeases:
     def close(self) -> None:
         """There is no gang any more."""
         self._news.put(False)
+
+    def abandon(self) -> None:
+        """In a forked child: the leases are the parent's, and the child ends none of them."""
+        self._abandoned = True
 
     def _watch(self) -> None:
         while self._news.get():

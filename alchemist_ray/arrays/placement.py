@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OperandPlacement:
     """Where an operation on A and B takes place, as the ranks decide it.
 
     Attributes

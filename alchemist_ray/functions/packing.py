@@ -1,0 +1,238 @@
+"""Packs a call of a user's function for its way to the ranks, and unpacks its result."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import pickle
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.errors import AlchemistError, BadArgumentError
+from alchemist_ray.functions import user_modules
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.result_arrays import result_array
+from alchemist_ray.object_refs import ObjectRef
+from mpi_workers.wire.frames import Body
+from mpi_workers.wire.values import NotPlain, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A function and its arguments, ready to travel.
+
+    `given` is a pickle of the arguments, or None where they are `plain` and travel in the
+    command itself. `uses` are the matrices that they name.
+    """
+
+    name: str
+    code: bytes
+    plain: Any
+    given: bytes | None
+    uses: list[int] = field(default_factory=list)
+
+    def task(self) -> Body:
+        """The fields of the command, without the names of files."""
+        return {"script": False, "name": self.name, "plain": self.plain}
+
+
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    matrix: Callable[[MatrixRef], int],
+    refs: list[Any] | None = None,
+) -> Packed:
+    """Pack a call of a function.
+
+    Parameters
+    ----------
+    function : callable
+    args, kwargs
+        Its arguments.
+    matrix : callable(MatrixRef) -> int
+        Gives the id of a handle's matrix on the gang, or raises.
+    refs : list of ObjectRef, optional
+        Collects the refs among the arguments, for the process that resolves them. None: refs
+        are refused.
+
+    Raises
+    ------
+    BadArgumentError
+        If it is not a function, or something of it cannot be pickled: says what.
+    """
+    if not callable(function):
+        raise BadArgumentError(
+            f"a function that runs on ranks is called as f(comm, ...), and a "
+            f"{type(function).__name__} cannot be called"
+        )
+    name = name_of(function)
+    uses: set[int] = set()
+
+    def used(handle: MatrixRef) -> int:
+        ident = matrix(handle)
+        uses.add(ident)
+        return ident
+
+    code = _pickled(function, used, refs, lambda: _at_fault(name, function, matrix, refs))
+    both = (tuple(args), dict(kwargs))
+    with contextlib.suppress(NotPlain):
+        plain = encode(both, lambda v: used(v) if isinstance(v, MatrixRef) else None)
+        return Packed(name, code, plain, None, sorted(uses))
+    given = _pickled(
+        both, used, refs,
+        lambda: _argument_at_fault(name, args, kwargs, matrix, refs),
+    )  # fmt: skip
+    return Packed(name, code, None, given, sorted(uses))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function in messages."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(
+        self, file: io.BytesIO, matrix: Callable[[MatrixRef], int], refs: list[Any] | None
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._matrix = matrix
+        self._refs = refs
+
+    def persistent_id(self, value: Any) -> tuple[str, int] | None:
+        if isinstance(value, MatrixRef):
+            return ("matrix", self._matrix(value))
+        if isinstance(value, ObjectRef):
+            if self._refs is None:
+                raise BadArgumentError(
+                    "an ObjectRef inside of an argument, or of what the function refers to, means "
+                    "nothing to a rank: pass it as an argument of its own, or ray.get it first"
+                )
+            if value not in self._refs:
+                self._refs.append(value)
+            return ("value", self._refs.index(value))
+        return None
+
+
+def _pickled(
+    value: Any,
+    matrix: Callable[[MatrixRef], int],
+    refs: list[Any] | None,
+    at_fault: Callable[[], str] | None = None,
+) -> bytes:
+    file = io.BytesIO()
+    try:
+        with user_modules.by_value():
+            _Pickler(file, matrix, refs).dump(value)
+    except AlchemistError:
+        raise
+    except Exception as error:  # pickling calls into any class
+        if at_fault is None:
+            raise
+        raise BadArgumentError(
+            f"{at_fault()} cannot be pickled: {type(error).__name__}: {error}. Create it inside of "
+            "the function, or pass what it is made from"
+        ) from error
+    return file.getvalue()
+
+
+def _fails(value: Any, matrix: Callable[[MatrixRef], int], refs: list[Any] | None) -> bool:
+    try:
+        _pickled(value, matrix, refs)
+    except Exception:
+        return True
+    return False
+
+
+def _at_fault(
+    name: str,
+    function: Callable[..., Any],
+    matrix: Callable[[MatrixRef], int],
+    refs: list[Any] | None,
+) -> str:
+    """Describes the part of a function that cannot be pickled."""
+    with contextlib.suppress(TypeError, ValueError):
+        found = inspect.getclosurevars(function)
+        for where, variables in (("outer", found.nonlocals), ("global", found.globals)):
+            for variable, value in variables.items():
+                if _fails(value, matrix, refs):
+                    kind = type(value).__name__
+                    return f"{name} uses the {where} variable {variable!r} (a {kind}), which"
+    return name
+
+
+def _argument_at_fault(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    matrix: Callable[[MatrixRef], int],
+    refs: list[Any] | None,
+) -> str:
+    named: list[tuple[str, Any]] = [(f"number {i}", value) for i, value in enumerate(args, 1)]
+    for what, value in [*named, *((repr(key), value) for key, value in kwargs.items())]:
+        if _fails(value, matrix, refs):
+            return f"{name}: its argument {what} (a {type(value).__name__})"
+    return f"{name}: its arguments together"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A call of a function for a GroupManager; see `mpi_function`."""
+
+    packed: Packed
+    timeout_s: float | None
+
+
+def new_name(what: str) -> str:
+    """A name for a file of a call that no other call uses."""
+    return f"{what}-{uuid.uuid4().hex}"
+
+
+# --- results ---
+
+
+def result_of(
+    reply: Body,
+    handle: Callable[[Body], Any],
+    collect: Callable[[str], list[NDArray[np.uint8]]],
+) -> Any:
+    """The value that a function returned on rank 0, with handles for its matrices."""
+    handles = [handle(record) for record in reply["matrices"]]
+    value = reply["value"]
+    if "plain" in value:
+        return decode(value["plain"], handles.__getitem__)
+    return unpickled(collect(value["file"]), handles)
+
+
+def packed_values(values: Sequence[Any]) -> bytes:
+    """The values of a call's object refs, as a pickle for the ranks."""
+    return bytes(cloudpickle.dumps(list(values), protocol=5))
+
+
+def unpickled(parts: list[NDArray[np.uint8]], handles: Sequence[Any]) -> Any:
+    """A result from its pickle and buffers. Arrays in it are the caller's own, to write to."""
+    buffers = []
+    for part in parts[1:]:  # Ray's are read-only
+        mine = result_array((part.size, 1), np.dtype(np.uint8)).reshape(-1)
+        np.copyto(mine, part)
+        buffers.append(mine)
+    return _Unpickler(parts[0], buffers, handles).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: NDArray[np.uint8], buffers: list[Any], handles: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data.tobytes()), buffers=buffers)
+        self._handles = handles
+
+    def persistent_load(self, ident: tuple[str, int]) -> Any:
+        return self._handles[ident[1]]

@@ -1,0 +1,61 @@
+"""Pickles functions and classes of the user's own modules by value: ranks need not have them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import site
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+
+import cloudpickle
+
+OURS = ("alchemist_ray", "mpi_workers", "ali")
+
+_registry = threading.RLock()
+_inspected: set[str] = set()  # modules by name
+_own: set[str] = set()  # those that are the user's
+
+
+def _installed() -> tuple[str, ...]:
+    """Folders whose modules a rank can import as well as we can."""
+    paths = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    return tuple(os.path.join(path, "") for path in paths if path)
+
+
+_INSTALLED = _installed()
+
+
+def _users_own(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or module.__name__.partition(".")[0] in OURS:
+        return False
+    return not file.startswith(_INSTALLED)
+
+
+@contextlib.contextmanager
+def by_value() -> Iterator[None]:
+    """A context in which cloudpickle copies the user's own modules into the pickle."""
+    with _registry:
+        for name in sys.modules.keys() - _inspected:
+            module = sys.modules.get(name)
+            if (
+                isinstance(module, ModuleType)
+                and module.__name__ == name != "__main__"
+                and _users_own(module)
+            ):
+                _own.add(name)
+            _inspected.add(name)
+        known = cloudpickle.list_registry_pickle_by_value()
+        own = [sys.modules[name] for name in _own - known if name in sys.modules]
+        for module in own:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in own:
+                cloudpickle.unregister_pickle_by_value(module)

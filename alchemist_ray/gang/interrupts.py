@@ -1,0 +1,39 @@
+"""Ctrl-C held back while a frame is in the middle of a socket."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class DeferredInterrupt:
+    """A context in which SIGINT waits; at its end the handler of before runs.
+
+    A KeyboardInterrupt between two bytes of a frame would leave the stream unreadable. Only the
+    main thread of a process gets signals; in others this does nothing. Cost: two system calls.
+    """
+
+    def __enter__(self) -> Self:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.getsignal(signal.SIGINT)
+            if callable(self._handler):
+                signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._pending = (number, frame)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if callable(self._handler):
+            signal.signal(signal.SIGINT, self._handler)
+            if self._pending is not None:
+                self._handler(*self._pending)

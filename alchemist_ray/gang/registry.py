@@ -1,0 +1,80 @@
+"""The gangs that this process is attached to: how a handle finds its gang.
+
+This is the one module with a late import: a handle that arrives in a new process connects
+through `runtime.attach`, which imports everything that makes handles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
+
+CONNECTOR = "alchemist_ray.runtime.attach"  # has `connect_to_gang_of(ref)`
+
+_lock = threading.Lock()  # guards the two tables
+_attached: dict[str, GangConnection] = {}  # by gang
+_connecting: dict[str, threading.Lock] = {}  # by gang
+
+
+def attach(connection: GangConnection) -> None:
+    """Let handles in this process find their gang. A connection to an earlier epoch is closed."""
+    with _lock:
+        old = _attached.get(connection.address.gang)
+        _attached[connection.address.gang] = connection
+    if old is not None and old is not connection:
+        old.close()
+
+
+def detach(connection: GangConnection) -> None:
+    """Close a connection; handles of its gang connect again when they are used."""
+    connection.close()
+    with _lock:
+        if _attached.get(connection.address.gang) is connection:
+            del _attached[connection.address.gang]
+
+
+def gang_of(ref: MatrixRef) -> GangConnection:
+    """The connection to a matrix's gang, opened at first use in this process. Thread-safe.
+
+    Raises
+    ------
+    StaleHandleError
+        If that gang has ended.
+    GroupFailedError
+        If it was lost, with the cause.
+    """
+    connection = _known(ref)
+    if connection is not None:
+        return connection
+    with _lock:
+        connecting = _connecting.setdefault(ref.gang, threading.Lock())
+    with connecting:  # one thread connects, the others of this gang wait for it
+        connection = _known(ref)
+        if connection is None:
+            connection = importlib.import_module(CONNECTOR).connect_to_gang_of(ref)
+            connection.check(ref)
+            attach(connection)
+        return connection
+
+
+def _known(ref: MatrixRef) -> GangConnection | None:
+    with _lock:
+        connection = _attached.get(ref.gang)
+    if connection is None or connection.closed:
+        return None
+    address = connection.address
+    current = address.session == ref.session and address.epoch >= ref.epoch
+    return connection if current else None
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    _connecting.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,87 @@
+"""Saves a matrix to a file: every rank writes its own part (`ali.files`).
+
+The user's process only says which file: no element passes through it, and it need not see the
+file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from alchemist_ray.errors import BadArgumentError, GroupFailedError
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.libraries import Library
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import gang_of
+
+
+def save(
+    ref: MatrixRef,
+    path: str | os.PathLike[str],
+    dataset: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    header: bool | None = None,
+    delimiter: str = ",",
+    append: bool = False,
+) -> None:
+    """See `Handle.save`."""
+    where, token = as_path(path), uuid.uuid4().hex[:12]
+    with leaving_nothing(where, token):
+        files_library(gang_of(ref)).routine("save")(
+            ref, where, dataset=dataset, columns=None if columns is None else list(columns),
+            header=header, delimiter=delimiter, append=append, token=token,
+        )  # fmt: skip
+
+
+def files_library(connection: GangConnection) -> Library:
+    """The library `files`, loaded by whoever needs it first."""
+    loaded = connection.request({"op": "list_libraries"})["libraries"]
+    for described in loaded:
+        if described["name"] == "files":
+            return Library(connection, described)
+    return Library(connection, connection.request({"op": "load", "library": "files", "path": None}))
+
+
+def renamed(
+    connection: GangConnection, ref: MatrixRef, name: str, source: dict[str, Any] | None = None
+) -> Any:
+    """The matrix under another name (and from elsewhere), in the gang's record as well."""
+    told = {} if source is None else {"source": source}
+    return connection.handle(
+        connection.request({"op": "describe", "matrix": ref.id, "name": name, **told})
+    )
+
+
+def as_path(path: str | os.PathLike[str]) -> str:
+    """As the ranks get it: absolute, or a URL."""
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        raise BadArgumentError(f"{path!r} is not a path") from None
+    if not isinstance(text, str) or not text:
+        raise BadArgumentError(f"{path!r} is not a path")
+    return text if "://" in text else str(Path(text).expanduser().absolute())
+
+
+@contextlib.contextmanager
+def leaving_nothing(path: str, token: str) -> Iterator[None]:
+    """Remove what a gang that died was writing; ranks that live do so themselves."""
+    try:
+        yield
+    except GroupFailedError:
+        whole = Path(os.path.realpath(path))
+        for left in glob.glob(f"{glob.escape(str(whole.parent))}/.*.{token}.part*"):
+            if os.path.isdir(left):
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
+        raise

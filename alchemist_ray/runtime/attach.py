@@ -1,0 +1,59 @@
+"""Connects a process to a gang by the gang's GroupManager, found by name in the Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import GroupFailedError, SessionError, StaleHandleError
+from alchemist_ray.functions.uploads import Uploads
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.control_channel import MANAGER_GONE
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.runtime.driver import NAMESPACE, group_name
+from alchemist_ray.runtime.ray_calls import ask_manager
+from alchemist_ray.runtime.ray_channel import RayChannel
+
+ATTACH_TIMEOUT_S = 30.0
+
+
+def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangConnection:
+    """A connection to a gang of this Ray cluster; `options` as for `GangConnection`."""
+    return GangConnection(
+        address,
+        Handle,
+        manager=manager,
+        upload_type=Uploads,
+        fallback=lambda: RayChannel(manager, address.epoch),
+        **options,
+    )
+
+
+def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
+    """A connection to the gang that holds a matrix.
+
+    Raises
+    ------
+    StaleHandleError
+        If that gang has ended.
+    GroupFailedError
+        If it was lost, with the cause.
+    """
+    try:
+        if not ray.is_initialized():
+            raise ValueError
+        manager = ray.get_actor(group_name(ref.gang), namespace=NAMESPACE)
+        address: GangAddress = ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S)
+        if address.session != ref.session:
+            raise SessionError("the manager has the gang of another session now")
+    except (ValueError, SessionError, GroupFailedError) as error:
+        if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
+            raise  # it says what happened
+        raise StaleHandleError(
+            f"{ref.name} belonged to a gang of session {ref.session}, which has ended"
+        ) from None
+    return connect(address, manager)

@@ -1,0 +1,41 @@
+"""GangRequest: what a session asks of its GroupManager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from alchemist_ray.runtime.placement import Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class GangRequest:
+    """The gang that a session asks for.
+
+    Attributes
+    ----------
+    workers, threads : int
+        Ranks, and BLAS threads of each.
+    cpus : float
+        CPUs to reserve for each rank.
+    launcher : str
+    start_timeout_s : float
+    inherited : Reservation, optional
+        Nodes that the caller has reserved. None: the gang reserves its own.
+    epoch : int
+    session : str
+    strategy : str
+        Ray's placement strategy.
+    settings : dict of str to str
+        Environment of the caller that its launcher reads.
+    """
+
+    workers: int
+    threads: int
+    cpus: float
+    launcher: str
+    start_timeout_s: float
+    inherited: Reservation | None
+    epoch: int
+    session: str
+    strategy: str = "PACK"
+    settings: dict[str, str] = field(default_factory=dict)

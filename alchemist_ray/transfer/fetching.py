@@ -1,0 +1,72 @@
+"""Fetches a matrix, or a part of it, into a NumPy array of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.errors import ShapeError
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.progress import times_table, transfer_bar
+from alchemist_ray.gang.result_arrays import result_array
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.transfers import MatrixReader
+from mpi_workers.matrix.layout import Distribution
+
+
+def fetch(
+    connection: GangConnection,
+    ref: MatrixRef,
+    rows: slice | int | None = None,
+    cols: slice | int | None = None,
+    *,
+    print_times: bool = False,
+) -> NDArray[Any]:
+    """The elements as a C-ordered 2-D array; see `Handle.fetch`."""
+    connection.check(ref)
+    row0, m, row_step = _bounding_range(_selected(rows, ref.shape[0], "rows"))
+    col0, n, col_step = _bounding_range(_selected(cols, ref.shape[1], "cols"))
+    out = result_array((m, n), ref.dtype)
+    distribution = Distribution(ref.layout, ref.shape, connection.grid)
+    target = TransferTarget(ref.id, distribution, ref.dtype)
+
+    def read() -> dict[int, RankTimes]:
+        with (
+            transfer_bar("fetch", out.nbytes, connection.progress) as progress,
+            MatrixReader(connection.ranks, target, progress) as reader,
+        ):
+            if out.size:
+                reader.read_block(out, (row0, col0))
+        return reader.times
+
+    times = connection.watched(read)
+    if print_times:
+        print(times_table(times, sending=False))
+    if row_step == col_step == 1:
+        return out
+    return np.ascontiguousarray(out[::row_step, ::col_step])
+
+
+def _selected(wanted: slice | int | None, length: int, what: str) -> range:
+    if wanted is None:
+        return range(length)
+    if isinstance(wanted, slice):
+        return range(length)[wanted]
+    try:
+        index = range(length)[wanted]
+    except IndexError:
+        raise ShapeError(f"{what}={wanted} is outside a matrix with {length} {what}") from None
+    except TypeError:
+        raise ShapeError(f"{what} must be a slice or an integer, not {wanted!r}") from None
+    return range(index, index + 1)
+
+
+def _bounding_range(selected: range) -> tuple[int, int, int]:
+    """First index and length of the range to move, and the step by which to cut it."""
+    if not selected:
+        return 0, 0, 1
+    low, high = min(selected[0], selected[-1]), max(selected[0], selected[-1])
+    return low, high - low + 1, selected.step

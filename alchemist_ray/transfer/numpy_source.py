@@ -1,0 +1,74 @@
+"""NumPy arrays, and other data in this process, as a source of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.dtypes import DTYPES, chosen_dtype
+from alchemist_ray.errors import DtypeError, ShapeError
+from alchemist_ray.gang.connection import GangConnection
+from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.transfers import MatrixWriter, Progress
+from mpi_workers.matrix.layout import Shape
+
+
+class NumPySource:
+    """An array in this process: cut by layout and sent from where it lies."""
+
+    def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+        self.array = array
+        self.dtype = dtype
+        self.shape: Shape = (array.shape[0], array.shape[1])
+
+    @classmethod
+    def inspect(cls, data: Any, wanted: Any) -> NumPySource:
+        """A source for an array or what NumPy makes one of. Raises `DtypeError`, `ShapeError`."""
+        array = _as_array(data)
+        if array.dtype.kind not in "biufc":
+            raise DtypeError(
+                f"elements of dtype {array.dtype} are not numbers; a matrix is one of "
+                + ", ".join(DTYPES)
+            )
+        if array.ndim == 1:
+            array = array[:, np.newaxis]
+        if array.ndim != 2:
+            raise ShapeError(f"an array of shape {array.shape} is not a matrix: it must be 2-D")
+        if not array.size:
+            raise ShapeError(f"an array of shape {array.shape} is empty: there is nothing to send")
+        return cls(array, chosen_dtype(array.dtype, wanted))
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the matrix comes from, for the gang's record."""
+        return {"from": "array", "dtype": str(self.array.dtype), "shape": list(self.shape)}
+
+    def send(
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, RankTimes]:
+        """Write the whole array into the ranks' memory."""
+        with MatrixWriter(connection.ranks, target, progress) as writer:
+            writer.write_block(self.array, (0, 0))
+        return writer.times
+
+
+def _as_array(data: Any) -> NDArray[Any]:
+    if isinstance(data, np.ndarray):
+        if isinstance(data, np.ma.MaskedArray) and data.mask.any():
+            raise DtypeError("a masked array has elements without a value: fill them first")
+        return np.asarray(data)
+    if hasattr(data, "tocsr"):
+        raise DtypeError("a sparse matrix cannot be sent: send data.toarray()")
+    if isinstance(data, str | bytes | dict | set) or data is None:
+        raise DtypeError(f"a {type(data).__name__} is not a matrix")
+    if isinstance(data, Sequence) or hasattr(data, "__array__"):
+        try:
+            return np.asarray(data)
+        except (ValueError, TypeError) as error:
+            raise ShapeError(f"not a matrix: {error}") from None
+    raise DtypeError(
+        f"a {type(data).__name__} cannot be sent: give a NumPy array, or a list of "
+        "(ObjectRef, first row, first column)"
+    )

@@ -1,0 +1,68 @@
+"""Sends a source to a gang: looked at, allocated, moved, sealed. Nothing partial stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from alchemist_ray.errors import AlchemistError, GroupFailedError, LayoutError
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.progress import times_table, transfer_bar
+from alchemist_ray.transfer.sources import source_for
+from mpi_workers.data.rank_connections import TransferTarget
+from mpi_workers.matrix.layout import Distribution, check_layout, copies
+
+BASE_LAYOUT = "VC_STAR"  # a layout with copies is sent as this one, and copied by the ranks
+
+
+def checked_layout(layout: str) -> str:
+    """The layout, if there is one of that name. Raises `LayoutError`."""
+    try:
+        return check_layout(layout)
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
+
+
+def send(
+    connection: GangConnection,
+    data: Any,
+    *,
+    layout: str = BASE_LAYOUT,
+    name: str | None = None,
+    dtype: Any = None,
+    print_times: bool = False,
+) -> Any:
+    """Send data to a gang; the handle of the matrix. See `AlchemistSession.send_matrix`."""
+    checked_layout(layout)
+    source = source_for(data, dtype, connection)
+    sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
+    created = connection.request(
+        {
+            "op": "create",
+            "shape": list(source.shape),
+            "dtype": source.dtype.name,
+            "layout": sent_as,
+            "name": name,
+            "source": source.provenance(),
+        }
+    )
+    distribution = Distribution(sent_as, source.shape, connection.grid)
+    target = TransferTarget(created["matrix"], distribution, source.dtype)
+    nbytes = source.shape[0] * source.shape[1] * source.dtype.itemsize
+    try:
+        with transfer_bar("send", nbytes, connection.progress) as progress:
+            times = connection.watched(lambda: source.send(connection, target, progress))
+        record = connection.request({"op": "seal", "matrix": target.matrix})
+        if sent_as != layout:
+            record = connection.request(
+                {"op": "redistribute", "source": target.matrix, "layout": layout, "name": name}
+            )
+            connection.request({"op": "free", "matrices": [target.matrix]})
+    except BaseException as error:
+        if not isinstance(error, GroupFailedError):
+            with contextlib.suppress(AlchemistError):  # the gang is gone, and the matrix with it
+                connection.request({"op": "free", "matrices": [target.matrix]})
+        raise
+    if print_times:
+        print(times_table(times, sending=True))
+    return connection.handle(record)
