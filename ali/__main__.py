@@ -1,4 +1,4 @@
-"""``python -m ali``: what the author of a library needs on the command line."""
+"""``python -m ali``: commands for authors of libraries."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ali import scaffold
 
 
 def main(argv: list[str]) -> int:
-    """Run a subcommand; its exit code (2 for wrong usage, 1 for what cannot be done)."""
+    """Run a subcommand; its exit code (2 for wrong usage, 1 for an error)."""
     parser = argparse.ArgumentParser(prog="alchemist")
     commands = parser.add_subparsers(dest="command", required=True)
-    new = commands.add_parser("new-library", help="write a small library with build and test")
-    new.add_argument("name", help="a lower-case identifier; the folder has the same name")
+    new = commands.add_parser("new-library", help="create a small library with its build and test")
+    new.add_argument("name", help="a lower-case identifier, also the name of the folder")
     new.add_argument("--language", choices=list(scaffold.LANGUAGES), default="c")
-    new.add_argument("--folder", default=".", type=Path, help="where to make it (default: here)")
+    new.add_argument("--folder", default=".", type=Path, help="where (default: here)")
     commands.add_parser("include", help="print the folder of alchemist.h")
     for compiler in ("mpicc", "mpicxx"):
-        commands.add_parser(compiler, help=f"print the path of the {compiler} to build with")
-    commands.add_parser("mpi", help="print which MPI is found, as JSON")
+        commands.add_parser(compiler, help=f"print the path of the gang's {compiler}")
+    commands.add_parser("mpi", help="print the MPI that is found, as JSON")
     options = parser.parse_args(argv)
     try:
         match options.command:
             case "new-library":
                 folder = scaffold.new_library(options.name, options.language, options.folder)
-                print(f"{folder} is there; what to do next is in {folder / 'README.md'}")
+                print(f"created {folder}; see {folder / 'README.md'}")
             case "include":
                 print(scaffold.include_directory())
             case "mpi":
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _mpi() -> dict[str, Any]:
-    """Which MPI mpi4py loads here. On a login node it may not be initialised."""
+    """The MPI that mpi4py loads here. On a login node it must not be initialised."""
     import mpi4py  # noqa: PLC0415
 
     mpi4py.rc.initialize = False

@@ -1,6 +1,6 @@
-"""Returns what it is given: every type of parameter and result, and how to fail on purpose.
+"""Returns its arguments: every type of parameter and result; fails on request.
 
-For trying out a gang and for the tests of whoever writes a client.
+For trying out a gang and for tests of clients.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 
 @routine()
 def nothing(ctx: Context) -> None:
-    """Do nothing: the time of a call is the overhead of a call."""
+    """Do nothing: measures the overhead of a call."""
 
 
 @routine("A", "i", "x", "z", "flag", "text", "ints", "floats", "flags", "texts")
@@ -51,7 +51,7 @@ def say(ctx: Context, text: str) -> None:
 
 @routine()
 def sleep(ctx: Context, seconds: float) -> None:
-    """Sleep on every rank, telling progress."""
+    """Sleep on every rank, reporting progress."""
     start = time.monotonic()
     while (passed := time.monotonic() - start) < seconds:
         ctx.progress(passed / seconds, "sleeping")

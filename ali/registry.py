@@ -1,4 +1,4 @@
-"""From the name of a library to the library: shipped, given by path, installed."""
+"""Finds a library by name: shipped, given by path, or installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHIPPED = {
     "hpc": "ali.hpc",
     "echo": "ali.echo",
 }
-FOUND_BY_PATH = ("scalapack", "elemental")  # a path says where their shared object is
+FOUND_BY_PATH = ("scalapack", "elemental")  # `path` is the path of their shared object
 ENTRY_POINTS = "alchemist.libraries"
 
 
@@ -38,8 +38,9 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
         function that returns the path of a shared object), or an importable module. With
         `path`, any name.
     path : str, optional
-        A ``.py`` file (run anew at every load) or a shared object that exports the C ABI, which
-        this node can read; for ``"scalapack"`` and ``"elemental"``, their own shared object.
+        A ``.py`` file (executed at every load) or a shared object that exports the C ABI; this
+        node must be able to read it. For ``"scalapack"`` and ``"elemental"``, their own shared
+        object.
 
     Raises
     ------
@@ -74,27 +75,27 @@ def _by_path(name: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise Failure(
             "LibraryNotFoundError",
-            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it "
-            "where every node of the gang can read it",
+            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it on a "
+            "path that every node of the gang can read",
         )
     module_name = f"alchemist_library_{name}"
     module = ModuleType(module_name)
     module.__file__ = str(path)
     sys.modules[module_name] = module
-    # Not through an importer: its cache takes a file edited within the second for the old one.
+    # Without an importer: its cache misses a change within the same second.
     exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
     return module
 
 
 def _by_name(name: str) -> ModuleType | Path:
-    """A library's module, or where its shared object is."""
+    """A library's module, or the path of its shared object."""
     if name in SHIPPED:
         return importlib.import_module(SHIPPED[name])
     for entry in entry_points(group=ENTRY_POINTS, name=name):
         plug = entry.load()
         if isinstance(plug, ModuleType):
             return plug
-        if callable(plug):  # it says where on this node the shared object is, and may build it
+        if callable(plug):  # returns the path of the shared object on this node, and may build it
             return Path(plug())
     try:
         found = importlib.util.find_spec(name) is not None

@@ -1,4 +1,4 @@
-"""``alchemist new-library``: a small library that works, with its build and its test."""
+"""``alchemist new-library``: creates a small library with its build and its test."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@
 
 
 def include_directory() -> Path:
-    """Where ``alchemist.h`` and ``alchemist.hpp`` are."""
+    """The folder of ``alchemist.h`` and ``alchemist.hpp``."""
     return Path(__file__).parent / "include"
 
 
 def mpi_compiler(name: str) -> Path:
-    """MPI's ``mpicc`` or ``mpicxx``, as the gang's ranks have it: the one beside this Python.
+    """The gang's ``mpicc`` or ``mpicxx``: the one next to this Python.
 
     Raises
     ------
     FileNotFoundError
-        If there is none; says what brings one.
+        If it does not exist; the message says how to install it.
     """
     found = Path(sysconfig.get_path("scripts")) / name
     if not found.is_file():
         raise FileNotFoundError(
-            f"there is no {name} beside this Python ({found}): `pip install mpich` brings one; on "
-            "a site with an MPI of its own give its compiler (make MPICC=cc)"
+            f"there is no {name} next to this Python ({found}): run `pip install mpich`; on a site "
+            "with its own MPI use that compiler (make MPICC=cc)"
         )
     return found
 
 
 def new_library(name: str, language: str, parent: Path) -> Path:
-    """Write a new library into the folder ``parent/name``, which is made.
+    """Create a new library in the new folder ``parent/name``.
 
     Parameters
     ----------
     name : str
-        An identifier of lower-case letters, digits and ``_`` that means nothing yet: neither a
-        shipped library nor, in Python, a module that could be imported.
+        An identifier of lower-case letters, digits and ``_``; not the name of a shipped library
+        and, in Python, not the name of an importable module.
     language : {"c", "cpp", "python"}
     parent : Path
 
@@ -57,28 +57,28 @@ def new_library(name: str, language: str, parent: Path) -> Path:
     Raises
     ------
     ValueError
-        For a name or a language that will not do.
+        For an invalid name or language.
     FileExistsError
-        If the folder is there already; nothing in it is touched.
+        If the folder exists; nothing in it is changed.
     FileNotFoundError
-        If there is no folder `parent`.
+        If the folder `parent` does not exist.
     """
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(
-            f"{name!r} cannot name a library: take lower-case letters, digits and _, as in a "
-            "Python module's name"
+            f"{name!r} is not a valid library name: use lower-case letters, digits and _, as for a "
+            "Python module"
         )
     if name in SHIPPED:
-        raise ValueError(f"{name!r} is the name of a library that is shipped: take another")
+        raise ValueError(f"{name!r} is the name of a shipped library: choose another")
     if language == "python" and importlib.util.find_spec(name) is not None:
-        raise ValueError(f"{name!r} is the name of a Python module that is installed: take another")
+        raise ValueError(f"{name!r} is the name of an installed Python module: choose another")
     if language not in LANGUAGES:
-        raise ValueError(f"language {language!r}: it is one of {', '.join(LANGUAGES)}")
+        raise ValueError(f"unknown language {language!r}: use one of {', '.join(LANGUAGES)}")
     if not parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {parent.absolute()}")
+        raise FileNotFoundError(f"the folder {parent.absolute()} does not exist")
     folder = parent / name
     if folder.exists():
-        raise FileExistsError(f"{folder.absolute()} is there already: nothing in it was touched")
+        raise FileExistsError(f"{folder.absolute()} already exists: nothing in it was changed")
     folder.mkdir()
     words = {
         "@file@": LANGUAGES[language].replace("@name@", name),

@@ -11,20 +11,20 @@
  *     static const alchemist_routine routines[] = {
  *         {.name = "scale", .doc = "B = factor * A.", .run = scale,
  *          .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX, "of float64"},
- *                                             {"factor", ALCHEMIST_FLOAT, "by what", "2.0"}),
+ *                                             {"factor", ALCHEMIST_FLOAT, "the factor", "2.0"}),
  *          .results = ALCHEMIST_RESULTS({"B", ALCHEMIST_MATRIX, "in A's layout"})},
  *         {0}};
- *     ALCHEMIST_LIBRARY("mylib", "What it is for.", routines)
+ *     ALCHEMIST_LIBRARY("mylib", "Purpose of the library.", routines)
  *
  *     mpicc -shared -fPIC -I"$(alchemist include)" -o libmylib.so mylib.c -l...
  *     lib = als.load_library("mylib", "libmylib.so");  B = lib.scale(A, factor=3.0)
  *
  * Every routine runs on every rank of the gang at once, with that rank's part of each matrix. The
- * library links against MPI and nothing of ours: what it may ask of its host comes in a struct of
- * functions, `call->host`, behind the inline functions below.
+ * library links against MPI only: the functions of the host come in a struct, `call->host`, and are
+ * called through the inline functions below.
  *
- * Memory: whatever the host hands out (matrices, strings, lists) is the host's. It is valid until
- * the routine returns, and results live on in the gang. `call->state` alone is the library's.
+ * Memory: matrices, strings and lists belong to the host. They are valid until the routine returns;
+ * results stay in the gang. Only `call->state` belongs to the library.
  */
 #ifndef ALCHEMIST_H
 #define ALCHEMIST_H
@@ -41,12 +41,12 @@
 extern "C" {
 #endif
 
-/* A host loads libraries of its own number only; it grows when anything below changes. */
+/* A host loads only libraries with the same number; it increases when anything below changes. */
 #define ALCHEMIST_ABI 1
 
 enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
 
-/* What a parameter or a result can be; the comment names its member of alchemist_value. */
+/* Types of parameters and results; the comment names the member of alchemist_value. */
 typedef enum {
     ALCHEMIST_MATRIX = 1,   /* matrix */
     ALCHEMIST_INT = 2,      /* integer */
@@ -69,8 +69,8 @@ typedef enum {
     ALCHEMIST_INT64 = 6
 } alchemist_dtype;
 
-/* Elemental's layouts: how rows and columns are dealt to the grid of ranks. VC_STAR: row i is whole
- * on rank i % size. MC_MR: element (i, j) is on rank (i % height) + (j % width) * height. */
+/* Elemental's layouts: the distribution of rows and columns over the grid of ranks. VC_STAR: row i
+ * is on rank i % size. MC_MR: element (i, j) is on rank (i % height) + (j % width) * height. */
 typedef enum {
     ALCHEMIST_MC_MR = 1,
     ALCHEMIST_MC_STAR = 2,
@@ -89,8 +89,8 @@ typedef enum {
 } alchemist_layout;
 
 /* One rank's part of a matrix. Local element (i, j) is data[i + j * leading_dimension], and global
- * element (row_shift + i * row_stride, col_shift + j * col_stride). A rank that holds nothing has
- * local_rows or local_cols 0. Parameters are not to be written to; results are. */
+ * element (row_shift + i * row_stride, col_shift + j * col_stride). A rank without
+ * elements has local_rows or local_cols 0. Parameters are read-only; results are written. */
 typedef struct {
     int64_t rows, cols; /* of the whole matrix */
     alchemist_dtype dtype;
@@ -103,7 +103,7 @@ typedef struct {
     void *data; /* column-major */
 } alchemist_matrix;
 
-/* An argument or a result; which member counts is said by the parameter's or result's type. */
+/* An argument or a result; its type selects the member. */
 typedef struct {
     int32_t given; /* 0: an optional argument that the caller left out, or gave as None */
     int64_t count; /* elements of a list */
@@ -126,22 +126,22 @@ typedef struct alchemist_host alchemist_host;
 /* A call of a routine, on this rank. */
 typedef struct {
     const alchemist_host *host;
-    MPI_Comm comm; /* the gang's; another one after a call has failed: take it from here each time */
+    MPI_Comm comm; /* the gang's; it changes after a failed call: read it in each call */
     int32_t rank, size;
     int32_t grid_height, grid_width;
-    /* The library's own: what is written here comes with the next call. One for each name that a
-     * session has loaded it by, and rank; loading that name again closes it and begins anew. */
+    /* The library's own pointer, kept from call to call; one per session, name and rank. Loading
+     * the same name again closes the old state and starts with NULL. */
     void *state;
 } alchemist_call;
 
-/* What the host does for a library. Functions that return int or a pointer: not 0, or NULL, means
- * that it failed and the host knows why; return ALCHEMIST_FAILED. */
+/* Functions of the host. A return value other than 0, or NULL, means failure: the host has recorded
+ * the cause; return ALCHEMIST_FAILED. */
 struct alchemist_host {
     int32_t abi;
-    /* A matrix of zeros spread over the gang. Every rank asks for the same; no communication. */
+    /* A distributed matrix of zeros. Every rank passes the same arguments; no communication. */
     alchemist_matrix *(*new_matrix)(alchemist_call *, int64_t rows, int64_t cols, alchemist_dtype,
                                     alchemist_layout);
-    /* The matrix in another layout, itself if it has it. Collective. */
+    /* The matrix in another layout; the same matrix if it has that layout. Collective. */
     const alchemist_matrix *(*to_layout)(alchemist_call *, const alchemist_matrix *,
                                          alchemist_layout);
     /* Memory for a result's string or list. */
@@ -149,7 +149,7 @@ struct alchemist_host {
     /* ALCHEMIST_ENDED if the call has failed on another rank or was cancelled, else 0. */
     int (*check)(alchemist_call *);
     void (*progress)(alchemist_call *, double fraction, const char *text);
-    /* What the caller is told. kind 0: the routine failed (RoutineError); 1: the arguments are bad
+    /* Sets the error message. kind 0: the routine failed (RoutineError); 1: bad arguments
      * (BadArgumentError). */
     void (*fail)(alchemist_call *, int32_t kind, const char *message);
 };
@@ -158,8 +158,8 @@ typedef struct {
     const char *name;
     alchemist_type type;
     const char *doc;
-    /* NULL: must be given. Else JSON: "10", "0.5", "true", "\"text\"", "[1, 2]"; "null": may be
-     * left out, and `given` is 0 then. */
+    /* NULL: required. Else JSON: "10", "0.5", "true", "\"text\"", "[1, 2]"; "null": optional, and
+     * `given` is 0 if it was left out. */
     const char *default_value;
 } alchemist_parameter;
 
@@ -169,9 +169,9 @@ typedef struct {
     const char *doc;
 } alchemist_result;
 
-/* in: one value per parameter; out: one per result, to be set: matrices on every rank, what else
- * there is on rank 0, whose values are the call's. Returns ALCHEMIST_OK, or what
- * alchemist_fail, alchemist_refuse or alchemist_check gave. */
+/* in: one value per parameter; out: one per result, to be set: matrices on every rank, other values
+ * on rank 0. Returns ALCHEMIST_OK, or the return value of alchemist_fail, alchemist_refuse or
+ * alchemist_check. */
 typedef int (*alchemist_function)(alchemist_call *call, const alchemist_value *in,
                                   alchemist_value *out);
 
@@ -185,17 +185,17 @@ typedef struct {
 
 typedef struct {
     int32_t abi; /* ALCHEMIST_ABI */
-    const char *name; /* for people: a session calls it what it has loaded it as */
+    const char *name; /* for display: sessions use the name given to load_library */
     const char *doc;
     const alchemist_routine *routines; /* the last has name NULL */
-    /* Called with call->state when the library is given up; NULL if there is nothing to do. No MPI
-     * here: other ranks may be gone. */
+    /* Called with call->state when the library is unloaded; NULL if not needed. It must not use
+     * MPI: other ranks may have ended. */
     void (*close)(void *state);
 } alchemist_library;
 
 #define ALCHEMIST_EXPORT __attribute__((visibility("default")))
 
-/* The one symbol that a library exports. */
+/* The only symbol that a library exports. */
 ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void);
 
 #define ALCHEMIST_PARAMETERS(...) (const alchemist_parameter[]){__VA_ARGS__, {0}}
@@ -207,7 +207,7 @@ ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void);
         return &library;                                                                  \
     }
 
-/* --- what a routine says --- */
+/* --- errors and progress --- */
 
 static inline int alchemist_vfail(alchemist_call *call, int32_t kind, const char *format,
                                   va_list words) {
@@ -227,7 +227,7 @@ __attribute__((format(printf, 2, 3))) static inline int alchemist_fail(alchemist
     return code;
 }
 
-/* The same for arguments that are no good. Look at what all ranks see, before the first message. */
+/* The same for bad arguments. Check values that all ranks see, before the first message. */
 __attribute__((format(printf, 2, 3))) static inline int alchemist_refuse(alchemist_call *call,
                                                                          const char *format, ...) {
     va_list words;
@@ -240,7 +240,7 @@ __attribute__((format(printf, 2, 3))) static inline int alchemist_refuse(alchemi
 /* In long loops: if ((code = alchemist_check(call))) return code; */
 static inline int alchemist_check(alchemist_call *call) { return call->host->check(call); }
 
-/* On rank 0: tell the user that a fraction (0 to 1) is done. */
+/* On rank 0: report the fraction (0 to 1) that is done. */
 static inline void alchemist_progress(alchemist_call *call, double fraction, const char *text) {
     call->host->progress(call, fraction, text);
 }
@@ -273,10 +273,10 @@ static inline int64_t alchemist_global_col(const alchemist_matrix *matrix, int64
 
 /* --- waiting --- */
 
-/* MPI_Wait that ends when the call has failed on another rank or was cancelled. A blocking MPI call
- * cannot be left: if one rank fails before it, the others hang in it, and after half a minute the
- * gang is ended. With the non-blocking calls and this one, only the call fails. The buffers of a
- * wait that was left are still MPI's: static or call->state memory, not the stack. */
+/* MPI_Wait that returns when the call has failed on another rank or was cancelled. A blocking MPI
+ * call cannot be interrupted: if one rank fails before it, the others hang in it, and the gang is
+ * ended after 30 s. With non-blocking calls and this wait, only the call fails. MPI still owns the
+ * buffers of an interrupted wait: use static or call->state memory, not the stack. */
 static inline int alchemist_wait(alchemist_call *call, MPI_Request *request) {
     int done = 0;
     for (unsigned turn = 1;; turn++) {
@@ -287,8 +287,8 @@ static inline int alchemist_wait(alchemist_call *call, MPI_Request *request) {
     }
 }
 
-/* MPI_Allreduce over call->comm that can be left; in and out may be the same. For small buffers:
- * both are copied, because MPI keeps those of a wait that was left. */
+/* MPI_Allreduce over call->comm that can be interrupted; in and out may be equal. Both are copied,
+ * because MPI still owns the buffers of an interrupted wait: for small buffers. */
 static inline int alchemist_allreduce(alchemist_call *call, const void *in, void *out, int count,
                                       MPI_Datatype type, MPI_Op op) {
     MPI_Request request;
@@ -303,7 +303,7 @@ static inline int alchemist_allreduce(alchemist_call *call, const void *in, void
         return alchemist_fail(call, "MPI_Iallreduce failed");
     }
     int code = alchemist_wait(call, &request);
-    if (code != ALCHEMIST_OK) return code; /* MPI may still write there: never freed */
+    if (code != ALCHEMIST_OK) return code; /* MPI may still write there: not freed */
     memcpy(out, both + bytes, bytes);
     free(both);
     return ALCHEMIST_OK;

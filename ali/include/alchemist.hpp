@@ -9,15 +9,15 @@
 //             for (int64_t i = 0; i < A.local_rows(); i++) B(i, j) = factor * A(i, j);
 //         return B;
 //     }
-//     ALCHEMIST_CPP_LIBRARY("mylib", "What it is for.") {
+//     ALCHEMIST_CPP_LIBRARY("mylib", "Purpose of the library.") {
 //         library.routine<scale>("scale", "B = factor * A.",
-//                                {{"A", "of float64"}, {"factor", "by what", "2.0"}}, {{"B"}});
+//                                {{"A", "of float64"}, {"factor", "the factor", "2.0"}}, {{"B"}});
 //     }
 //
 // Types of parameters and results are those of the function: Matrix<T>, integers, double, bool,
 // std::string, std::complex<double>, std::vector of int64_t, double, bool or std::string; a
 // parameter may be std::optional of any of them (its default is then "null"); several results are
-// a std::tuple. Any exception fails the call with its what(); alchemist::Refused is a bad argument.
+// a std::tuple. An exception fails the call with its what(); alchemist::Refused: a bad argument.
 #ifndef ALCHEMIST_HPP
 #define ALCHEMIST_HPP
 
@@ -39,36 +39,33 @@
 
 namespace alchemist {
 
-// Thrown where the call has failed on another rank or was cancelled. Not to be caught.
+// Thrown when the call has failed on another rank or was cancelled. Do not catch it.
 struct Ended {};
 
-// Thrown where the host has failed and knows why. Not to be caught.
+// Thrown when a function of the host has failed; the host reports the cause. Do not catch it.
 struct HostFailed {};
 
-// The arguments are no good (BadArgumentError). Decide by what all ranks see.
+// Bad arguments (BadArgumentError). Throw it on all ranks, from values that all ranks see.
 struct Refused : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+template <alchemist_dtype D> struct dtype_is { static constexpr auto value = D; };
 template <class T> struct dtype_of;
-template <> struct dtype_of<float> { static constexpr auto value = ALCHEMIST_FLOAT32; };
-template <> struct dtype_of<double> { static constexpr auto value = ALCHEMIST_FLOAT64; };
-template <> struct dtype_of<std::complex<float>> {
-    static constexpr auto value = ALCHEMIST_COMPLEX64;
-};
-template <> struct dtype_of<std::complex<double>> {
-    static constexpr auto value = ALCHEMIST_COMPLEX128;
-};
-template <> struct dtype_of<int32_t> { static constexpr auto value = ALCHEMIST_INT32; };
-template <> struct dtype_of<int64_t> { static constexpr auto value = ALCHEMIST_INT64; };
+template <> struct dtype_of<float> : dtype_is<ALCHEMIST_FLOAT32> {};
+template <> struct dtype_of<double> : dtype_is<ALCHEMIST_FLOAT64> {};
+template <> struct dtype_of<std::complex<float>> : dtype_is<ALCHEMIST_COMPLEX64> {};
+template <> struct dtype_of<std::complex<double>> : dtype_is<ALCHEMIST_COMPLEX128> {};
+template <> struct dtype_of<int32_t> : dtype_is<ALCHEMIST_INT32> {};
+template <> struct dtype_of<int64_t> : dtype_is<ALCHEMIST_INT64> {};
 
 inline const char *name_of(alchemist_dtype dtype) {
-    static const char *names[] = {"?",         "float32",    "float64", "complex64",
-                                  "complex128", "int32", "int64"};
+    static const char *names[] = {"?", "float32", "float64", "complex64", "complex128", "int32",
+                                  "int64"};
     return names[dtype];
 }
 
-// One rank's part of a matrix, column-major; a view, cheap to copy. T is const for parameters.
+// A view of one rank's part of a matrix, column-major. T is const for parameters.
 template <class T> class Matrix {
   public:
     explicit Matrix(const alchemist_matrix *raw) : raw_(raw) {
@@ -96,9 +93,7 @@ template <class T> class Matrix {
 
 namespace detail {
 
-struct Holder {
-    virtual ~Holder() = default;
-};
+struct Holder { virtual ~Holder() = default; };
 template <class S> struct Held final : Holder {
     S value{};
 };
@@ -116,36 +111,35 @@ class Call {
     int grid_width() const { return raw_->grid_width; }
     alchemist_call *raw() const { return raw_; }
 
-    // A matrix of zeros spread over the gang; every rank asks for the same.
+    // A distributed matrix of zeros; every rank passes the same arguments.
     template <class T>
     Matrix<T> zeros(int64_t rows, int64_t cols, alchemist_layout layout = ALCHEMIST_VC_STAR) {
-        return Matrix<T>(
-            checked(alchemist_new(raw_, rows, cols, dtype_of<std::remove_const_t<T>>::value, layout)));
+        constexpr auto dtype = dtype_of<std::remove_const_t<T>>::value;
+        return Matrix<T>(checked(alchemist_new(raw_, rows, cols, dtype, layout)));
     }
     template <class T> Matrix<std::remove_const_t<T>> like(const Matrix<T> &matrix) {
         return Matrix<std::remove_const_t<T>>(checked(alchemist_new_like(raw_, matrix.raw())));
     }
-    // The matrix in another layout, itself if it has it. Collective.
+    // The matrix in another layout; the same matrix if it has that layout. Collective.
     template <class T>
     Matrix<const std::remove_const_t<T>> to_layout(const Matrix<T> &matrix,
                                                    alchemist_layout layout) {
         return Matrix<const std::remove_const_t<T>>(
             checked(alchemist_to_layout(raw_, matrix.raw(), layout)));
     }
-    // The library's own state on this rank, made by S's default constructor at first use.
+    // The library's state on this rank, default-constructed at first use.
     template <class S> S &state() {
         if (raw_->state == nullptr)
             raw_->state = static_cast<detail::Holder *>(new detail::Held<S>());
-        auto *held =
-            dynamic_cast<detail::Held<S> *>(static_cast<detail::Holder *>(raw_->state));
-        if (held == nullptr) throw std::logic_error("the library's state is of another type");
+        auto *held = dynamic_cast<detail::Held<S> *>(static_cast<detail::Holder *>(raw_->state));
+        if (held == nullptr) throw std::logic_error("the library's state has another type");
         return held->value;
     }
     void check() const { ended(alchemist_check(raw_)); }
     void progress(double fraction, const std::string &text = "") const {
         alchemist_progress(raw_, fraction, text.c_str());
     }
-    // MPI_Wait and MPI_Allreduce that end when the call does.
+    // MPI_Wait and MPI_Allreduce that return when the call has failed elsewhere or was cancelled.
     void wait(MPI_Request &request) const { ended(alchemist_wait(raw_, &request)); }
     void allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op) const {
         ended(alchemist_allreduce(raw_, in, out, count, type, op));
@@ -189,16 +183,15 @@ struct Value<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, boo
     }
     static void give(Call &, alchemist_value &v, T x) { v.integer = static_cast<int64_t>(x); }
 };
-template <> struct Value<double> {
-    static constexpr auto tag = ALCHEMIST_FLOAT;
-    static double take(const alchemist_value &v) { return v.number; }
-    static void give(Call &, alchemist_value &v, double x) { v.number = x; }
+template <class T, class C, alchemist_type Tag, C alchemist_value::*Item> struct ScalarValue {
+    static constexpr auto tag = Tag;
+    static T take(const alchemist_value &v) { return static_cast<T>(v.*Item); }
+    static void give(Call &, alchemist_value &v, T x) { v.*Item = x; }
 };
-template <> struct Value<bool> {
-    static constexpr auto tag = ALCHEMIST_BOOL;
-    static bool take(const alchemist_value &v) { return v.flag != 0; }
-    static void give(Call &, alchemist_value &v, bool x) { v.flag = x; }
-};
+template <> struct Value<double>
+    : ScalarValue<double, double, ALCHEMIST_FLOAT, &alchemist_value::number> {};
+template <> struct Value<bool>
+    : ScalarValue<bool, int32_t, ALCHEMIST_BOOL, &alchemist_value::flag> {};
 template <> struct Value<std::complex<double>> {
     static constexpr auto tag = ALCHEMIST_COMPLEX;
     static std::complex<double> take(const alchemist_value &v) {
@@ -228,54 +221,30 @@ template <> struct Value<std::string> {
         v.string = copy(call, x);
     }
 };
-template <> struct Value<std::vector<int64_t>> {
-    static constexpr auto tag = ALCHEMIST_INTS;
-    static std::vector<int64_t> take(const alchemist_value &v) {
-        return std::vector<int64_t>(v.integers, v.integers + v.count);
+// A list of T, stored as an array of C in one member of alchemist_value.
+template <class T, class C, alchemist_type Tag, const C *alchemist_value::*Items> struct ListValue {
+    static constexpr auto tag = Tag;
+    static std::vector<T> take(const alchemist_value &v) {
+        return std::vector<T>(v.*Items, v.*Items + v.count);
     }
-    static void give(Call &call, alchemist_value &v, const std::vector<int64_t> &x) {
-        auto *made = allocate<int64_t>(call, x.size());
-        for (size_t i = 0; i < x.size(); i++) made[i] = x[i];
-        v.integers = made;
+    static void give(Call &call, alchemist_value &v, const std::vector<T> &x) {
+        C *made = allocate<C>(call, x.size());
+        for (size_t i = 0; i < x.size(); i++) {
+            if constexpr (std::is_same_v<T, std::string>) made[i] = copy(call, x[i]);
+            else made[i] = x[i];
+        }
+        v.*Items = made;
         v.count = static_cast<int64_t>(x.size());
     }
 };
-template <> struct Value<std::vector<double>> {
-    static constexpr auto tag = ALCHEMIST_FLOATS;
-    static std::vector<double> take(const alchemist_value &v) {
-        return std::vector<double>(v.numbers, v.numbers + v.count);
-    }
-    static void give(Call &call, alchemist_value &v, const std::vector<double> &x) {
-        auto *made = allocate<double>(call, x.size());
-        for (size_t i = 0; i < x.size(); i++) made[i] = x[i];
-        v.numbers = made;
-        v.count = static_cast<int64_t>(x.size());
-    }
-};
-template <> struct Value<std::vector<bool>> {
-    static constexpr auto tag = ALCHEMIST_BOOLS;
-    static std::vector<bool> take(const alchemist_value &v) {
-        return std::vector<bool>(v.flags, v.flags + v.count);
-    }
-    static void give(Call &call, alchemist_value &v, const std::vector<bool> &x) {
-        auto *made = allocate<int32_t>(call, x.size());
-        for (size_t i = 0; i < x.size(); i++) made[i] = x[i];
-        v.flags = made;
-        v.count = static_cast<int64_t>(x.size());
-    }
-};
-template <> struct Value<std::vector<std::string>> {
-    static constexpr auto tag = ALCHEMIST_STRINGS;
-    static std::vector<std::string> take(const alchemist_value &v) {
-        return std::vector<std::string>(v.strings, v.strings + v.count);
-    }
-    static void give(Call &call, alchemist_value &v, const std::vector<std::string> &x) {
-        auto *made = allocate<const char *>(call, x.size());
-        for (size_t i = 0; i < x.size(); i++) made[i] = copy(call, x[i]);
-        v.strings = made;
-        v.count = static_cast<int64_t>(x.size());
-    }
-};
+template <> struct Value<std::vector<int64_t>>
+    : ListValue<int64_t, int64_t, ALCHEMIST_INTS, &alchemist_value::integers> {};
+template <> struct Value<std::vector<double>>
+    : ListValue<double, double, ALCHEMIST_FLOATS, &alchemist_value::numbers> {};
+template <> struct Value<std::vector<bool>>
+    : ListValue<bool, int32_t, ALCHEMIST_BOOLS, &alchemist_value::flags> {};
+template <> struct Value<std::vector<std::string>>
+    : ListValue<std::string, const char *, ALCHEMIST_STRINGS, &alchemist_value::strings> {};
 template <class T> struct Value<std::optional<T>> {
     static constexpr auto tag = Value<T>::tag;
     static std::optional<T> take(const alchemist_value &v) {
@@ -287,22 +256,15 @@ template <class T> struct is_optional : std::false_type {};
 template <class T> struct is_optional<std::optional<T>> : std::true_type {};
 
 template <class R> struct Results { // one
-    static constexpr size_t count = 1;
     static std::vector<alchemist_type> tags() { return {Value<R>::tag}; }
     static void give(Call &call, alchemist_value *out, const R &x) {
         Value<R>::give(call, out[0], x);
     }
 };
 template <class... R> struct Results<std::tuple<R...>> {
-    static constexpr size_t count = sizeof...(R);
     static std::vector<alchemist_type> tags() { return {Value<R>::tag...}; }
     static void give(Call &call, alchemist_value *out, const std::tuple<R...> &x) {
-        give_each(call, out, x, std::index_sequence_for<R...>());
-    }
-    template <size_t... I>
-    static void give_each(Call &call, alchemist_value *out, const std::tuple<R...> &x,
-                          std::index_sequence<I...>) {
-        (Value<R>::give(call, out[I], std::get<I>(x)), ...);
+        std::apply([&](const R &...each) { (Value<R>::give(call, *out++, each), ...); }, x);
     }
 };
 
@@ -314,7 +276,7 @@ struct writes_to_argument<std::optional<Matrix<T>>> : writes_to_argument<Matrix<
 
 template <class T> auto taken(const alchemist_value *in, size_t i) {
     static_assert(!writes_to_argument<T>::value,
-                  "a parameter is a Matrix<const T>: arguments are not to be written to");
+                  "a parameter must be a Matrix<const T>: arguments are read-only");
     try {
         return Value<T>::take(in[i]);
     } catch (const Refused &error) {
@@ -357,7 +319,7 @@ int trampoline(alchemist_call *raw, const alchemist_value *in, alchemist_value *
     } catch (const std::exception &error) {
         return alchemist_fail(raw, "%s", error.what());
     } catch (...) {
-        return alchemist_fail(raw, "an exception that is no std::exception");
+        return alchemist_fail(raw, "an exception that is not a std::exception");
     }
 }
 
@@ -374,7 +336,7 @@ struct Result {
     const char *doc = "";
 };
 
-// What ALCHEMIST_CPP_LIBRARY fills in.
+// ALCHEMIST_CPP_LIBRARY registers routines on it.
 class Library {
   public:
     Library(const char *name, const char *doc) : name_(name), doc_(doc) {}
@@ -386,7 +348,7 @@ class Library {
         auto tags = Of::tags();
         auto optional = Of::optional();
         auto result_tags = Of::result_tags();
-        // A wrong count cannot be reported from here: an empty name tells the host.
+        // A wrong count cannot be reported here; the host rejects an empty name.
         bool wrong = parameters.size() != tags.size() || results.size() != result_tags.size();
         auto &taken = parameters_.emplace_back();
         for (const auto &p : parameters) {

@@ -1,4 +1,4 @@
-"""The twins of ``include/alchemist.h``: its structures and function types, field by field."""
+"""The structures and function types of ``include/alchemist.h``, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a native library may ask of us while one of its routines runs, and its values in C."""
+"""The functions that a native library can call during a routine, and its values in C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mpi_workers.matrix.layout import LAYOUTS, rank_strides
 
 
 class Frame:
-    """One call on this rank: its values in C, and what must stay alive until it is over."""
+    """One call on this rank: its values in C, and the objects to keep alive until it returns."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -40,13 +40,13 @@ class Frame:
         self._matrices: dict[int, DistMatrix] = {}
 
     def allocate(self, nbytes: int) -> int:
-        """Where so many bytes of zeros lie."""
+        """The address of `nbytes` new zero bytes."""
         memory = ctypes.create_string_buffer(max(1, nbytes))
         self._kept.append(memory)
         return ctypes.addressof(memory)
 
     def address(self, matrix: DistMatrix) -> int:
-        """Where the C description of a matrix lies."""
+        """The address of the C description of a matrix."""
         about = _describe(matrix)
         self._kept.append(about)
         where = ctypes.addressof(about)
@@ -54,20 +54,20 @@ class Frame:
         return where
 
     def matrix(self, where: int | None) -> DistMatrix:
-        """The matrix whose description lies there."""
+        """The matrix whose description is at this address."""
         if not where:
             raise Failure("RoutineError", "was not set on this rank")
         found = self._matrices.get(where)
         if found is None:
             raise Failure(
                 "RoutineError",
-                "is no matrix of this call: take it from alchemist_new or alchemist_to_layout, or "
-                "give an argument back",
+                "is not a matrix of this call: return one of alchemist_new or alchemist_to_layout, "
+                "or an argument",
             )
         return found
 
     def store(self, value: Any, kind: str) -> CValue:
-        """An argument as C takes it."""
+        """An argument as a C value."""
         if value is None:
             return CValue(given=0)
         stored = CValue(given=1)
@@ -94,7 +94,7 @@ class Frame:
         return stored
 
     def load(self, stored: CValue, kind: str) -> Any:
-        """A result as Python takes it."""
+        """A result as a Python value."""
         match kind:
             case "matrix":
                 return self.matrix(stored.matrix)
@@ -111,7 +111,7 @@ class Frame:
                     raise Failure("RoutineError", "was not set on this rank")
                 return text_of(ctypes.string_at(stored.pointer))
         if stored.count < 0 or (stored.count and not stored.pointer):
-            raise Failure("RoutineError", f"is a list of {stored.count} that lies nowhere")
+            raise Failure("RoutineError", f"is a list of {stored.count} elements at no address")
         if not stored.count:
             return []
         array = (ITEMS[kind] * stored.count).from_address(stored.pointer)
@@ -121,9 +121,9 @@ class Frame:
 
 
 class Host:
-    """The struct of functions that a library gets, and the call that they work on.
+    """The struct of functions for a library, and the call that they belong to.
 
-    One per library, for as long as it is loaded: it may keep the pointer.
+    One per library, valid while it is loaded: the library may keep the pointer.
     """
 
     def __init__(self) -> None:
@@ -143,9 +143,9 @@ class Host:
         return ctypes.addressof(self.functions)
 
     def _guarded(self, action: Callable[[Frame], Any]) -> Any:
-        """What `action` gives, or None: nothing may be raised through native code."""
+        """The result of `action`, or None: exceptions must not pass through native code."""
         if self.frame is None:
-            return None  # after the call, from a thread of the library's own
+            return None  # a thread of the library called after the routine had returned
         try:
             return action(self.frame)
         except BaseException as error:
@@ -155,7 +155,7 @@ class Host:
     def _new_matrix(self, _: Any, rows: int, cols: int, dtype: int, layout: int) -> Any:
         def make(frame: Frame) -> int:
             if not 1 <= dtype <= len(DTYPES):
-                raise Failure("RoutineError", f"the library asked for a matrix of dtype {dtype}")
+                raise Failure("RoutineError", f"the library requested the unknown dtype {dtype}")
             shape = (rows, cols)
             return frame.address(frame.context.zeros(shape, DTYPES[dtype - 1], _layout(layout)))
 
@@ -190,7 +190,7 @@ class Host:
 
 def _layout(number: int) -> str:
     if not 1 <= number <= len(LAYOUTS):
-        raise Failure("RoutineError", f"the library asked for a matrix in layout {number}")
+        raise Failure("RoutineError", f"the library requested the unknown layout {number}")
     return LAYOUTS[number - 1]
 
 
@@ -216,7 +216,7 @@ def _describe(matrix: DistMatrix) -> CMatrix:
 
 def _bytes(text: str) -> bytes:
     if "\0" in text:
-        raise Failure("BadArgumentError", f"a string for C cannot hold a zero byte: {text[:40]!r}")
+        raise Failure("BadArgumentError", f"a C string cannot contain a zero byte: {text[:40]!r}")
     return text.encode()
 
 

@@ -1,7 +1,7 @@
-"""The instances of a simulator on this rank, and how they are spread over the gang.
+"""The instances of a simulator on this rank, and their distribution over the gang.
 
-Copies are dealt to the ranks in blocks. With at least as many copies as ranks each is
-computed by one rank alone; with fewer, the ranks are dealt to the copies.
+Copies are distributed over the ranks in blocks. With at least as many copies as ranks, one rank
+computes each copy; with fewer, the ranks are distributed over the copies.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Simulations:
-    """Copies of one simulation, spread over the gang.
+    """Copies of one simulation, distributed over the gang.
 
     Parameters
     ----------
     ctx : Context
-        Of the routine that makes them. Collective.
+        Context of the routine that creates them. Collective.
     load : callable
-        Loads the library anew.
+        Loads the library once more.
     name, config : str
         As for `Instance`.
     copies : int
@@ -52,8 +52,8 @@ class Simulations:
         self.copies = copies
         self._comm = ctx.comm
         self._whole = copies == 1
-        self._first, self._last, roots = _dealt(copies, ctx.size, ctx.rank)
-        gang = ctx._gang if self._whole else ctx._gang.part(self._first)
+        self._first, self._last, roots = _distributed(copies, ctx.size, ctx.rank)
+        gang = ctx.gang if self._whole else ctx.gang.part(self._first)
         self._leads = gang.rank == 0
         self._counts = [last - first for first, last in roots]
         self._instances: list[Instance] = []
@@ -71,10 +71,10 @@ class Simulations:
         self._all = np.zeros((copies, self.spec.record))
 
     def run(self, ctx: Context, fresh: dict[int, int], actions: np.ndarray[Any, Any]) -> bytes:
-        """Begin an episode in the copies of `fresh` (by number: seeds), advance all others.
+        """Begin an episode in the copies of `fresh` (number to seed), advance all others.
 
-        Without actions the others are left alone. Returns on rank 0 the records of all
-        copies, on others nothing of meaning. Collective.
+        Without actions the others do not change. Returns the records of all copies on rank 0;
+        the value on other ranks is unspecified. Collective.
         """
         self._enter(ctx)
         for number, instance in enumerate(self._instances, self._first):
@@ -102,7 +102,7 @@ class Simulations:
             if self._leads:
                 field = np.ascontiguousarray(whole, np.float32)
         root = next(r for r, n in enumerate(np.cumsum(self._counts)) if copy < n)
-        if root != 0:  # the ranks that compute it are not those that answer
+        if root != 0:  # rank 0 answers, but does not compute this copy
             if ctx.rank == root:
                 ctx.comm.send(field, 0)
             field = ctx.comm.recv(source=root) if ctx.rank == 0 else None
@@ -128,24 +128,24 @@ class Simulations:
         if not self._whole:
             raise Failure(
                 "BadArgumentError",
-                f"{routine} is for one simulation on all ranks, and there are {self.copies} copies",
+                f"{routine} needs one simulation on all ranks; there are {self.copies} copies",
             )
         return self._instances[0]
 
     def _enter(self, ctx: Context) -> None:
-        """After a call that failed, the gang's communicator is another one: so are its parts'."""
+        """Follow the gang's communicator, which a failed call has replaced."""
         if ctx.comm is not self._comm:
             self._comm = ctx.comm
             if not self._whole:
-                self._instances[0].renew()  # they share it
+                self._instances[0].renew()  # all instances of this rank share it
 
     def close(self) -> None:
         for instance in self._instances:
             instance.close()
 
 
-def _dealt(copies: int, size: int, rank: int) -> tuple[int, int, Sequence[tuple[int, int]]]:
-    """This rank's copies, as a range; and of each rank those which it leads."""
+def _distributed(copies: int, size: int, rank: int) -> tuple[int, int, Sequence[tuple[int, int]]]:
+    """This rank's copies as a range; and for each rank the copies that it leads."""
     if copies >= size:
         ranges = [(r * copies // size, (r + 1) * copies // size) for r in range(size)]
         return *ranges[rank], ranges

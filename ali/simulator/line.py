@@ -1,4 +1,4 @@
-"""A rank's end of the line to the process that steps the simulation."""
+"""A rank's connection to the process that steps the simulation."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from mpi_workers.wire.frames import Body, ConnectionLost, Kind, WireError
 if TYPE_CHECKING:
     from ali.interface import Context
 
-POLL_INTERVAL_MS = 1000  # between looks whether the call has failed elsewhere: next to no work
+POLL_INTERVAL_MS = 1000  # between checks whether the call has failed on another rank
 DIAL_S = 5.0
 
 
 class Line:
-    """Orders from the client, one after the other; rank 0 answers.
+    """Receives orders from the client, one at a time; rank 0 answers.
 
     Parameters
     ----------
     ctx : Context
-        Of the routine that serves.
+        Context of the routine that serves.
     addresses : list of str
-        Where the client listens: a Unix socket of its node, a TCP port.
+        The client's listening addresses: a Unix socket of its node, a TCP port.
     token : str
-        What it wants to hear.
+        The client's secret.
 
     Raises
     ------
     Failure
-        TransferError, if it cannot be reached.
+        TransferError, if the client cannot be reached.
     """
 
     def __init__(self, ctx: Context, addresses: list[str], token: str) -> None:
@@ -51,7 +51,7 @@ class Line:
         self._news.register(self._connection.sock, select.POLLIN)
 
     def next(self) -> Body | None:
-        """The next order; None: the client has hung up. Raises `Interrupted`."""
+        """The next order; None if the client has disconnected. Raises `Interrupted`."""
         try:
             while not (self._connection.buffered or self._news.poll(POLL_INTERVAL_MS)):
                 self._ctx.check()
@@ -61,7 +61,7 @@ class Line:
         return frame.body if frame.kind == Kind.COMMAND else None
 
     def answer(self, order: Body, **told: Any) -> None:
-        """Rank 0 tells what came of it; whether the client is still there shows next."""
+        """Send the result from rank 0. A lost client is noticed by the next `next`."""
         if self._ctx.rank == 0:
             try:
                 self._connection.send(Kind.REPLY, {"n": order["n"], **told})

@@ -1,4 +1,4 @@
-"""The routines by which a simulator is driven."""
+"""The routines that control simulations."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ HOST = "simulations"
 
 
 class Refusal(Failure):
-    """What is refused by all ranks alike, before any simulation has seen it."""
+    """An order that all ranks refuse, before any simulation has received it."""
 
 
 @routine("spec")
 def attach(
     ctx: Context, name: str, path: str | None = None, config: str = "{}", copies: int = 1
 ) -> str:
-    """Load a simulator and set up its copies; what was attached before is given up.
+    """Load a simulator and set up its copies, replacing the simulator that was attached before.
 
     Parameters
     ----------
     name : string
-        Of the library: shipped, installed, or any with a path.
+        Name of the library: shipped, installed, or any name with a path.
     path : string
         A Python file or a shared object that every node can read.
     config : string
         JSON for the simulator's ``setup``.
     copies : int
-        Simulations of their own: 1 is computed by all ranks together, more are dealt to
-        the ranks.
+        Number of independent simulations. All ranks compute a single one together; several
+        are distributed over the ranks.
 
     Returns
     -------
     spec : string
-        What the simulator says of itself, as JSON with defaults filled in.
+        The simulator's spec as JSON, with defaults filled in.
 
     Raises
     ------
     LibraryNotFoundError, LibraryLoadError
-        If there is no such library, or it is not a simulator.
+        If the library does not exist, or is not a simulator.
     BadArgumentError
-        For copies below 1, and what the simulator's ``setup`` refuses.
+        For copies below 1, or if the simulator's ``setup`` refuses the options.
     """
     if copies < 1:
-        raise Failure("BadArgumentError", f"copies={copies}: it is at least 1")
+        raise Failure("BadArgumentError", f"copies={copies}: must be at least 1")
     close(ctx.state)
     host = Simulations(ctx, lambda: registry.load(name, path), name, config, copies)
     ctx.state[HOST] = host
@@ -61,27 +61,27 @@ def attach(
 
 @routine("records")
 def begin(ctx: Context, which: list[int], seeds: list[int]) -> bytes:
-    """Begin an episode in some copies; the others stay as they are.
+    """Begin an episode in some copies; the others do not change.
 
     Parameters
     ----------
     which : list of int
         Numbers of copies.
     seeds : list of int
-        One for each; below 0: none.
+        One for each copy; a negative seed is ignored.
 
     Returns
     -------
     records : bytes
-        A row of float64 per copy: the observation, the scores, 1.0 if it has ended. Only the
-        observations of copies that have begun are of meaning.
+        A row of float64 per copy: the observation, the scores, 1.0 if the episode has ended.
+        Only the observations of copies in `which` are valid.
 
     Raises
     ------
     BadArgumentError
-        For copies that there are not.
+        For copies that do not exist.
     RoutineError
-        In the simulator's words. The state of the simulations is not known then.
+        With the simulator's message. The state of the simulations is then unknown.
     """
     host = _host(ctx)
     return host.run(ctx, _fresh(host, which, seeds), np.empty((0, host.spec.actions)))
@@ -94,7 +94,7 @@ def advance(
     which: list[int] | None = None,
     seeds: list[int] | None = None,
 ) -> bytes:
-    """A time step of every copy; those in `which` begin an episode instead, as in `begin`.
+    """Advance every copy by a time step; copies in `which` begin an episode instead.
 
     Parameters
     ----------
@@ -109,10 +109,10 @@ def advance(
     Raises
     ------
     BadArgumentError
-        If there are too few or too many numbers, or one is NaN, infinite or no choice; before
-        any simulation has seen it.
+        If the count of numbers is wrong, or one is NaN, infinite or not a valid choice. The
+        simulations have not received it.
     RoutineError
-        In the simulator's words. The state of the simulations is not known then.
+        With the simulator's message. The state of the simulations is then unknown.
     """
     host = _host(ctx)
     fresh = _fresh(host, which or [], seeds or [])
@@ -121,7 +121,7 @@ def advance(
 
 @routine("height", "width", "field")
 def render(ctx: Context, copy: int = 0) -> tuple[int, int, bytes]:
-    """The field that a copy shows, as float32 row by row; its first row is the top.
+    """The field that a copy renders, as float32 row by row; the first row is the top.
 
     Raises
     ------
@@ -132,35 +132,35 @@ def render(ctx: Context, copy: int = 0) -> tuple[int, int, bytes]:
     if not host.has("render"):
         raise Refusal("NoSuchRoutineError", "the simulator has no routine 'render'")
     if not 0 <= copy < host.copies:
-        raise Refusal("BadArgumentError", f"copy {copy}: there are {host.copies}")
+        raise Refusal("BadArgumentError", f"there is no copy {copy}: there are {host.copies}")
     return host.picture(ctx, copy)
 
 
 @routine("state")
 def save_state(ctx: Context) -> DistMatrix:
-    """The state of the simulation (there must be one only), as its library gives it."""
+    """The state of the simulation, which must be the only one, as its library returns it."""
     return _host(ctx).save(ctx)
 
 
 @routine()
 def load_state(ctx: Context, state: DistMatrix) -> None:
-    """Go back to a state that `save_state` gave."""
+    """Restore a state of `save_state`."""
     _host(ctx).load(ctx, state)
 
 
 @routine()
 def serve(ctx: Context, addresses: list[str], token: str) -> None:
-    """Take orders from a line to the client until it hangs up: `begin`, `advance`, `render`.
+    """Execute orders that the client sends directly (`begin`, `advance`, `render`).
 
-    An order costs neither the GroupManager nor a proxy a look. What a simulator raises ends
-    this call; what is refused is answered.
+    Returns when the client disconnects. Orders bypass the GroupManager and the proxies. An
+    exception of a simulator ends this call; a refused order is answered with an error.
 
     Parameters
     ----------
     addresses : list of string
-        Where the client listens.
+        Addresses at which the client listens.
     token : string
-        Its secret.
+        The client's secret.
     """
     line = Line(ctx, addresses, token)
     try:
@@ -179,7 +179,7 @@ ORDERS: dict[str, Callable[..., Any]] = {"begin": begin, "advance": advance, "re
 
 
 def close(state: dict[str, Any]) -> None:
-    """Give up the simulator."""
+    """Close the simulator."""
     host = state.pop(HOST, None)
     if host is not None:
         host.close()
@@ -188,7 +188,7 @@ def close(state: dict[str, Any]) -> None:
 def _host(ctx: Context) -> Simulations:
     host: Simulations | None = ctx.state.get(HOST)
     if host is None:
-        raise Refusal("BadArgumentError", "there is no simulator: attach(name, ...) one first")
+        raise Refusal("BadArgumentError", "no simulator is attached: call attach(name, ...) first")
     return host
 
 
@@ -196,7 +196,8 @@ def _fresh(host: Simulations, which: list[int], seeds: list[int]) -> dict[int, i
     if len(which) != len(seeds) or any(not 0 <= copy < host.copies for copy in which):
         raise Refusal(
             "BadArgumentError",
-            f"which={which}, seeds={seeds}: as many of each, of copies 0 to {host.copies - 1}",
+            f"which={which}, seeds={seeds}: give a seed for each copy, of copies 0 to "
+            f"{host.copies - 1}",
         )
     return dict(zip(which, seeds, strict=True))
 
@@ -206,17 +207,18 @@ def _actions(host: Simulations, raw: bytes, fresh: dict[int, int]) -> np.ndarray
     wanted = host.copies * spec.actions
     if len(raw) != 8 * wanted:
         raise Refusal(
-            "BadArgumentError", f"an action of {len(raw) / 8:g} numbers: there are {wanted}"
+            "BadArgumentError",
+            f"the action has {len(raw) / 8:g} numbers; the simulator takes {wanted}",
         )
     actions = np.frombuffer(raw).reshape(host.copies, spec.actions)
     stepped = actions
     if fresh:
         stepped = actions[[copy not in fresh for copy in range(host.copies)]]
     if not np.isfinite(stepped).all():
-        raise Refusal("BadArgumentError", "an action with a number that is NaN or infinite")
+        raise Refusal("BadArgumentError", "the action contains NaN or an infinity")
     if spec.choices is not None:
         chosen = (stepped >= 0) & (stepped < spec.choices) & (stepped == np.floor(stepped))
         if not chosen.all():
-            words = f"an action that is none of the choices 0 to {spec.choices - 1}"
+            words = f"the action is not one of the choices 0 to {spec.choices - 1}"
             raise Refusal("BadArgumentError", words)
     return actions

@@ -1,4 +1,4 @@
-"""What a simulator says of itself: checked once, where it is loaded."""
+"""A simulator's description of itself, checked once when it is loaded."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The numbers that a simulator takes and gives.
+    """The sizes of a simulator's actions and results.
 
     Attributes
     ----------
     text : str
-        Its JSON, with defaults filled in.
+        The JSON, with defaults filled in.
     actions, observations, scores : int
-        How many numbers `step` takes, `get_state` and `get_score` give.
+        How many numbers `step` takes, and `get_state` and `get_score` return.
     choices : int or None
-        A discrete action is one of so many.
+        The number of choices of a discrete action.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Spec:
 
     @property
     def record(self) -> int:
-        """Numbers of one instance after a step: observation, scores, whether it has ended."""
+        """Length of a record: observation, scores, end-of-episode flag."""
         return self.observations + self.scores + 1
 
 
@@ -47,7 +47,7 @@ def parse(library: str, text: str) -> Spec:
     Raises
     ------
     Failure
-        LibraryLoadError, which names what is wrong in it.
+        LibraryLoadError, which names the fault.
     """
 
     def require(holds: bool, words: str) -> None:
@@ -62,7 +62,7 @@ def parse(library: str, text: str) -> Spec:
         ) from None
     require(isinstance(spec, dict), f"is a {type(spec).__name__}, not an object")
     unknown = sorted(set(spec) - KEYS)
-    require(not unknown, f"has unknown keys {unknown}; there are {', '.join(sorted(KEYS))}")
+    require(not unknown, f"has unknown keys {unknown}; known keys are {', '.join(sorted(KEYS))}")
     for key in ("observation", "action"):
         require(isinstance(spec.get(key), dict), f"needs {key!r}: {{'shape': [...], ...}}")
 
@@ -72,23 +72,24 @@ def parse(library: str, text: str) -> Spec:
     if choices is None:
         actions = _box(action, "action", require)
     else:
-        require(_whole(choices, 1), f"has action n={choices!r}: a whole number, at least 1")
+        require(_whole(choices, 1), f"has action n={choices!r}: not an integer >= 1")
         actions = 1
     agents = spec.setdefault("agents", 1)
-    require(_whole(agents, 1), f"has agents={agents!r}: a whole number, at least 1")
+    require(_whole(agents, 1), f"has agents={agents!r}: not an integer >= 1")
     if agents > 1:
         for key in ("observation", "action"):
             shape = spec[key].get("shape") or [0]
-            require(shape[0] == agents, f"has {agents} agents, and {key} shape {shape}: they first")
+            words = f"has {agents} agents, so {key} shape {shape} must begin with {agents}"
+            require(shape[0] == agents, words)
     length = spec.setdefault("episode_length", None)
-    require(length is None or _whole(length, 1), f"has episode_length={length!r}: over 0, or null")
+    require(length is None or _whole(length, 1), f"has episode_length={length!r}: not > 0 or null")
     step = spec.setdefault("time_step", 1.0)
-    require(isinstance(step, int | float), f"has time_step={step!r}: a number")
+    require(isinstance(step, int | float), f"has time_step={step!r}: not a number")
     info = spec.setdefault("info", [])
     named = isinstance(info, list) and all(isinstance(name, str) for name in info)
-    require(named, f"has info={info!r}: a list of names")
+    require(named, f"has info={info!r}: not a list of names")
     picture = spec.setdefault("render", None)
-    require(picture is None or isinstance(picture, dict), f"has render={picture!r}: an object")
+    require(picture is None or isinstance(picture, dict), f"has render={picture!r}: not an object")
     spec.setdefault("name", library)
     spec.setdefault("score", "")
     return Spec(json.dumps(spec), actions, observations, agents + len(info), choices)
@@ -99,17 +100,17 @@ def _whole(value: Any, least: int) -> bool:
 
 
 def _box(box: dict[str, Any], key: str, require: Any) -> int:
-    """How many numbers a box holds."""
+    """How many numbers a box contains."""
     shape: Any = box.get("shape")
     valid = isinstance(shape, list) and all(_whole(n, 1) for n in shape)
-    require(valid, f"has {key} shape {shape!r}: a list of whole numbers over 0")
+    require(valid, f"has {key} shape {shape!r}: not a list of integers > 0")
     dtype = box.setdefault("dtype", "float32")
     known = isinstance(dtype, str) and dtype.rstrip("0123456789") in ("float", "int", "uint")
-    require(known, f"has {key} dtype {dtype!r}: one such as 'float32' or 'int64'")
+    require(known, f"has {key} dtype {dtype!r}: not one such as 'float32' or 'int64'")
     size = int(math.prod(shape))
     for end in ("low", "high"):
         bound = box.setdefault(end, None)
         numbers = bound if isinstance(bound, list) else [0.0 if bound is None else bound]
         fits = all(isinstance(n, int | float) for n in numbers) and len(numbers) in (1, size)
-        require(fits, f"has {key} {end}={bound!r}: a number, null, or a list of {size} numbers")
+        require(fits, f"has {key} {end}={bound!r}: not a number, null, or a list of {size} numbers")
     return size

@@ -70,13 +70,13 @@ def test_in_python(tmp_path: Path) -> None:
 def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "my_lib").mkdir()
     said = run("alchemist", "new-library", "my_lib", cwd=tmp_path, code=1)
-    assert said == f"alchemist: {tmp_path / 'my_lib'} is there already: nothing in it was touched\n"
+    assert said == f"alchemist: {tmp_path / 'my_lib'} already exists: nothing in it was changed\n"
     assert list((tmp_path / "my_lib").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["my-lib", "1st", "Mine", "class", "../mine", "é", ""])
 def test_a_name_must_be_one_of_a_module(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="cannot name a library"):
+    with pytest.raises(ValueError, match="is not a valid library name"):
         scaffold.new_library(name, "c", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -85,7 +85,7 @@ def test_a_name_must_be_one_of_a_module(tmp_path: Path, name: str) -> None:
 def test_a_name_must_not_mean_something_else(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="take another"):
         scaffold.new_library(name, "python", tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):
         scaffold.new_library("mine", "python", tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
 
