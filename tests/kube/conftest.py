@@ -23,7 +23,7 @@ LIMIT_S = 900.0  # for one test, on a machine that others use too
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kube", "a real Kubernetes")
     group.addoption("--image", help="a tar with alchemist-on-ray's image (default: built)")
-    group.addoption("--write-timings", action="store_true", help="into kuberay/README.md")
+    group.addoption("--write-timings", action="store_true", help="into docs/kubernetes.md")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

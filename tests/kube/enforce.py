@@ -116,6 +116,9 @@ class Rules:
     def _addresses(self, peers: list[Map], space: str) -> list[str]:
         found = set()
         for peer in peers:
+            if set(peer) == {"ipBlock"} and set(peer["ipBlock"]) == {"cidr"}:
+                found.add(peer["ipBlock"]["cidr"])
+                continue
             if set(peer) - {"podSelector", "namespaceSelector"}:
                 raise ValueError(f"not known here: {peer}")
             for pod in self._pods:

@@ -24,7 +24,7 @@ def render(*words: str) -> str:
 
 
 def test_the_demo_runs_as_a_job_with_a_gang_across_two_pods(kube: Cluster) -> None:
-    where = ("--namespace", NAMESPACE, "--name", "demo", "--network-policy")
+    where = ("--namespace", NAMESPACE, "--name", "demo")
     text = render(*where, "--job", "alchemist demo --workers 2 --out /tmp/out")
     with kube.timings("RayJob: head and 2 worker pods up, `alchemist demo`, done"):
         kube.kubectl("apply", "-f", "-", given=text)

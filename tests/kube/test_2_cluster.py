@@ -1,4 +1,4 @@
-"""`kuberay/base` with a network policy: what its pods are, who reaches them, and pods that die."""
+"""`kuberay/base`: what its pods are, who reaches them, and pods that die."""
 
 from __future__ import annotations
 
@@ -9,26 +9,19 @@ from typing import Any
 import pytest
 
 from tests.kube import node
-from tests.kube.cluster import Cluster
+from tests.kube.cluster import ROOT, Cluster
 from tests.kube.running import Program, program, text
 
 NAMESPACE = "alchemist"
 UP_S = 400.0
-SITE = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [kuberay/base]
-components: [kuberay/components/network-policy]
-"""
 IMAGE = "alchemist-on-ray:0.1.0"
 
 
 @pytest.fixture(scope="module")
 def ray(kube: Cluster) -> Iterator[Cluster]:
     """A head and two workers, as `kubectl apply -k` makes them."""
-    folder = kube.kustomized("policed", SITE)
     with kube.timings("RayCluster of kuberay/base: head and 2 worker pods ready"):
-        kube.kubectl("apply", "-k", folder)
+        kube.kubectl("apply", "-k", ROOT / "kuberay" / "base")
         kube.wait_for("three ready pods", lambda: kube.is_ready(NAMESPACE, 3), UP_S)
     yield kube
     with kube.timings("its namespace deleted"):
@@ -225,7 +218,7 @@ def test_a_pod_that_is_killed_is_named(ray: Cluster) -> None:
 def test_a_head_that_dies_takes_all_along_and_comes_back(ray: Cluster) -> None:
     ray.wait_for("three ready pods", lambda: ray.is_ready(NAMESPACE, 3), UP_S)
     before = containers(ray, "worker")
-    with ray.timings("the head's processes killed: all three pods anew, and a gang on two"):
+    with ray.timings("the head's processes killed: all three pods restarted, and a gang on two"):
         kill(ray, ray.head(NAMESPACE))
         ray.wait_for(
             "workers that have started again",

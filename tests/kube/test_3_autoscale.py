@@ -18,7 +18,7 @@ LIMIT = 2 << 30  # bytes, of a worker pod
 @pytest.fixture(scope="module")
 def ray(kube: Cluster) -> Iterator[Cluster]:
     """A head alone, from which the cluster grows."""
-    words = ("--autoscale", "--idle-timeout-s", "10", "--workers", "2", "--network-policy")
+    words = ("--autoscale", "--idle-timeout-s", "10", "--workers", "2")
     with kube.timings("RayCluster with --autoscale: head ready, no workers"):
         text = render("--namespace", NAMESPACE, "--name", NAMESPACE, *words)
         kube.kubectl("apply", "-f", "-", given=text)

@@ -33,7 +33,7 @@ def fakes(kube: Cluster) -> Iterator[Cluster]:
 
 
 def _node(number: int) -> dict[str, Any]:
-    room = {"cpu": "16", "memory": "128Gi", "pods": "110"}
+    room = {"cpu": "16", "memory": "128Gi", "ephemeral-storage": "100Gi", "pods": "110"}
     name = f"fake-{number}"
     return {
         "apiVersion": "v1",
@@ -85,7 +85,6 @@ def test_500_workers(fakes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     options = ClusterOptions(
         name=NAMESPACE, namespace=NAMESPACE, workers=WORKERS, cpus=16, memory="64Gi",
-        network_policy=True, monitoring=False,
     )  # fmt: skip
     objects = manifests(options)
     size = len(to_yaml(objects))

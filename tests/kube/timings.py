@@ -1,4 +1,4 @@
-"""How long each step took, in the order of the steps; a table of it for ``kuberay/README.md``."""
+"""How long each step took, in the order of the steps; a table of it for ``docs/kubernetes.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "kuberay" / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubernetes.md"
 MARK = re.compile(r"(<!-- timings:.*?-->\n).*?(<!-- /timings -->)", re.S)
 
 
@@ -38,6 +38,6 @@ class Timings:
         return f"| step | time |\n|---|---|\n{rows}"
 
     def write(self, head: str) -> None:
-        """Into the README, at its marked place."""
-        text = README.read_text()
-        README.write_text(MARK.sub(lambda m: f"{m[1]}{head}\n\n{self.table()}{m[2]}", text))
+        """Write the table to its marked place in the page."""
+        text = PAGE.read_text()
+        PAGE.write_text(MARK.sub(lambda m: f"{m[1]}{head}\n\n{self.table()}{m[2]}", text))

@@ -1,6 +1,6 @@
-"""Kubernetes manifests for a Ray cluster with gangs, from a few options; see ``kuberay/README.md``.
+"""Kubernetes manifests for a Ray cluster with gangs; see ``kuberay/README.md``.
 
-Imports no Kubernetes client and talks to no cluster: what it makes is text for ``kubectl``.
+The renderer produces text for ``kubectl``: it imports no Kubernetes client and contacts no cluster.
 """
 
 from alchemist_ray.deploy.kubernetes.manifests import manifests, to_yaml

@@ -1,21 +1,21 @@
-"""A Grafana dashboard of the cluster as gangs see it, of metrics that Ray exports itself."""
+"""A Grafana dashboard for clusters with gangs, of metrics that Ray exports."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Map = dict[str, Any]
-WIDTH, HEIGHT = 12, 8  # of a panel, in units of the grid of 24
+WIDTH, HEIGHT = 12, 8  # of a panel; Grafana's grid is 24 wide
 ONLY = 'namespace="$namespace"'
 # Title, unit, and for each line its query and legend.
 PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     (
-        "Gangs: reservations by state (PENDING: waits for CPUs)",
+        "Gangs: reservations by state (PENDING: waiting for CPUs)",
         "short",
         ((f"sum(ray_placement_groups{{{ONLY}}}) by (State)", "{{State}}"),),
     ),
     (
-        "Sessions' managers, agents, driver",
+        "Group managers, agents and drivers",
         "short",
         (
             (
@@ -26,11 +26,11 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
-        "CPUs that Ray has given out",
+        "CPUs reserved in Ray",
         "short",
         (
             (f'sum(ray_resources{{Name="CPU",State="USED",{ONLY}}}) by (pod)', "{{pod}}"),
-            (f'sum(ray_resources{{Name="CPU",{ONLY}}})', "all there are"),
+            (f'sum(ray_resources{{Name="CPU",{ONLY}}})', "total"),
         ),
     ),
     (
@@ -43,7 +43,7 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         "bytes",
         (
             (f"ray_node_mem_used{{{ONLY}}}", "{{pod}}"),
-            (f"min(ray_node_mem_total{{{ONLY}}})", "the smallest pod's limit"),
+            (f"min(ray_node_mem_total{{{ONLY}}})", "limit of the smallest pod"),
         ),
     ),
     (
@@ -52,17 +52,17 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ((f"sum(ray_object_store_memory{{{ONLY}}}) by (Location)", "{{Location}}"),),
     ),
     (
-        "Network, sent by pod (MPI between pods, matrices to other nodes)",
+        "Network: sent by pod (MPI between pods, matrices to other nodes)",
         "Bps",
         ((f"ray_node_network_send_speed{{{ONLY}}}", "{{pod}}"),),
     ),
     (
-        "Network, received by pod",
+        "Network: received by pod",
         "Bps",
         ((f"ray_node_network_receive_speed{{{ONLY}}}", "{{pod}}"),),
     ),
     (
-        "Autoscaler: pods there are, and on their way",
+        "Autoscaler: active and pending pods",
         "short",
         (
             (f"sum(autoscaler_active_nodes{{{ONLY}}}) by (NodeType)", "{{NodeType}}"),
@@ -70,7 +70,7 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
-        "Ray workers that Ray has ended for want of memory, or lost",
+        "Ray workers evicted for lack of memory, or lost",
         "short",
         (
             (f"sum(ray_memory_manager_worker_eviction_total{{{ONLY}}})", "evicted"),
@@ -97,7 +97,7 @@ def _panel(number: int, title: str, unit: str, lines: tuple[tuple[str, str], ...
 
 
 def dashboard() -> Map:
-    """The dashboard, as Grafana imports it."""
+    """Return the dashboard, as Grafana imports it."""
     source = {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 0}
     space = {
         "name": "namespace",

@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 
 from alchemist_ray.deploy.kubernetes.dashboard import dashboard
+from alchemist_ray.deploy.kubernetes.network import METRICS_PORTS, network_policies
+from alchemist_ray.deploy.kubernetes.objects import make_object, members
 from alchemist_ray.deploy.kubernetes.options import ClusterOptions
 from alchemist_ray.deploy.kubernetes.pods import (
-    HEAD_PORTS,
-    container_security,
+    autoscaler,
     head_group,
     labels,
     submitter,
@@ -20,52 +21,40 @@ from alchemist_ray.deploy.kubernetes.pods import (
 from alchemist_ray.deploy.kubernetes.versions import RAY_VERSION
 
 Map = dict[str, Any]
-JOB_TTL_S = 60  # how long a finished job's cluster stays, for a look at it
-SCRAPE_NAMESPACE = "monitoring"  # where Prometheus usually lives
+JOB_TTL_S = 60  # a finished job's cluster stays this long, for inspection
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block."""
+
+
+def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _write_text)
 
 
 def manifests(o: ClusterOptions) -> list[Map]:
-    """Everything that the options ask for."""
+    """Return all objects that the options ask for."""
     found = [namespace(o), *accounts(o), ray_cluster(o) if o.job is None else ray_job(o)]
     found.append(disruption_budget(o))
-    if o.network_policy:
-        found.append(network_policy(o))
+    if o.is_isolated:
+        found += network_policies(o)
     if o.monitoring:
         found += monitors(o)
     return found
 
 
 def to_yaml(objects: list[Map]) -> str:
-    """One YAML stream."""
-    text: str = yaml.safe_dump_all(objects, sort_keys=False)
+    """Return one YAML stream."""
+    text: str = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False)
     return text
 
 
-def _object(o: ClusterOptions, api: str, kind: str, name: str, **fields: Any) -> Map:
-    metadata: Map = {"name": name, "namespace": o.namespace, "labels": _labels(o)}
-    return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
-
-
-def _labels(o: ClusterOptions) -> Map:
-    return {
-        "app.kubernetes.io/part-of": "alchemist-on-ray",
-        "app.kubernetes.io/instance": o.name,
-    }
-
-
-def _members(o: ClusterOptions, *components: str) -> Map:
-    """A selector of our pods; none named: of head and workers."""
-    chosen = list(components or ("head", "worker"))
-    return {
-        "matchLabels": {"app.kubernetes.io/instance": o.name},
-        "matchExpressions": [
-            {"key": "app.kubernetes.io/component", "operator": "In", "values": chosen}
-        ],
-    }
-
-
 def namespace(o: ClusterOptions) -> Map:
-    """The namespace; Kubernetes itself refuses pods there that want more than they need."""
+    """Return the namespace, in which Kubernetes refuses privileged pods."""
     level = "privileged" if o.host_network else "restricted"
     return {
         "apiVersion": "v1",
@@ -78,37 +67,28 @@ def namespace(o: ClusterOptions) -> Map:
 
 
 def accounts(o: ClusterOptions) -> list[Map]:
-    """Service accounts without any rights; KubeRay adds what its autoscaler needs to one."""
+    """Return service accounts without rights; KubeRay binds a role to the autoscaler's."""
     names = [o.name, f"{o.name}-autoscaler"] if o.autoscale else [o.name]
     return [
-        _object(o, "v1", "ServiceAccount", name, automountServiceAccountToken=False)
+        make_object(o, "v1", "ServiceAccount", name, automountServiceAccountToken=False)
         for name in names
     ]
 
 
 def cluster_spec(o: ClusterOptions) -> Map:
-    """The cluster, of a RayCluster or within a RayJob."""
+    """Return the specification of the cluster, for a RayCluster or within a RayJob."""
     spec: Map = {"rayVersion": RAY_VERSION, "authOptions": {"mode": "token"}}
     if o.autoscale:
-        small = {"cpu": "500m", "memory": "1Gi"}
         spec["enableInTreeAutoscaling"] = True
-        spec["autoscalerOptions"] = {
-            "version": "v2",
-            "idleTimeoutSeconds": o.idle_timeout_s,
-            "imagePullPolicy": o.pull_policy,
-            "resources": {"requests": small, "limits": dict(small)},
-            "securityContext": container_security(),
-            "env": [{"name": "HOME", "value": "/tmp"}],
-            "volumeMounts": [{"name": "autoscaler-tmp", "mountPath": "/tmp"}],
-        }
+        spec["autoscalerOptions"] = autoscaler(o)
     spec["headGroupSpec"] = head_group(o)
     spec["workerGroupSpecs"] = [worker_group(o)]
     return spec
 
 
-def _scheduled(o: ClusterOptions, owner: Map) -> Map:
-    """What a gang scheduler looks for on a RayCluster or RayJob."""
-    wanted: dict[str | None, Map] = {
+def _with_scheduler(o: ClusterOptions, owner: Map) -> Map:
+    """Add the labels by which a gang scheduler finds a RayCluster or RayJob."""
+    by_scheduler: dict[str | None, Map] = {
         "scheduler-plugins": {"ray.io/gang-scheduling-enabled": "true"},
         "volcano": {"volcano.sh/queue-name": o.queue_name},
         "yunikorn": {
@@ -118,19 +98,21 @@ def _scheduled(o: ClusterOptions, owner: Map) -> Map:
         },
         "kueue": {"kueue.x-k8s.io/queue-name": o.queue_name},
     }
-    owner["metadata"]["labels"] |= wanted.get(o.gang, {})
-    # Our own command stays: tini is process 1 (see pods.START).
+    owner["metadata"]["labels"] |= by_scheduler.get(o.gang, {})
+    # KubeRay keeps our command, with tini as process 1 (see pods.START).
     owner["metadata"]["annotations"] = {"ray.io/overwrite-container-cmd": "true"}
     return owner
 
 
 def ray_cluster(o: ClusterOptions) -> Map:
-    """A cluster that stands until it is deleted."""
-    return _scheduled(o, _object(o, "ray.io/v1", "RayCluster", o.name, spec=cluster_spec(o)))
+    """Return a cluster that exists until it is deleted."""
+    return _with_scheduler(
+        o, make_object(o, "ray.io/v1", "RayCluster", o.name, spec=cluster_spec(o))
+    )
 
 
 def ray_job(o: ClusterOptions) -> Map:
-    """A cluster for one command, gone after it."""
+    """Return a cluster for one command, deleted after it."""
     spec: Map = {
         "entrypoint": o.job,
         "submissionMode": "K8sJobMode",
@@ -140,84 +122,41 @@ def ray_job(o: ClusterOptions) -> Map:
         "submitterPodTemplate": submitter(o),
         "rayClusterSpec": cluster_spec(o),
     }
-    return _scheduled(o, _object(o, "ray.io/v1", "RayJob", o.name, spec=spec))
+    return _with_scheduler(o, make_object(o, "ray.io/v1", "RayJob", o.name, spec=spec))
 
 
 def disruption_budget(o: ClusterOptions) -> Map:
-    """No pod is evicted for convenience: it would take every gang on it along.
+    """Return the budget that refuses voluntary evictions: they would end every gang on the pod.
 
-    A plain number: a RayCluster has no scale by which Kubernetes could reckon shares.
+    With `autoscale` it protects the head only. Workers are optional then, and nodes with workers
+    can be drained. The numbers are absolute: a RayCluster has no scale subresource, which
+    percentages need.
     """
+    components = ("head",) if o.autoscale else ("head", "worker")
     spec = {
-        "minAvailable": o.workers + 1,
+        "minAvailable": 1 if o.autoscale else o.workers + 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": _members(o),
+        "selector": members(o, *components),
     }
-    return _object(o, "policy/v1", "PodDisruptionBudget", o.name, spec=spec)
-
-
-def network_policy(o: ClusterOptions) -> Map:
-    """Pods of the cluster reach each other on all ports, because a gang's ports are any free ones.
-
-    Beside that: the operator and a job's submitter reach the dashboard's port, Prometheus reads
-    metrics, and names are looked up. Everything else is refused, both ways.
-    """
-    anywhere: Map = {"namespaceSelector": {}}
-    dashboard_port = [{"protocol": "TCP", "port": HEAD_PORTS["dashboard"]}]
-    operator = {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
-    prometheus = {"matchLabels": {"kubernetes.io/metadata.name": SCRAPE_NAMESPACE}}
-    scraped = [
-        {"protocol": "TCP", "port": HEAD_PORTS[name]}
-        for name in ("metrics", "as-metrics", "dash-metrics")
-    ]
-    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-    egress: list[Map] = [
-        {"to": [{"podSelector": _members(o)}]},
-        {"to": [anywhere], "ports": names},
-    ]
-    if o.autoscale:
-        # The Kubernetes API has no labels to be named by.
-        egress.append({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]})
-    spec = {
-        "podSelector": _members(o),
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [
-            {"from": [{"podSelector": _members(o)}]},
-            {
-                "from": [
-                    {**anywhere, "podSelector": operator},
-                    {"podSelector": _members(o, "submitter")},
-                ],
-                "ports": dashboard_port,
-            },
-            {"from": [{"namespaceSelector": prometheus}], "ports": scraped},
-        ],
-        "egress": egress,
-    }
-    return _object(o, "networking.k8s.io/v1", "NetworkPolicy", o.name, spec=spec)
+    return make_object(o, "policy/v1", "PodDisruptionBudget", o.name, spec=spec)
 
 
 def monitors(o: ClusterOptions) -> list[Map]:
-    """What the Prometheus operator and Grafana's side-car look for."""
+    """Return objects for the Prometheus operator and for the side-car of Grafana."""
     service = {
         "selector": {"matchLabels": {"ray.io/node-type": "head"}},
-        "endpoints": [{"port": name} for name in ("metrics", "as-metrics", "dash-metrics")],
+        "endpoints": [{"port": name} for name in METRICS_PORTS],
     }
     pods = {
         "selector": {"matchLabels": labels(o, "worker")},
         "podMetricsEndpoints": [{"port": "metrics"}],
     }
-    name = f"{o.name}-dashboard"
-    board = _object(
-        o,
-        "v1",
-        "ConfigMap",
-        name,
-        data={"alchemist.json": json.dumps(dashboard(), indent=1) + "\n"},
-    )
+    data = {"alchemist.json": json.dumps(dashboard(), indent=1) + "\n"}
+    board = make_object(o, "v1", "ConfigMap", f"{o.name}-dashboard", data=data)
     board["metadata"]["labels"]["grafana_dashboard"] = "1"
+    api = "monitoring.coreos.com/v1"
     return [
-        _object(o, "monitoring.coreos.com/v1", "ServiceMonitor", f"{o.name}-head", spec=service),
-        _object(o, "monitoring.coreos.com/v1", "PodMonitor", f"{o.name}-workers", spec=pods),
+        make_object(o, api, "ServiceMonitor", f"{o.name}-head", spec=service),
+        make_object(o, api, "PodMonitor", f"{o.name}-workers", spec=pods),
         board,
     ]

@@ -1,7 +1,8 @@
-"""What can be asked of a cluster on Kubernetes, checked before anything is rendered."""
+"""Options of a cluster on Kubernetes, checked before anything is rendered."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -9,12 +10,16 @@ from alchemist_ray.deploy.kubernetes.versions import IMAGE
 
 GANG_SCHEDULERS = ("scheduler-plugins", "volcano", "yunikorn", "kueue")
 QUEUES = {"volcano": "default", "yunikorn": "root.default", "kueue": "alchemist"}
-OBJECT_STORE_SHARE = 0.3  # of a pod's memory, as Ray takes it; the rest is for ranks and tasks
+OBJECT_STORE_SHARE = 0.3  # of a pod's memory, Ray's own default; ranks and tasks get the rest
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-CLUSTER_NAME_LIMIT = 53  # KubeRay makes longer names of it, which must be DNS labels
+CLUSTER_NAME_LIMIT = 53  # KubeRay derives longer names from it, which must be DNS labels
 JOB_NAME_LIMIT = 47
+NAMESPACE_LIMIT = 63
+GIB = 1 << 30
 SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SUFFIXES |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+# The API server of most clusters has an address in one of these (RFC 1918, RFC 6598).
+PRIVATE_NETWORKS = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +29,55 @@ class ClusterOptions:
     Parameters
     ----------
     name, namespace : str
-        Of the RayCluster (or RayJob); DNS labels.
+        Of the RayCluster or RayJob; DNS labels.
     image : str
-        With alchemist-on-ray, tini, bash and a user of id 1000. A tag or digest, never `latest`.
+        An image with alchemist-on-ray, tini, bash and a user with id 1000. It needs a tag or
+        digest other than `latest`.
     pull_policy : {"IfNotPresent", "Always", "Never"}
     workers : int
-        Worker pods. Each takes as many ranks as it has CPUs.
+        Worker pods. Each has room for as many ranks as it has CPUs.
     cpus : int
-        CPUs of each worker pod: whole ones, so that a kubelet with the static CPU manager
-        gives ranks cores of their own.
+        CPUs of each worker pod. Whole CPUs let a kubelet with the static CPU manager give ranks
+        exclusive cores.
     memory : str
-        Memory of each worker pod, a Kubernetes quantity. It is the limit of everything in
-        the pod: ranks, object store and /dev/shm.
+        Memory limit of each worker pod, a Kubernetes quantity. It covers everything in the pod:
+        ranks, object store and /dev/shm.
     head_cpus, head_memory : str
-        Of the head pod, which runs no ranks.
+        CPUs and memory of the head pod, which runs no ranks.
+    storage : str
+        Disk space of each pod, a Kubernetes quantity: Ray's logs and spilled objects in /tmp.
+        A pod that exceeds it is evicted.
     autoscale : bool
-        From 0 to `workers` pods, as gangs ask for them; else always `workers`.
+        Scale between 0 and `workers` pods with the demand of gangs. Default: always `workers`.
     idle_timeout_s : int
-        Seconds after which the autoscaler takes an idle pod away.
+        Seconds after which the autoscaler removes an idle pod.
     gang : str, optional
-        One of `GANG_SCHEDULERS`: all pods are scheduled, or none.
+        One of `GANG_SCHEDULERS`, which schedules all pods or none.
     queue : str, optional
-        Of the gang scheduler. Default: see `QUEUES`.
+        Queue of the gang scheduler. Default: see `QUEUES`.
     host_network : bool
-        Worker pods use their node's network, one pod to a node.
+        Worker pods use the network of their node, one pod per node.
     rdma_resource : str, optional
-        What the nodes' RDMA device plugin calls its devices; with `host_network`.
-    network_policy : bool
-        Let nobody reach the pods but each other, the operator and Prometheus.
+        Resource name of the RDMA devices in the device plugin; requires `host_network`.
+    network_policy : bool, optional
+        Isolate the pods with NetworkPolicies. Default: True, but False with `host_network`:
+        policies do not apply to pods on the network of their node.
+    operator_namespace : str
+        Namespace of KubeRay's operator, which the policy admits to the dashboard port.
+    api_server : str
+        Networks of the Kubernetes API server, comma-separated, that the policy opens to the
+        autoscaler. Default: all private IPv4 networks.
     monitoring : bool
-        ServiceMonitor, PodMonitor and a Grafana dashboard, for the Prometheus operator.
+        Create a ServiceMonitor, a PodMonitor and a Grafana dashboard for the Prometheus operator.
+    monitoring_namespace : str
+        Namespace of Prometheus, which the policy admits to the metrics ports.
     job : str, optional
-        A shell command: render a RayJob that makes the cluster, runs it and ends.
+        Shell command. Render a RayJob, which creates the cluster, runs the command and ends.
 
     Raises
     ------
     ValueError
-        For what cannot be; it names the option.
+        For an invalid value or combination; the message names the option.
     """
 
     name: str = "alchemist"
@@ -72,79 +89,112 @@ class ClusterOptions:
     memory: str = "16Gi"
     head_cpus: str = "2"
     head_memory: str = "8Gi"
+    storage: str = "8Gi"
     autoscale: bool = False
     idle_timeout_s: int = 60
     gang: str | None = None
     queue: str | None = None
     host_network: bool = False
     rdma_resource: str | None = None
-    network_policy: bool = False
+    network_policy: bool | None = None
+    operator_namespace: str = "default"
+    api_server: str = ",".join(PRIVATE_NETWORKS)
     monitoring: bool = False
+    monitoring_namespace: str = "monitoring"
     job: str | None = None
 
     def __post_init__(self) -> None:
         limit = CLUSTER_NAME_LIMIT if self.job is None else JOB_NAME_LIMIT
-        for what, value, most in (("name", self.name, limit), ("namespace", self.namespace, 63)):
-            if not NAME.fullmatch(value) or len(value) > most:
-                raise ValueError(
-                    f"{what}={value!r}: it must be at most {most} of a-z, 0-9 and -, begin with a "
-                    "letter and not end with -"
-                )
+        _check_name("name", self.name, limit)
+        for option in ("namespace", "operator_namespace", "monitoring_namespace"):
+            _check_name(option, getattr(self, option), NAMESPACE_LIMIT)
         tag = self.image.rpartition("/")[2].partition(":")[2]
         if not tag or tag == "latest":
             raise ValueError(
                 f"image={self.image!r}: name a version (repository/name:tag or @sha256:...): all "
-                "pods of a cluster must run the same, also those that come later"
+                "pods of a cluster must run the same image, including pods that start later"
             )
-        for option, number in (("workers", self.workers), ("cpus", self.cpus)):
+        for option, number in (
+            ("workers", self.workers),
+            ("cpus", self.cpus),
+            ("idle_timeout_s", self.idle_timeout_s),
+        ):
             if number < 1:
                 raise ValueError(f"{option}={number}: it must be at least 1")
-        if self.idle_timeout_s < 1:
-            raise ValueError(f"idle_timeout_s={self.idle_timeout_s}: it must be at least 1")
-        for option, text in (("memory", self.memory), ("head_memory", self.head_memory)):
-            if quantity_bytes(text, option) < 1 << 30:
+        for option in ("memory", "head_memory", "storage"):
+            text = getattr(self, option)
+            if quantity_bytes(text, option) < GIB:
                 raise ValueError(f"{option}={text!r}: Ray and its object store need 1Gi or more")
-        self._check_together()
+        for network in self.api_networks:
+            _check_network(network)
+        self._check_combinations()
 
-    def _check_together(self) -> None:
+    def _check_combinations(self) -> None:
         if self.gang is not None and self.gang not in GANG_SCHEDULERS:
-            raise ValueError(f"gang={self.gang!r}: it is one of {', '.join(GANG_SCHEDULERS)}")
+            raise ValueError(f"gang={self.gang!r}: it must be one of {', '.join(GANG_SCHEDULERS)}")
         if self.gang is not None and self.autoscale:
             raise ValueError(
                 "gang and autoscale exclude each other: a gang scheduler admits all pods of a "
-                "cluster at once, the autoscaler asks for them one by one. Choose one"
+                "cluster at once, the autoscaler requests them one by one. Choose one"
             )
         if self.gang == "scheduler-plugins" and self.job is not None:
             raise ValueError(
-                "gang='scheduler-plugins' with a job: KubeRay 1.6 refuses RayJobs under it. Take "
+                "gang='scheduler-plugins' with a job: KubeRay 1.6 refuses RayJobs under it. Use "
                 "another gang scheduler, or a RayCluster and `ray job submit`"
             )
         if self.queue is not None and self.gang not in QUEUES:
             raise ValueError(f"queue={self.queue!r}: only {', '.join(QUEUES)} have queues")
         if self.rdma_resource is not None and not self.host_network:
-            raise ValueError("rdma_resource needs host_network: the devices are the node's")
+            raise ValueError("rdma_resource needs host_network: the devices belong to the node")
         if self.host_network and self.network_policy:
             raise ValueError(
-                "network_policy does not hold for pods on their node's network: leave it out and "
-                "guard the nodes (a gang's ports ask for its token all the same)"
+                "network_policy does not apply to pods on the network of their node: leave it out "
+                "and protect the nodes with a firewall"
             )
 
     @property
+    def is_isolated(self) -> bool:
+        """Whether NetworkPolicies surround the pods."""
+        return not self.host_network if self.network_policy is None else self.network_policy
+
+    @property
+    def api_networks(self) -> list[str]:
+        """Networks in which the Kubernetes API server is."""
+        return [network.strip() for network in self.api_server.split(",")]
+
+    @property
     def object_store_bytes(self) -> tuple[int, int]:
-        """Of the head's object store and of a worker's."""
+        """Sizes of the head's object store and of a worker's."""
         head = quantity_bytes(self.head_memory, "head_memory")
         worker = quantity_bytes(self.memory, "memory")
         return int(head * OBJECT_STORE_SHARE), int(worker * OBJECT_STORE_SHARE)
 
     @property
     def queue_name(self) -> str:
-        """The gang scheduler's queue."""
+        """Queue of the gang scheduler."""
         return self.queue or QUEUES.get(self.gang or "", "")
 
 
 def quantity_bytes(text: str, option: str) -> int:
-    """Bytes of a Kubernetes quantity (``8Gi``). Raises `ValueError`, which names the option."""
+    """Convert a Kubernetes quantity (``8Gi``). Raises `ValueError`, which names the option."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text)
     if not found:
-        raise ValueError(f"{option}={text!r}: it is a quantity of Kubernetes, like 8Gi or 500M")
+        raise ValueError(f"{option}={text!r}: it must be a Kubernetes quantity, like 8Gi or 500M")
     return int(float(found[1]) * SUFFIXES[found[2] or ""])
+
+
+def _check_name(option: str, value: str, limit: int) -> None:
+    if not NAME.fullmatch(value) or len(value) > limit:
+        raise ValueError(
+            f"{option}={value!r}: it must have at most {limit} characters a-z, 0-9 and -, begin "
+            "with a letter and not end with -"
+        )
+
+
+def _check_network(text: str) -> None:
+    try:
+        prefix = ipaddress.ip_network(text).prefixlen
+    except ValueError as error:
+        raise ValueError(f"api_server={text!r}: {error}; give networks like 10.0.0.1/32") from None
+    if prefix == 0:
+        raise ValueError(f"api_server={text!r}: it must not be the whole Internet")

@@ -1,4 +1,4 @@
-"""The pods of a cluster: how Ray's head and workers run in them."""
+"""Pod templates of a cluster: how Ray's head and workers run in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alchemist_ray.deploy.kubernetes.options import ClusterOptions
 
 Map = dict[str, Any]
 
-# Fixed, so that firewalls can be told; a gang's own ports are any free ones, pod to pod.
+# Fixed ports, for firewalls. The ports of a gang are any free ones, from pod to pod.
 RAY_PORTS = {
     "node-manager-port": 6380,
     "object-manager-port": 6381,
@@ -29,21 +29,24 @@ HEAD_PORTS = {
 WORKER_PORTS = {"metrics": 8080}
 HEALTH = {"path": "/api/healthz", "port": RAY_PORTS["dashboard-agent-listen-port"]}
 USER = 1000
-GRACE_S = 30  # after which Kubernetes kills; a pod is gone in DRAIN_S and a bit
-DRAIN_S = 5  # how long Ray waits for a pod that is told to go to fall idle, which ours do not
-# Ray is told first (tini passes it on), so that nothing new comes to this pod; then proxies, each
-# of which says why its gang is about to end.
-FAREWELL = (
+KILL_S = 30  # Kubernetes kills a pod that takes longer to end; ours take DRAIN_S and 2 s
+DRAIN_S = 5  # Ray waits this long for an ending pod to become idle; a pod with an agent never does
+# Ray first (tini passes the signal on), which stops new work; then the proxies, which report the
+# reason to their gangs.
+PRE_STOP = (
     'kill -TERM 1; sleep 1; for pid in /tmp/alchemist-*/pid; do [ -f "$pid" ] && kill -TERM '
     '"$(<"$pid")"; done; sleep 1'
 )
-# KubeRay makes `ray start ...`; tini stays process 1, because ranks whose proxy has died are
-# nobody's children then, and must be reaped.
+# KubeRay sets the variable to `ray start ...`. tini stays process 1: it reaps ranks that lost
+# their proxy, which Ray does not.
 START = 'ulimit -n 65536; eval exec "$KUBERAY_GEN_RAY_START_CMD"'
+TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+TOKEN_LIFETIME_S = 3607  # Kubernetes' own value for such tokens; the kubelet renews them
+SMALL_STORAGE = "1Gi"
 
 
 def labels(o: ClusterOptions, component: str) -> Map:
-    """Of a pod: by these our objects find it, also where KubeRay makes up the cluster's name."""
+    """Labels of a pod. Our selectors use them: KubeRay invents the name of a job's cluster."""
     return {
         "app.kubernetes.io/part-of": "alchemist-on-ray",
         "app.kubernetes.io/instance": o.name,
@@ -51,7 +54,8 @@ def labels(o: ClusterOptions, component: str) -> Map:
     }
 
 
-def pod_security(o: ClusterOptions) -> Map:
+def pod_security() -> Map:
+    """Return the security context of a pod: an ordinary user."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -62,7 +66,7 @@ def pod_security(o: ClusterOptions) -> Map:
 
 
 def container_security(*, lock_memory: bool = False) -> Map:
-    """Nothing is allowed; RDMA alone needs memory that stays where it is."""
+    """Return the security context of a container: no privileges; RDMA needs to lock memory."""
     capabilities: Map = {"drop": ["ALL"]}
     if lock_memory:
         capabilities["add"] = ["IPC_LOCK"]
@@ -71,6 +75,17 @@ def container_security(*, lock_memory: bool = False) -> Map:
         "readOnlyRootFilesystem": True,
         "capabilities": capabilities,
     }
+
+
+def guaranteed(cpu: str, memory: str, storage: str, **more: str) -> Map:
+    """Return resources whose limits equal the requests: the pod keeps its cores and memory."""
+    resources = {"cpu": cpu, "memory": memory, "ephemeral-storage": storage, **more}
+    return {"requests": dict(resources), "limits": dict(resources)}
+
+
+def scratch(name: str, storage: str) -> Map:
+    """Return a volume for temporary files."""
+    return {"name": name, "emptyDir": {"sizeLimit": storage}}
 
 
 def _probe(period_s: int, failures: int) -> Map:
@@ -84,9 +99,7 @@ def _probe(period_s: int, failures: int) -> Map:
 
 def _container(o: ClusterOptions, name: str, cpus: str, memory: str, ports: Map) -> Map:
     rdma = o.rdma_resource if name == "ray-worker" else None
-    resources: Map = {"cpu": cpus, "memory": memory}
-    if rdma is not None:
-        resources[rdma] = "1"
+    devices = {} if rdma is None else {rdma: "1"}
     env = {
         "HOME": "/tmp",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -102,27 +115,27 @@ def _container(o: ClusterOptions, name: str, cpus: str, memory: str, ports: Map)
         "args": [START],
         "env": [{"name": key, "value": value} for key, value in env.items()],
         "ports": [{"name": key, "containerPort": port} for key, port in ports.items()],
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "resources": guaranteed(cpus, memory, o.storage, **devices),
         "startupProbe": _probe(5, 60),
         "readinessProbe": _probe(5, 10),
-        "livenessProbe": _probe(10, 30),
-        "lifecycle": {"preStop": {"exec": {"command": ["/bin/bash", "-c", FAREWELL]}}},
+        "livenessProbe": _probe(10, 30),  # patient: a pod whose ranks use every core answers late
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/bash", "-c", PRE_STOP]}}},
         "securityContext": container_security(lock_memory=rdma is not None),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
 
 
-def _template(o: ClusterOptions, component: str, account: str, container: Map, **more: Any) -> Map:
+def _template(o: ClusterOptions, component: str, container: Map, storage: str, **more: Any) -> Map:
     return {
         "metadata": {"labels": labels(o, component)},
         "spec": {
-            "serviceAccountName": account,
+            "serviceAccountName": o.name,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE_S,
-            "securityContext": pod_security(o),
+            "terminationGracePeriodSeconds": KILL_S,
+            "securityContext": pod_security(),
             "containers": [container],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            "volumes": [scratch("tmp", storage)],
             **more,
         },
     }
@@ -134,34 +147,67 @@ def _start_params(cpus: int, store_bytes: int, **more: str) -> Map:
 
 
 def head_group(o: ClusterOptions) -> Map:
-    """The head: Ray's control plane, the Driver and users' main programs; never ranks."""
+    """Return the head: Ray's control plane, the Driver and users' main programs; no ranks."""
     container = _container(o, "ray-head", o.head_cpus, o.head_memory, HEAD_PORTS)
-    template = _template(o, "head", o.name, container)
+    template = _template(o, "head", container, o.storage)
     if o.autoscale:
-        # KubeRay gives this account leave to change the cluster's size.
+        # KubeRay grants this account the right to resize the cluster.
         template["spec"]["serviceAccountName"] = f"{o.name}-autoscaler"
-        template["spec"]["automountServiceAccountToken"] = True
-        template["spec"]["volumes"].append({"name": "autoscaler-tmp", "emptyDir": {}})
+        template["spec"]["volumes"] += [scratch("autoscaler-tmp", SMALL_STORAGE), _token_volume()]
     params = _start_params(0, o.object_store_bytes[0], **{"dashboard-host": "0.0.0.0"})
     return {"serviceType": "ClusterIP", "rayStartParams": params, "template": template}
 
 
+def _token_volume() -> Map:
+    """Return the files of a service account, for the container of the autoscaler only.
+
+    Kubernetes' own mount would give them to all containers of the head, users' programs included.
+    """
+    token = {"path": "token", "expirationSeconds": TOKEN_LIFETIME_S}
+    authority = {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+    sources: list[Map] = [
+        {"serviceAccountToken": token},
+        {"configMap": authority},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    return {"name": "autoscaler-token", "projected": {"sources": sources}}
+
+
+def autoscaler(o: ClusterOptions) -> Map:
+    """Return options of the container that KubeRay adds to the head."""
+    return {
+        "version": "v2",
+        "idleTimeoutSeconds": o.idle_timeout_s,
+        "imagePullPolicy": o.pull_policy,
+        "resources": guaranteed("500m", "1Gi", SMALL_STORAGE),
+        "securityContext": container_security(),
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": [
+            {"name": "autoscaler-tmp", "mountPath": "/tmp"},
+            {"name": "autoscaler-token", "mountPath": TOKEN_FOLDER, "readOnly": True},
+        ],
+    }
+
+
 def worker_group(o: ClusterOptions) -> Map:
-    """Pods that ranks run in: limits equal requests, so that a rank's CPU is its own."""
+    """Return the pods of the ranks. They prefer one zone: MPI between zones is slow."""
     container = _container(o, "ray-worker", str(o.cpus), o.memory, WORKER_PORTS)
-    mates = {"matchLabels": labels(o, "worker")}
-    near = {"labelSelector": mates, "topologyKey": "topology.kubernetes.io/zone"}
+    workers = {"matchLabels": labels(o, "worker")}
+    same_zone = {"labelSelector": workers, "topologyKey": "topology.kubernetes.io/zone"}
     affinity: Map = {
         "podAffinity": {
             "preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 100, "podAffinityTerm": near}
+                {"weight": 100, "podAffinityTerm": same_zone}
             ]
         }
     }
     more: Map = {"affinity": affinity}
-    if o.host_network:
-        apart = {"labelSelector": mates, "topologyKey": "kubernetes.io/hostname"}
-        affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    if o.host_network:  # Ray's ports are the node's: one pod per node
+        same_node = {"labelSelector": workers, "topologyKey": "kubernetes.io/hostname"}
+        affinity["podAntiAffinity"] = {
+            "requiredDuringSchedulingIgnoredDuringExecution": [same_node]
+        }
         more |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     least = 0 if o.autoscale else o.workers
     return {
@@ -170,22 +216,21 @@ def worker_group(o: ClusterOptions) -> Map:
         "minReplicas": least,
         "maxReplicas": o.workers,
         "rayStartParams": _start_params(o.cpus, o.object_store_bytes[1]),
-        "template": _template(o, "worker", o.name, container, **more),
+        "template": _template(o, "worker", container, o.storage, **more),
     }
 
 
 def submitter(o: ClusterOptions) -> Map:
-    """The pod that hands a RayJob's command to the head and shows what it prints."""
-    small = {"cpu": "500m", "memory": "512Mi"}
+    """Return the pod that submits the command of a RayJob to the head and shows its output."""
     container = {
         "name": "ray-job-submitter",
         "image": o.image,
         "imagePullPolicy": o.pull_policy,
         "env": [{"name": "HOME", "value": "/tmp"}],
-        "resources": {"requests": small, "limits": dict(small)},
+        "resources": guaranteed("500m", "512Mi", SMALL_STORAGE),
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
-    template = _template(o, "submitter", o.name, container, restartPolicy="Never")
+    template = _template(o, "submitter", container, SMALL_STORAGE, restartPolicy="Never")
     del template["spec"]["terminationGracePeriodSeconds"]
     return template

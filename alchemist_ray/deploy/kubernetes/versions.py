@@ -1,8 +1,8 @@
-"""What the manifests are made for. Tests compare these with constraints.txt and the CRDs' copy."""
+"""Versions that the manifests target. Tests compare them with constraints.txt and the CRDs."""
 
 from alchemist_ray import __version__
 
-RAY_VERSION = "2.60.0"  # of the image; KubeRay chooses probes and checks token auth by it
+RAY_VERSION = "2.60.0"  # in the image; KubeRay selects probes and token authentication by it
 KUBERAY_VERSION = "1.6.2"
-KUBERNETES_VERSIONS = ("1.33", "1.34", "1.35")  # whose schemas the manifests are checked against
+KUBERNETES_VERSIONS = ("1.33", "1.34", "1.35")  # the manifests are checked against their schemas
 IMAGE = f"alchemist-on-ray:{__version__}"

@@ -1,6 +1,6 @@
-"""What ``kubectl kustomize`` makes of our folders, for machines without it.
+"""The part of ``kubectl kustomize`` that our folders use, for machines without kubectl.
 
-Knows what our folders use and refuses the rest; a test compares it with kubectl's own.
+It refuses all other features; a test compares its results with kubectl's.
 """
 
 from __future__ import annotations
@@ -11,46 +11,20 @@ from typing import Any
 import yaml
 
 Map = dict[str, Any]
-KNOWN = {"apiVersion", "kind", "resources", "components", "patches", "configMapGenerator"}
+KNOWN = {"apiVersion", "kind", "resources", "patches"}
 
 
 def build(folder: Path) -> list[Map]:
-    """The objects that a kustomization makes."""
-    return _apply(folder, [])
-
-
-def with_components(base: Path, *components: Path) -> list[Map]:
-    """The objects of a kustomization that names a base and components."""
-    objects = build(base)
-    for component in components:
-        objects = _apply(component, objects)
-    return objects
-
-
-def _apply(folder: Path, objects: list[Map]) -> list[Map]:
+    """Return the objects that a kustomization makes."""
     plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert set(plan) <= KNOWN, f"{folder}: {set(plan) - KNOWN} is not known here"
-    for name in plan.get("resources", []):
+    assert set(plan) <= KNOWN, f"{folder}: {set(plan) - KNOWN} is not supported here"
+    objects: list[Map] = []
+    for name in plan["resources"]:
         path = folder / name
-        found = build(path) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
-        objects = [*objects, *found]
-    objects = [
-        *objects,
-        *(_config_map(folder, spec) for spec in plan.get("configMapGenerator", [])),
-    ]
-    for name in plan.get("components", []):
-        objects = _apply(folder / name, objects)
+        objects += build(path) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
     for patch in plan.get("patches", []):
         objects = _patched(objects, yaml.safe_load(patch["patch"]), patch.get("target"))
     return objects
-
-
-def _config_map(folder: Path, spec: Map) -> Map:
-    assert spec["options"]["disableNameSuffixHash"]
-    metadata = {key: spec[key] for key in ("name", "namespace")}
-    metadata["labels"] = spec["options"]["labels"]
-    data = {name: (folder / name).read_text() for name in spec["files"]}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def _patched(objects: list[Map], patch: Any, target: Map | None) -> list[Map]:
@@ -59,10 +33,9 @@ def _patched(objects: list[Map], patch: Any, target: Map | None) -> list[Map]:
         left = [o for o in objects if any(o[key] != patch[key] for key in ("apiVersion", "kind"))]
         assert len(left) == len(objects) - 1
         return left
-    for o in objects:
-        if o["kind"] == target["kind"]:
-            for step in patch:
-                _step(o, step)
+    [chosen] = [o for o in objects if (o["kind"], o["metadata"]["name"]) == tuple(target.values())]
+    for step in patch:
+        _step(chosen, step)
     return objects
 
 
@@ -77,7 +50,10 @@ def _step(document: Map, step: Map) -> None:
         place.append(step["value"])
     elif step["op"] == "add":
         place[last] = step["value"]
+    elif step["op"] == "remove":
+        del place[last]
     else:
         assert step["op"] == "replace"
-        assert last in place, f"{step['path']}: nothing there to replace"
-        place[last] = step["value"]
+        key = int(last) if isinstance(place, list) else last
+        assert place[key] is not None, f"{step['path']}: nothing there to replace"
+        place[key] = step["value"]

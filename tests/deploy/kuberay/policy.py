@@ -47,11 +47,13 @@ def _pod(component: str, pod: Map) -> Iterator[str]:
             yield "two may meet on one node's network"
         if pod.get("dnsPolicy") != "ClusterFirstWithHostNet":
             yield "does not find the head's name"
-    if component != "head" and pod.get("automountServiceAccountToken") is not False:
+    if pod.get("automountServiceAccountToken") is not False:
         yield "carries a service account's token"
     for volume in pod.get("volumes", []):
-        if set(volume) != {"name", "emptyDir"}:
+        if set(volume) - {"name", "emptyDir", "projected"}:
             yield f"mounts {volume['name']} of the node or of others"
+        if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
+            yield f"volume {volume['name']} may fill the node's disk"
     for container in pod["containers"]:
         yield from _container(component, container)
 
@@ -62,7 +64,7 @@ def _container(component: str, container: Map) -> Iterator[str]:
         yield "runs whatever image is the latest"
     resources = container.get("resources", {})
     limits = resources.get("limits", {})
-    if not {"cpu", "memory"} <= set(limits):
+    if not {"cpu", "memory", "ephemeral-storage"} <= set(limits):
         yield "has no limits"
     if resources.get("requests") != limits:
         yield "asks for other than its limits"
@@ -116,15 +118,44 @@ def _one(o: Map, objects: list[Map], pods: list[tuple[str, Map]]) -> Iterator[st
             yield "the job's cluster would stay"
         if kind == "RayJob" and spec.get("submissionMode") != "K8sJobMode":
             yield "the job is not handed in by a Kubernetes job"
-    elif kind in ("PodDisruptionBudget", "NetworkPolicy"):
-        selector = spec.get("selector") or spec.get("podSelector")
-        chosen = {component for component, template in pods if selects(selector, template)}
-        if chosen != {"head", "worker"}:
-            yield f"{kind}: is about {sorted(chosen)}"
-    if kind == "PodDisruptionBudget":
-        count = 1 + sum(group["maxReplicas"] for group in _spec_of(objects)["workerGroupSpecs"])
-        if spec["minAvailable"] < count:
-            yield "PodDisruptionBudget: some pod may be evicted"
+    elif kind == "PodDisruptionBudget":
+        yield from _budget(spec, _spec_of(objects), pods)
+    elif kind == "NetworkPolicy":
+        yield from _network(spec, pods)
+
+
+def _selected(selector: Map, pods: list[tuple[str, Map]]) -> set[str]:
+    return {component for component, template in pods if selects(selector, template)}
+
+
+def _budget(spec: Map, cluster: Map, pods: list[tuple[str, Map]]) -> Iterator[str]:
+    groups = cluster["workerGroupSpecs"]
+    needed = 1 + sum(group["minReplicas"] for group in groups)
+    chosen = _selected(spec["selector"], pods)
+    if chosen != ({"head", "worker"} if needed > 1 else {"head"}):
+        yield f"PodDisruptionBudget: is about {sorted(chosen)}"
+    if spec["minAvailable"] < needed:
+        yield "PodDisruptionBudget: some pod may be evicted"
+
+
+def _network(spec: Map, pods: list[tuple[str, Map]]) -> Iterator[str]:
+    chosen = _selected(spec["podSelector"], pods)
+    if chosen != ({"head", "worker"} if "Ingress" in spec["policyTypes"] else {"head"}):
+        yield f"NetworkPolicy: is about {sorted(chosen)}"
+    for rule, peers in [
+        *((rule, rule.get("from")) for rule in spec.get("ingress", [])),
+        *((rule, rule.get("to")) for rule in spec.get("egress", [])),
+    ]:
+        if not peers:
+            yield "NetworkPolicy: opens ports to everywhere"
+        for peer in peers or []:
+            if peer.get("ipBlock", {}).get("cidr", "").endswith("/0"):
+                yield "NetworkPolicy: opens ports to everywhere"
+            named = peer.get("namespaceSelector", {}).get("matchLabels", {})
+            if "namespaceSelector" in peer and "kubernetes.io/metadata.name" not in named:
+                yield "NetworkPolicy: trusts labels that any namespace can set"
+            if ("namespaceSelector" in peer or "ipBlock" in peer) and "ports" not in rule:
+                yield "NetworkPolicy: opens all ports to others"
 
 
 def _spec_of(objects: list[Map]) -> Map:

@@ -17,27 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests, to_yaml
+from alchemist_ray.deploy.kubernetes.overlays import BASE, DEMO, OVERLAYS, files
 from alchemist_ray.deploy.kubernetes.versions import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds, kustomize, policy
 
 Map = dict[str, Any]
 ROOT = Path(__file__).parents[3] / "kuberay"
-DEMO = "alchemist demo --workers 4 --out /tmp/out"
-FOLDERS = {
-    "base": ClusterOptions(),
-    "overlays/dev": ClusterOptions(cpus=1, memory="2Gi", head_cpus="1", head_memory="3Gi"),
-    "overlays/gang-scheduler-plugins": ClusterOptions(gang="scheduler-plugins"),
-    "overlays/gang-volcano": ClusterOptions(gang="volcano"),
-    "overlays/gang-yunikorn": ClusterOptions(gang="yunikorn"),
-    "overlays/gang-kueue": ClusterOptions(gang="kueue"),
-    "overlays/autoscale": ClusterOptions(autoscale=True),
-    "overlays/hostnetwork-rdma": ClusterOptions(
-        host_network=True, rdma_resource="rdma/hca_shared_devices_a"
-    ),
-    "overlays/rayjob": ClusterOptions(job=DEMO),
-    "overlays/network-policy": ClusterOptions(network_policy=True),
-    "overlays/monitoring": ClusterOptions(monitoring=True),
-}
+FOLDERS = {"base": BASE} | {f"overlays/{name}": o.options for name, o in OVERLAYS.items()}
 
 
 @cache
@@ -69,18 +55,11 @@ def test_a_folder_is_what_the_renderer_makes(folder: str) -> None:
     assert by_name(kustomize.build(ROOT / folder)) == by_name(manifests(FOLDERS[folder]))
 
 
-def test_every_overlay_is_tested() -> None:
-    there = {f"overlays/{path.name}" for path in (ROOT / "overlays").iterdir()}
-    assert there | {"base"} == set(FOLDERS)
-
-
-def test_components_go_together() -> None:
-    names = ("network-policy", "monitoring", "autoscale")
-    together = kustomize.with_components(
-        ROOT / "base", *(ROOT / "components" / name for name in names)
-    )
-    chosen = ClusterOptions(network_policy=True, monitoring=True, autoscale=True)
-    assert by_name(together) == by_name(manifests(chosen))
+def test_the_committed_folders_are_current() -> None:
+    committed = {
+        path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.yaml")
+    }
+    assert committed == files(), "run `alchemist kuberay overlays --write kuberay`"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -116,7 +95,7 @@ CHOICES = st.builds(
     gang=st.sampled_from([None, "scheduler-plugins", "volcano", "yunikorn", "kueue"]),
     autoscale=st.booleans(),
     host_network=st.booleans(),
-    network_policy=st.booleans(),
+    network_policy=st.sampled_from([None, True, False]),
     monitoring=st.booleans(),
     job=st.sampled_from([None, "python -c 'print(1)'"]),
 )
@@ -171,6 +150,20 @@ def _spoil_command(objects: list[Map]) -> None:
     del _worker(objects)["containers"][0]["command"]
 
 
+def _spoil_storage(objects: list[Map]) -> None:
+    _worker(objects)["volumes"][0]["emptyDir"] = {}
+
+
+def _spoil_egress(objects: list[Map]) -> None:
+    rules = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]["egress"]
+    rules.append({"ports": [{"protocol": "TCP", "port": 443}]})
+
+
+def _spoil_names(objects: list[Map]) -> None:
+    rules = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]["egress"]
+    rules[1]["to"] = [{"namespaceSelector": {}}]
+
+
 def _spoil_budget(objects: list[Map]) -> None:
     by_name(objects)["PodDisruptionBudget", "alchemist"]["spec"]["minAvailable"] = 1
 
@@ -190,6 +183,9 @@ def _spoil_token(objects: list[Map]) -> None:
         (_spoil_volume, "worker: mounts node of the node or of others"),
         (_spoil_network, "worker: two may meet on one node's network"),
         (_spoil_command, "worker: has nobody to reap orphans"),
+        (_spoil_storage, "worker: volume tmp may fill the node's disk"),
+        (_spoil_egress, "NetworkPolicy: opens ports to everywhere"),
+        (_spoil_names, "NetworkPolicy: trusts labels that any namespace can set"),
         (_spoil_budget, "PodDisruptionBudget: some pod may be evicted"),
         (_spoil_token, "Ray asks for no token"),
     ],
@@ -210,7 +206,7 @@ def test_the_schemas_see_what_is_wrong() -> None:
 
 
 def test_the_network_policy_knows_only_its_own() -> None:
-    objects = manifests(ClusterOptions(network_policy=True, job=DEMO))
+    objects = manifests(ClusterOptions(job=DEMO))
     spec = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]
     everything = spec["ingress"][0]
     assert "ports" not in everything  # a gang's ports are any
@@ -226,6 +222,45 @@ def test_the_network_policy_knows_only_its_own() -> None:
     )
     assert [port["port"] for port in handed_in["ports"]] == [8265]
     assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_a_policy_admits_only_named_namespaces() -> None:
+    options = ClusterOptions(
+        autoscale=True,
+        monitoring=True,
+        operator_namespace="kuberay",
+        monitoring_namespace="prometheus",
+        api_server="10.0.0.5/32",
+    )
+    found = by_name(manifests(options))
+    spec = found["NetworkPolicy", "alchemist"]["spec"]
+    named = [
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in (*spec["ingress"], *spec["egress"])
+        for peer in (*rule.get("from", []), *rule.get("to", []))
+        if "namespaceSelector" in peer
+    ]
+    assert named == ["kuberay", "prometheus", "kube-system"]
+    api = found["NetworkPolicy", "alchemist-autoscaler"]["spec"]
+    assert api["egress"][0]["to"] == [{"ipBlock": {"cidr": "10.0.0.5/32"}}]
+    assert api["podSelector"]["matchExpressions"][0]["values"] == ["head"]
+
+
+def test_only_the_autoscaler_has_a_token() -> None:
+    cluster = by_name(manifests(ClusterOptions(autoscale=True)))["RayCluster", "alchemist"]
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    [main] = pod["containers"]
+    assert [mount["name"] for mount in main["volumeMounts"]] == ["tmp"]
+    mounts = cluster["spec"]["autoscalerOptions"]["volumeMounts"]
+    assert {mount["name"] for mount in mounts} == {"autoscaler-tmp", "autoscaler-token"}
+
+
+def test_nodes_of_optional_workers_can_be_drained() -> None:
+    objects = manifests(ClusterOptions(autoscale=True))
+    budget = by_name(objects)["PodDisruptionBudget", "alchemist"]["spec"]
+    worker = dict(policy.templates(objects))["worker"]
+    assert not policy.selects(budget["selector"], worker)
 
 
 def test_a_sites_image_and_namespace_reach_all_that_name_them(tmp_path: Path) -> None:
@@ -244,9 +279,6 @@ def test_a_sites_image_and_namespace_reach_all_that_name_them(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     site = ClusterOptions(
-        namespace="hpc",
-        image="registry.example/alchemist-on-ray:0.1.0",
-        network_policy=True,
-        autoscale=True,
+        namespace="hpc", image="registry.example/alchemist-on-ray:0.1.0", autoscale=True
     )
     assert by_name(list(yaml.safe_load_all(done.stdout))) == by_name(manifests(site))

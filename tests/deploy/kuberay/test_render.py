@@ -16,6 +16,7 @@ from alchemist_ray.cli import main
 from alchemist_ray.deploy.kubernetes import KUBERAY_VERSION, RAY_VERSION, ClusterOptions, manifests
 from alchemist_ray.deploy.kubernetes.cli import HELP
 from alchemist_ray.deploy.kubernetes.dashboard import PANELS
+from alchemist_ray.deploy.kubernetes.overlays import OVERLAYS
 from alchemist_ray.deploy.kubernetes.versions import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds
 
@@ -35,7 +36,7 @@ def render(*words: str) -> subprocess.CompletedProcess[str]:
 def test_it_prints_what_was_asked_for() -> None:
     done = render(
         *("--workers", "8", "--cpus", "16", "--memory", "64Gi", "--image", "here.example/a:1"),
-        *("--gang", "volcano", "--queue", "night", "--network-policy", "--name", "big"),
+        *("--gang", "volcano", "--queue", "night", "--no-network-policy", "--name", "big"),
     )
     assert done.returncode == 0, done.stderr
     asked = ClusterOptions(
@@ -46,12 +47,19 @@ def test_it_prints_what_was_asked_for() -> None:
         memory="64Gi",
         gang="volcano",
         queue="night",
-        network_policy=True,
+        network_policy=False,
     )
     assert list(yaml.safe_load_all(done.stdout)) == manifests(asked)
     group = manifests(asked)[2]["spec"]["workerGroupSpecs"][0]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 8
     assert group["rayStartParams"]["object-store-memory"] == str(int(0.3 * (64 << 30)))
+
+
+def test_overlays_are_written_by_a_command(tmp_path: Path) -> None:
+    assert main(["kuberay", "overlays", "--write", str(tmp_path)]) == 0
+    for path in tmp_path.rglob("*.yaml"):
+        assert path.read_text() == (ROOT / "kuberay" / path.relative_to(tmp_path)).read_text()
+    assert len(list((tmp_path / "overlays").iterdir())) == len(OVERLAYS)
 
 
 def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +76,7 @@ def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--image", "alchemist:latest"), "name a version"),
         (("--image", "registry.example:5000/alchemist"), "name a version"),
-        (("--memory", "lots"), "memory='lots': it is a quantity"),
+        (("--memory", "lots"), "memory='lots': it must be a Kubernetes quantity"),
         (("--memory", "100Mi"), "need 1Gi or more"),
         (("--workers", "0"), "workers=0"),
         (("--name", "Big_One"), "name='Big_One'"),
@@ -77,7 +85,10 @@ def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (("--gang", "scheduler-plugins", "--job", "true"), "KubeRay 1.6 refuses RayJobs"),
         (("--queue", "night"), "only volcano, yunikorn, kueue have queues"),
         (("--rdma-resource", "rdma/x"), "needs host_network"),
-        (("--host-network", "--network-policy"), "does not hold"),
+        (("--host-network", "--network-policy"), "does not apply"),
+        (("--storage", "10Mi"), "storage='10Mi'"),
+        (("--autoscale", "--api-server", "0.0.0.0/0"), "must not be the whole Internet"),
+        (("--autoscale", "--api-server", "here"), "give networks like 10.0.0.1/32"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_reason(
@@ -94,7 +105,7 @@ def test_versions_are_those_that_are_installed_and_tested() -> None:
     assert pinned is not None
     assert pinned[1] == RAY_VERSION
     assert crds.COPY.name == f"crds-v{KUBERAY_VERSION}.json"
-    table = (ROOT / "kuberay" / "README.md").read_text()
+    table = (ROOT / "docs" / "kubernetes.md").read_text()
     for what, version in (
         ("Ray", RAY_VERSION),
         ("KubeRay", KUBERAY_VERSION),
