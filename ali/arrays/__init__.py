@@ -1,6 +1,6 @@
-"""What expressions on handles call on the ranks: all of linalg, and small arrays in the command.
+"""The library behind expressions on handles: all of linalg, and small operands in commands.
 
-A gang loads it as ``ali.arrays``, beside the linalg that a user may have loaded.
+A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 """
 
 from ali.arrays.operands import array, combine, plan, reduce

@@ -1,13 +1,11 @@
-"""Small arrays that travel in a command or its reply, and where an operation would take place.
+"""Routines for expressions on handles: small operands in a command, small results in its reply.
 
-A reduction of a large matrix and its result, or a row that is subtracted from every row, are
-one command this way. Elements travel as base64 of their bytes, little-endian and C-ordered.
+A command carries the elements of a small operand, for example a row that is subtracted from every
+row, and a reply carries the result of a reduction. Elements are little-endian and C-ordered.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,9 @@ REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
     "var": reductions.var, "std": reductions.std,
 }  # fmt: skip
-SPREADS = ("var", "std")  # take a ddof
+DEVIATIONS = ("var", "std")  # these take a ddof
 RESULT_IN = {"rows": "VC_STAR", "cols": "STAR_VC", "inner": "VC_STAR", "grid": "MC_MR"}
-WAYS = {  # layouts of the operands, by way
+OPERANDS_IN = {
     "rows": ("VC_STAR", "VC_STAR"), "cols": ("STAR_VC", "STAR_VC"),
     "inner": ("STAR_VC", "VC_STAR"), "grid": ("MC_MR", "MC_MR"),
 }  # fmt: skip
@@ -34,14 +32,14 @@ WAYS = {  # layouts of the operands, by way
 
 @routine("A")
 def array(
-    ctx: Context, values: str, m: int, n: int, dtype: str, layout: str = "STAR_STAR"
+    ctx: Context, values: bytes, m: int, n: int, dtype: str, layout: str = "STAR_STAR"
 ) -> DistMatrix:
-    """A matrix of elements that come with the call.
+    """Create a matrix from elements in the call.
 
     Parameters
     ----------
-    values : str
-        base64 of the elements, little-endian, row by row.
+    values : bytes
+        The elements, little-endian, row by row.
     m, n : int
         Its shape.
     dtype : str
@@ -58,11 +56,11 @@ def array(
     DtypeError, LayoutError
         If there is no such dtype or layout.
     BadArgumentError
-        If `values` are not so many elements.
+        If the number of bytes of `values` does not match the shape and dtype.
 
     Notes
     -----
-    No communication: every rank is given all elements, and keeps its own.
+    No communication: every rank receives all elements and keeps its part.
     """
     require(
         layout in LAYOUTS,
@@ -77,13 +75,13 @@ def combine(
     ctx: Context,
     op: str,
     A: DistMatrix,
-    values: str,
+    values: bytes,
     m: int,
     n: int,
     dtype: str,
     reflected: bool = False,
 ) -> DistMatrix:
-    """C = op(A, B), or op(B, A), element by element, with a small B that comes with the call.
+    """C = op(A, B) or op(B, A), element by element, with a small B in the call.
 
     Parameters
     ----------
@@ -91,14 +89,14 @@ def combine(
         See `elementwise` of linalg.
     A : matrix
     values, m, n, dtype
-        B, as in `array`. Its shape and A's broadcast: in rows and in columns equal, or 1.
+        B, as in `array`. The shapes of A and B must broadcast: sizes are equal, or 1.
     reflected : bool
-        Whether B comes first.
+        Whether B is the first operand.
 
     Returns
     -------
     C : matrix
-        As `elementwise` gives it.
+        As `elementwise` returns it.
 
     Raises
     ------
@@ -107,7 +105,7 @@ def combine(
 
     Notes
     -----
-    One pass; nothing is communicated where A has the shape of C.
+    One pass. No communication if A has the shape of C.
     """
     B = ctx.new_replicated(_decoded("combine", values, m, n, dtype))
     return arithmetic.elementwise(ctx, op, *((B, A) if reflected else (A, B)))
@@ -116,40 +114,40 @@ def combine(
 @routine("values", "dtype")
 def reduce(
     ctx: Context, op: str, A: DistMatrix, axis: int | None = None, ddof: int = 0
-) -> tuple[str, str]:
-    """The elements of a small reduction, which come with the reply.
+) -> tuple[bytes, str]:
+    """Reduce A and return the elements of the result in the reply.
 
     Parameters
     ----------
     op : str
-        sum, mean, var, std, min or max: the routines of these names.
+        "sum", "mean", "var", "std", "min" or "max": the routine of that name.
     A : matrix, shape (m, n)
     axis : int, optional
-        0: a number per column, 1: per row, None: one.
+        0: one number per column, 1: one per row, None: one in all.
     ddof : int
-        Of var and std.
+        See `var`; only for "var" and "std".
 
     Returns
     -------
-    values : str
-        base64 of the elements, little-endian.
+    values : bytes
+        The elements, little-endian.
     dtype : str
 
     Raises
     ------
     BadArgumentError
-        If there is no such op or axis, or ddof is negative.
+        If op or axis is unknown, or ddof is negative.
 
     Notes
     -----
-    As the routine; then n, m or 1 words are gathered on every rank.
+    Costs as the routine; then every rank gathers n, m or 1 words.
     """
     require(
         op in REDUCTIONS,
         "BadArgumentError",
         f"reduce: op={op!r}; it can be one of {', '.join(REDUCTIONS)}",
     )
-    extra = {"ddof": ddof} if op in SPREADS else {}
+    extra = {"ddof": ddof} if op in DEVIATIONS else {}
     R = REDUCTIONS[op](ctx, A, axis=axis, **extra)
     return _encoded(ctx.to_layout(R, "STAR_STAR").local), R.dtype.name
 
@@ -158,7 +156,7 @@ def reduce(
 def plan(
     ctx: Context, op: str, A: DistMatrix, B: DistMatrix
 ) -> tuple[str, str, str, int, int, str]:
-    """What an operation on A and B would move, without doing it.
+    """Predict what an operation on A and B would move, without running it.
 
     Parameters
     ----------
@@ -171,30 +169,29 @@ def plan(
     layout : str
         Of the result.
     a_layout, b_layout : str
-        In which the operands are taken.
+        Of the operands during the operation.
     a_words, b_words : int
-        Elements that the busiest rank receives of each to have it so.
+        Elements of each operand that the busiest rank receives for that.
     way : str
-        Of a product: rows, cols, inner or grid (ali/linalg/gemm.py), else "elementwise".
+        Of a product: "rows", "cols", "inner" or "grid" (ali/linalg/gemm.py); else "elementwise".
 
     Raises
     ------
     ShapeError
-        If the shapes do not go together.
+        If the shapes do not match.
 
     Notes
     -----
-    No communication. A product moves further words by its way, in panels.
+    No communication. A product moves further words in panels; they are not counted here.
     """
     if op == "matmul":
         require(
             A.shape[1] == B.shape[0],
             "ShapeError",
-            f"matmul: {A.shape[0]} x {A.shape[1]} and {B.shape[0]} x {B.shape[1]} do not go "
-            "together",
+            f"matmul: {A.shape[0]} x {A.shape[1]} and {B.shape[0]} x {B.shape[1]} do not match",
         )
         way = product_plan(A.distribution, B.distribution)
-        layout, wanted = RESULT_IN[way], WAYS[way]
+        layout, wanted = RESULT_IN[way], OPERANDS_IN[way]
     else:
         shape = broadcast_shape(op, (A, B))
         way, layout = "elementwise", common_layout((A, B), shape)
@@ -210,25 +207,20 @@ def _words(matrix: DistMatrix, layout: str) -> int:
     return -(-m * n // len(owners(layout, matrix.grid)))
 
 
-def _decoded(name: str, values: str, m: int, n: int, dtype: str) -> Array:
+def _decoded(name: str, values: bytes, m: int, n: int, dtype: str) -> Array:
     require(
         dtype in DTYPES,
         "DtypeError",
         f"{name}: dtype={dtype!r}; a matrix is one of {', '.join(DTYPES)}",
     )
     kind = np.dtype(dtype)
-    try:
-        content = base64.b64decode(values, validate=True)
-    except binascii.Error:
-        content = b""
     require(
-        m >= 1 and n >= 1 and len(content) == m * n * kind.itemsize,
+        m >= 1 and n >= 1 and len(values) == m * n * kind.itemsize,
         "BadArgumentError",
-        f"{name}: values are not the base64 of {m} x {n} elements of {dtype}",
+        f"{name}: values has {len(values)} bytes; {m} x {n} elements of {dtype} are expected",
     )
-    return np.frombuffer(content, kind.newbyteorder("<")).reshape(m, n).astype(kind, copy=False)
+    return np.frombuffer(values, kind.newbyteorder("<")).reshape(m, n).astype(kind, copy=False)
 
 
-def _encoded(local: Array) -> str:
-    content = np.ascontiguousarray(local, local.dtype.newbyteorder("<")).tobytes()
-    return base64.b64encode(content).decode("ascii")
+def _encoded(local: Array) -> bytes:
+    return local.astype(local.dtype.newbyteorder("<"), copy=False).tobytes()
