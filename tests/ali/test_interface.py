@@ -74,11 +74,11 @@ def one(ctx: Context) -> int:
     [
         (no_context, (), "must be the Context"),
         (no_type, (), "parameter 'x' has no annotation"),
-        (a_dict, (), "not a type of a routine"),
-        (matrices, (), "not a type of a routine"),
-        (an_array, (), "not a type of a routine"),
-        (a_union, (), "only `T | None = None`"),
-        (half_optional, (), "only `T | None = None`"),
+        (a_dict, (), "cannot be the type of a parameter"),
+        (matrices, (), "cannot be the type of a parameter"),
+        (an_array, (), "cannot be the type of a parameter"),
+        (a_union, (), "the only supported union is `T | None = None`"),
+        (half_optional, (), "the only supported union is `T | None = None`"),
         (one, (), "returns 1 values but names 0 results"),
         (one, ("a", "b"), "returns 1 values but names 2 results"),
     ],
@@ -129,7 +129,7 @@ def test_a_routine_without_results_gives_none() -> None:
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
-        ((1, 2), "returned 2 values, not the 3 that it declares"),
+        ((1, 2), "returned 2 values, but declares 3"),
         ((1, 2.5, 3), "declares its result 'b' as int, but returned float"),
         ((1, 2, 3), "declares its result 'C' as matrix, but returned int"),
     ],
