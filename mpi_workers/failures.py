@@ -1,7 +1,7 @@
-"""A failure as it travels: kind, words and facts, with no class attached.
+"""An error in the form in which it crosses a process boundary: kind, message and facts.
 
-The rank side raises `Failure`; a frame carries its map; `alchemist_ray.errors`
-turns the kind into the class of the same name that the user sees.
+The rank side raises `Failure`. A frame carries its map. `alchemist_ray.errors` turns the kind
+into the error class of the same name, which the user sees.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class Failure(Exception):
-    """Something went wrong that the user must be told about.
+    """An error to report to the user.
 
     Parameters
     ----------
     kind : str
         Name of an error class of `alchemist_ray.errors`.
     message : str
-        Which thing, what happened, what to do.
+        Names the thing at fault, the problem and the remedy.
     **facts
         Further details (msgpack types only), e.g. ``rank``, ``traceback``.
     """
@@ -47,4 +47,4 @@ class Failure(Exception):
 
 
 class Interrupted(Exception):
-    """Raised inside a routine on one rank because the call failed elsewhere or was cancelled."""
+    """Raised inside a routine on one rank: the call failed on another rank or was cancelled."""

@@ -7,7 +7,6 @@ gives another `ControlChannel` (`runtime.ray_channel`, calls of the GroupManager
 from __future__ import annotations
 
 import contextlib
-import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
-from alchemist_ray.gang import rank_output
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.interrupts import DeferredInterrupt
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
+
+from alchemist_ray.gang import rank_output
 
 OnProgress = Callable[[float, str], None]
 MANAGER_GONE = "GroupManager gone"
@@ -70,8 +70,6 @@ class SocketChannel:
     def __init__(self, connection: Connection, address: str) -> None:
         self._connection = connection
         self._address = address
-        self._readable = select.poll()
-        self._readable.register(connection.sock, select.POLLIN)
         self._sending = threading.Lock()
         self._changed = threading.Condition()  # guards what follows
         self._calls: dict[int, _Call] = {}
@@ -160,8 +158,7 @@ class SocketChannel:
 
     def _read(self) -> None:
         """Wait for a frame and give it to its call. Ctrl-C ends the wait, never a frame."""
-        if not self._connection.buffered:
-            self._readable.poll()
+        self._connection.readable(None)
         with DeferredInterrupt():
             try:
                 frame = self._connection.recv()
@@ -217,9 +214,7 @@ def open_socket_channel(address: GangAddress, hello: Body) -> SocketChannel | No
     AuthError
         If the dispatcher refuses this process.
     """
-    near = [a for a in address.addresses if sockets.reachable_here(a)]
-    far = [a for a in address.addresses if a.startswith("tcp:")]
-    for place in (*near, *far):
+    for place in sockets.reachable_addresses(address.addresses):
         try:
             connection, _ = connect(
                 place, address.token, hello, timeout_s=CONNECT_TIMEOUT_S, take_fds=False

@@ -8,6 +8,7 @@ the command's affair as ever: a rank that dies or raises ends it, and who waits 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 import socket
@@ -23,13 +24,14 @@ from alchemist_ray.runtime.network import address_towards
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import Connection, greet
+from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
 
 RANKS = 64  # more are told node by node, by commands
 NEWS_S = 35.0  # until a command that lost a rank has ended: as long as others may be stuck in MPI
 LEAVE_S = 5.0
-POLL_INTERVAL_MS = 50
+POLL_INTERVAL_S = 0.05
 
 Serve = Callable[[list[str], str], Any]
 
@@ -110,28 +112,19 @@ class RankChannel:
         self, listeners: Sequence[socket.socket], size: int, token: str, timeout_s: float
     ) -> None:
         """Wait for a line from every rank, with an eye on the command."""
-        callers = select.poll()
-        for listener in listeners:
-            callers.register(listener, select.POLLIN)
-        by_fd = {listener.fileno(): listener for listener in listeners}
         found: dict[int, Connection] = {}
         deadline = time.monotonic() + timeout_s
-        while len(found) < size:
-            if self._command.over.is_set():
-                raise self._ended()
-            if time.monotonic() > deadline:
-                raise CallTimeoutError(
-                    f"{size - len(found)} of {size} ranks did not call back in {timeout_s:g} s: "
-                    "can their nodes connect to this one?"
-                )
-            for fd, _ in callers.poll(POLL_INTERVAL_MS):
-                sock, _peer = by_fd[fd].accept()
-                sockets.tune(sock)
-                connection = Connection(sock)
-                try:
-                    found[int(greet(connection, token, {})["rank"])] = connection
-                except (frames.WireError, KeyError, ValueError, OSError):
-                    connection.close()  # a stranger
+        with contextlib.closing(Acceptor(listeners, token, {})) as acceptor:
+            while len(found) < size:
+                if self._command.over.is_set():
+                    raise self._ended()
+                if time.monotonic() > deadline:
+                    raise CallTimeoutError(
+                        f"{size - len(found)} of {size} ranks did not call back in "
+                        f"{timeout_s:g} s: can their nodes connect to this one?"
+                    )
+                for connection, fields in acceptor.poll(POLL_INTERVAL_S):
+                    found[fields["rank"]] = connection
         self._lines = [found[rank] for rank in sorted(found)]
         for line in self._lines:
             self._news.register(line.sock, select.POLLIN)

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, to_failure
-from alchemist_ray.runtime import output_relay
 from alchemist_ray.runtime.commands import CALLS, QUICK, ROUNDS, Commands
 from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind
+
+from alchemist_ray.runtime import output_relay
 
 QUEUE_LIMIT = 100_000
 
@@ -111,12 +112,10 @@ class Dispatcher:
             self._servers.append(await self._serve(loop, sock))
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> asyncio.Server:
-        def protocol() -> FrameProtocol:
-            return FrameProtocol(self._on_frame, self._on_lost, self._token, self._on_hello)
-
+        factory = protocol_factory(self._on_frame, self._on_lost, self._token, self._on_hello)
         if sock.family == socket.AF_UNIX:
-            return await loop.create_unix_server(protocol, sock=sock)
-        return await loop.create_server(protocol, sock=sock)
+            return await loop.create_unix_server(factory, sock=sock)
+        return await loop.create_server(factory, sock=sock)
 
     # --- who connects ---
 

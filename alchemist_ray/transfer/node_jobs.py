@@ -14,9 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
-from ray.exceptions import RayError, RayTaskError
-
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
@@ -31,6 +28,8 @@ from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.node.cleanup import runs_here
 from mpi_workers.wire.sockets import reachable_here
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
 
 Array = NDArray[Any]
 Origin = tuple[int, int]
@@ -201,7 +200,7 @@ def write(
         here[i] = here[i]._replace(source=value)
     blocks = cut(here, reader, target.dtype)
     with MatrixWriter(ranks, target, progress) as writer:
-        for panel in panels(blocks, target.dtype, writer.is_small, ranks.share_out):
+        for panel in panels(blocks, target.dtype, writer.is_small, ranks.run_parallel):
             writer.write_blocks(panel)
     return writer.times
 

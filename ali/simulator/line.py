@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from typing import TYPE_CHECKING, Any
 
 from mpi_workers.failures import Failure
@@ -13,7 +12,7 @@ from mpi_workers.wire.frames import Body, ConnectionLost, Kind, WireError
 if TYPE_CHECKING:
     from ali.interface import Context
 
-POLL_INTERVAL_MS = 1000  # between checks whether the call has failed on another rank
+POLL_INTERVAL_S = 1.0  # between checks whether the call has failed on another rank
 DIAL_S = 5.0
 
 
@@ -37,23 +36,23 @@ class Line:
 
     def __init__(self, ctx: Context, addresses: list[str], token: str) -> None:
         self._ctx = ctx
-        near = [a for a in addresses if sockets.reachable_here(a)]
-        far = [a for a in addresses if a.startswith("tcp:")]
         try:
             self._connection: Connection = connect(
-                (near + far)[0], token, {"rank": ctx.rank}, timeout_s=DIAL_S, take_fds=False
+                sockets.reachable_addresses(addresses)[0],
+                token,
+                {"rank": ctx.rank},
+                timeout_s=DIAL_S,
+                take_fds=False,
             )[0]
         except (OSError, WireError, Failure, IndexError) as error:
             raise Failure(
                 "TransferError", f"rank {ctx.rank} cannot reach its client at {addresses}: {error}"
             ) from None
-        self._news = select.poll()
-        self._news.register(self._connection.sock, select.POLLIN)
 
     def next(self) -> Body | None:
         """The next order; None if the client has disconnected. Raises `Interrupted`."""
         try:
-            while not (self._connection.buffered or self._news.poll(POLL_INTERVAL_MS)):
+            while not self._connection.readable(POLL_INTERVAL_S):
                 self._ctx.check()
             frame = self._connection.recv()
         except (ConnectionLost, WireError):

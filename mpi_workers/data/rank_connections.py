@@ -1,7 +1,7 @@
-"""Connections to a gang's ranks, kept warm between transfers.
+"""Connections to a gang's ranks, kept open between transfers.
 
-Same node: a rank's memory is mapped here by file descriptor. Other node: one
-TCP stream per rank.
+On the same node a rank's memory is mapped into this process by file descriptor. To another node
+there is one TCP stream per rank.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,17 +30,18 @@ from mpi_workers.wire.frames import Kind
 Array = NDArray[Any]
 T = TypeVar("T")
 
-STALL_S = 60.0  # a rank that neither takes nor gives a byte for so long is given up
-MAPS_KEPT = 8  # mappings of a rank's memory kept for the next transfer
-STREAMS = 32  # threads: more streams than these take turns
+STALL_TIMEOUT_S = 600.0  # for a rank's next byte; its death and a lost node are noticed before
+MAX_MAPPINGS = 8  # of a rank's memory, kept for the next transfer
+MAPPING_IDLE_S = 10.0  # unused mappings are dropped: they hold the memory of ranks that are gone
+MAX_STREAMS = 32  # threads that stream; further streams wait
 
 
 @dataclass(slots=True)
 class RankTimes:
-    """Where the time of a transfer went for one rank, in seconds (the paper's Figure 3).
+    """Duration of each phase of a transfer for one rank, in seconds (the paper's Figure 3).
 
-    A copy through shared memory is all `send_s` (or `receive_s` on a fetch): the
-    other columns belong to streams.
+    A copy through shared memory counts as `send_s` (`receive_s` on a fetch); the other phases
+    belong to streams.
     """
 
     rank: int
@@ -60,7 +62,7 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class TransferTarget:
-    """A matrix of a gang, as far as a transfer needs to know it."""
+    """A matrix of a gang: the properties that a transfer needs."""
 
     matrix: int
     distribution: Distribution
@@ -69,26 +71,26 @@ class TransferTarget:
 
 @dataclass(frozen=True, slots=True)
 class RankEndpoints:
-    """How to reach the ranks of a gang: secret and addresses (``unix:`` first), by rank."""
+    """The gang's secret and the addresses of its ranks (``unix:`` first), by rank."""
 
     token: str = field(repr=False)
     addresses: tuple[tuple[str, ...], ...]
 
 
 class RankConnection:
-    """The connection to one rank. Opened at first use; not thread-safe (see `lock`)."""
+    """The connection to one rank, opened at first use. Not thread-safe: hold `lock`."""
 
     def __init__(self, rank: int, rank_endpoints: RankEndpoints) -> None:
         self.rank = rank
         self.lock = threading.Lock()
-        addresses = rank_endpoints.addresses[rank]
         self._token = rank_endpoints.token
-        self.near = sockets.reachable_here(addresses[0])
-        tcp = next((a for a in addresses if a.startswith("tcp:")), None)
-        self._address = addresses[0] if self.near else tcp
+        found = sockets.reachable_addresses(rank_endpoints.addresses[rank])
+        self._address = found[0] if found else None
+        self.near = bool(found) and found[0].startswith("unix:")
         self._connection: Connection | None = None
-        self._over = False
-        self._maps: dict[int, Array] = {}  # segment id -> mapped bytes, oldest first
+        self._shut = False
+        self._mappings: dict[int, Array] = {}  # by segment id, oldest first
+        self._used = 0.0  # time of the last use of a mapping
 
     @property
     def route(self) -> str:
@@ -97,72 +99,91 @@ class RankConnection:
     def open(self) -> Connection:
         if self._connection is None:
             if self._address is None:
-                raise Failure("TransferError", f"rank {self.rank} has no address for other nodes")
+                raise Failure(
+                    "TransferError", f"rank {self.rank} has no address that this node can reach"
+                )
             try:
-                self._connection, _ = connect(self._address, self._token, {"role": "data"})
+                self._connection, _ = connect(
+                    self._address, self._token, {"role": "data"}, keepalive=sockets.DATA
+                )
             except (OSError, frames.WireError) as error:
                 raise Failure(
-                    "TransferError", f"rank {self.rank} at {self._address} is not there: {error}"
+                    "TransferError",
+                    f"cannot connect to rank {self.rank} at {self._address}: {error}",
                 ) from error
-            if self._over:  # told to hang up while it was being dialled
+            if self._shut:  # by another thread, while the connection was opened
                 self._connection.hang_up()
         return self._connection
 
+    def check(self) -> None:
+        """Raise `Failure` if the rank is gone: its memory stays writable after its death."""
+        if self.open().readable():
+            raise Failure(
+                "TransferError",
+                f"the transfer with rank {self.rank} failed: the rank has closed the connection",
+                rank=self.rank,
+            )
+
     def hang_up(self) -> None:
-        """End the connection under whatever thread uses or opens it; `close` makes it new."""
-        self._over = True
+        """End the connection for any thread that uses or opens it, until `close`."""
+        self._shut = True
         if self._connection is not None:
             self._connection.hang_up()
 
-    def forget(self) -> None:
-        """Drop the mappings kept for the next transfer: only then is freed memory given back."""
-        self._maps.clear()
+    def drop_mappings(self, idle_s: float = 0.0) -> bool:
+        """Drop mappings unless one was used in the last `idle_s`; returns whether none is left."""
+        if time.monotonic() - self._used >= idle_s:
+            self._mappings.clear()
+        return not self._mappings
 
     def close(self) -> None:
-        """Drop the connection; what it had mapped for writing is thrown away by the rank."""
+        """Close the connection; the rank discards memory that was mapped for writing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._over = False
-        self._maps.clear()
+        self._shut = False
+        self._mappings.clear()
 
     def map(self, target: TransferTarget, *, write: bool) -> Array:
         """The rank's block of a matrix, Fortran-ordered, in this process's memory."""
         connection = self.open()
-        body = {"matrix": target.matrix, "write": write, "known": list(self._maps)}
+        body = {"matrix": target.matrix, "write": write, "known": list(self._mappings)}
         connection.send(Kind.MAP, body)
-        frame = connection.expect(Kind.MAP, STALL_S)
+        frame = connection.expect(Kind.MAP, STALL_TIMEOUT_S)
         for dead in frame.body["dead"]:
-            self._maps.pop(dead, None)
+            self._mappings.pop(dead, None)
         segment = frame.body["segment"]
-        mapped = self._maps.pop(segment, None)
+        mapped = self._mappings.pop(segment, None)
         try:
             if mapped is None:
                 if len(frame.fds) != 1:
-                    raise frames.WireError(f"{len(frame.fds)} file descriptors came with a map")
-                # Pages present at once: one fault per page is what a first copy costs most.
+                    raise frames.WireError(f"{len(frame.fds)} file descriptors came with a MAP")
+                # Populated at once: page faults dominate the cost of a first copy.
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 memory = mmap.mmap(frame.fds[0], frame.body["nbytes"], flags=flags)
                 mapped = np.frombuffer(memory, np.uint8)
         finally:
             for fd in frame.fds:
                 os.close(fd)
-        while len(self._maps) >= MAPS_KEPT:
-            self._maps.pop(next(iter(self._maps)))
-        self._maps[segment] = mapped
+        while len(self._mappings) >= MAX_MAPPINGS:
+            self._mappings.pop(next(iter(self._mappings)))
+        self._mappings[segment] = mapped
+        self._used = time.monotonic()
         local_indices = target.distribution.local_indices(self.rank)
         local: Array = mapped[: local_indices.size * target.dtype.itemsize].view(target.dtype)
         return local.reshape(local_indices.shape, order="F")
 
     def unmap(self, target: TransferTarget, written: int) -> None:
+        """End the lease of `map`, and report how many elements were written."""
         connection = self.open()
         connection.send(Kind.UNMAP, {"matrix": target.matrix, "written": written})
-        connection.expect(Kind.SYNC, STALL_S)
+        connection.expect(Kind.SYNC, STALL_TIMEOUT_S)
+        self._used = time.monotonic()
 
     def put(self, target: TransferTarget, region: Region, share: Array) -> RankTimes:
         """Stream this rank's share of a region."""
         connection = self.open()
-        connection.sock.settimeout(STALL_S)
+        connection.sock.settimeout(STALL_TIMEOUT_S)
         tiled = is_tiled(share)
         body = {"matrix": target.matrix, "region": list(region), "tiled": tiled}
         try:
@@ -174,10 +195,10 @@ class RankConnection:
                 target.dtype,
                 tiled=tiled,
                 order="C" if tiled else "F",
-                heed=True,
+                stop_on_reply=True,
             )
         except frames.ConnectionLost as lost:
-            # Where the rank refused and hung up, its reason is waiting to be read.
+            # If the rank has refused, its reason can still be read.
             try:
                 connection.expect(Kind.REFUSED, 1.0)
             except (frames.WireError, OSError):
@@ -188,10 +209,10 @@ class RankConnection:
         )
 
     def sync(self) -> tuple[float, float]:
-        """Wait until the rank has placed all that was put; its receive and place seconds."""
+        """Wait until the rank has stored what was put; returns its receive and place seconds."""
         connection = self.open()
         connection.send(Kind.SYNC)
-        body = connection.expect(Kind.SYNC, STALL_S).body
+        body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
         return float(body["receive_s"]), float(body["place_s"])
 
     def get(self, target: TransferTarget, region: Region, share: Array) -> RankTimes:
@@ -200,11 +221,13 @@ class RankConnection:
         tiled = is_tiled(share)
         body = {"matrix": target.matrix, "region": list(region), "tiled": tiled}
         connection.send(Kind.GET, body)
-        frame = connection.expect(Kind.DATA, STALL_S)
+        frame = connection.expect(Kind.DATA, STALL_TIMEOUT_S)
         nbytes = share.size * target.dtype.itemsize
         if frame.payload_nbytes != nbytes:
-            raise frames.WireError(f"it sent {frame.payload_nbytes} bytes instead of {nbytes}")
-        connection.sock.settimeout(STALL_S)
+            raise frames.WireError(
+                f"the rank sent {frame.payload_nbytes} bytes instead of {nbytes}"
+            )
+        connection.sock.settimeout(STALL_TIMEOUT_S)
         receiving, placing = receive_stream(connection, share, target.dtype, tiled=tiled, order="F")
         return RankTimes(
             self.rank,
@@ -216,7 +239,7 @@ class RankConnection:
 
 
 class RankConnections:
-    """All ranks of a gang, seen from this process. Thread-safe.
+    """The connections of this process to all ranks of a gang. Thread-safe.
 
     Parameters
     ----------
@@ -228,24 +251,25 @@ class RankConnections:
 
     def __init__(self, rank_endpoints: RankEndpoints, threads: int | None = None) -> None:
         self.rank_endpoints = rank_endpoints
-        self._links: dict[int, RankConnection] = {}
+        self._connections: dict[int, RankConnection] = {}
         self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
         self.threads = threads or copy_kernels.default_threads()
-        # Copies and streams wait for different things: neither may starve the other.
+        # Two executors: copies need cores and streams wait, neither may hold up the other.
         self.copiers = ThreadPoolExecutor(self.threads, thread_name_prefix="alchemist-copy")
-        self.streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="alchemist-stream")
+        self.streams = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="alchemist-stream")
 
-    def link(self, rank: int) -> RankConnection:
+    def connection(self, rank: int) -> RankConnection:
         with self._lock:
-            found = self._links.get(rank)
+            found = self._connections.get(rank)
             if found is None:
-                found = self._links[rank] = RankConnection(rank, self.rank_endpoints)
+                found = self._connections[rank] = RankConnection(rank, self.rank_endpoints)
             return found
 
-    def share_out(self, action: Callable[[int], object], numbers: Sequence[int]) -> None:
-        """Run `action` for each number, on the threads that copy, and wait.
+    def run_parallel(self, action: Callable[[int], object], numbers: Sequence[int]) -> None:
+        """Run `action` for each number on the copying threads, and wait.
 
-        Raises `Failure` (TransferError) if this has been closed.
+        Raises `Failure` (TransferError) if this object has been closed.
         """
         shares = [numbers[k :: self.threads] for k in range(self.threads)]
         try:
@@ -254,45 +278,70 @@ class RankConnections:
         except (RuntimeError, CancelledError):
             raise closed() from None
 
-    def trim(self) -> None:
-        """Let go of the ranks' memory that is mapped here and in no transfer under way.
+    def trim(self, idle_s: float = 0.0) -> bool:
+        """Drop mappings of the ranks' memory that no transfer uses; returns whether none is left.
 
-        A mapping kept warm holds its pages even after the rank has given them
-        back: to be called when matrices have been freed and memory is short.
+        A mapping holds its pages, even after its rank has ended.
         """
-        for link in self._all():
-            if link.lock.acquire(blocking=False):
-                link.forget()
-                link.lock.release()
+        empty = True
+        for connection in self._all():
+            if not connection.lock.acquire(blocking=False):
+                empty = False
+                continue
+            empty &= connection.drop_mappings(idle_s)
+            connection.lock.release()
+        return empty
+
+    def trim_later(self) -> None:
+        """Drop mappings once they have been idle for `MAPPING_IDLE_S`."""
+        with self._lock:
+            if self._timer is None and self._connections:
+                self._timer = threading.Timer(MAPPING_IDLE_S, self._trim_idle)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _trim_idle(self) -> None:
+        with self._lock:
+            self._timer = None
+        if not self.trim(MAPPING_IDLE_S):
+            self.trim_later()
 
     def close(self) -> None:
         """Close every connection and end the threads; transfers under way fail."""
-        links = self._all()
+        connections = self._all()
         with self._lock:
-            self._links.clear()
+            self._connections.clear()
+            if self._timer is not None:
+                self._timer.cancel()
         self.copiers.shutdown(wait=False, cancel_futures=True)
         self.streams.shutdown(wait=False, cancel_futures=True)
-        for link in links:
-            link.hang_up()
-            if link.lock.acquire(blocking=False):  # else the transfer that fails now closes it
-                link.close()
-                link.lock.release()
+        for connection in connections:
+            connection.hang_up()
+            if connection.lock.acquire(blocking=False):  # else the failing transfer closes it
+                connection.close()
+                connection.lock.release()
 
     def _all(self) -> list[RankConnection]:
         with self._lock:
-            return list(self._links.values())
+            return list(self._connections.values())
 
 
 def closed() -> Failure:
     return Failure("TransferError", "the connections to the gang were closed")
 
 
-def named(link: RankConnection, action: Callable[[], T]) -> T:
-    """Run an action on a link; name the rank in whatever goes wrong."""
+def attribute_errors(connection: RankConnection, action: Callable[[], T]) -> T:
+    """Run an action with a rank; connection errors become a `Failure` that names the rank."""
     try:
         return action()
     except (frames.WireError, OSError) as error:
-        why = "it gave no sign of life" if isinstance(error, TimeoutError) else str(error)
+        why = (
+            f"no answer for {STALL_TIMEOUT_S:g} s"
+            if isinstance(error, TimeoutError)
+            else str(error)
+        )
         raise Failure(
-            "TransferError", f"the transfer with rank {link.rank} broke: {why}", rank=link.rank
+            "TransferError",
+            f"the transfer with rank {connection.rank} failed: {why}",
+            rank=connection.rank,
         ) from error

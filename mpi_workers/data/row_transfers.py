@@ -1,4 +1,4 @@
-"""Rows that come in any order: a `MatrixWriter` that puts each where its number says."""
+"""Rows in any order: a `MatrixWriter` that places each by its number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.data.rank_connections import Array, RankConnection, named
+from mpi_workers.data.rank_connections import Array, RankConnection, attribute_errors
 from mpi_workers.data.transfers import MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LocalIndices, Shape, as_slice
@@ -17,11 +17,11 @@ from mpi_workers.matrix.regions import Region
 
 
 class RowWriter(MatrixWriter):
-    """Sends whole rows of a matrix that is not sealed yet, wherever they belong."""
+    """Sends whole rows, in any order, into a matrix that is not sealed yet."""
 
     @property
     def shape(self) -> Shape:
-        """Of the whole matrix."""
+        """Shape of the whole matrix."""
         return self._target.distribution.shape
 
     def write_rows(self, block: Array, rows: NDArray[np.int64]) -> None:
@@ -37,12 +37,12 @@ class RowWriter(MatrixWriter):
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError for a row that the matrix has not.
+            TransferError naming the rank; ShapeError for a row outside the matrix.
 
         Notes
         -----
-        Same node: one copy of every element. Other node: a frame for every stretch of rows that
-        follow each other within a rank's part.
+        Same node: one copy of every element. Other node: one frame for each run of consecutive
+        rows in a rank's part.
         """
         m, n = self._target.distribution.shape
         if not len(rows):
@@ -50,21 +50,19 @@ class RowWriter(MatrixWriter):
         if block.shape != (len(rows), n) or rows[0] < 0 or rows[-1] >= m:
             raise Failure(
                 "ShapeError",
-                f"rows {rows[0]} to {rows[-1]} of {block.shape[1]} elements are not in a matrix "
-                f"of {m} x {n}",
+                f"rows {rows[0]} to {rows[-1]} of {block.shape[1]} elements do not fit into a "
+                f"{m} x {n} matrix",
             )
         if rows[-1] - rows[0] == len(rows) - 1:
             self.write_block(block, (int(rows[0]), 0))
             return
-        for link, local_indices in self._far:
-            share = _of_rank(rows, local_indices)
+        for connection, local_indices in self._far:
+            share = _positions_of_rank(rows, local_indices)
             if len(share):
-                self._start(self._put_runs, link, local_indices, rows, share, block)
+                self._start(self._put_runs, connection, local_indices, rows, share, block)
         for part in self._near:
-            if self._ranks.link(part.rank).open().has_news():
-                words = f"the transfer with rank {part.rank} broke: the rank is gone or ended it"
-                raise Failure("TransferError", words, rank=part.rank)
-            share = _of_rank(rows, part.local_indices)
+            self._ranks.connection(part.rank).check()
+            share = _positions_of_rank(rows, part.local_indices)
             if len(share):
                 local = (
                     rows[share] - part.local_indices.rows.start
@@ -78,7 +76,7 @@ class RowWriter(MatrixWriter):
 
     def _put_runs(
         self,
-        link: RankConnection,
+        connection: RankConnection,
         local_indices: LocalIndices,
         rows: Array,
         share: Array,
@@ -90,12 +88,12 @@ class RowWriter(MatrixWriter):
             whole = Region(int(rows[share[first]]), int(rows[share[last - 1]]) + 1, 0, 0)
             region = whole._replace(col1=self._target.distribution.shape[1])
             cut = block[share[first:last], as_slice(local_indices.cols, 0)]
-            times = named(link, partial(link.put, self._target, region, cut))
-            self.times[link.rank].add(times)
+            times = attribute_errors(connection, partial(connection.put, self._target, region, cut))
+            self.times[connection.rank].add(times)
 
 
-def _of_rank(rows: Array, local_indices: LocalIndices) -> NDArray[np.int64]:
-    """Where in `rows` are those that a rank holds."""
+def _positions_of_rank(rows: Array, local_indices: LocalIndices) -> NDArray[np.int64]:
+    """Positions in `rows` of those that a rank holds."""
     if not local_indices.size:
         return np.empty(0, np.int64)
     mine = rows >= local_indices.rows.start
@@ -105,6 +103,6 @@ def _of_rank(rows: Array, local_indices: LocalIndices) -> NDArray[np.int64]:
 
 
 def _runs(numbers: Array) -> Iterator[tuple[int, int]]:
-    """Half-open stretches of ascending numbers that follow each other."""
+    """Half-open runs of consecutive numbers among ascending ones."""
     cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
     yield from pairwise(cuts)

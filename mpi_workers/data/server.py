@@ -1,21 +1,19 @@
-"""A rank's data door: other processes put, get and map regions of its matrices.
+"""A rank's data server: other processes put, get and map regions of its matrices.
 
-Threads beside the rank's main thread, so that data moves while MPI computes.
-Same node: the peer asks for the memory behind a matrix by file descriptor (MAP)
-and writes or reads it itself. Other node: PUT and GET stream the rank's share
-of a region in Fortran order, in one frame.
+It runs in threads beside the rank's main thread, so that data moves while MPI computes. On the
+same node a peer maps the memory of a matrix by file descriptor (MAP) and reads or writes it
+directly. From other nodes PUT and GET stream the rank's share of a region, in one frame.
 
-While a peer has a matrix mapped it holds a lease: the memory is not recycled
-under it. A peer that vanishes with a write lease may still be writing, so that
-memory is never used again.
+A peer holds a lease on each matrix that it has mapped: the memory is not recycled before the
+lease ends. A peer that is lost with a write lease may still write, so that memory is never used
+again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
-import socket
 import threading
-import time
 from typing import Any, NamedTuple, TypeGuard
 
 from numpy.typing import NDArray
@@ -27,12 +25,13 @@ from mpi_workers.matrix.memory import MemoryBlock
 from mpi_workers.matrix.regions import Region
 from mpi_workers.matrix.storage import Entry, Storage
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import Connection, greet
+from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Frame, Kind
 
-MAX_PEERS = 4096
-MAX_KNOWN = 1024  # segments that a peer may say it has mapped
-STALL_S = 60.0  # a peer that stops in the middle of a payload for so long is given up
+MAX_PEERS = 4096  # authenticated connections, a thread each
+MAX_KNOWN = 1024  # segments that a peer may report as mapped
+STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
 
 
 class DataServer:
@@ -43,55 +42,56 @@ class DataServer:
     storage : Storage
         The matrices.
     token : str
-        The gang's secret; every connection must open with it.
+        The gang's secret; every peer must prove that it knows it.
     unix_path : str
-        Where to put the Unix socket (in a directory of mode 700).
+        Path of the Unix socket, in a folder of mode 0700.
     host : str, optional
         The node's own address to listen on. None: no TCP.
     """
 
     def __init__(self, storage: Storage, token: str, unix_path: str, host: str | None) -> None:
         self._storage = storage
-        self._token = token
         self._peers = threading.Semaphore(MAX_PEERS)
-        self.addresses: list[str] = []
         listeners = [sockets.listen_unix(unix_path)]
         if host is not None:
             listeners.append(sockets.listen_tcp(host))
-        for sock, address in listeners:
-            self.addresses.append(address)
-            threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
+        self.addresses = [address for _, address in listeners]
+        acceptor = Acceptor(
+            [sock for sock, _ in listeners],
+            token,
+            {"rank": storage.rank},
+            keepalive=sockets.DATA,
+        )
+        threading.Thread(target=self._accept, args=(acceptor,), daemon=True).start()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, acceptor: Acceptor) -> None:
         while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                time.sleep(0.05)  # out of file descriptors: those in use will be given back
-                continue
-            if not self._peers.acquire(blocking=False):
-                sock.close()
-                continue
-            try:
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-            except RuntimeError:  # no more threads: this peer is turned away, the door stays open
-                sock.close()
-                self._peers.release()
+            for connection, _fields in acceptor.poll():
+                if not self._peers.acquire(blocking=False):
+                    self._reject(connection, f"rank {self._storage.rank} has {MAX_PEERS} peers")
+                    continue
+                try:
+                    threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                except RuntimeError:
+                    self._reject(connection, f"rank {self._storage.rank} can start no more threads")
+                    self._peers.release()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _reject(self, connection: Connection, why: str) -> None:
+        with connection, contextlib.suppress(frames.WireError):
+            connection.send(Kind.REFUSED, Failure("ResourceError", why).to_map())
+
+    def _serve(self, connection: Connection) -> None:
         try:
-            with Connection(sock) as connection:
-                sockets.tune(sock)
-                greet(connection, self._token, {"rank": self._storage.rank})
+            with connection:
                 Peer(connection, self._storage).serve()
         except (frames.WireError, OSError):
-            pass  # the peer is gone or was refused; what it held has been seen to
+            pass  # the peer is lost or was refused; its leases have ended
         finally:
             self._peers.release()
 
 
 class PeerMapping(NamedTuple):
-    """A block that a peer has mapped: held here, it is not recycled."""
+    """A block that a peer has mapped. This reference keeps it from being recycled."""
 
     block: MemoryBlock
     entry: Entry
@@ -99,7 +99,7 @@ class PeerMapping(NamedTuple):
 
 
 class Peer:
-    """One connection after its handshake."""
+    """One authenticated connection."""
 
     def __init__(self, connection: Connection, storage: Storage) -> None:
         self._connection = connection
@@ -108,14 +108,14 @@ class Peer:
         self._times = {"receive_s": 0.0, "place_s": 0.0}
 
     def serve(self) -> None:
-        """Answer until the peer leaves. Raises `ConnectionLost`, or what it did wrong."""
+        """Answer frames until the peer leaves. Raises `ConnectionLost`, or its protocol error."""
         try:
             while True:
                 frame = self._connection.recv()
                 try:
                     self._answer(frame)
                 except Failure as failure:
-                    if frame.payload_nbytes:  # it is on its way: no later frame can be found
+                    if frame.payload_nbytes:  # unread: the next frame cannot be found
                         self._connection.refuse(failure)
                         return
                     self._connection.send(Kind.REFUSED, failure.to_map())
@@ -132,7 +132,7 @@ class Peer:
 
     def _answer(self, frame: Frame) -> None:
         if frame.payload_nbytes and frame.kind != Kind.PUT:
-            raise frames.WireError(f"a {frame.kind.name} carries no payload")
+            raise frames.WireError(f"a {frame.kind.name} must not have a payload")
         match frame.kind:
             case Kind.MAP:
                 self._map(frame.body)
@@ -146,13 +146,13 @@ class Peer:
                 times, self._times = self._times, {"receive_s": 0.0, "place_s": 0.0}
                 self._connection.send(Kind.SYNC, times)
             case _:
-                raise frames.WireError(f"a rank does not take {frame.kind.name}")
+                raise frames.WireError(f"a rank does not accept {frame.kind.name}")
 
     def _entry(self, body: Body, *, write: bool) -> Entry:
         entry = self._storage.entry(body.get("matrix"))
         if write and entry.sealed:
             raise Failure(
-                "TransferError", f"matrix {body['matrix']} is whole and takes no more data"
+                "TransferError", f"matrix {body['matrix']} is complete and accepts no more data"
             )
         if not write:
             self._storage.sealed(body["matrix"])
@@ -160,15 +160,16 @@ class Peer:
 
     def _map(self, body: Body) -> None:
         if not self._connection.unix:
-            raise Failure("TransferError", "memory is mapped through the Unix socket only")
+            raise Failure("TransferError", "memory can be mapped through the Unix socket only")
         write = body.get("write") is True
         entry = self._entry(body, write=write)
         matrix_id = body["matrix"]
         if matrix_id in self._leases:
-            raise Failure("TransferError", f"matrix {matrix_id} is mapped already")
+            raise Failure("TransferError", f"matrix {matrix_id} is already mapped")
         known = body.get("known", [])
         if not isinstance(known, list) or len(known) > MAX_KNOWN or not all(map(_is_int, known)):
-            raise Failure("TransferError", f"'known' is not a list of up to {MAX_KNOWN} segments")
+            words = f"'known' must be a list of up to {MAX_KNOWN} segment ids"
+            raise Failure("TransferError", words)
         block = entry.matrix.block
         segment = block.segment
         reply = {
@@ -186,9 +187,10 @@ class Peer:
         lease = self._leases[matrix_id]
         most = lease.entry.matrix.local.size if lease.write else 0
         if not _is_int(written) or not 0 <= written <= most:
-            raise Failure("TransferError", f"{reprlib.repr(written)} is no number of elements here")
+            words = f"'written' is {reprlib.repr(written)}, not a number up to {most}"
+            raise Failure("TransferError", words)
         self._storage.count(lease.entry, written)
-        del self._leases[matrix_id], lease  # before the peer knows: what it frees is free at once
+        del self._leases[matrix_id], lease  # before the reply: a free may follow it
         self._connection.send(Kind.SYNC)
 
     def _share(self, body: Body, entry: Entry) -> NDArray[Any]:
@@ -206,8 +208,8 @@ class Peer:
         entry = self._entry(body, write=True)
         share = self._share(body, entry)
         if share.nbytes != nbytes:
-            raise frames.WireError(f"{nbytes} bytes sent for a region of {share.nbytes}")
-        self._connection.sock.settimeout(STALL_S)
+            raise frames.WireError(f"{nbytes} bytes were sent for a region of {share.nbytes} bytes")
+        self._connection.sock.settimeout(STALL_TIMEOUT_S)
         tiled = body.get("tiled") is True  # the peer's array is C-ordered
         received, placed = receive_stream(
             self._connection, share, share.dtype, tiled=tiled, order="C" if tiled else "F"
@@ -218,10 +220,10 @@ class Peer:
 
     def _get(self, body: Body) -> None:
         share = self._share(body, self._entry(body, write=False))
-        self._connection.sock.settimeout(STALL_S)
+        self._connection.sock.settimeout(STALL_TIMEOUT_S)
         tiled = body.get("tiled") is True
         send_stream(self._connection, Kind.DATA, {}, share, share.dtype, tiled=tiled, order="F")
 
 
 def _is_int(value: object) -> TypeGuard[int]:
-    return type(value) is int  # a bool is not a number here
+    return type(value) is int  # bool is excluded

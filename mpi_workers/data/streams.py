@@ -1,10 +1,9 @@
 """A block of elements as the payload of one frame: cut, packed and sent; received and placed.
 
-Both ends work piece by piece (`regions.stream`), through a buffer that stays in
-cache, so that no temporary of the whole is made. A piece that lies in memory as
-it travels is sent from, or received into, its place. Where the two ends differ
-in order, elements travel in the sender's and the receiver, which has less to
-do, transposes.
+Both ends work on pieces (`regions.stream`), through a buffer that stays in cache, so no
+temporary of the whole block is needed. A piece that is contiguous in the order of the payload is
+sent from, or received into, the array itself. If the two ends differ in order, elements travel in
+the sender's order and the receiver, which has less to do, transposes.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.regions import CHUNK, stream
+from mpi_workers.matrix.regions import CHUNK_BYTES, stream
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
 
-SEND_BYTES = 2 * CHUNK  # given to the kernel in one go: with less, it wakes the receiver too often
+SEND_BYTES = 2 * CHUNK_BYTES  # per system call: smaller ones wake the receiver too often
 
 
 def is_tiled(array: Array) -> bool:
-    """Which way of cutting suits an array: tiles where its rows are contiguous, else columns."""
+    """Whether to cut an array into tiles (its rows are contiguous) instead of columns."""
     return abs(array.strides[0]) > abs(array.strides[1])
 
 
@@ -40,24 +39,25 @@ def send_stream(
     *,
     tiled: bool,
     order: Order,
-    heed: bool = False,
+    stop_on_reply: bool = False,
 ) -> tuple[float, float]:
     """Send an array of any strides as one frame.
 
     Parameters
     ----------
     connection : Connection
-        With the socket's time limit set: it counts for a piece.
+        Its socket's timeout is set, and applies to each piece.
     kind, body
         Of the frame.
     array : ndarray, shape (m, n)
         The elements.
     dtype : dtype
-        What they travel as.
+        Their dtype in the payload.
     tiled, order : bool, {"C", "F"}
-        How the payload is cut, and the order of elements in a piece; the receiver must know.
-    heed : bool
-        Whether to break off when the other end says something: it can only be a refusal.
+        How the payload is cut, and the order of elements in a piece; the receiver must use the
+        same.
+    stop_on_reply : bool
+        Whether to stop when the other end sends something: it can only be a refusal.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def send_stream(
     Raises
     ------
     ConnectionLost
-        If the other end is gone, takes nothing for too long, or was heeded.
+        If the other end is gone, accepts no bytes in time, or has replied.
     """
     connection.begin(kind, body, array.size * dtype.itemsize)
     packing = sending = 0.0
@@ -78,16 +78,16 @@ def send_stream(
     def send(packed: Array) -> None:
         nonlocal clock, packing, sending
         packed_at = time.perf_counter()
-        if heed and connection.has_news():
-            raise ConnectionLost("the other end does not want it")
+        if stop_on_reply and connection.readable():
+            raise ConnectionLost("the other end refused the data")
         connection.write(packed.view(np.uint8).data)
         now = time.perf_counter()
         packing += packed_at - clock
         sending += now - packed_at
         clock = now
 
-    # Columns follow each other whatever the size of a piece: take what one send takes.
-    chunk = CHUNK if tiled else SEND_BYTES
+    # Whole columns are contiguous in the payload whatever the size of a piece.
+    chunk = CHUNK_BYTES if tiled else SEND_BYTES
     for rows, cols in stream(array.shape, dtype.itemsize, chunk, tiled=tiled):
         source = array[rows, cols]
         in_place = source.flags[order] and source.dtype == dtype
@@ -108,7 +108,7 @@ def send_stream(
 def receive_stream(
     connection: Connection, array: Array, dtype: np.dtype[Any], *, tiled: bool, order: Order
 ) -> tuple[float, float]:
-    """Receive the payload that `send_stream` sends into an array of any strides.
+    """Receive the payload of `send_stream` into an array of any strides.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def receive_stream(
     Raises
     ------
     ConnectionLost, TimeoutError
-        If the other end is gone, or gives nothing within the socket's time limit.
+        If the other end is gone, or sends nothing within the socket's timeout.
     """
     receiving = placing = 0.0
     staging = np.empty(0, dtype)

@@ -1,9 +1,8 @@
-"""The other end of server.py: any process that sends to or fetches from a gang's ranks.
+"""Sending to and fetching from a gang's ranks: the client side of `mpi_workers.data.server`.
 
-Needs NumPy and a socket, nothing else: it runs in the user's process, in the
-nodes' agents, in Ray tasks and in Spark's Python workers. Same node: one pass of
-copies serves the mapped memory of all ranks. Other node: a stream per rank, all
-at once.
+Needs NumPy and a socket only: it runs in the user's process, in agents, in Ray tasks and in
+Spark's Python workers. On the same node one pass of copies serves the mapped memory of all ranks.
+To other nodes there is one stream per rank, all at the same time.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from mpi_workers.data.rank_connections import (
     RankConnections,
     RankTimes,
     TransferTarget,
+    attribute_errors,
     closed,
-    named,
 )
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
@@ -31,28 +30,28 @@ from mpi_workers.matrix.regions import Region
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
 
-PANEL_BYTES = 64 << 20  # 64 MiB: a progress bar moves this often
-LOOK_BYTES = 512 << 20  # 512 MiB: what is copied whole where nobody watches a bar
-WORTH = 64 << 10  # 64 KiB for a rank: takes as long to copy as it takes to see to a rank
-RUN = 256  # bytes of a column for a rank: 32 elements
-WORTH_STREAM = 8 << 20  # 8 MiB of a block: several messages for each of its ranks
+STEP_BYTES = 64 << 20  # 64 MiB: progress is reported, and the ranks are checked, this often
+UNCUT_BYTES = 512 << 20  # 512 MiB: up to this size a block is one step if progress is not reported
+MIN_BYTES_PER_RANK = 64 << 10  # 64 KiB: takes as long to copy as a rank's overhead
+MIN_COLUMN_BYTES = 256  # of a column for a rank: 32 elements
+MAX_COPIES = 64  # ranks to look at for a near copy
+MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its ranks
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
 
 
-class _Panel(NamedTuple):
-    """A region of the matrix that moves at once, or one rank's share of it."""
+class _Step(NamedTuple):
+    """A region of the matrix that moves in one step, or one rank's share of it."""
 
     array: Array
     region: Region
 
 
 class _Transfer:
-    """What sending and fetching share: the links of one matrix, locked and mapped.
+    """The base of sending and fetching: the connections for one matrix, locked and mapped.
 
-    Holds the links: another transfer with the same ranks waits on another
-    thread, and must not be begun on this one. After an error the transfer is
-    over: leave the context.
+    Another transfer with the same ranks waits for this one: do not start it on the same thread.
+    After an error the transfer is over: leave the context.
     """
 
     write: bool
@@ -65,30 +64,33 @@ class _Transfer:
         self._progress = progress
         self._near: list[copy_kernels.RankPart] = []
         self._far: list[tuple[RankConnection, LocalIndices]] = []
-        self._held: list[RankConnection] = []
+        self._locked: list[RankConnection] = []
         self._running: list[Future[None]] = []
         self._done: SimpleQueue[Future[None]] = SimpleQueue()
         self._written: dict[int, int] = {}  # elements, by near rank
         self.times: dict[int, RankTimes] = {}
 
-    def _chosen(self) -> Iterator[RankConnection]:
+    def _select(self) -> Iterator[RankConnection]:
+        """The connections that the transfer needs."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         distribution = self._target.distribution
         try:
-            for link in sorted(self._chosen(), key=lambda k: k.rank):  # one order: no deadlock
-                link.lock.acquire()
-                self._held.append(link)
-                local_indices = distribution.local_indices(link.rank)
-                self.times[link.rank] = RankTimes(link.rank, link.route)
+            # Always in the same order, so that two transfers cannot deadlock.
+            for connection in sorted(self._select(), key=lambda c: c.rank):
+                connection.lock.acquire()
+                self._locked.append(connection)
+                local_indices = distribution.local_indices(connection.rank)
+                self.times[connection.rank] = RankTimes(connection.rank, connection.route)
                 if not local_indices.size:
                     continue
-                if link.near:
-                    local = named(link, partial(link.map, self._target, write=self.write))
-                    self._near.append(copy_kernels.RankPart(link.rank, local_indices, local))
+                if connection.near:
+                    mapping = partial(connection.map, self._target, write=self.write)
+                    local = attribute_errors(connection, mapping)
+                    self._near.append(copy_kernels.RankPart(connection.rank, local_indices, local))
                 else:
-                    self._far.append((link, local_indices))
+                    self._far.append((connection, local_indices))
         except BaseException:
             self._abandon()
             raise
@@ -106,10 +108,11 @@ class _Transfer:
         try:
             mapped = {part.rank for part in self._near}
             self._near.clear()
-            for link in self._held:
-                if link.rank in mapped:
-                    written = self._written.get(link.rank, 0)
-                    named(link, partial(link.unmap, self._target, written))
+            for connection in self._locked:
+                if connection.rank in mapped:
+                    written = self._written.get(connection.rank, 0)
+                    unmapping = partial(connection.unmap, self._target, written)
+                    attribute_errors(connection, unmapping)
             self._finish_streams()
         except BaseException:
             self._abandon()
@@ -117,28 +120,30 @@ class _Transfer:
         self._release()
 
     def _finish_streams(self) -> None:
-        """Wait for what was streamed to have arrived."""
+        """Wait until the ranks have stored what was streamed."""
 
     def _abandon(self) -> None:
-        """Close the links, so that the ranks know that nothing more comes from here.
+        """Close the connections, which tells the ranks that the transfer has failed.
 
-        Only when no thread uses them: a closed file descriptor may soon be another file.
+        First waits for the threads that use them: a closed file descriptor may be reused.
         """
         self._near.clear()
-        for link in self._held:
-            link.hang_up()
+        for connection in self._locked:
+            connection.hang_up()
         wait([future for future in self._running if not future.cancel()])
-        for link in self._held:
-            link.close()
+        for connection in self._locked:
+            connection.close()
         self._release()
 
     def _release(self) -> None:
-        held, self._held = self._held, []
-        for link in held:
-            link.lock.release()
+        locked, self._locked = self._locked, []
+        for connection in locked:
+            connection.lock.release()
+        if any(connection.near for connection in locked):
+            self._ranks.trim_later()
 
     def _start(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Run something on a thread of its own; `_join` waits for it."""
+        """Run an action on a thread; `_join` waits for it."""
         try:
             future = self._ranks.streams.submit(action, *arguments)
         except RuntimeError:
@@ -147,7 +152,7 @@ class _Transfer:
         self._running.append(future)
 
     def _join(self) -> None:
-        """Wait for the streams under way; raise the first error as soon as there is one."""
+        """Wait for the running streams; raises the first error at once."""
         try:
             for _ in self._running:
                 self._done.get().result()
@@ -160,48 +165,45 @@ class _Transfer:
         blocks: Iterable[copy_kernels.ArrayBlock],
         action: Callable[[RankConnection, Region, Array], RankTimes],
     ) -> None:
-        """Copy what near ranks hold of regions, and have `action` stream the others' shares."""
-        for panels in self._panels(blocks):
-            self._stream_far(panels, action)
+        """Copy the shares of near ranks, and stream those of the others with `action`."""
+        for steps in self._steps(blocks):
+            self._stream_far(steps, action)
             if self._near:
-                self._copy_near(panels)
+                self._copy_near(steps)
             self._join()
 
-    def _panels(self, blocks: Iterable[copy_kernels.ArrayBlock]) -> Iterator[list[_Panel]]:
-        """What moves at once: small enough for progress, and a rank's death, to be told soon."""
-        most = PANEL_BYTES if self._progress is not None else LOOK_BYTES
-        panels: list[_Panel] = []
+    def _steps(self, blocks: Iterable[copy_kernels.ArrayBlock]) -> Iterator[list[_Step]]:
+        """Cut blocks into steps, small enough to report progress and a rank's death in time."""
+        limit = STEP_BYTES if self._progress is not None else UNCUT_BYTES
+        steps: list[_Step] = []
         nbytes = 0
         for array, (row, col) in blocks:
             bounds = [row, row + array.shape[0], col, col + array.shape[1]]
             whole = Region.checked(list(map(int, bounds)), self._target.distribution.shape)
             height = max(1, len(array))
-            if array.nbytes > most:
-                height = max(1, PANEL_BYTES // (array.nbytes // len(array)))
+            if array.nbytes > limit:
+                height = max(1, STEP_BYTES // (array.nbytes // len(array)))
             for i in range(0, len(array), height):
                 rows = array[i : i + height]
-                if panels and nbytes + rows.nbytes > PANEL_BYTES:
-                    yield panels
-                    panels, nbytes = [], 0
+                if steps and nbytes + rows.nbytes > STEP_BYTES:
+                    yield steps
+                    steps, nbytes = [], 0
                 row0 = whole.row0 + i
                 region = Region(row0, row0 + len(rows), whole.col0, whole.col1)
-                panels.append(_Panel(rows, region))
+                steps.append(_Step(rows, region))
                 nbytes += rows.nbytes
-        if panels:
-            yield panels
+        if steps:
+            yield steps
 
-    def _copy_near(self, panels: Sequence[_Panel]) -> None:
-        # Memory can be written long after its rank is gone. By number: an error must not hold it.
-        for rank in [part.rank for part in self._near]:
-            if self._ranks.link(rank).open().has_news():
-                words = f"the transfer with rank {rank} broke: the rank is gone or ended it"
-                raise Failure("TransferError", words, rank=rank)
-        large = sum(panel.array.nbytes for panel in panels) > 1 << 20
+    def _copy_near(self, steps: Sequence[_Step]) -> None:
+        for rank in [part.rank for part in self._near]:  # a traceback must not hold its memory
+            self._ranks.connection(rank).check()
+        large = sum(step.array.nbytes for step in steps) > 1 << 20
         try:
             copied = copy_kernels.exchange(
                 [
                     copy_kernels.ArrayBlock(array, (region.row0, region.col0))
-                    for array, region in panels
+                    for array, region in steps
                 ],
                 self._near,
                 into_parts=self.write,
@@ -226,27 +228,27 @@ class _Transfer:
 
     def _stream_far(
         self,
-        panels: Sequence[_Panel],
+        steps: Sequence[_Step],
         action: Callable[[RankConnection, Region, Array], RankTimes],
     ) -> None:
-        """Start a stream with every far rank that holds something of some regions."""
+        """Start a stream with every far rank that has a share of the regions."""
 
-        def stream(link: RankConnection, cuts: Sequence[_Panel]) -> None:
-            for cut, region in cuts:
-                times = named(link, partial(action, link, region, cut))
-                self.times[link.rank].add(times)
+        def stream(connection: RankConnection, shares: Sequence[_Step]) -> None:
+            for array, region in shares:
+                times = attribute_errors(connection, partial(action, connection, region, array))
+                self.times[connection.rank].add(times)
                 if self._progress is not None:
                     self._progress(times.nbytes)
 
-        for link, local_indices in self._far:
-            cuts = []
-            for array, region in panels:
+        for connection, local_indices in self._far:
+            shares = []
+            for array, region in steps:
                 share = region.of(local_indices)
                 if share.size:
                     here = as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)
-                    cuts.append(_Panel(array[here], region))
-            if cuts:
-                self._start(stream, link, cuts)
+                    shares.append(_Step(array[here], region))
+            if shares:
+                self._start(stream, connection, shares)
 
 
 class MatrixWriter(_Transfer):
@@ -254,62 +256,67 @@ class MatrixWriter(_Transfer):
 
     write = True
 
-    def _chosen(self) -> Iterator[RankConnection]:
+    def _select(self) -> Iterator[RankConnection]:
         for group in self._target.distribution.owners():
             if len(group) > 1:
                 raise Failure(
                     "LayoutError",
-                    f"{self._target.distribution.layout} keeps copies: send to another layout "
-                    "and let the ranks copy",
+                    f"{self._target.distribution.layout} keeps copies: send in another layout, "
+                    "then use to_layout",
                 )
-            yield self._ranks.link(group[0])
+            yield self._ranks.connection(group[0])
 
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
         """Send a block whose first element is global `origin`: `write_blocks` of one."""
         self.write_blocks([copy_kernels.ArrayBlock(block, origin)])
 
     def write_blocks(self, blocks: Iterable[copy_kernels.ArrayBlock]) -> None:
-        """Send blocks, those on one node all at once.
+        """Send blocks; those for ranks on this node in one pass.
 
         Parameters
         ----------
         blocks : iterable of (ndarray of shape (m, n), (int, int))
-            Of the matrix's dtype or one that casts to it; any strides, may be read-only. With
-            the global row and column of its first element each.
+            Each of the matrix's dtype or one that casts to it, with any strides, possibly
+            read-only, and with the global row and column of its first element.
 
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError if a block is not all in the matrix.
+            TransferError naming the rank; ShapeError if a block is partly outside the matrix.
 
         Notes
         -----
-        A block costs some 10 us for each rank that holds a part of it: those that `is_small`
-        tells of are better joined first.
+        A block costs about 10 us for each rank that holds a part of it: join blocks first that
+        `is_small` reports.
         """
-        self._move(blocks, lambda link, region, cut: link.put(self._target, region, cut))
+        self._move(
+            blocks, lambda connection, region, array: connection.put(self._target, region, array)
+        )
 
     def is_small(self, shape: Shape) -> bool:
-        """Whether to copy a block of this shape to its neighbours costs less than to send it alone.
+        """Whether copying a block of this shape together with its neighbours beats sending it.
 
-        So it is if it is small for each rank; and if it is low, because ranks keep columns: few
-        elements of each lie together.
+        True if it is small for each rank, and if it has few rows: ranks store columns, and only
+        few elements of each would be contiguous.
         """
         m, n = shape
         itemsize = self._target.dtype.itemsize
         if self._far:
-            return m * n * itemsize < WORTH_STREAM
-        dealt = max((part.local_indices.rows.step for part in self._near), default=1)
-        return m * n * itemsize < WORTH * len(self._near) or m * itemsize < RUN * dealt
+            return m * n * itemsize < MIN_STREAM_BYTES
+        stride = max((part.local_indices.rows.step for part in self._near), default=1)
+        return (
+            m * n * itemsize < MIN_BYTES_PER_RANK * len(self._near)
+            or m * itemsize < MIN_COLUMN_BYTES * stride
+        )
 
     def _finish_streams(self) -> None:
-        def one(link: RankConnection) -> None:
-            received, placed = named(link, link.sync)
-            self.times[link.rank].receive_s += received
-            self.times[link.rank].deserialize_s += placed
+        def finish(connection: RankConnection) -> None:
+            received, placed = attribute_errors(connection, connection.sync)
+            self.times[connection.rank].receive_s += received
+            self.times[connection.rank].deserialize_s += placed
 
-        for link, _ in self._far:
-            self._start(one, link)
+        for connection, _ in self._far:
+            self._start(finish, connection)
         self._join()
 
 
@@ -318,18 +325,20 @@ class MatrixReader(_Transfer):
 
     write = False
 
-    def _chosen(self) -> Iterator[RankConnection]:
+    def _select(self) -> Iterator[RankConnection]:
         for group in self._target.distribution.owners():
-            links = [self._ranks.link(rank) for rank in group[:64]]
-            yield next((link for link in links if link.near), links[0])
+            found = [self._ranks.connection(rank) for rank in group[:MAX_COPIES]]
+            yield next((connection for connection in found if connection.near), found[0])
 
     def read_block(self, out: Array, origin: tuple[int, int]) -> None:
-        """Fill `out` with the region of the matrix that begins at `origin`.
+        """Fill `out` with the region of the matrix whose first element is at `origin`.
 
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError if the region is not all in the matrix.
+            TransferError naming the rank; ShapeError if the region is partly outside the matrix.
         """
         block = copy_kernels.ArrayBlock(out, origin)
-        self._move([block], lambda link, region, cut: link.get(self._target, region, cut))
+        self._move(
+            [block], lambda connection, region, array: connection.get(self._target, region, array)
+        )

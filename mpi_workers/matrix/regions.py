@@ -1,4 +1,4 @@
-"""Half-open regions of a matrix as they travel: bounds checked, cut into pieces of a stream."""
+"""Half-open regions of a matrix in frames: bounds checked, cut into pieces of a stream."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LocalIndices, Shape, clip
 
-CHUNK = 512 << 10  # 512 KiB: packed while it is in cache, sent in one go
-WIDE = 2 << 10  # 2 KiB of each row: a piece of a C-ordered array uses whole cache lines and pages
+CHUNK_BYTES = 512 << 10  # 512 KiB: stays in cache while it is packed and sent
+MIN_ROW_BYTES = 2 << 10  # 2 KiB of each row: a tile of a C-ordered array uses whole cache lines
 
 
 class Region(NamedTuple):
@@ -26,7 +26,7 @@ class Region(NamedTuple):
         return self.row1 - self.row0, self.col1 - self.col0
 
     def of(self, local_indices: LocalIndices) -> LocalIndices:
-        """What of `local_indices` lies in this region."""
+        """The part of `local_indices` that lies in this region."""
         rows, cols = (
             clip(local_indices.rows, self.row0, self.row1),
             clip(local_indices.cols, self.col0, self.col1),
@@ -39,7 +39,7 @@ class Region(NamedTuple):
         if (
             isinstance(value, list)
             and len(value) == 4
-            and all(type(bound) is int for bound in value)  # a bool is not a bound
+            and all(type(bound) is int for bound in value)  # bool is excluded
         ):
             region = cls(*value)
             if 0 <= region.row0 <= region.row1 <= shape[0] and (
@@ -53,11 +53,11 @@ class Region(NamedTuple):
 
 
 def stream(
-    shape: Shape, itemsize: int, chunk: int = CHUNK, *, tiled: bool = False
+    shape: Shape, itemsize: int, chunk: int = CHUNK_BYTES, *, tiled: bool = False
 ) -> Iterator[tuple[slice, slice]]:
     """Cut an ``m x n`` block into pieces of at most `chunk` bytes, from top to bottom, then right.
 
-    Both ends of a stream cut alike.
+    Both ends of a stream cut in the same way.
 
     Parameters
     ----------
@@ -66,14 +66,13 @@ def stream(
     chunk : int
         Most bytes of a piece.
     tiled : bool
-        False: as many whole columns as fit, or a part of one column: the pieces
-        follow each other in Fortran order. True: at least `WIDE` bytes of a row,
-        for an end whose array is C-ordered.
+        False: as many whole columns as fit, or a part of one column; the pieces are in Fortran
+        order. True: at least `MIN_ROW_BYTES` of each row, for a C-ordered array at one end.
     """
     m, n = shape
     if not m or not n:
         return
-    across = min(n, max(WIDE // itemsize if tiled else 1, chunk // (m * itemsize)))
+    across = min(n, max(MIN_ROW_BYTES // itemsize if tiled else 1, chunk // (m * itemsize)))
     down = min(m, max(1, chunk // (across * itemsize)))
     for j in range(0, n, across):
         for i in range(0, m, down):

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import uvloop
-
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, default_grid
 from mpi_workers.node.cleanup import GangFolder, memory_shortage
@@ -28,8 +27,8 @@ from mpi_workers.node.pmi import PmiNode, process_mapping
 from mpi_workers.node.processes import LocalRanks, Speaker
 from mpi_workers.node.specs import ProxySpec, RankConfig
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.asynchronous import FrameProtocol
-from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, protocol_factory
+from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
 EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
 REAP_S = 0.02  # between looks at processes that are about to end
@@ -101,9 +100,7 @@ class Proxy:
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, self._listen, speaker)
         self._server = await loop.create_unix_server(
-            lambda: FrameProtocol(
-                self._from_rank, self._rank_lost, self._spec.token, self._rank_hello
-            ),
+            protocol_factory(self._from_rank, self._rank_lost, self._spec.token, self._rank_hello),
             sock=self._listener,
         )
         if not await self._reach_manager():
@@ -126,38 +123,24 @@ class Proxy:
         await self._over.wait()
 
     async def _reach_manager(self) -> bool:
-        loop = asyncio.get_running_loop()
-        welcome = loop.create_future()
-
         def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
-            if frame.kind == Kind.WELCOME and not welcome.done():
-                welcome.set_result(True)
-            elif frame.kind == Kind.COMMAND:
+            if frame.kind == Kind.COMMAND:
                 self._command(frame.body)
             elif frame.kind == Kind.REFUSED:
                 self._stop()
 
-        def on_lost(protocol: FrameProtocol) -> None:
-            if not welcome.done():
-                welcome.set_result(False)
-            self._stop()
-
-        near = [a for a in self._spec.manager if sockets.reachable_here(a)]
-        far = [a for a in self._spec.manager if a.startswith("tcp:")]
+        fields = {"role": "proxy", "node": self._spec.node}
+        manager = ConnectingProtocol(on_frame, lambda _: self._stop(), self._spec.token, fields)
         try:
-            sock = sockets.dial((near + far)[0])
-        except OSError as error:
+            sock = sockets.dial(sockets.reachable_addresses(self._spec.manager)[0])
+            sock.setblocking(False)
+            await asyncio.get_running_loop().create_connection(lambda: manager, sock=sock)
+            await manager.welcome
+        except (OSError, IndexError, WireError, Failure) as error:
             print(f"cannot reach the GroupManager at {self._spec.manager}: {error}")
             return False
-        sock.setblocking(False)
-        _, self._manager = await loop.create_connection(
-            lambda: FrameProtocol(on_frame, on_lost), sock=sock
-        )
-        self._manager.send(
-            Kind.HELLO,
-            {"token": self._spec.token, "role": "proxy", "node": self._spec.node},
-        )
-        return bool(await welcome)
+        self._manager = manager
+        return True
 
     def _event(self, op: str, **fields: Any) -> None:
         if self._manager is not None:

@@ -1,4 +1,4 @@
-"""The asyncio end of the wire: frames over a transport, for proxies and the GroupManager."""
+"""The asyncio end of a connection: frames over a transport, for proxies and the GroupManager."""
 
 from __future__ import annotations
 
@@ -7,104 +7,110 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire import frames
+from mpi_workers.wire import handshake, sockets
+from mpi_workers.wire.acceptor import MAX_STRANGERS, Strangers, source_of
 from mpi_workers.wire.frames import (
-    HEADER,
+    MAP_LIMIT,
+    UNAUTHENTICATED_MAP_LIMIT,
     Body,
+    ConnectionLost,
     Frame,
+    FrameBuffer,
     Kind,
     WireError,
-    decode_body,
-    decode_header,
     encode,
-    token_matches,
 )
-from mpi_workers.wire.sockets import tune
+from mpi_workers.wire.handshake import ConnectingSide, ListeningSide
+
+CLOSE_TIMEOUT_S = 5.0  # for a peer to read what is queued
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Frames without payloads over an asyncio transport.
+    """Frames without payloads over an asyncio transport; the base of both sides.
 
     Parameters
     ----------
     on_frame : callable(protocol, Frame)
-        Called for every frame after the handshake. A `Failure` or `WireError`
-        raised by it refuses the frame and closes the connection.
+        Called for every frame after the handshake. A `Failure` or `WireError` that it raises
+        refuses the frame and closes the connection.
     on_lost : callable(protocol)
-        Called once when the connection is gone; on the listening side only if
-        the handshake had been passed.
-    token : str, optional
-        Given on the listening side: the first frame must be a HELLO with it.
-    on_hello : callable(protocol, body) -> body, optional
-        Listening side: called with the HELLO, returns the WELCOME. Raises
-        `Failure` to refuse this peer; a HELLO whose fields are missing or of
-        the wrong type (`KeyError`, `TypeError`, `ValueError`) is refused too.
+        Called once when an authenticated connection is gone.
+
+    Attributes
+    ----------
+    peer : object
+        For the owner: its record of the other end.
     """
 
     def __init__(
         self,
         on_frame: Callable[[FrameProtocol, Frame], None],
         on_lost: Callable[[FrameProtocol], None],
-        token: str | None = None,
-        on_hello: Callable[[FrameProtocol, Body], Body] | None = None,
     ) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._token = token
-        self._on_hello = on_hello
-        self._known = token is None
-        self._buffer = bytearray()
+        self._authenticated = False
+        self._buffer = FrameBuffer(UNAUTHENTICATED_MAP_LIMIT)
         self._deadline: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
-        self.peer: Any = None  # whatever the owner wants to remember of the other end
+        self.peer: Any = None
+
+    def _handshake(self, frame: Frame) -> None:
+        """Take a frame of the handshake; calls `_authenticate` after the last one."""
+        raise NotImplementedError
+
+    def _authenticate(self) -> None:
+        self._authenticated = True
+        self._buffer.map_limit = MAP_LIMIT
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            tune(sock)
-        if not self._known:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(
-                frames.HELLO_TIMEOUT_S, self._refuse, "no HELLO in time"
-            )
+            try:
+                sockets.check_peer(sock)
+                sockets.tune(sock)
+            except OSError:  # another user's, or gone already
+                self.transport.abort()
+                return
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(
+            handshake.TIMEOUT_S, self._refuse, "the handshake timed out"
+        )
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is sent or taken on this connection."""
+        """Whether this connection is closed or about to be."""
         return self.transport is None or self.transport.is_closing()
 
     def send(self, kind: Kind, body: Body | None = None) -> None:
-        """Queue a frame; silently dropped when the connection is gone (`on_lost` tells)."""
-        data = encode(kind, body)
+        """Queue a frame; dropped without an error if the connection is gone (see `on_lost`)."""
+        self.send_encoded(encode(kind, body))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Queue a frame that is encoded already: the same bytes for many peers."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def close(self) -> None:
-        """Close the connection when what is queued has been sent, or cannot be in time."""
+        """Close the connection after sending what is queued, at the latest in a few seconds."""
         if self.transport is None or self.transport.is_closing():
             return
         self.transport.close()
-        if self.transport.get_write_buffer_size():  # a peer that does not read must not hold us
-            asyncio.get_running_loop().call_later(frames.HELLO_TIMEOUT_S, self.transport.abort)
+        if self.transport.get_write_buffer_size():  # the peer may never read it
+            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
+        self._buffer.feed(data)
         try:
-            while len(self._buffer) >= HEADER.size and not self.closing:
-                limit = frames.MAP_LIMIT if self._known else frames.STRANGER_MAP_LIMIT
-                kind, map_nbytes, payload_nbytes = decode_header(self._buffer[: HEADER.size], limit)
-                if payload_nbytes:
-                    raise WireError("no payload is allowed on a control connection")
-                end = HEADER.size + map_nbytes
-                if len(self._buffer) < end:
-                    return
-                body = decode_body(memoryview(self._buffer)[HEADER.size : end].tobytes())
-                del self._buffer[:end]
-                if self._known:
-                    self._on_frame(self, Frame(kind, body, 0))
+            while not self.closing and (frame := self._buffer.pop()) is not None:
+                if self._authenticated:
+                    self._on_frame(self, frame)
                 else:
-                    self._handshake(kind, body)
+                    self._handshake(frame)
         except WireError as error:
             self._refuse(str(error))
         except Failure as failure:
@@ -112,25 +118,8 @@ class FrameProtocol(asyncio.Protocol):
         except (KeyError, TypeError, ValueError) as error:  # fields missing or of a wrong type
             self._refuse(f"malformed frame: {error!r}")
 
-    def _handshake(self, kind: Kind, body: Body) -> None:
-        if kind != Kind.HELLO:
-            raise WireError("a connection must open with HELLO")
-        if self._token is None or not token_matches(body, self._token):
-            raise WireError("the token is not this gang's")
-        try:
-            welcome = self._on_hello(self, body) if self._on_hello else {}
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"malformed HELLO: {type(error).__name__}: {error}") from None
-        if self.closing:
-            return
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        self._known = True
-        self.send(Kind.WELCOME, welcome)
-
     def _refuse(self, why: str) -> None:
-        kind = "TransferError" if self._known else "AuthError"
+        kind = "TransferError" if self._authenticated else "AuthError"
         self._refuse_as(Failure(kind, f"refused: {why}"))
 
     def _refuse_as(self, failure: Failure) -> None:
@@ -141,5 +130,144 @@ class FrameProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._known:
+        if self._authenticated:
             self._on_lost(self)
+
+
+class ListeningProtocol(FrameProtocol):
+    """The listening side. See `protocol_factory`."""
+
+    def __init__(
+        self,
+        on_frame: Callable[[FrameProtocol, Frame], None],
+        on_lost: Callable[[FrameProtocol], None],
+        token: str,
+        on_hello: Callable[[FrameProtocol, Body], Body],
+        strangers: Strangers[ListeningProtocol],
+    ) -> None:
+        super().__init__(on_frame, on_lost)
+        self._side = ListeningSide(token)
+        self._on_hello = on_hello
+        self._strangers = strangers
+        self.source = ""
+
+    def drop(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.source = source_of(transport.get_extra_info("peername"))
+        if not self.closing:
+            self._strangers.add(self)
+
+    def _handshake(self, frame: Frame) -> None:
+        challenge = self._side.receive(frame)
+        if challenge is not None:
+            self.send(Kind.CHALLENGE, challenge)
+            return
+        self._strangers.discard(self)
+        try:
+            welcome = self._on_hello(self, self._side.fields or {})
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"malformed fields: {type(error).__name__}: {error}") from None
+        if self.closing:
+            return
+        self._authenticate()
+        self.send(Kind.WELCOME, welcome)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._strangers.discard(self)
+        super().connection_lost(exc)
+
+
+def protocol_factory(
+    on_frame: Callable[[FrameProtocol, Frame], None],
+    on_lost: Callable[[FrameProtocol], None],
+    token: str,
+    on_hello: Callable[[FrameProtocol, Body], Body],
+    max_strangers: int = MAX_STRANGERS,
+) -> Callable[[], FrameProtocol]:
+    """A factory of listening `FrameProtocol`s for `loop.create_server`.
+
+    Parameters
+    ----------
+    on_frame, on_lost : callable
+        See `FrameProtocol`.
+    token : str
+        The secret that peers must know.
+    on_hello : callable(protocol, fields) -> body
+        Called with the fields of a peer that is authenticated; returns the WELCOME. Raises
+        `Failure` to refuse this peer. Fields that are missing or of the wrong type (`KeyError`,
+        `TypeError`, `ValueError`) refuse it too.
+    max_strangers : int
+        Most peers that are not authenticated, of all servers with this factory.
+    """
+    strangers: Strangers[ListeningProtocol] = Strangers(max_strangers)
+    return lambda: ListeningProtocol(on_frame, on_lost, token, on_hello, strangers)
+
+
+class ConnectingProtocol(FrameProtocol):
+    """The connecting side: for `loop.create_connection`.
+
+    Parameters
+    ----------
+    on_frame, on_lost : callable
+        See `FrameProtocol`.
+    token : str
+        The secret that both sides know.
+    fields : dict
+        What the listening side learns about this process.
+
+    Attributes
+    ----------
+    welcome : Future of dict
+        The WELCOME. Fails with `Failure` if the other side refuses or does not know the token,
+        with `ConnectionLost` if it closes the connection.
+    """
+
+    def __init__(
+        self,
+        on_frame: Callable[[FrameProtocol, Frame], None],
+        on_lost: Callable[[FrameProtocol], None],
+        token: str,
+        fields: Body,
+    ) -> None:
+        super().__init__(on_frame, on_lost)
+        self._side = ConnectingSide(token, fields)
+        self._proved = False
+        self.welcome: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(Kind.HELLO, self._side.hello())
+
+    def _handshake(self, frame: Frame) -> None:
+        try:
+            if not self._proved:
+                self.send(Kind.PROOF, self._side.prove(frame))
+                self._proved = True
+                self._buffer.map_limit = MAP_LIMIT
+            elif frame.kind == Kind.REFUSED:
+                raise Failure.from_map(frame.body)
+            elif frame.kind != Kind.WELCOME:
+                raise WireError(f"expected WELCOME, got {frame.kind.name}")
+            else:
+                self._authenticate()
+                if not self.welcome.done():
+                    self.welcome.set_result(frame.body)
+        except (Failure, WireError) as error:
+            self._fail(error)
+            self.close()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(error)
+
+    def _refuse_as(self, failure: Failure) -> None:
+        self._fail(failure)
+        super()._refuse_as(failure)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionLost("the other end closed the connection during the handshake"))
+        super().connection_lost(exc)

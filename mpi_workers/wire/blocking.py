@@ -1,4 +1,4 @@
-"""The blocking end of the wire: frames over a socket, for ranks and clients."""
+"""The blocking end of a connection: frames over a socket, for ranks and clients."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from mpi_workers.wire.frames import (
     decode_body,
     decode_header,
     encode,
-    token_matches,
 )
-from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, dial
+from mpi_workers.wire.handshake import ConnectingSide
+from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, KeepAlive, dial
 
-LINGER_S = 1.0  # how long one who is refused may take to notice
+LINGER_S = 1.0  # time for a refused peer to read the reason
+MAX_FDS = 4  # file descriptors with one frame
 
 
 class Connection:
@@ -37,20 +38,27 @@ class Connection:
     sock : socket
         Connected; closed with this object.
     map_limit : int
-        Largest map in bytes that `recv` takes.
+        Largest map in bytes that `recv` accepts.
     take_fds : bool
-        Whether to take file descriptors that come with frames (Unix sockets
-        only). Where not, the kernel drops what a peer passes.
+        Whether to receive file descriptors that come with frames (Unix sockets only).
+        Otherwise the kernel drops descriptors that a peer passes.
+    received : bytes
+        Bytes that were read from the socket before.
     """
 
     def __init__(
-        self, sock: socket.socket, *, map_limit: int = frames.MAP_LIMIT, take_fds: bool = False
+        self,
+        sock: socket.socket,
+        *,
+        map_limit: int = frames.MAP_LIMIT,
+        take_fds: bool = False,
+        received: bytes = b"",
     ) -> None:
         self.sock = sock
         self.map_limit = map_limit
         self.unix = sock.family == socket.AF_UNIX
-        self._take_fds = take_fds and self.unix
-        self._buffer = bytearray()
+        self.take_fds = take_fds and self.unix
+        self._buffer = bytearray(received)
         self._fds: list[int] = []
 
     def __enter__(self) -> Connection:
@@ -67,7 +75,7 @@ class Connection:
         self._fds.clear()
 
     def hang_up(self) -> None:
-        """End the connection under any thread that waits for it; `close` is still to be called."""
+        """End the connection for a thread that waits on it; `close` must still be called."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -80,8 +88,8 @@ class Connection:
     ) -> None:
         """Send one frame.
 
-        Raises `ConnectionLost`, also when the socket's time limit is over: a frame
-        that was sent in part cannot be taken up again.
+        Raises `ConnectionLost`, also after the socket's timeout: a partly sent frame cannot be
+        resumed.
         """
         raw = memoryview(payload).cast("B") if payload is not None else memoryview(b"")
         head = encode(kind, body, raw.nbytes)
@@ -98,10 +106,10 @@ class Connection:
             self.write(raw)
 
     def refuse(self, failure: Failure) -> None:
-        """Say why nothing more is taken on this connection; it is to be closed next.
+        """Send the reason why this connection ends; the caller closes it next.
 
-        Reads on for a moment: closing on unread bytes would reset the connection,
-        and the reason would be lost on its way.
+        Reads on for up to `LINGER_S`: closing a socket with unread bytes resets the connection,
+        and the peer would lose the reason.
         """
         with contextlib.suppress(WireError, OSError):
             self.send(Kind.REFUSED, failure.to_map())
@@ -112,19 +120,21 @@ class Connection:
                 if not self.sock.recv(frames.READ_BYTES):
                     return
 
-    def has_news(self) -> bool:
-        """Whether the other end has sent something, or is gone."""
-        poller = select.poll()
-        poller.register(self.sock, select.POLLIN)
-        return bool(self._buffer) or bool(poller.poll(0))
-
     @property
     def buffered(self) -> bool:
-        """Whether something that was sent is here already: a poll of the socket cannot see it."""
+        """Whether received bytes wait in this object: a poll of the socket does not see them."""
         return bool(self._buffer)
 
+    def readable(self, timeout_s: float | None = 0.0) -> bool:
+        """Whether there are bytes to read, or the end, within `timeout_s` (None: wait)."""
+        if self._buffer:
+            return True
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+
     def begin(self, kind: Kind, body: Body, payload_nbytes: int) -> None:
-        """Send the head of a frame whose payload is given to `write` piece by piece."""
+        """Send the header and map of a frame whose payload follows through `write`."""
         self.write(encode(kind, body, payload_nbytes))
 
     def write(self, raw: Buffer) -> None:
@@ -135,7 +145,7 @@ class Connection:
             raise _broken(error) from error
 
     def recv(self, timeout_s: float | None = None) -> Frame:
-        """Receive the next frame's header and map; its payload must be read next.
+        """Receive the next frame's header and map; the caller reads its payload next.
 
         Raises `ConnectionLost`, `WireError` on malformed bytes, `TimeoutError`.
         """
@@ -154,7 +164,7 @@ class Connection:
         return Frame(kind, body, payload_nbytes, fds)
 
     def expect(self, kind: Kind, timeout_s: float | None = None) -> Frame:
-        """Receive a frame of this kind. A REFUSED frame is raised as `Failure`."""
+        """Receive a frame of this kind. Raises a REFUSED frame as `Failure`."""
         frame = self.recv(timeout_s)
         if frame.kind == Kind.REFUSED:
             raise Failure.from_map(frame.body)
@@ -171,7 +181,7 @@ class Connection:
             try:
                 got = self.sock.recv_into(view[ready:])
             except OSError as error:
-                if _is_late(error):
+                if _is_own_timeout(error):
                     raise
                 raise ConnectionLost(f"the connection broke: {error}") from error
             if not got:
@@ -180,21 +190,23 @@ class Connection:
 
     def _fill(self, nbytes: int, deadline: float | None) -> None:
         while len(self._buffer) < nbytes:
-            if deadline is not None:  # for the whole frame: a peer that trickles must not hold us
+            if deadline is not None:  # of the whole frame, not of a read: a peer may send slowly
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError("timed out")
                 self.sock.settimeout(left)
-            # A frame is wanted whole, the payload after it is better read in place.
+            # Read small frames whole, but leave the payload to be read in place.
             want = min(max(nbytes - len(self._buffer), 512), frames.READ_BYTES)
             try:
-                if self._take_fds:
-                    data, fds, _flags, _addr = socket.recv_fds(self.sock, want, 4)
+                if self.take_fds:
+                    data, fds, _flags, _addr = socket.recv_fds(
+                        self.sock, want, MAX_FDS, socket.MSG_CMSG_CLOEXEC
+                    )
                     self._fds.extend(fds)
                 else:
                     data = self.sock.recv(want)
             except OSError as error:
-                if _is_late(error):
+                if _is_own_timeout(error):
                     raise
                 raise ConnectionLost(f"the connection broke: {error}") from error
             if not data:
@@ -202,8 +214,8 @@ class Connection:
             self._buffer += data
 
 
-def _is_late(error: OSError) -> bool:
-    """Whether our own time limit is over: the kernel's, ETIMEDOUT, is a `TimeoutError` as well."""
+def _is_own_timeout(error: OSError) -> bool:
+    """Whether our own time limit has passed: the kernel's ETIMEDOUT is a `TimeoutError` too."""
     return isinstance(error, TimeoutError) and error.errno is None
 
 
@@ -214,52 +226,49 @@ def _broken(error: OSError) -> ConnectionLost:
 def connect(
     address: str,
     token: str,
-    hello: Body,
+    fields: Body,
     *,
     timeout_s: float = CONNECT_TIMEOUT_S,
     take_fds: bool = True,
+    keepalive: KeepAlive = CONTROL,
 ) -> tuple[Connection, Body]:
-    """Dial `address`, say HELLO with `token`, and return the connection and the WELCOME.
+    """Dial `address`, authenticate in both directions, and return the connection and the WELCOME.
 
-    `take_fds`: see `Connection`; a connection that needs none is quicker without.
+    Parameters
+    ----------
+    address : str
+        See `mpi_workers.wire.sockets`.
+    token : str
+        The gang's secret.
+    fields : dict
+        What the listening side learns about this process.
+    timeout_s : float
+        For the connection, and for each answer.
+    take_fds : bool
+        See `Connection`. A connection without descriptors is faster.
+    keepalive : KeepAlive
+        When TCP gives the peer up.
 
     Raises
     ------
     Failure
-        If the other side refuses (wrong token, wrong version).
+        If the other side refuses (AuthError: wrong token, wrong version), or does not have
+        the token itself.
     OSError, WireError
-        If it cannot be reached or does not speak the protocol in time.
+        If it cannot be reached, belongs to another user, or violates the protocol.
     """
-    connection = Connection(dial(address, timeout_s), take_fds=take_fds)
+    side = ConnectingSide(token, fields)
+    connection = Connection(
+        dial(address, timeout_s, keepalive), map_limit=frames.UNAUTHENTICATED_MAP_LIMIT
+    )
     try:
-        connection.send(Kind.HELLO, {**hello, "token": token})
+        connection.send(Kind.HELLO, side.hello())
+        connection.send(Kind.PROOF, side.prove(connection.recv(timeout_s)))
+        connection.map_limit = frames.MAP_LIMIT
+        connection.take_fds = take_fds and connection.unix
         welcome = connection.expect(Kind.WELCOME, timeout_s).body
         connection.sock.settimeout(None)
     except BaseException:
         connection.close()
         raise
     return connection, welcome
-
-
-def greet(connection: Connection, token: str, welcome: Body) -> Body:
-    """The listening side of `connect`: check the HELLO and answer it.
-
-    Returns the HELLO's map. Raises `WireError` after a REFUSED has been sent.
-    """
-    connection.map_limit = frames.STRANGER_MAP_LIMIT
-    try:
-        frame = connection.recv(frames.HELLO_TIMEOUT_S)
-        if frame.kind != Kind.HELLO or frame.payload_nbytes:
-            raise WireError("a connection must open with HELLO")
-        if not token_matches(frame.body, token):
-            raise WireError("the token is not this gang's")
-    except ConnectionLost:
-        raise
-    except (WireError, TimeoutError) as error:
-        refusal = Failure("AuthError", f"refused: {error or 'no HELLO in time'}")
-        connection.refuse(refusal)
-        raise WireError(str(error)) from error
-    connection.map_limit = frames.MAP_LIMIT
-    connection.sock.settimeout(None)
-    connection.send(Kind.WELCOME, welcome)
-    return frame.body

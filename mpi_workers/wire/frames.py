@@ -1,20 +1,17 @@
-"""The one wire format: frames of a fixed header, a small typed map and raw bytes.
+"""The wire format: frames of a fixed header, a typed map and raw bytes.
 
     magic "ALCH" | version u16 | kind u16 | bytes of map u32 | bytes of payload u64
 
-The map is msgpack with string keys; the payload is the raw bytes of matrix
-elements. Nothing on a socket is ever unpickled. A connection opens with HELLO
-(the version in the header, the gang's token in the map), answered by WELCOME
-or by REFUSED with the reason. Sizes are checked against limits before any
-memory is taken for them.
+All integers are big-endian. The map is msgpack with string keys; the payload is the raw bytes of
+matrix elements. Frames are never unpickled. Sizes are checked against limits before memory is
+allocated for them. A connection opens with the handshake of `mpi_workers.wire.handshake`.
 
-This file is the format; `connection.Connection` is the blocking end (ranks,
-clients), `protocol.FrameProtocol` the asyncio end (proxies, the GroupManager).
+`blocking.Connection` is the blocking end (ranks, clients), `asynchronous.FrameProtocol` the
+asyncio end (proxies, the GroupManager), `acceptor.Acceptor` the listening side for threads.
 """
 
 from __future__ import annotations
 
-import hmac
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -24,20 +21,19 @@ import msgpack
 from mpi_workers.failures import Failure
 
 MAGIC = b"ALCH"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("!4sHHIQ")
 
-STRANGER_MAP_LIMIT = 4 << 10  # 4 KiB: what an unauthenticated peer may make us read
+UNAUTHENTICATED_MAP_LIMIT = 4 << 10  # 4 KiB
 MAP_LIMIT = 64 << 20  # 64 MiB: a table of a hundred thousand ranks
-READ_BYTES = 256 << 10  # 256 KiB: memory for a map is taken as it arrives, not as it is announced
-HELLO_TIMEOUT_S = 5.0
+READ_BYTES = 256 << 10  # 256 KiB: memory for a map grows as bytes arrive, not as announced
 
 Buffer = bytes | bytearray | memoryview
 Body = dict[str, Any]
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame; `mpi_workers/README.md` lists sender, fields and answer of each."""
 
     HELLO = 1
     WELCOME = 2
@@ -51,14 +47,16 @@ class Kind(IntEnum):
     MAP = 10
     UNMAP = 11
     SYNC = 12
+    CHALLENGE = 13
+    PROOF = 14
 
 
 class WireError(Exception):
-    """The bytes on a connection are not what the protocol allows."""
+    """The bytes on a connection violate the protocol."""
 
 
 class ConnectionLost(WireError):
-    """The other end is gone."""
+    """The other end has closed the connection or cannot be reached any more."""
 
 
 class Frame(NamedTuple):
@@ -66,6 +64,43 @@ class Frame(NamedTuple):
     body: Body
     payload_nbytes: int
     fds: tuple[int, ...] = ()
+
+
+class FrameBuffer:
+    """Splits a stream of frames without payloads.
+
+    Parameters
+    ----------
+    map_limit : int
+        Largest map in bytes; may be changed between frames.
+    """
+
+    def __init__(self, map_limit: int) -> None:
+        self.map_limit = map_limit
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def pop(self) -> Frame | None:
+        """The next frame, or None until it is complete. Raises `WireError`."""
+        if len(self._data) < HEADER.size:
+            return None
+        kind, map_nbytes, payload_nbytes = decode_header(self._data[: HEADER.size], self.map_limit)
+        if payload_nbytes:
+            raise WireError(f"a {kind.name} must not have a payload here")
+        end = HEADER.size + map_nbytes
+        if len(self._data) < end:
+            return None
+        body = decode_body(memoryview(self._data)[HEADER.size : end].tobytes())
+        del self._data[:end]
+        return Frame(kind, body, 0)
+
+    def clear(self) -> bytes:
+        """Remove and return the bytes after the last frame."""
+        rest = bytes(self._data)
+        self._data.clear()
+        return rest
 
 
 def _pack_special(value: object) -> msgpack.ExtType:
@@ -77,33 +112,43 @@ def _pack_special(value: object) -> msgpack.ExtType:
 def _unpack_special(code: int, data: bytes) -> complex:
     if code == 1 and len(data) == 16:
         return complex(*struct.unpack("!dd", data))
-    raise WireError(f"unknown value type {code} in a frame's map")
+    raise WireError(f"unknown extension type {code} in a frame's map")
 
 
 def encode(kind: Kind, body: Body | None = None, payload_nbytes: int = 0) -> bytes:
-    """Header and map of a frame; the payload's bytes follow it on the socket.
+    """Header and map of a frame; the payload's bytes follow on the socket.
 
-    Raises `Failure` if the map is too large for any receiver, `TypeError` or
-    `OverflowError` on what msgpack cannot carry; the connection stays usable.
+    Raises
+    ------
+    Failure
+        TransferError, if the map is too large for any receiver.
+    TypeError, OverflowError
+        If msgpack cannot represent a value. The connection stays usable in both cases.
     """
-    packed: bytes = msgpack.packb(body, default=_pack_special) if body else b""
+    packed: bytes = pack(body) if body else b""
     if len(packed) > MAP_LIMIT:
         raise Failure(
             "TransferError",
             f"a {kind.name} of {len(packed)} bytes is over the limit of {MAP_LIMIT}: "
-            "send what is large as a matrix",
+            "send large data as a matrix",
         )
     return HEADER.pack(MAGIC, VERSION, kind, len(packed), payload_nbytes) + packed
 
 
+def pack(body: Body) -> bytes:
+    """The bytes of a map."""
+    packed: bytes = msgpack.packb(body, default=_pack_special)
+    return packed
+
+
 def decode_header(header: Buffer, map_limit: int) -> tuple[Kind, int, int]:
-    """Kind, bytes of map, bytes of payload. Raises `WireError` on anything off."""
+    """Kind, bytes of the map, bytes of the payload. Raises `WireError` on an invalid header."""
     magic, version, kind, map_nbytes, payload_nbytes = HEADER.unpack(header)
     if magic != MAGIC:
         raise WireError("not an Alchemist frame")
     if version != VERSION:
         raise WireError(
-            f"protocol version {version} meets version {VERSION}: "
+            f"this side has protocol version {VERSION}, the other side {version}: "
             "install the same alchemist-on-ray on both sides"
         )
     try:
@@ -128,9 +173,3 @@ def decode_body(packed: Buffer) -> Body:
     if not isinstance(body, dict) or not all(isinstance(key, str) for key in body):
         raise WireError("the map of a frame must have string keys")
     return body
-
-
-def token_matches(body: Body, token: str) -> bool:
-    """Compare a HELLO's token with ours, in time that does not depend on it."""
-    given = body.get("token")
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), token.encode())

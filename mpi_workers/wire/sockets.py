@@ -1,65 +1,173 @@
-"""Addresses (``unix:path``, ``tcp:host:port``) and the sockets behind them."""
+"""Addresses (``unix:boot-id:path``, ``tcp:host:port``) and the sockets behind them.
+
+Other users can create any path in a shared folder, and nodes can share a folder. A Unix address
+therefore carries the boot id of its node, and a socket is used only if its folder, the socket and
+the process that listens belong to this user.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
+import struct
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 CONNECT_TIMEOUT_S = 10.0
+BACKLOG = 1024
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def tune(sock: socket.socket) -> None:
-    """No delay, and keepalive that notices a cut link in about 6 s."""
+class KeepAlive(NamedTuple):
+    """When TCP gives up a peer that does not acknowledge.
+
+    Attributes
+    ----------
+    idle_s, interval_s : int
+        Seconds until the first probe, and between probes.
+    probes : int
+        Unanswered probes until the connection is lost.
+    """
+
+    idle_s: int
+    interval_s: int
+    probes: int
+
+    @property
+    def timeout_s(self) -> int:
+        return self.idle_s + self.interval_s * self.probes
+
+
+CONTROL = KeepAlive(2, 1, 4)  # 6 s: the loss of a node must be noticed soon
+DATA = KeepAlive(60, 10, 6)  # 120 s: a peer may be suspended, swapped out or busy in native code
+
+
+def tune(sock: socket.socket, keepalive: KeepAlive = CONTROL) -> None:
+    """Send small frames at once, and lose a connection whose link is cut (TCP only)."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 6000)  # ms
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, keepalive.probes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * keepalive.timeout_s)
 
 
 def listen_tcp(host: str) -> tuple[socket.socket, str]:
     """Listen on a free port of `host`; returns the socket and its address ``tcp:host:port``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, 0), family=family, backlog=1024)
+    sock = socket.create_server((host, 0), family=family, backlog=BACKLOG)
     return sock, f"tcp:{host}:{sock.getsockname()[1]}"
 
 
 def listen_unix(path: str) -> tuple[socket.socket, str]:
-    """Listen on a Unix socket; returns the socket and its address ``unix:path``."""
+    """Listen on a Unix socket; returns the socket and its address ``unix:boot-id:path``.
+
+    Parameters
+    ----------
+    path : str
+        Absolute, at most 107 bytes, in a folder of mode 0700 that belongs to this user.
+    """
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
-        sock.listen(1024)
+        sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise
-    return sock, f"unix:{path}"
+    return sock, f"unix:{_boot_id()}:{path}"
 
 
-def dial(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
-    """A connected socket to ``unix:path`` or ``tcp:host:port``. Raises `OSError`."""
+def dial(
+    address: str, timeout_s: float = CONNECT_TIMEOUT_S, keepalive: KeepAlive = CONTROL
+) -> socket.socket:
+    """Connect to an address.
+
+    Raises
+    ------
+    OSError
+        If it cannot be reached. PermissionError, if a Unix socket is not this user's.
+    ValueError
+        If it is not an address.
+    """
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
+        path = _local_path(address)
+        if path is None:
+            raise FileNotFoundError(f"{address} is on another node")
+        _check_owner(path)
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(timeout_s)
-            sock.connect(rest)
+            sock.connect(path)
+            check_peer(sock)
         except BaseException:
             sock.close()
             raise
     elif scheme == "tcp":
         host, _, port = rest.rpartition(":")
         sock = socket.create_connection((host, int(port)), timeout=timeout_s)
-        tune(sock)
+        tune(sock, keepalive)
     else:
         raise ValueError(f"not an address: {address!r}")
     sock.settimeout(None)
     return sock
 
 
+def check_peer(sock: socket.socket) -> None:
+    """Raise `PermissionError` if another user's process is at the other end of a Unix socket."""
+    if sock.family != socket.AF_UNIX:
+        return
+    size = struct.calcsize("3i")
+    _pid, uid, _gid = struct.unpack(
+        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    if uid != os.geteuid():
+        raise PermissionError(f"the process at the other end belongs to uid {uid}")
+
+
 def reachable_here(address: str) -> bool:
-    """Whether a ``unix:path`` address is on this machine (in this mount namespace)."""
-    return address.startswith("unix:") and os.path.exists(address[5:])
+    """Whether an address is a Unix socket of this node, in this mount namespace, of this user."""
+    path = _local_path(address)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            _check_owner(path)
+            return True
+    return False
+
+
+def reachable_addresses(addresses: Sequence[str]) -> list[str]:
+    """The addresses to try, in order: Unix sockets that `reachable_here`, then TCP."""
+    near = [address for address in addresses if reachable_here(address)]
+    return near + [address for address in addresses if address.startswith("tcp:")]
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:  # some sandboxes hide it
+        return os.uname().nodename
+
+
+def _local_path(address: str) -> str | None:
+    """The path in a Unix address of this node; None for any other address."""
+    scheme, _, rest = address.partition(":")
+    boot_id, _, path = rest.partition(":")
+    return path if scheme == "unix" and boot_id == _boot_id() else None
+
+
+def _check_owner(path: str) -> None:
+    """Raise `OSError` unless `path` is this user's socket in this user's private folder."""
+    folder, found = os.lstat(os.path.dirname(path)), os.lstat(path)
+    private = stat.S_ISDIR(folder.st_mode) and not stat.S_IMODE(folder.st_mode) & 0o077
+    ours = folder.st_uid == found.st_uid == os.geteuid()
+    if not (private and ours and stat.S_ISSOCK(found.st_mode)):
+        raise PermissionError(
+            f"{path} is not a socket of uid {os.geteuid()} in a folder of mode 0700"
+        )

@@ -1,4 +1,4 @@
-"""What tests of the wire share: any frames, any way to cut a stream, two ends of a connection."""
+"""For tests of the wire: strategies for frames and cuts of a stream, two ends of a connection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 
 
 class Pieces:
-    """As much of a socket as a `Connection` reads from: gives one piece at a time."""
+    """A socket for a `Connection` to read from; returns one piece at a time."""
 
     family = socket.AF_INET
 
@@ -52,15 +52,15 @@ class Pieces:
     def recv(self, most: int) -> bytes:
         if not self._pieces:
             return b""
-        local_indices = self._pieces.pop()
-        if len(local_indices) > most:
-            self._pieces.append(local_indices[most:])
-        return local_indices[:most]
+        piece = self._pieces.pop()
+        if len(piece) > most:
+            self._pieces.append(piece[most:])
+        return piece[:most]
 
     def recv_into(self, view: memoryview) -> int:
-        local_indices = self.recv(len(view))
-        view[: len(local_indices)] = local_indices
-        return len(local_indices)
+        piece = self.recv(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
 
     def gettimeout(self) -> None: ...
     def settimeout(self, seconds: float | None) -> None: ...
@@ -75,8 +75,8 @@ def pair(**options: Any) -> Iterator[tuple[Connection, Connection]]:
 
 
 @contextlib.contextmanager
-def beside(action: Callable[[], Any]) -> Iterator[None]:
-    """Run something on another thread, which must be done by the end of the block."""
+def in_thread(action: Callable[[], Any]) -> Iterator[None]:
+    """Run an action on another thread; it must be finished soon after the end of the block."""
     errors: list[BaseException] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Frames that no door may take: of no protocol, from strangers, from peers that ask wrongly."""
+"""Frames that a listener must refuse: malformed, from strangers, or invalid requests of peers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mpi_workers.wire import frames
 from mpi_workers.wire.frames import Kind
 from tests.support import ranks
 
-SPREAD = Distribution("CIRC_CIRC", (20, 30), (1, 1))
-WHOLE, WAITING = 1, 2  # a matrix that is sealed, and one that waits for its elements
+DISTRIBUTION = Distribution("CIRC_CIRC", (20, 30), (1, 1))
+SEALED, UNSEALED = 1, 2  # ids of matrices
 ALL = [0, 20, 0, 30]
 NBYTES = 20 * 30 * 8
 WAIT_S = 3.0
-HELLO = {"token": ranks.TOKEN, "role": "test"}
-DOORS = ("unix", "tcp", "control")
+HELLO: dict[str, Any] = {"nonce": bytes(32)}
+LISTENERS = ("unix", "tcp", "control")
 MAX_PEERS = 50
 
 
@@ -25,7 +25,7 @@ def header(
     kind: int = Kind.GET,
     nbytes: int = 0,
     payload: int = 0,
-    version: int = 1,
+    version: int = frames.VERSION,
     magic: bytes = b"ALCH",
 ) -> bytes:
     return frames.HEADER.pack(magic, version, kind, nbytes, payload)
@@ -40,15 +40,16 @@ def frame(kind: int, payload: bytes = b"", claimed: int | None = None, **body: A
     return framed(kind, msgpack.packb(body), payload, claimed)
 
 
-# Not of the protocol at all: refused on every door, with or without a handshake.
+# Refused by every listener, before and after the handshake.
 MALFORMED = {
     "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "zeros": bytes(1000),
     "another magic": header(magic=b"ALCI"),
-    "a later version": header(version=2),
+    "a later version": header(version=frames.VERSION + 1),
+    "an earlier version": header(version=frames.VERSION - 1),
     "version zero": header(version=0),
     "kind zero": header(0),
-    "an unknown kind": header(13),
+    "an unknown kind": header(max(Kind) + 1),
     "the last kind": header((1 << 16) - 1),
     "a map of 4 GiB": header(nbytes=(1 << 32) - 1),
     "a map over the limit": header(nbytes=frames.MAP_LIMIT + 1),
@@ -66,87 +67,113 @@ MALFORMED = {
     "a list that claims 4 billion items": framed(Kind.HELLO, b"\x81\xa1a\xdd\xff\xff\xff\xff"),
     "lists that each claim what is left": framed(Kind.HELLO, b"\x81\xa1a" + b"\xdc\x0f\x00" * 1200),
     "a payload on a HELLO": frame(Kind.HELLO, b"x" * 10, **HELLO),
-    "a payload of 16 EiB": frame(Kind.GET, claimed=(1 << 64) - 1, matrix=WHOLE, region=ALL),
+    "a payload of 16 EiB": frame(Kind.GET, claimed=(1 << 64) - 1, matrix=SEALED, region=ALL),
 }
 
-# Refused to strangers alone.
-STRANGE = {
-    "no HELLO": frame(Kind.GET, matrix=WHOLE, region=ALL),
-    "no token": frame(Kind.HELLO),
-    "another token": frame(Kind.HELLO, token="x" * len(ranks.TOKEN)),
-    "an empty token": frame(Kind.HELLO, token=""),
-    "a token of bytes": frame(Kind.HELLO, token=ranks.TOKEN.encode()),
-    "a token in a list": frame(Kind.HELLO, token=[ranks.TOKEN]),
-    "no token but true": frame(Kind.HELLO, token=True),
-    "a WELCOME": frame(Kind.WELCOME, token=ranks.TOKEN),
-    "a map over a stranger's limit": frame(Kind.HELLO, token=ranks.TOKEN, more="x" * 4096),
+# Refused before the handshake only.
+UNAUTHENTICATED = {
+    "no HELLO": frame(Kind.GET, matrix=SEALED, region=ALL),
+    "no nonce": frame(Kind.HELLO),
+    "the token itself": frame(Kind.HELLO, token=ranks.TOKEN),
+    "a nonce that is short": frame(Kind.HELLO, nonce=bytes(31)),
+    "a nonce that is long": frame(Kind.HELLO, nonce=bytes(33)),
+    "a nonce of text": frame(Kind.HELLO, nonce="x" * 32),
+    "a nonce in a list": frame(Kind.HELLO, nonce=[bytes(32)]),
+    "a nonce that is true": frame(Kind.HELLO, nonce=True),
+    "a WELCOME": frame(Kind.WELCOME, **HELLO),
+    "a map over a stranger's limit": frame(Kind.HELLO, **HELLO, more="x" * 4096),
     "a map announced over a stranger's limit": header(Kind.HELLO, nbytes=4097),
-    "a PUT": frame(Kind.PUT, bytes(NBYTES), matrix=WAITING, region=ALL),
+    "a PUT": frame(Kind.PUT, bytes(NBYTES), matrix=UNSEALED, region=ALL),
 }
 
-NO_IDS: list[Any] = [
+# Refused after the CHALLENGE.
+UNPROVED = {
+    "a second HELLO": frame(Kind.HELLO, **HELLO),
+    "a command": frame(Kind.COMMAND, op="list_matrices"),
+    "no proof": frame(Kind.PROOF),
+    "no fields": frame(Kind.PROOF, proof=bytes(32)),
+    "an empty proof": frame(Kind.PROOF, proof=b"", fields=b""),
+    "a proof of zeros": frame(Kind.PROOF, proof=bytes(32), fields=b"\x80"),
+    "a proof of text": frame(Kind.PROOF, proof="x" * 32, fields=b"\x80"),
+    "fields that are a map": frame(Kind.PROOF, proof=bytes(32), fields={"role": "client"}),
+    "the token itself": frame(Kind.PROOF, proof=ranks.TOKEN.encode(), fields=b"\x80"),
+}
+
+INVALID_IDS: list[Any] = [
     *(None, True, False, -1, 0, 99, 1 << 63, -(1 << 63), 1.0, float("nan"), "1", b"1", ""),
-    *([], [WHOLE], {}, {"a": 1}, [[[]]], "x" * 100_000, [1] * 100_000),
+    *([], [SEALED], {}, {"a": 1}, [[[]]], "x" * 100_000, [1] * 100_000),
 ]
-NO_REGIONS: list[Any] = [
+INVALID_REGIONS: list[Any] = [
     *(None, True, 7, "0, 1, 0, 1", b"\0\0\0\0", {}, {"row0": 0}, [], [0, 1], [0, 1, 0, 1, 0]),
     *([0, 1, 0, True], [False, 1, 0, 1], [0, 1.0, 0, 1], [None] * 4, ["0"] * 4, [[0]] * 4),
     *([-1, 1, 0, 1], [1, 0, 0, 1], [0, 21, 0, 30], [0, 20, 0, 31], [0, 1, 5, 4], [20, 21, 0, 1]),
     *([0, 1 << 63, 0, 1], [0, 1, -(1 << 63), 1], [1 << 63] * 4, [0] * 100_000, ["x" * 10_000] * 4),
 ]
-NO_LISTS: list[Any] = [
+INVALID_LISTS: list[Any] = [
     *(7, "abc", {"a": 1}, [True], ["1"], [None], [1.5], [[1]], [{}], list(range(5000))),
     *([1 << 40, "x" * 10_000], None),
 ]
 
-# From a peer that has the token, to a rank.
-WRONG: dict[str, bytes] = {
-    **{f"GET of matrix {no!r:.20}": frame(Kind.GET, matrix=no, region=ALL) for no in NO_IDS},
-    **{f"MAP of matrix {no!r:.20}": frame(Kind.MAP, matrix=no) for no in NO_IDS},
-    **{f"UNMAP of matrix {no!r:.20}": frame(Kind.UNMAP, matrix=no, written=0) for no in NO_IDS},
+# Invalid requests of an authenticated peer to a rank.
+INVALID: dict[str, bytes] = {
     **{
-        f"PUT of matrix {no!r:.20}": frame(Kind.PUT, bytes(NBYTES), matrix=no, region=ALL)
-        for no in NO_IDS
+        f"GET of matrix {value!r:.20}": frame(Kind.GET, matrix=value, region=ALL)
+        for value in INVALID_IDS
     },
-    **{f"GET of region {no!r:.30}": frame(Kind.GET, matrix=WHOLE, region=no) for no in NO_REGIONS},
+    **{f"MAP of matrix {value!r:.20}": frame(Kind.MAP, matrix=value) for value in INVALID_IDS},
     **{
-        f"PUT of region {no!r:.30}": frame(Kind.PUT, bytes(NBYTES), matrix=WAITING, region=no)
-        for no in NO_REGIONS
+        f"UNMAP of matrix {value!r:.20}": frame(Kind.UNMAP, matrix=value, written=0)
+        for value in INVALID_IDS
     },
-    "GET of what waits": frame(Kind.GET, matrix=WAITING, region=ALL),
+    **{
+        f"PUT of matrix {value!r:.20}": frame(Kind.PUT, bytes(NBYTES), matrix=value, region=ALL)
+        for value in INVALID_IDS
+    },
+    **{
+        f"GET of region {value!r:.30}": frame(Kind.GET, matrix=SEALED, region=value)
+        for value in INVALID_REGIONS
+    },
+    **{
+        f"PUT of region {value!r:.30}": frame(
+            Kind.PUT, bytes(NBYTES), matrix=UNSEALED, region=value
+        )
+        for value in INVALID_REGIONS
+    },
+    "GET of an unsealed matrix": frame(Kind.GET, matrix=UNSEALED, region=ALL),
     "GET without a map": frame(Kind.GET),
-    "GET of no region": frame(Kind.GET, matrix=WHOLE),
+    "GET without a region": frame(Kind.GET, matrix=SEALED),
     "PUT without a map": frame(Kind.PUT),
-    "PUT into what is whole": frame(Kind.PUT, bytes(NBYTES), matrix=WHOLE, region=ALL),
-    "PUT of one byte less": frame(Kind.PUT, bytes(NBYTES - 1), matrix=WAITING, region=ALL),
-    "PUT of one byte more": frame(Kind.PUT, bytes(NBYTES + 1), matrix=WAITING, region=ALL),
-    "PUT of nothing": frame(Kind.PUT, matrix=WAITING, region=ALL),
-    "PUT of 16 EiB": frame(Kind.PUT, claimed=(1 << 64) - 1, matrix=WAITING, region=ALL),
-    "PUT of something into nothing": frame(
-        Kind.PUT, bytes(8), matrix=WAITING, region=[3, 3, 0, 30]
-    ),
+    "PUT into a sealed matrix": frame(Kind.PUT, bytes(NBYTES), matrix=SEALED, region=ALL),
+    "PUT of one byte less": frame(Kind.PUT, bytes(NBYTES - 1), matrix=UNSEALED, region=ALL),
+    "PUT of one byte more": frame(Kind.PUT, bytes(NBYTES + 1), matrix=UNSEALED, region=ALL),
+    "PUT without a payload": frame(Kind.PUT, matrix=UNSEALED, region=ALL),
+    "PUT of 16 EiB": frame(Kind.PUT, claimed=(1 << 64) - 1, matrix=UNSEALED, region=ALL),
+    "PUT into an empty region": frame(Kind.PUT, bytes(8), matrix=UNSEALED, region=[3, 3, 0, 30]),
     "a second HELLO": frame(Kind.HELLO, **HELLO),
     **{
-        f"{kind.name} to a rank": frame(kind, matrix=WHOLE)
+        f"{kind.name} to a rank": frame(kind, matrix=SEALED)
         for kind in (Kind.WELCOME, Kind.REFUSED, Kind.COMMAND, Kind.REPLY, Kind.EVENT, Kind.DATA)
     },
     **{
-        f"a payload on {kind.name}": frame(kind, b"x" * 9, matrix=WHOLE, region=ALL)
+        f"a payload on {kind.name}": frame(kind, b"x" * 9, matrix=SEALED, region=ALL)
         for kind in (Kind.GET, Kind.MAP, Kind.UNMAP, Kind.SYNC)
     },
-    "UNMAP without MAP": frame(Kind.UNMAP, matrix=WHOLE, written=0),
-    "MAP to write what is whole": frame(Kind.MAP, matrix=WHOLE, write=True),
-    "MAP to read what waits": frame(Kind.MAP, matrix=WAITING),
+    "UNMAP without MAP": frame(Kind.UNMAP, matrix=SEALED, written=0),
+    "MAP to write a sealed matrix": frame(Kind.MAP, matrix=SEALED, write=True),
+    "MAP to read an unsealed matrix": frame(Kind.MAP, matrix=UNSEALED),
 }
 
-# After a MAP that is right: through the Unix socket alone.
-MAP = frame(Kind.MAP, matrix=WHOLE)
-WRONG_MAPS: dict[str, bytes] = {
-    **{f"MAP that knows {no!r:.20}": frame(Kind.MAP, matrix=WHOLE, known=no) for no in NO_LISTS},
-    "MAP twice": MAP + MAP,
-    "UNMAP twice": MAP + 2 * frame(Kind.UNMAP, matrix=WHOLE, written=0),
+# Invalid after a valid MAP; through the Unix socket only.
+MAP = frame(Kind.MAP, matrix=SEALED)
+INVALID_MAPS: dict[str, bytes] = {
     **{
-        f"UNMAP that wrote {no!r:.20}": MAP + frame(Kind.UNMAP, matrix=WHOLE, written=no)
-        for no in (None, True, -1, 1, 1 << 63, 0.0, "0", [0], {}, "x" * 100_000)
+        f"MAP that knows {value!r:.20}": frame(Kind.MAP, matrix=SEALED, known=value)
+        for value in INVALID_LISTS
+    },
+    "MAP twice": MAP + MAP,
+    "UNMAP twice": MAP + 2 * frame(Kind.UNMAP, matrix=SEALED, written=0),
+    **{
+        f"UNMAP that wrote {value!r:.20}": MAP + frame(Kind.UNMAP, matrix=SEALED, written=value)
+        for value in (None, True, -1, 1, 1 << 63, 0.0, "0", [0], {}, "x" * 100_000)
     },
 }

@@ -1,4 +1,4 @@
-"""Ranks without MPI: a process that holds real `Storage`s behind real `DataServer`s.
+"""Ranks without MPI: a process with real `Storage`s behind real `DataServer`s.
 
 In a test::
 
@@ -9,8 +9,8 @@ In a test::
         with MatrixWriter(RankConnections(host.rank_endpoints("far")), target) as writer:
             ...
 
-The same file is the program of that process: orders come as JSON lines on its
-standard input, and it ends with it.
+The same file is the program of that process: it takes orders as JSON lines on its standard
+input, and ends at the end of the input.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire import handshake, sockets
+from mpi_workers.wire.asynchronous import protocol_factory
 from mpi_workers.wire.frames import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,27 +56,27 @@ class Host:
     size : int
         How many ranks.
     keep_bytes : int
-        What each rank's pool keeps warm.
-    hello_timeout_s, max_peers : float, int
-        How long a stranger may take for its HELLO; how many peers a rank takes at once.
+        Bytes that each rank's pool keeps warm.
+    handshake_timeout_s, max_peers : float, int
+        Time limit of a handshake; most authenticated peers of a rank.
 
     Attributes
     ----------
     addresses : list of list of str
         By rank: ``unix:...``, ``tcp:...``.
     control : str
-        Address of a `FrameProtocol` that sends every frame back as a REPLY.
+        Address of an asyncio server that sends every frame back as a REPLY.
     """
 
     def __init__(
         self,
         size: int,
         keep_bytes: int = 1 << 30,
-        hello_timeout_s: float = frames.HELLO_TIMEOUT_S,
+        handshake_timeout_s: float = handshake.TIMEOUT_S,
         max_peers: int = server.MAX_PEERS,
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="ranks-")
-        about = [self.folder, size, keep_bytes, hello_timeout_s, max_peers]
+        about = [self.folder, size, keep_bytes, handshake_timeout_s, max_peers]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ranks", *map(str, about)],
             cwd=ROOT,
@@ -100,26 +100,26 @@ class Host:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        said = self.stop()
-        assert kind is not None or not said, f"the ranks' process said:\n{said}"
+        errors = self.stop()
+        assert kind is not None or not errors, f"the ranks' process wrote:\n{errors}"
 
     def stop(self) -> str:
-        """End the process; what it wrote to its standard error."""
+        """End the process; returns its standard error."""
         try:
-            _, said = self._process.communicate(timeout=20)
+            _, errors = self._process.communicate(timeout=20)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-        return said
+        return errors
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def rank_endpoints(self, route: str = "near") -> RankEndpoints:
-        """How to reach the ranks: ``"near"`` (Unix sockets too), ``"far"`` (TCP alone)."""
+        """Endpoints of the ranks: ``"near"`` (Unix and TCP), ``"far"`` (TCP only)."""
         chosen = self.addresses if route == "near" else [a[1:] for a in self.addresses]
         return RankEndpoints(TOKEN, tuple(map(tuple, chosen)))
 
@@ -140,7 +140,7 @@ class Host:
         return self._answer()
 
     def new(self, matrix: int, distribution: Distribution, dtype: Any) -> list[int]:
-        """Allocate a matrix on every rank of its grid; the ids of the segments taken."""
+        """Allocate a matrix on every rank of its grid; returns the ids of the segments."""
         about = [distribution.layout, distribution.shape, distribution.grid]
         segments: list[int] = self._order("new", matrix, *about, np.dtype(dtype).name)
         return segments
@@ -156,7 +156,7 @@ class Host:
         self._order("free", matrix)
 
     def trim(self) -> None:
-        """Have every rank give its warm memory back."""
+        """Make every rank return its warm memory to the system."""
         self._order("trim")
 
     def local(self, matrix: int, rank: int) -> np.ndarray[Any, Any]:
@@ -165,7 +165,7 @@ class Host:
         return np.frombuffer(base64.b64decode(data), dtype).reshape(shape, order="F")
 
     def unhandled(self) -> list[str]:
-        """Exceptions that ended a thread of the process, or that its event loop had to catch."""
+        """Exceptions that ended a thread of the process or reached its event loop."""
         found: list[str] = self._order("unhandled")
         return found
 
@@ -187,7 +187,7 @@ class Host:
 
 
 class _Ranks:
-    """The orders, in the process itself."""
+    """Carries out the orders, in the process itself."""
 
     def __init__(self, folder: str, size: int, keep_bytes: int) -> None:
         self._unhandled: list[str] = []
@@ -201,17 +201,15 @@ class _Ranks:
         threading.Thread(target=uvloop.run, args=(self._echo(listener),), daemon=True).start()
 
     async def _echo(self, listener: socket.socket) -> None:
-        def protocol() -> FrameProtocol:
-            return FrameProtocol(
-                lambda protocol, frame: protocol.send(Kind.REPLY, frame.body),
-                lambda protocol: None,
-                TOKEN,
-                lambda protocol, body: {"rank": 0},
-            )
-
+        factory = protocol_factory(
+            lambda protocol, frame: protocol.send(Kind.REPLY, frame.body),
+            lambda protocol: None,
+            TOKEN,
+            lambda protocol, body: {"rank": 0},
+        )
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._unhandled.append(repr(context)))
-        server = await loop.create_unix_server(protocol, sock=listener)
+        server = await loop.create_unix_server(factory, sock=listener)
         await server.serve_forever()
 
     def _holding(self, matrix: int) -> list[Storage]:
@@ -259,8 +257,10 @@ class _Ranks:
         return self._unhandled
 
 
-def _main(folder: str, size: str, keep_bytes: str, hello_timeout_s: str, max_peers: str) -> None:
-    frames.HELLO_TIMEOUT_S, server.MAX_PEERS = float(hello_timeout_s), int(max_peers)
+def _main(
+    folder: str, size: str, keep_bytes: str, handshake_timeout_s: str, max_peers: str
+) -> None:
+    handshake.TIMEOUT_S, server.MAX_PEERS = float(handshake_timeout_s), int(max_peers)
     ranks = _Ranks(folder, int(size), int(keep_bytes))
     print(json.dumps({"value": [ranks.addresses, ranks.control]}), flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What tests of transfers share: six ranks, the ways to them, and matrices to send."""
+"""For tests of transfers: six ranks, the routes to them, and matrices to send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ids = itertools.count(1)
 routes = pytest.mark.parametrize("route", ["near", "far"])
 
 
-def spread_of(name: str, shape: tuple[int, int], size: int = RANKS) -> Distribution:
+def distribution_of(name: str, shape: tuple[int, int], size: int = RANKS) -> Distribution:
     return Distribution(name, shape, default_grid(size))
 
 

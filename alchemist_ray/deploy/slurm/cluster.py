@@ -23,17 +23,19 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from alchemist_ray.deploy.slurm import ports
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node
-from alchemist_ray.deploy.slurm.node import NodeTask
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 from alchemist_ray.runtime.network import address_of, address_towards, interfaces
-from mpi_workers.wire.blocking import Connection, greet
+from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError
-from mpi_workers.wire.sockets import listen_tcp, tune
+from mpi_workers.wire.sockets import listen_tcp
+
+from alchemist_ray.deploy.slurm import ports
+from alchemist_ray.deploy.slurm.node import NodeTask
 
 POLL_INTERVAL_S = 0.1
 STOP_S = 10.0  # for the nodes to be clean
@@ -191,7 +193,8 @@ class RayInJob:
 
     def _open(self, ip: str) -> str:
         self._listener, address = listen_tcp(ip)
-        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        acceptor = Acceptor([self._listener], self._secret, {})
+        threading.Thread(target=self._accept, args=(acceptor,), daemon=True).start()
         return address
 
     def _begin_step(self, address: str) -> None:
@@ -229,20 +232,16 @@ class RayInJob:
 
     # --- the nodes ---
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return  # closed
-            tune(sock)
-            threading.Thread(target=self._serve, args=(Connection(sock),), daemon=True).start()
+    def _accept(self, acceptor: Acceptor) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(acceptor):  # until `stop`
+            while True:
+                for peer in acceptor.poll():
+                    threading.Thread(target=self._serve, args=peer, daemon=True).start()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: Connection, hello: Body) -> None:
         """One node: its HELLO, then what it tells, until it is gone."""
         name = ""
         try:
-            hello = greet(connection, self._secret, {})
             name = self._named(hello)
             self._nodes[name] = connection
             self._events.put((name, {"op": "hello", **hello}))
@@ -349,7 +348,6 @@ class RayInJob:
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
         for name in list(self._nodes):
             self._tell(name, "stop")
         left = set(self._nodes) - set(self._lost)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 from contextlib import suppress
@@ -20,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alchemist_ray.deploy.slurm import ports, processes
 from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.ray_node import RayNode
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
@@ -28,6 +26,8 @@ from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.runtime.network import local_address
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
+
+from alchemist_ray.deploy.slurm import ports, processes
 
 POLL_INTERVAL_S = 0.1
 KEEPER_S = 30.0  # for the keeper to answer
@@ -106,11 +106,8 @@ class Supervisor:
         return 0
 
     def _obey(self, connection: Connection, ray: RayNode) -> None:
-        poller = select.poll()
-        poller.register(connection.sock, select.POLLIN)
         while not self._stopped:
-            # The connection buffers: what it has read already does not show in the socket.
-            if connection.has_news() or poller.poll(POLL_INTERVAL_S * 1000):
+            if connection.readable(POLL_INTERVAL_S):
                 try:
                     order = dict(connection.recv().body)
                 except WireError:

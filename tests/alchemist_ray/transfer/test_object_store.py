@@ -8,10 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import ray
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     DtypeError,
     IncompleteMatrixError,
@@ -22,11 +18,15 @@ from alchemist_ray.errors import (
     ShapeError,
     TransferError,
 )
-from alchemist_ray.transfer import object_location
 from alchemist_ray.transfer.object_store import check_tiling
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.transfer import object_location
 
 RNG = np.random.default_rng(7)
 
@@ -310,7 +310,7 @@ def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
         for layout in ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"):
             handle = session.send_matrix(matrix, layout=layout)
             np.testing.assert_array_equal(handle.fetch(), matrix)
-        assert {client.ranks.link(r).route for r in (0, 1)} == {"TCP"}
+        assert {client.ranks.connection(r).route for r in (0, 1)} == {"TCP"}
     finally:
         client.ranks.close()
         client.ranks = near

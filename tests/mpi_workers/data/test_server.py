@@ -1,4 +1,4 @@
-"""A rank's data door, spoken to frame by frame: leases, refusals, what counts as arrived."""
+"""A rank's data server, frame by frame: leases, refusals, counts of received elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
 
 SHAPE = (40, 30)
-SPREAD = Distribution("CIRC_CIRC", SHAPE, (1, 1))
+DISTRIBUTION = Distribution("CIRC_CIRC", SHAPE, (1, 1))
 SIZE = SHAPE[0] * SHAPE[1]
 ALL = [0, SHAPE[0], 0, SHAPE[1]]
 WAIT_S = 10.0
@@ -37,7 +37,7 @@ def host() -> Iterator[ranks.Host]:
 def matrix(host: ranks.Host) -> Iterator[int]:
     """Id of a matrix that waits for its elements."""
     matrix = next(ids)
-    host.new(matrix, SPREAD, "float64")
+    host.new(matrix, DISTRIBUTION, "float64")
     yield matrix
     host.free(matrix)
 
@@ -89,9 +89,9 @@ def refused(connection: Connection, kind: Kind, **body: Any) -> Failure:
     return caught.value
 
 
-def until(what: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -100,7 +100,7 @@ def until(what: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("address", [0, 1])
-def test_what_was_put_can_be_got(host: ranks.Host, matrix: int, address: int) -> None:
+def test_elements_that_were_put_can_be_fetched(host: ranks.Host, matrix: int, address: int) -> None:
     array = data()
     with peer(host, address) as connection:
         put(connection, matrix, ALL, array)
@@ -113,14 +113,14 @@ def test_what_was_put_can_be_got(host: ranks.Host, matrix: int, address: int) ->
         assert np.array_equal(host.local(matrix, 0), array)
 
 
-def test_times_are_told_once(host: ranks.Host, matrix: int) -> None:
+def test_times_are_reported_once(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         put(connection, matrix, [0, 7, 0, 30], data()[:7])
         assert ask(connection, Kind.SYNC).body["receive_s"] > 0
         assert ask(connection, Kind.SYNC).body == {"receive_s": 0.0, "place_s": 0.0}
 
 
-def test_elements_that_are_missing_keep_a_matrix_unsealed(host: ranks.Host, matrix: int) -> None:
+def test_missing_elements_keep_a_matrix_unsealed(host: ranks.Host, matrix: int) -> None:
     array = data()
     with peer(host) as connection:
         put(connection, matrix, [0, 39, 0, 30], array[:39])
@@ -136,7 +136,7 @@ def test_elements_that_are_missing_keep_a_matrix_unsealed(host: ranks.Host, matr
         assert np.array_equal(get(connection, matrix, ALL), array)
 
 
-def test_elements_that_came_twice_keep_a_matrix_unsealed(host: ranks.Host, matrix: int) -> None:
+def test_duplicate_elements_keep_a_matrix_unsealed(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         put(connection, matrix, ALL, data())
         put(connection, matrix, [0, 1, 0, 1], data()[:1, :1])
@@ -146,7 +146,7 @@ def test_elements_that_came_twice_keep_a_matrix_unsealed(host: ranks.Host, matri
     assert caught.value.kind == "IncompleteMatrixError"
 
 
-def test_half_a_payload_does_not_count(host: ranks.Host, matrix: int) -> None:
+def test_an_incomplete_payload_does_not_count(host: ranks.Host, matrix: int) -> None:
     array = data()
     with peer(host) as connection:
         head = frames.encode(Kind.PUT, {"matrix": matrix, "region": ALL}, array.nbytes)
@@ -160,15 +160,15 @@ def test_half_a_payload_does_not_count(host: ranks.Host, matrix: int) -> None:
         assert np.array_equal(get(connection, matrix, ALL), array)
 
 
-def test_a_whole_matrix_takes_no_more_data(host: ranks.Host, matrix: int) -> None:
+def test_a_sealed_matrix_accepts_no_more_data(host: ranks.Host, matrix: int) -> None:
     host.fill(matrix)
     before = host.local(matrix, 0)
     with peer(host) as connection:
-        assert "takes no more" in refused(connection, Kind.MAP, matrix=matrix, write=True).message
+        assert "accepts no more" in refused(connection, Kind.MAP, matrix=matrix, write=True).message
         put(connection, matrix, ALL, data())
-        with pytest.raises(Failure, match="takes no more"):
+        with pytest.raises(Failure, match="accepts no more"):
             connection.expect(Kind.SYNC, WAIT_S)
-        with pytest.raises(frames.ConnectionLost):  # what it refused is still in the stream
+        with pytest.raises(frames.ConnectionLost):  # the refused payload is still in the stream
             connection.recv(WAIT_S)
     assert np.array_equal(host.local(matrix, 0), before)
 
@@ -188,7 +188,7 @@ def test_a_refusal_without_a_payload_leaves_the_connection_usable(
 # --- shared memory ---
 
 
-def test_what_was_written_into_a_map_can_be_read_from_one(host: ranks.Host, matrix: int) -> None:
+def test_elements_written_into_a_mapping_can_be_read(host: ranks.Host, matrix: int) -> None:
     array = data()
     with peer(host) as writer, peer(host) as reader:
         mapped(ask(writer, Kind.MAP, matrix=matrix, write=True))[...] = array
@@ -203,7 +203,7 @@ def test_memory_is_mapped_through_the_unix_socket_only(host: ranks.Host, matrix:
         assert "Unix socket only" in refused(connection, Kind.MAP, matrix=matrix).message
 
 
-def test_a_segment_that_is_known_is_not_passed_again(host: ranks.Host, matrix: int) -> None:
+def test_a_known_segment_is_not_passed_again(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         first = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[])
         segment = first.body["segment"]
@@ -213,7 +213,7 @@ def test_a_segment_that_is_known_is_not_passed_again(host: ranks.Host, matrix: i
         mapped(first)
 
 
-def test_segments_that_are_gone_are_named(host: ranks.Host, matrix: int) -> None:
+def test_dead_segments_are_reported(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         known = [1 << 50, 0, -1]
         frame = ask(connection, Kind.MAP, matrix=matrix, write=True, known=known)
@@ -223,25 +223,25 @@ def test_segments_that_are_gone_are_named(host: ranks.Host, matrix: int) -> None
 
 def test_a_freed_matrix_keeps_its_memory_until_its_reader_is_done(host: ranks.Host) -> None:
     matrix, other, third = next(ids), next(ids), next(ids)
-    (segment,) = host.new(matrix, SPREAD, "float64")
+    (segment,) = host.new(matrix, DISTRIBUTION, "float64")
     host.fill(matrix)
     with peer(host) as connection:
         seen = mapped(ask(connection, Kind.MAP, matrix=matrix))
         before = seen.copy()
         host.free(matrix)
-        assert host.new(other, SPREAD, "float64") != [segment]
+        assert host.new(other, DISTRIBUTION, "float64") != [segment]
         host.fill(other)
         assert np.array_equal(seen, before)
         assert refused(connection, Kind.GET, matrix=matrix, region=ALL).kind == (
             "MatrixNotFoundError"
         )
         ask(connection, Kind.UNMAP, matrix=matrix)
-        assert host.new(third, SPREAD, "float64") == [segment]
+        assert host.new(third, DISTRIBUTION, "float64") == [segment]
     host.free(other)
     host.free(third)
 
 
-def test_a_segment_is_used_again_warm(host: ranks.Host) -> None:
+def test_a_warm_segment_is_reused(host: ranks.Host) -> None:
     distribution = Distribution("CIRC_CIRC", (700, 100), (1, 1))
     segments = set()
     for _ in range(10):
@@ -256,7 +256,7 @@ def test_a_segment_is_used_again_warm(host: ranks.Host) -> None:
 
 
 @pytest.mark.parametrize("write", [True, False])
-def test_only_a_writer_that_vanishes_spoils_the_memory(host: ranks.Host, write: bool) -> None:
+def test_only_memory_of_a_lost_writer_is_never_reused(host: ranks.Host, write: bool) -> None:
     distribution = Distribution("CIRC_CIRC", (900, 100), (1, 1))
     matrix, other = next(ids), next(ids)
     (segment,) = host.new(matrix, distribution, "float64")
@@ -266,14 +266,14 @@ def test_only_a_writer_that_vanishes_spoils_the_memory(host: ranks.Host, write: 
     with peer(host) as connection:
         for fd in ask(connection, Kind.MAP, matrix=matrix, write=write).fds:
             os.close(fd)
-    until(lambda: host.fds() == fds)
+    wait_until(lambda: host.fds() == fds)
     host.free(matrix)
     taken = host.new(other, distribution, "float64")
     assert (taken == [segment]) is not write
     host.free(other)
 
 
-def test_a_matrix_whose_writer_vanished_can_be_sent_again(host: ranks.Host, matrix: int) -> None:
+def test_a_matrix_whose_writer_was_lost_can_be_sent_again(host: ranks.Host, matrix: int) -> None:
     array = data()
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))[:20] = array[:20]
@@ -295,20 +295,21 @@ def test_two_peers_may_map_one_matrix(host: ranks.Host, matrix: int) -> None:
         assert np.array_equal(get(left, matrix, ALL), array)
 
 
-def test_a_map_is_counted_once_and_only_as_far_as_it_goes(host: ranks.Host, matrix: int) -> None:
+def test_written_elements_are_counted_once_and_at_most_all(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))
         for wrong in (SIZE + 1, -1, True, 1.0, None, "all", [SIZE]):
             assert (
-                "no number" in refused(connection, Kind.UNMAP, matrix=matrix, written=wrong).message
+                "not a number"
+                in refused(connection, Kind.UNMAP, matrix=matrix, written=wrong).message
             )
         ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE)
         assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message
     host.seal(matrix)
 
 
-def test_who_only_reads_counts_nothing(host: ranks.Host, matrix: int) -> None:
+def test_a_reader_can_report_no_written_elements(host: ranks.Host, matrix: int) -> None:
     host.fill(matrix)
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix))
-        assert "no number" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message
+        assert "not a number" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message

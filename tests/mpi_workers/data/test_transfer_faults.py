@@ -1,9 +1,9 @@
-"""What goes wrong in a transfer, what is kept warm after one, and what is let go."""
+"""Failing transfers, and the mappings and connections that remain after a transfer."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import socket
 import threading
 import time
 from pathlib import Path
@@ -16,31 +16,31 @@ from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, Tr
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
+from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.frames import Kind
 from tests.support import ranks as support
 from tests.support.transfers import (
     RANKS,
     SINGLE,
     WAIT_S,
+    distribution_of,
     fetch,
     new,
     numbers,
     routes,
     send,
-    spread_of,
 )
 
-# --- what goes wrong ---
+# --- failures ---
 
 
 @routes
 @pytest.mark.parametrize("origin", [(-1, 0), (0, -1), (1, 0), (0, 1), (100, 100)])
-def test_a_block_that_is_not_all_in_the_matrix_is_refused(
+def test_a_block_partly_outside_the_matrix_is_refused(
     host: support.Host, gangs: dict[str, RankConnections], origin: tuple[int, int], route: str
 ) -> None:
     array = numbers((10, 10))
-    target = new(host, spread_of("VC_STAR", (10, 10)))
+    target = new(host, distribution_of("VC_STAR", (10, 10)))
     with pytest.raises(Failure, match="not a region of a 10 x 10 matrix") as caught:
         send(gangs[route], target, (array, origin))
     assert caught.value.kind == "ShapeError"
@@ -53,8 +53,8 @@ def test_a_block_that_is_not_all_in_the_matrix_is_refused(
 
 
 @routes
-def test_a_matrix_that_is_not_there_is_named(gangs: dict[str, RankConnections], route: str) -> None:
-    target = TransferTarget(1 << 40, spread_of("VC_STAR", (900, 900)), np.dtype("float64"))
+def test_an_unknown_matrix_is_named(gangs: dict[str, RankConnections], route: str) -> None:
+    target = TransferTarget(1 << 40, distribution_of("VC_STAR", (900, 900)), np.dtype("float64"))
     for action in (
         lambda: send(gangs[route], target, (numbers((900, 900)), (0, 0))),
         lambda: fetch(gangs[route], target),
@@ -64,11 +64,11 @@ def test_a_matrix_that_is_not_there_is_named(gangs: dict[str, RankConnections], 
         assert caught.value.kind == "MatrixNotFoundError"
 
 
-def test_a_stream_that_is_refused_is_broken_off_with_the_reason(
+def test_a_refused_stream_stops_with_the_reason(
     gangs: dict[str, RankConnections],
 ) -> None:
     much = np.broadcast_to(np.float64(1), (1 << 20, 1 << 10))  # 8 GiB that take no memory
-    target = TransferTarget(1 << 40, spread_of("VC_STAR", much.shape, 2), much.dtype)
+    target = TransferTarget(1 << 40, distribution_of("VC_STAR", much.shape, 2), much.dtype)
     start = time.monotonic()
     with pytest.raises(Failure, match="holds no matrix"):
         send(gangs["far"], target, (much, (0, 0)))
@@ -76,18 +76,18 @@ def test_a_stream_that_is_refused_is_broken_off_with_the_reason(
 
 
 @routes
-def test_what_is_incomplete_is_not_read_and_what_is_whole_is_not_written(
+def test_an_incomplete_matrix_is_not_read_and_a_complete_one_not_written(
     host: support.Host, gangs: dict[str, RankConnections], route: str
 ) -> None:
     array = numbers((1000, 1000))
-    target = new(host, spread_of("STAR_VC", array.shape))
+    target = new(host, distribution_of("STAR_VC", array.shape))
     send(gangs[route], target, (array[:500], (0, 0)))
     with pytest.raises(Failure, match="still being sent") as caught:
         fetch(gangs[route], target)
     assert caught.value.kind == "IncompleteMatrixError"
     send(gangs[route], target, (array[500:], (500, 0)))
     host.seal(target.matrix)
-    with pytest.raises(Failure, match="takes no more data") as caught:
+    with pytest.raises(Failure, match="accepts no more data") as caught:
         send(gangs[route], target, (array, (0, 0)))
     assert caught.value.kind == "TransferError"
     assert np.array_equal(fetch(gangs[route], target), array)
@@ -95,20 +95,20 @@ def test_what_is_incomplete_is_not_read_and_what_is_whole_is_not_written(
 
 
 @routes
-def test_an_error_in_the_middle_leaves_nothing_counted_and_the_gang_usable(
+def test_an_error_during_a_transfer_counts_nothing_and_leaves_the_gang_usable(
     host: support.Host, gangs: dict[str, RankConnections], route: str
 ) -> None:
     array = numbers((50, 50))
-    target = new(host, spread_of("MC_MR", array.shape))
+    target = new(host, distribution_of("MC_MR", array.shape))
 
-    def break_off() -> None:
+    def fail() -> None:
         with MatrixWriter(gangs[route], target) as writer:
             if route == "near":  # what was streamed has been counted: it is there
                 writer.write_block(array, (0, 0))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        break_off()
+        fail()
     with pytest.raises(Failure, match="got 0 of"):
         host.seal(target.matrix)
     send(gangs[route], target, (array, (0, 0)))
@@ -118,8 +118,8 @@ def test_an_error_in_the_middle_leaves_nothing_counted_and_the_gang_usable(
 
 
 @routes
-def test_a_gang_that_is_gone_is_a_transfer_error_that_names_the_rank(route: str) -> None:
-    distribution = spread_of("VC_STAR", (2000, 100), 2)
+def test_a_dead_gang_is_a_transfer_error_that_names_the_rank(route: str) -> None:
+    distribution = distribution_of("VC_STAR", (2000, 100), 2)
     with support.Host(2) as host:
         ranks = RankConnections(host.rank_endpoints(route))
         target = new(host, distribution)
@@ -135,48 +135,47 @@ def test_a_gang_that_is_gone_is_a_transfer_error_that_names_the_rank(route: str)
         with pytest.raises(Failure, match=r"rank [01]") as caught:
             send_half_and_die()
         assert caught.value.kind == "TransferError"
-        with pytest.raises(Failure, match=r"rank [01] at .* is not there") as caught:
+        with pytest.raises(Failure, match=r"cannot connect to rank [01] at") as caught:
             send(ranks, target)
         assert caught.value.kind == "TransferError"
         assert time.monotonic() - start < 2
         ranks.close()
 
 
-class Deaf:
-    """A rank that says WELCOME and then neither reads nor answers."""
+class UnresponsiveRank:
+    """A rank that authenticates its peers and then neither reads nor answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "token") -> None:
+        self._token = token
         self._listener, self.address = sockets.listen_tcp("127.0.0.1")
-        self._open: list[socket.socket] = []
+        self._open: list[Connection] = []
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
-        while True:
-            sock, _ = self._listener.accept()
-            self._open.append(sock)
-            connection = Connection(sock)
-            if connection.recv(WAIT_S).body.get("role") == "end":
-                return
-            connection.send(Kind.WELCOME, {})
+        with contextlib.closing(Acceptor([self._listener], self._token, {})) as acceptor:
+            while not self._over.is_set():
+                self._open += [connection for connection, _ in acceptor.poll(0.02)]
 
-    def __enter__(self) -> Deaf:
+    def __enter__(self) -> UnresponsiveRank:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with Connection(sockets.dial(self.address)) as connection:
-            connection.send(Kind.HELLO, {"role": "end"})
+        self._over.set()
         self._thread.join(WAIT_S)
-        for sock in (self._listener, *self._open):
-            sock.close()
+        for connection in self._open:
+            connection.close()
 
 
 @pytest.mark.parametrize("size", [1, 40])
 @pytest.mark.parametrize("what", ["send", "fetch"])
-def test_closing_ends_a_transfer_that_hangs(what: str, size: int) -> None:
-    with Deaf() as deaf:
-        ranks = RankConnections(RankEndpoints("token", size * ((deaf.address,),)))
-        target = TransferTarget(1, spread_of("VC_STAR", (4000, 1000), size), np.dtype("float64"))
+def test_close_ends_a_transfer_that_hangs(what: str, size: int) -> None:
+    with UnresponsiveRank() as rank:
+        ranks = RankConnections(RankEndpoints("token", size * ((rank.address,),)))
+        target = TransferTarget(
+            1, distribution_of("VC_STAR", (4000, 1000), size), np.dtype("float64")
+        )
         array = np.zeros((4000, 1000))
         timer = threading.Timer(0.3, ranks.close)
         timer.start()
@@ -189,12 +188,14 @@ def test_closing_ends_a_transfer_that_hangs(what: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["send", "fetch"])
-def test_one_rank_that_refuses_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
-    with Deaf() as deaf:
+def test_a_refusal_of_one_rank_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
+    with UnresponsiveRank(support.TOKEN) as rank:
         ranks = RankConnections(
-            RankEndpoints(support.TOKEN, ((deaf.address,), (host.addresses[1][1],)))
+            RankEndpoints(support.TOKEN, ((rank.address,), (host.addresses[1][1],)))
         )
-        target = TransferTarget(1 << 40, spread_of("VC_STAR", (4000, 1000), 2), np.dtype("float64"))
+        target = TransferTarget(
+            1 << 40, distribution_of("VC_STAR", (4000, 1000), 2), np.dtype("float64")
+        )
         array = np.zeros((4000, 1000))
         start = time.monotonic()
         with pytest.raises(Failure, match="rank 1 holds no matrix"):
@@ -203,22 +204,23 @@ def test_one_rank_that_refuses_ends_the_wait_for_the_others(host: support.Host, 
         ranks.close()
 
 
-def test_a_rank_that_gives_no_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_connections, "STALL_S", 0.3)
-    with Deaf() as deaf:
-        ranks = RankConnections(RankEndpoints("token", ((deaf.address,),)))
-        target = TransferTarget(1, spread_of("VC_STAR", (4000, 1000), 1), np.dtype("float64"))
-        with pytest.raises(Failure, match=r"rank 0 broke: .*timed out"):
+def test_a_rank_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_connections, "STALL_TIMEOUT_S", 0.3)
+    with UnresponsiveRank() as rank:
+        ranks = RankConnections(RankEndpoints("token", ((rank.address,),)))
+        distribution = distribution_of("VC_STAR", (4000, 1000), 1)
+        target = TransferTarget(1, distribution, np.dtype("float64"))
+        with pytest.raises(Failure, match=r"rank 0 failed: .*timed out"):
             send(ranks, target, (np.zeros((4000, 1000)), (0, 0)))
-        with pytest.raises(Failure, match="rank 0 broke: it gave no sign of life"):
+        with pytest.raises(Failure, match=r"rank 0 failed: no answer for 0\.3 s"):
             fetch(ranks, target)
         ranks.close()
 
 
-def test_a_rank_without_a_way_to_it_is_named() -> None:
+def test_a_rank_without_a_reachable_address_is_named() -> None:
     ranks = RankConnections(RankEndpoints("token", (("unix:/nowhere/at/all",),)))
-    target = TransferTarget(1, spread_of("VC_STAR", (4, 4), 1), np.dtype("float64"))
-    with pytest.raises(Failure, match="rank 0 has no address for other nodes"):
+    target = TransferTarget(1, distribution_of("VC_STAR", (4, 4), 1), np.dtype("float64"))
+    with pytest.raises(Failure, match="rank 0 has no address that this node can reach"):
         send(ranks, target, (np.zeros((4, 4)), (0, 0)))
     ranks.close()
 
@@ -228,7 +230,7 @@ def test_closed_connections_are_a_transfer_error(
     host: support.Host, gangs: dict[str, RankConnections], route: str
 ) -> None:
     array = numbers((2000, 200))
-    target = new(host, spread_of("VC_STAR", array.shape))
+    target = new(host, distribution_of("VC_STAR", array.shape))
     ranks = RankConnections(host.rank_endpoints(route))
 
     def send_after_closing() -> None:
@@ -244,21 +246,21 @@ def test_closed_connections_are_a_transfer_error(
     host.free(target.matrix)
 
 
-# --- what is kept warm, and let go ---
+# --- mappings and connections after a transfer ---
 
 
 def mappings() -> int:
-    """Memory of ranks that this process has mapped, and that something holds."""
-    gc.collect()  # an exception that an earlier test caught holds its mappings in a cycle
+    """How many mappings of ranks' memory this process has."""
+    gc.collect()  # exceptions caught by earlier tests hold mappings in cycles
     return Path("/proc/self/maps").read_text().count("memfd:alchemist")
 
 
 def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Host) -> None:
-    distribution = spread_of("VC_STAR", (500, 40), 2)
+    distribution = distribution_of("VC_STAR", (500, 40), 2)
     ranks = RankConnections(host.rank_endpoints("near"))
     before = mappings()
     array = numbers(distribution.shape)
-    for _ in range(3):  # the ranks use one segment again and again, and so does the client
+    for _ in range(3):  # the ranks reuse one segment, and so does the client
         target = new(host, distribution)
         send(ranks, target, (array, (0, 0)))
         assert mappings() == before + 2
@@ -266,7 +268,7 @@ def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Ho
     host.trim()
     target = new(host, distribution)
     send(ranks, target, (array, (0, 0)))
-    assert mappings() == before + 2  # the old ones are dead: told with the first map, and dropped
+    assert mappings() == before + 2  # the first MAP reported the old ones as dead
     host.seal(target.matrix)
     ranks.trim()
     assert mappings() == before
@@ -276,23 +278,42 @@ def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Ho
     assert mappings() == before
 
 
-def test_no_more_mappings_are_kept_than_agreed(host: support.Host) -> None:
-    distribution = spread_of("CIRC_CIRC", (100, 100), 1)
+def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
+    distribution = distribution_of("CIRC_CIRC", (100, 100), 1)
     ranks = RankConnections(host.rank_endpoints("near"))
     before = mappings()
-    targets = [new(host, distribution) for _ in range(2 * rank_connections.MAPS_KEPT)]
+    targets = [new(host, distribution) for _ in range(2 * rank_connections.MAX_MAPPINGS)]
     for target in targets:
         send(ranks, target, (numbers(distribution.shape), (0, 0)))
-    assert mappings() == before + rank_connections.MAPS_KEPT
+    assert mappings() == before + rank_connections.MAX_MAPPINGS
     ranks.close()
     assert mappings() == before
     for target in targets:
         host.free(target.matrix)
 
 
+def test_idle_mappings_are_dropped(host: support.Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_connections, "MAPPING_IDLE_S", 0.3)
+    array = numbers((500, 40))
+    target = new(host, distribution_of("VC_STAR", array.shape, 2))
+    ranks = RankConnections(host.rank_endpoints("near"))
+    before = mappings()
+    send(ranks, target, (array, (0, 0)))
+    host.seal(target.matrix)
+    assert mappings() == before + 2
+    start = time.monotonic()
+    while mappings() > before and time.monotonic() - start < WAIT_S:
+        time.sleep(0.02)
+    assert mappings() == before
+    assert 0.2 < time.monotonic() - start < 3
+    assert np.array_equal(fetch(ranks, target), array)  # and a later transfer maps again
+    host.free(target.matrix)
+    ranks.close()
+
+
 def test_a_mapping_in_use_survives_a_trim(host: support.Host) -> None:
     array = numbers((300, 20))
-    target = new(host, spread_of("VC_STAR", array.shape, 3))
+    target = new(host, distribution_of("VC_STAR", array.shape, 3))
     ranks = RankConnections(host.rank_endpoints("near"))
     with MatrixWriter(ranks, target) as writer:
         writer.write_block(array[:100], (0, 0))
@@ -312,13 +333,13 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
     known, fds = len(ours()), host.fds()
     ranks = RankConnections(host.rank_endpoints(route), threads=3)
     array = numbers((2000, 200))
-    target = new(host, spread_of("MC_MR", array.shape))
+    target = new(host, distribution_of("MC_MR", array.shape))
     send(ranks, target, (array, (0, 0)))
     assert len(ours()) > known
     host.free(target.matrix)
     ranks.close()
     deadline = time.monotonic() + WAIT_S
-    most = fds + 2 * RANKS  # the matrix's segments are warm (two each), not the connections
+    most = fds + 2 * RANKS  # the matrix's segments are kept warm (two each)
     while (len(ours()) > known or host.fds() > most) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(ours()) == known
@@ -326,13 +347,13 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
 
 
 @routes
-def test_transfers_on_many_threads_do_not_mix(
+def test_concurrent_transfers_do_not_mix(
     host: support.Host, gangs: dict[str, RankConnections], route: str
 ) -> None:
     errors: list[BaseException] = []
-    targets = [new(host, spread_of(name, (211, 97))) for name in SINGLE[:4]]
+    targets = [new(host, distribution_of(name, (211, 97))) for name in SINGLE[:4]]
 
-    def there_and_back(k: int) -> None:
+    def send_and_fetch(k: int) -> None:
         try:
             array = numbers((211, 97), seed=k)
             send(gangs[route], targets[k], (array, (0, 0)))
@@ -343,7 +364,7 @@ def test_transfers_on_many_threads_do_not_mix(
             errors.append(error)
 
     turn = threading.Barrier(5)
-    threads = [threading.Thread(target=there_and_back, args=(k,)) for k in range(4)]
+    threads = [threading.Thread(target=send_and_fetch, args=(k,)) for k in range(4)]
     for thread in threads:
         thread.start()
     turn.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""What is sent to ranks and fetched from them equals the array, by every way there is."""
+"""Elements sent to ranks and fetched from them equal the array, over every route."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from tests.support.transfers import (
     RANKS,
     SINGLE,
     Array,
+    distribution_of,
     fetch,
     new,
     numbers,
     routes,
     send,
-    spread_of,
 )
 
-# --- there and back ---
+# --- sent and fetched ---
 
 
 @routes
 @pytest.mark.parametrize("size", [1, 4, RANKS])
 @pytest.mark.parametrize("name", SINGLE)
-def test_every_layout_puts_elements_where_they_belong_and_gives_them_back(
+def test_every_layout_stores_elements_at_their_place_and_returns_them(
     host: support.Host, gangs: dict[str, RankConnections], name: str, size: int, route: str
 ) -> None:
     array = numbers((37, 23))
-    target = new(host, spread_of(name, array.shape, size))
+    target = new(host, distribution_of(name, array.shape, size))
     send(gangs[route], target, (array, (0, 0)))
     host.seal(target.matrix)
     for rank in range(size):
@@ -55,10 +55,10 @@ def test_every_layout_puts_elements_where_they_belong_and_gives_them_back(
 
 @routes
 @pytest.mark.parametrize("name", COPIED)
-def test_layouts_with_copies_are_read_and_not_written(
+def test_layouts_with_copies_can_be_fetched_but_not_sent(
     host: support.Host, gangs: dict[str, RankConnections], name: str, route: str
 ) -> None:
-    target = new(host, spread_of(name, (20, 31)))
+    target = new(host, distribution_of(name, (20, 31)))
     with (
         pytest.raises(Failure, match=f"{name} keeps copies") as caught,
         MatrixWriter(gangs[route], target),
@@ -79,7 +79,7 @@ def test_every_dtype_keeps_every_bit(
     array = numbers((33, 18), dtype)
     if array.dtype.kind in "fc":
         array[:3, 0] = np.nan, np.inf, -0.0
-    target = new(host, spread_of("MC_MR", array.shape), dtype)
+    target = new(host, distribution_of("MC_MR", array.shape), dtype)
     send(gangs[route], target, (array, (0, 0)))
     host.seal(target.matrix)
     back = fetch(gangs[route], target)
@@ -94,8 +94,8 @@ def read_only(array: Array) -> Array:
     return array
 
 
-# Ways in which 60 x 50 elements may lie in memory.
-MEMORY: dict[str, Callable[[Array], Array]] = {
+# Memory layouts of 60 x 50 elements.
+STRIDES: dict[str, Callable[[Array], Array]] = {
     "C": lambda a: np.ascontiguousarray(a),
     "Fortran": lambda a: np.asfortranarray(a),
     "every second row and third column": lambda a: np.repeat(np.repeat(a, 2, 0), 3, 1)[::2, ::3],
@@ -112,14 +112,14 @@ MEMORY: dict[str, Callable[[Array], Array]] = {
 
 @routes
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
-@pytest.mark.parametrize("way", MEMORY)
-def test_a_source_may_lie_in_memory_in_any_way(
+@pytest.mark.parametrize("way", STRIDES)
+def test_a_source_may_have_any_strides(
     host: support.Host, gangs: dict[str, RankConnections], way: str, name: str, route: str
 ) -> None:
     array = numbers((60, 50))
-    source = MEMORY[way](array)
+    source = STRIDES[way](array)
     assert np.array_equal(source, array)
-    target = new(host, spread_of(name, array.shape))
+    target = new(host, distribution_of(name, array.shape))
     send(gangs[route], target, (source, (0, 0)))
     host.seal(target.matrix)
     assert np.array_equal(fetch(gangs[route], target), array)
@@ -128,11 +128,11 @@ def test_a_source_may_lie_in_memory_in_any_way(
 
 @routes
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
-def test_a_destination_may_lie_in_memory_in_any_way(
+def test_a_destination_may_have_any_strides(
     host: support.Host, gangs: dict[str, RankConnections], name: str, route: str
 ) -> None:
     array = numbers((60, 50))
-    target = new(host, spread_of(name, array.shape))
+    target = new(host, distribution_of(name, array.shape))
     send(gangs["near"], target, (array, (0, 0)))
     host.seal(target.matrix)
     around = np.full((80, 120), 7.0)
@@ -146,7 +146,7 @@ def test_a_destination_may_lie_in_memory_in_any_way(
     ):
         assert np.array_equal(fetch(gangs[route], target, out), array)
     around[10:70, 5:105:2] = 7
-    assert (around == 7).all()  # nothing beside it was touched
+    assert (around == 7).all()  # no other element was touched
     host.free(target.matrix)
 
 
@@ -174,7 +174,7 @@ def cut_matrices(draw: st.DrawFn) -> tuple[tuple[int, int], list[tuple[int, int,
     dtype=st.sampled_from(DTYPES),
     data=st.data(),
 )
-def test_blocks_anywhere_make_a_matrix_of_which_any_region_can_be_read(
+def test_a_matrix_made_of_any_blocks_can_be_read_in_any_region(
     host: support.Host,
     gangs: dict[str, RankConnections],
     cut: Any,
@@ -187,7 +187,7 @@ def test_blocks_anywhere_make_a_matrix_of_which_any_region_can_be_read(
 ) -> None:
     shape, blocks = cut
     array = np.asarray(numbers(shape, dtype), order=order)
-    target = new(host, spread_of(name, shape, size), dtype)
+    target = new(host, distribution_of(name, shape, size), dtype)
     for some in (blocks[:1], blocks[1:]):  # blocks may come in several transfers
         parts = [(array[r0:r1, c0:c1], (r0, c0)) for r0, r1, c0, c1 in some]
         send(gangs[ways[0]], target, *parts)
@@ -206,7 +206,7 @@ def test_blocks_anywhere_make_a_matrix_of_which_any_region_can_be_read(
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("shape", [(300, 2000), (70000, 3), (400000, 1), (1, 200000), (900, 513)])
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VR", "CIRC_CIRC"])
-def test_what_is_larger_than_a_piece_of_a_stream_arrives_in_order(
+def test_blocks_larger_than_a_piece_of_a_stream_arrive_in_order(
     host: support.Host,
     gangs: dict[str, RankConnections],
     name: str,
@@ -215,7 +215,7 @@ def test_what_is_larger_than_a_piece_of_a_stream_arrives_in_order(
     route: str,
 ) -> None:
     array = np.asarray(np.arange(shape[0] * shape[1], dtype="float64").reshape(shape), order=order)
-    target = new(host, spread_of(name, shape, 2))
+    target = new(host, distribution_of(name, shape, 2))
     send(gangs[route], target, (array, (0, 0)))
     host.seal(target.matrix)
     assert np.array_equal(fetch(gangs[route], target, np.empty_like(array)), array)
@@ -227,7 +227,7 @@ def test_what_is_larger_than_a_piece_of_a_stream_arrives_in_order(
 @routes
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 40), (0, 5), (5, 0)])
 @pytest.mark.parametrize("name", SINGLE)
-def test_ranks_that_hold_nothing_are_left_alone(
+def test_ranks_without_elements_take_no_part(
     host: support.Host,
     gangs: dict[str, RankConnections],
     name: str,
@@ -235,21 +235,21 @@ def test_ranks_that_hold_nothing_are_left_alone(
     route: str,
 ) -> None:
     array = numbers(shape)
-    target = new(host, spread_of(name, shape))
+    target = new(host, distribution_of(name, shape))
     send(gangs[route], target, (array, (0, 0)))
     host.seal(target.matrix)
     assert np.array_equal(fetch(gangs[route], target), array)
     host.free(target.matrix)
 
 
-def test_which_blocks_are_better_joined(
+def test_small_blocks_are_reported_for_joining(
     host: support.Host, gangs: dict[str, RankConnections]
 ) -> None:
-    rows, cols = (new(host, spread_of(name, (4096, 4096))) for name in ("VC_STAR", "STAR_VC"))
+    rows, cols = (new(host, distribution_of(name, (4096, 4096))) for name in ("VC_STAR", "STAR_VC"))
     for target, low in ((rows, 32 * RANKS - 1), (cols, 31)):
         with MatrixWriter(gangs["near"], target) as writer:
             assert not writer.is_small((low + 1, 4096))
-            assert writer.is_small((low, 4096))  # too few elements of a column for a rank
+            assert writer.is_small((low, 4096))  # too few elements of a column per rank
             assert writer.is_small((4096, 11))  # less than 64 KiB for each
             assert not writer.is_small((4096, 12))
         with MatrixWriter(gangs["far"], target) as writer:
@@ -258,19 +258,19 @@ def test_which_blocks_are_better_joined(
         host.free(target.matrix)
 
 
-def test_work_is_shared_out_to_threads(gangs: dict[str, RankConnections]) -> None:
+def test_run_parallel_runs_an_action_for_each_number(gangs: dict[str, RankConnections]) -> None:
     ranks = RankConnections(gangs["near"].rank_endpoints, threads=3)
     squares: dict[int, int] = {}
-    ranks.share_out(lambda i: squares.__setitem__(i, i * i), range(2, 40))
+    ranks.run_parallel(lambda i: squares.__setitem__(i, i * i), range(2, 40))
     assert squares == {i: i * i for i in range(2, 40)}
     with pytest.raises(ZeroDivisionError):
-        ranks.share_out(lambda i: 1 // i, [1, 0])
+        ranks.run_parallel(lambda i: 1 // i, [1, 0])
     ranks.close()
     with pytest.raises(Failure, match="closed"):
-        ranks.share_out(print, range(3))
+        ranks.run_parallel(print, range(3))
 
 
-# --- what is told of a transfer ---
+# --- times and progress ---
 
 
 @routes
@@ -280,18 +280,18 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     route: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transfers, "PANEL_BYTES", 10_000)
+    monkeypatch.setattr(transfers, "STEP_BYTES", 10_000)
     array = numbers((100, 100))
-    target = new(host, spread_of("VC_STAR", array.shape))
-    told: list[int] = []
-    with MatrixWriter(gangs[route], target, told.append) as writer:
-        writer.write_block(array[:77], (0, 0))  # 62 KB: in panels
+    target = new(host, distribution_of("VC_STAR", array.shape))
+    moved: list[int] = []
+    with MatrixWriter(gangs[route], target, moved.append) as writer:
+        writer.write_block(array[:77], (0, 0))  # 62 KB: in steps
         rest = [
             ArrayBlock(array[i : i + 4], (i, 0)) for i in range(77, 97, 4)
-        ]  # 3 KB: some at once
+        ]  # 3 KB: several in a step
         writer.write_blocks([*rest, ArrayBlock(array[97:], (97, 0))])
-    assert sum(told) == array.nbytes
-    assert len(told) > 8
+    assert sum(moved) == array.nbytes
+    assert len(moved) > 8
     assert sum(times.nbytes for times in writer.times.values()) == array.nbytes
     assert set(writer.times) == set(range(RANKS))
     wanted = "shared memory" if route == "near" else "TCP"
@@ -300,10 +300,10 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     if route == "far":
         assert all(t.serialize_s > 0 and t.receive_s > 0 for t in writer.times.values())
     host.seal(target.matrix)
-    told.clear()
-    with MatrixReader(gangs[route], target, told.append) as reader:
+    moved.clear()
+    with MatrixReader(gangs[route], target, moved.append) as reader:
         reader.read_block(np.empty_like(array), (0, 0))
-    assert sum(told) == array.nbytes
+    assert sum(moved) == array.nbytes
     assert sum(times.nbytes for times in reader.times.values()) == array.nbytes
     assert all(times.receive_s > 0 for times in reader.times.values())
     host.free(target.matrix)

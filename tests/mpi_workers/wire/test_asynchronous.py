@@ -1,4 +1,4 @@
-"""The asyncio end of a connection: the same frames, the same refusals, on either event loop."""
+"""The asyncio end of a connection: the same frames and refusals, on both event loops."""
 
 from __future__ import annotations
 
@@ -16,45 +16,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire import asynchronous, frames, handshake, sockets
+from mpi_workers.wire.asynchronous import (
+    ConnectingProtocol,
+    FrameProtocol,
+    protocol_factory,
+)
 from mpi_workers.wire.blocking import Connection, connect
-from mpi_workers.wire.frames import Body, Frame, Kind
-from tests.support.frames import SOON_S, TOKEN, bodies, cut, splits
-
-
-class Transport:
-    """As much of a transport as a `FrameProtocol` uses."""
-
-    def __init__(self) -> None:
-        self.written = bytearray()
-        self.closed = False
-
-    def get_extra_info(self, name: str) -> None: ...
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
+from mpi_workers.wire.frames import Body, Frame, FrameBuffer, Kind
+from tests.support.frames import SOON_S, TOKEN, bodies, cut, in_thread, splits
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(Kind), bodies), min_size=1, max_size=5), splits)
-def test_a_protocol_takes_frames_however_the_stream_is_cut(
+def test_a_buffer_returns_the_same_frames_however_the_stream_is_cut(
     sent: list[tuple[Kind, Body]], at: list[int]
 ) -> None:
-    got: list[tuple[Kind, Body]] = []
-    protocol = FrameProtocol(lambda _, frame: got.append((frame.kind, frame.body)), print)
-    protocol.connection_made(Transport())  # type: ignore[arg-type]
-    for local_indices in cut(b"".join(frames.encode(kind, body) for kind, body in sent), at):
-        protocol.data_received(local_indices)
-    assert got == sent
+    found: list[tuple[Kind, Body]] = []
+    buffer = FrameBuffer(frames.MAP_LIMIT)
+    for piece in cut(b"".join(frames.encode(kind, body) for kind, body in sent), at):
+        buffer.feed(piece)
+        while (frame := buffer.pop()) is not None:
+            found.append((frame.kind, frame.body))
+    assert found == sent
+    assert buffer.clear() == b""
+
+
+def refuse(protocol: FrameProtocol, body: Any) -> Body:
+    raise Failure("SessionError", "not you")
 
 
 loops = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -82,9 +71,13 @@ class Listening:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SOON_S)
 
     async def _listen(self) -> Any:
-        def protocol() -> FrameProtocol:
-            return FrameProtocol(self._on_frame, self._on_lost, TOKEN, self._handlers.get("hello"))
-
+        protocol = protocol_factory(
+            self._on_frame,
+            self._on_lost,
+            TOKEN,
+            self._handlers.get("hello", lambda protocol, body: {}),
+            self._handlers.get("max_strangers", 8),
+        )
         if self._sock.family == socket.AF_UNIX:
             return await self._loop.create_unix_server(protocol, sock=self._sock)
         return await self._loop.create_server(protocol, sock=self._sock)
@@ -105,7 +98,7 @@ class Listening:
     def __exit__(self, *exc: object) -> None:
         async def end() -> None:
             self.server.close()
-            await asyncio.sleep(0.05)  # transports say goodbye
+            await asyncio.sleep(0.05)  # transports close
 
         self._call(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -116,7 +109,7 @@ class Listening:
 
 @loops
 @pytest.mark.parametrize("where", ["unix", "127.0.0.1"])
-def test_the_two_ends_talk_to_each_other(
+def test_a_blocking_and_an_asyncio_end_exchange_frames(
     new_loop: Callable[[], Any], where: str, folder: Path
 ) -> None:
     address = f"{folder}/s.sock" if where == "unix" else where
@@ -134,43 +127,26 @@ def test_the_two_ends_talk_to_each_other(
         assert listening.lost == 1
 
 
-def refuse(protocol: FrameProtocol, body: Any) -> Body:
-    raise Failure("SessionError", "not you")
-
-
 @loops
 @pytest.mark.parametrize(
-    ("opening", "hello", "kind", "why"),
+    ("opening", "why"),
     [
-        (frames.encode(Kind.HELLO, {"token": "no"}), None, "AuthError", "token"),
-        (frames.encode(Kind.COMMAND, {"token": TOKEN}), None, "AuthError", "open with HELLO"),
-        (frames.encode(Kind.HELLO, {"token": TOKEN}, 5), None, "AuthError", "payload"),
-        (frames.encode(Kind.HELLO, {"x": "x" * 5000}), None, "AuthError", "over the limit"),
-        (frames.HEADER.pack(b"ALCH", 2, 1, 0, 0), None, "AuthError", "version 2 meets version 1"),
-        (b"x" * 100, None, "AuthError", "not an Alchemist frame"),
-        (
-            frames.encode(Kind.HELLO, {"token": TOKEN}),
-            lambda p, body: {"n": body["node"]},
-            "AuthError",
-            "malformed HELLO: KeyError",
-        ),
-        (
-            frames.encode(Kind.HELLO, {"token": TOKEN, "node": [1]}),
-            lambda p, body: {"n": {}.get(body["node"])},
-            "AuthError",
-            "malformed HELLO: TypeError",
-        ),
-        (frames.encode(Kind.HELLO, {"token": TOKEN}), refuse, "SessionError", "not you"),
+        (frames.encode(Kind.HELLO, {"token": TOKEN}), "no valid 'nonce'"),
+        (frames.encode(Kind.COMMAND, {"nonce": bytes(32)}), "open with HELLO"),
+        (frames.encode(Kind.HELLO, {"nonce": bytes(32)}, 5), "payload"),
+        (frames.encode(Kind.HELLO, {"x": "x" * 5000}), "over the limit"),
+        (frames.HEADER.pack(b"ALCH", 1, 1, 0, 0), "this side has protocol version 2"),
+        (b"x" * 100, "not an Alchemist frame"),
     ],
 )
-def test_a_protocol_tells_strangers_why(
-    new_loop: Callable[[], Any], opening: bytes, hello: Any, kind: str, why: str, folder: Path
+def test_a_stranger_learns_why_it_is_refused(
+    new_loop: Callable[[], Any], opening: bytes, why: str, folder: Path
 ) -> None:
-    with Listening(new_loop, f"{folder}/s.sock", hello=hello) as listening:
+    with Listening(new_loop, f"{folder}/s.sock") as listening:
         with Connection(sockets.dial(listening.address)) as connection:
             connection.sock.sendall(opening + frames.encode(Kind.COMMAND, {"never": "seen"}))
             frame = connection.recv(SOON_S)
-            assert (frame.kind, frame.body["kind"]) == (Kind.REFUSED, kind)
+            assert (frame.kind, frame.body["kind"]) == (Kind.REFUSED, "AuthError")
             assert why in frame.body["message"]
             with pytest.raises(frames.ConnectionLost):
                 connection.recv(SOON_S)
@@ -179,24 +155,45 @@ def test_a_protocol_tells_strangers_why(
 
 
 @loops
-def test_a_protocol_gives_up_a_stranger_that_says_nothing(
+@pytest.mark.parametrize(
+    ("hello", "kind", "why"),
+    [
+        (lambda p, body: {"n": body["node"]}, "AuthError", "malformed fields: KeyError"),
+        (lambda p, body: {"n": {}.get(body["role"])}, "AuthError", "malformed fields: TypeError"),
+        (refuse, "SessionError", "not you"),
+    ],
+)
+def test_the_owner_can_refuse_an_authenticated_peer(
+    new_loop: Callable[[], Any], hello: Any, kind: str, why: str, folder: Path
+) -> None:
+    with Listening(new_loop, f"{folder}/s.sock", hello=hello) as listening:
+        with pytest.raises(Failure, match=why) as caught:
+            connect(listening.address, TOKEN, {"role": [1]})
+        assert caught.value.kind == kind
+        assert listening.frames == []
+        assert listening.lost == 0
+
+
+@loops
+def test_a_stranger_that_sends_nothing_is_refused_in_time(
     new_loop: Callable[[], Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
     with (
         Listening(new_loop, f"{folder}/s.sock") as listening,
         Connection(sockets.dial(listening.address)) as connection,
     ):
         frame = connection.recv(SOON_S)
-        assert frame.body == {"kind": "AuthError", "message": "refused: no HELLO in time"} | {
-            "facts": {}
-        }
+        assert frame.body == {
+            "kind": "AuthError",
+            "message": "refused: the handshake timed out",
+        } | {"facts": {}}
         with pytest.raises(frames.ConnectionLost):
             connection.recv(SOON_S)
 
 
 @loops
-def test_a_protocol_refuses_what_its_owner_refuses_and_takes_nothing_after_it(
+def test_a_frame_that_the_owner_refuses_is_the_last_one(
     new_loop: Callable[[], Any], folder: Path
 ) -> None:
     with Listening(new_loop, f"{folder}/s.sock", frame=refuse) as listening:
@@ -211,7 +208,7 @@ def test_a_protocol_refuses_what_its_owner_refuses_and_takes_nothing_after_it(
 
 
 @loops
-def test_a_protocol_takes_nothing_after_its_owner_closed_it(
+def test_no_frame_is_taken_after_the_owner_closed_the_connection(
     new_loop: Callable[[], Any], folder: Path
 ) -> None:
     with Listening(new_loop, f"{folder}/s.sock", frame=lambda p, _: p.close()) as listening:
@@ -224,10 +221,10 @@ def test_a_protocol_takes_nothing_after_its_owner_closed_it(
 
 
 @loops
-def test_a_peer_that_does_not_read_cannot_hold_a_closed_connection(
+def test_a_closed_connection_ends_although_its_peer_does_not_read(
     new_loop: Callable[[], Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(asynchronous, "CLOSE_TIMEOUT_S", 0.2)
 
     def flood(protocol: FrameProtocol, frame: Frame) -> None:
         protocol.send(Kind.REPLY, {"much": bytes(8 << 20)})
@@ -241,3 +238,82 @@ def test_a_peer_that_does_not_read_cannot_hold_a_closed_connection(
             while not listening.lost and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert listening.lost == 1
+
+
+def dialled(
+    new_loop: Callable[[], Any], address: str, token: str, requests: int = 1
+) -> tuple[Body, list[Frame]]:
+    """The WELCOME and the answers that a `ConnectingProtocol` gets."""
+
+    async def talk() -> tuple[Body, list[Frame]]:
+        answers: asyncio.Queue[Frame] = asyncio.Queue()
+        protocol = ConnectingProtocol(
+            lambda _, frame: answers.put_nowait(frame), lambda _: None, token, {"role": "test"}
+        )
+        sock = sockets.dial(address)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
+        welcome = await protocol.welcome
+        for k in range(requests):
+            protocol.send(Kind.COMMAND, {"k": k})
+        found = [await answers.get() for _ in range(requests)]
+        protocol.close()
+        return welcome, found
+
+    loop = new_loop()
+    try:
+        return loop.run_until_complete(asyncio.wait_for(talk(), SOON_S))  # type: ignore[no-any-return]
+    finally:
+        loop.close()
+
+
+@loops
+def test_two_asyncio_ends_authenticate_each_other(
+    new_loop: Callable[[], Any], folder: Path
+) -> None:
+    hello = lambda p, body: {"you": body["role"]}  # noqa: E731
+    with Listening(new_loop, f"{folder}/s.sock", hello=hello) as listening:
+        welcome, answers = dialled(new_loop, listening.address, TOKEN, 3)
+    assert welcome == {"you": "test"}
+    assert [frame.body["k"] for frame in answers] == [0, 1, 2]
+
+
+@loops
+def test_a_connecting_end_refuses_a_listener_with_another_token(
+    new_loop: Callable[[], Any], folder: Path
+) -> None:
+    with Listening(new_loop, f"{folder}/s.sock") as listening:
+        with pytest.raises(Failure, match="does not have the same token") as caught:
+            dialled(new_loop, listening.address, "another")
+        assert caught.value.kind == "AuthError"
+        assert listening.lost == 0
+
+
+@loops
+def test_a_connecting_end_fails_when_the_listener_closes(
+    new_loop: Callable[[], Any], folder: Path
+) -> None:
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
+
+    def close() -> None:
+        listener.accept()[0].close()
+
+    with listener, in_thread(close), pytest.raises(frames.ConnectionLost, match="handshake"):
+        dialled(new_loop, address, TOKEN)
+
+
+@loops
+def test_an_authenticated_peer_gets_in_during_a_flood_of_strangers(
+    new_loop: Callable[[], Any], folder: Path
+) -> None:
+    with Listening(new_loop, "127.0.0.1", max_strangers=8) as listening:
+        crowd = [sockets.dial(listening.address) for _ in range(100)]
+        for _ in range(5):
+            connection, _ = connect(listening.address, TOKEN, {}, timeout_s=SOON_S)
+            connection.send(Kind.COMMAND, {"k": 1})
+            assert connection.expect(Kind.REPLY, SOON_S).body == {"k": 1}
+            connection.close()
+        dropped = [sock for sock in crowd if Connection(sock).readable(0.0)]
+        assert len(dropped) >= 92
+        for sock in crowd:
+            sock.close()

@@ -1,4 +1,4 @@
-"""Frames travel whole, whatever the stream is cut into; nothing else is believed."""
+"""Frames arrive whole however the stream is cut; malformed bytes are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Frame, Kind
-from tests.support.frames import SOON_S, Pieces, any_frame, beside, cut, pair, splits
+from tests.support.frames import SOON_S, Pieces, any_frame, cut, in_thread, pair, splits
 
 # --- the blocking end ---
 
@@ -54,7 +54,7 @@ def test_a_frame_that_breaks_off_is_a_lost_connection(
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, (1 << 14) - 1, 1 << 14, 3 << 20])
 def test_payloads_of_all_sizes_cross_a_real_socket(nbytes: int) -> None:
     payload = os.urandom(nbytes)
-    with pair() as (near, far), beside(lambda: near.send(Kind.DATA, {"n": nbytes}, payload)):
+    with pair() as (near, far), in_thread(lambda: near.send(Kind.DATA, {"n": nbytes}, payload)):
         frame = far.recv(SOON_S)
         got = bytearray(frame.payload_nbytes)
         far.read_into(memoryview(got))
@@ -79,7 +79,7 @@ def test_complex_values_keep_every_bit(value: complex) -> None:
     assert repr(body["v"]) == repr(value)  # nan and signed zeros too
 
 
-def test_what_no_map_can_carry_is_refused_before_anything_is_sent() -> None:
+def test_a_value_that_no_map_can_hold_is_refused_before_anything_is_sent() -> None:
     with pair() as (near, far):
         for value in (object(), {1, 2}, 1 << 64):
             with pytest.raises((TypeError, OverflowError)):
@@ -94,17 +94,20 @@ def test_what_no_map_can_carry_is_refused_before_anything_is_sent() -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (frames.HEADER.pack(b"HTTP", 1, 1, 0, 0), "not an Alchemist frame"),
-        (frames.HEADER.pack(b"ALCH", 99, 1, 0, 0), "protocol version 99 meets version 1"),
-        (frames.HEADER.pack(b"ALCH", 1, 0, 0, 0), "unknown kind of frame 0"),
-        (frames.HEADER.pack(b"ALCH", 1, 999, 0, 0), "unknown kind of frame 999"),
-        (frames.HEADER.pack(b"ALCH", 1, 1, 4097, 0), "4097 bytes is over the limit of 4096"),
-        (frames.HEADER.pack(b"ALCH", 1, 1, (1 << 32) - 1, 0), "over the limit"),
+        (frames.HEADER.pack(b"HTTP", 2, 1, 0, 0), "not an Alchemist frame"),
+        (
+            frames.HEADER.pack(b"ALCH", 99, 1, 0, 0),
+            "this side has protocol version 2, the other side 99",
+        ),
+        (frames.HEADER.pack(b"ALCH", 2, 0, 0, 0), "unknown kind of frame 0"),
+        (frames.HEADER.pack(b"ALCH", 2, 999, 0, 0), "unknown kind of frame 999"),
+        (frames.HEADER.pack(b"ALCH", 2, 1, 4097, 0), "4097 bytes is over the limit of 4096"),
+        (frames.HEADER.pack(b"ALCH", 2, 1, (1 << 32) - 1, 0), "over the limit"),
     ],
 )
-def test_a_header_that_is_off_is_told_apart(header: bytes, why: str) -> None:
+def test_each_invalid_header_is_refused_with_its_reason(header: bytes, why: str) -> None:
     with pytest.raises(frames.WireError, match=why):
-        frames.decode_header(header, frames.STRANGER_MAP_LIMIT)
+        frames.decode_header(header, frames.UNAUTHENTICATED_MAP_LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_a_header_that_is_off_is_told_apart(header: bytes, why: str) -> None:
         b"\xdf\xff\xff\xff\xff",  # a map that claims 4 billion entries
     ],
 )
-def test_a_map_that_is_off_is_a_wire_error(packed: bytes) -> None:
+def test_an_invalid_map_is_a_wire_error(packed: bytes) -> None:
     with pytest.raises(frames.WireError):
         frames.decode_body(packed)
 
@@ -136,7 +139,7 @@ def test_no_bytes_break_the_map_decoder(packed: bytes) -> None:
         assert isinstance(frames.decode_body(packed), dict)
 
 
-def test_memory_for_a_map_is_taken_as_it_arrives() -> None:
+def test_memory_for_a_map_grows_as_its_bytes_arrive() -> None:
     asked: list[int] = []
 
     class Watched(Pieces):
@@ -152,7 +155,7 @@ def test_memory_for_a_map_is_taken_as_it_arrives() -> None:
     assert max(asked) <= frames.READ_BYTES
 
 
-def test_a_peer_that_trickles_is_given_up_in_time() -> None:
+def test_a_slow_frame_times_out_as_a_whole() -> None:
     class Trickle(Pieces):
         def recv(self, most: int) -> bytes:
             time.sleep(0.005)  # always within the limit of a single read
@@ -176,21 +179,21 @@ def test_a_frame_that_was_late_can_still_be_received() -> None:
         assert far.recv(SOON_S).body == {"a": 1}
 
 
-def test_a_peer_that_takes_nothing_ends_a_send() -> None:
+def test_a_send_to_a_peer_that_does_not_read_times_out() -> None:
     with pair() as (near, _far):
         near.sock.settimeout(0.2)
         with pytest.raises(frames.ConnectionLost, match="timed out"):
             near.send(Kind.DATA, None, bytes(16 << 20))
 
 
-def test_hanging_up_ends_a_wait_on_another_thread() -> None:
+def test_hang_up_ends_a_wait_on_another_thread() -> None:
     with pair() as (near, _far):
 
         def wait() -> None:
             with pytest.raises(frames.ConnectionLost):
                 near.recv()
 
-        with beside(wait):
+        with in_thread(wait):
             time.sleep(0.1)
             near.hang_up()
 
@@ -229,7 +232,7 @@ def test_file_descriptors_arrive_with_their_frame() -> None:
     os.close(write_end)
 
 
-def test_file_descriptors_that_nobody_asked_for_are_dropped() -> None:
+def test_unexpected_file_descriptors_are_dropped() -> None:
     with pair() as (near, far):
         before = open_fds()
         for _ in range(20):
