@@ -1,30 +1,31 @@
-"""Environments for reinforcement learning whose step is an MPI simulation on a gang."""
+"""Reinforcement-learning environments whose step is an MPI simulation on a gang."""
 
 import sys
 from importlib import import_module, util
 from typing import Any
 
-_WHERE = {
+_MODULES = {
     "HPCSimulatorEnv": "envs.hpc_env",
     "HPCSimulatorVectorEnv": "envs.vector_env",
     "EnvError": "envs.errors",
     "EnvConfigError": "envs.errors",
     "BadActionError": "envs.errors",
+    "NotFiniteError": "envs.errors",
     "SimulationError": "envs.errors",
     "GangLostError": "envs.errors",
     "StepTimeoutError": "envs.errors",
     "RestartLimitError": "envs.errors",
 }
-__all__ = sorted(_WHERE)
+__all__ = sorted(_MODULES)
 
-# A rank that loads a library from a folder below needs neither Ray nor gymnasium.
+# A rank that loads a simulator from a subfolder needs neither Ray nor gymnasium.
 if "mpi_workers.rank.gang" not in sys.modules and util.find_spec("gymnasium") is not None:
     import_module("envs.registration")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if util.find_spec("gymnasium") is None:
         raise ImportError("envs needs gymnasium: pip install 'alchemist-on-ray[envs]'")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

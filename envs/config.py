@@ -1,4 +1,4 @@
-"""What an environment can be told: the config of the paper, and a little more."""
+"""The config of an environment: the paper's keys and the options of this package."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from typing import Any
 from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
 
-PLACEMENTS = ("own", "inherit")
+CHOICES = {
+    "placement": ("own", "inherit", "auto"),
+    "on_failure": ("raise", "truncate"),
+    "out_of_bounds": ("clip", "refuse"),
+}
+VECTOR_ONLY = ("copies", "agents", "gangs")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvConfig:
-    """The config of an environment, checked.
+    """The validated config of an environment.
 
     Parameters
     ----------
@@ -25,28 +30,40 @@ class EnvConfig:
         The simulator: shipped (``"rayleigh_benard"``, ``"lammps_crystal"``), installed, or, with
         `lib_path`, any name.
     lib_path : path_like, optional
-        Its Python file or shared object, which every node can read.
+        Its Python file or shared object, on a path that every node can read.
     num_workers : int
-        MPI ranks.
+        MPI ranks of a gang.
     hostname, port : str and int, optional
-        Head of the Ray cluster to join. Default: this process's or machine's, or a new one.
+        Head of the Ray cluster to join. Default: the cluster of this process or machine, or a new
+        one. If there is no cluster at this address, a warning says which one is used.
     sim : mapping
-        Options of the simulator, for its ``setup``; anything that JSON can say.
+        Options of the simulator, for its ``setup``; any JSON values.
     step_timeout_s : float
-        Most seconds that a step or a reset may take; then the gang is killed.
+        Time limit of a step or a reset, in seconds. Then the gang is killed.
     start_timeout_s : float
-        The same for the start of a gang with the simulator on it.
-    placement : {"own", "inherit"} or Reservation
-        Reserve CPUs for the ranks, run them inside those of this Ray task or actor, or in
-        bundles that are there (`envs.rllib`).
+        Time limit for starting a gang and its simulator, in seconds.
+    placement : {"own", "inherit", "auto"} or Reservation
+        Where the ranks get their CPUs: a reservation of their own; the CPUs of this Ray task or
+        actor; these if they hold the ranks and one more, else a reservation of their own; or
+        existing bundles.
     cpus_per_worker : float, optional
         CPUs of each rank. Default: 1.
     max_restarts : int
-        How many gangs may be lost.
+        How many gangs may be lost within an hour.
+    on_failure : {"raise", "truncate"}
+        After a failed simulation or a lost gang: raise, or end the episode with
+        ``truncated=True`` and ``info["gang_lost"]``.
+    check_finite : bool
+        Raise `NotFiniteError` for observations and rewards that are NaN or infinite.
+    out_of_bounds : {"clip", "refuse"}
+        Clip actions to the bounds of the action space, or raise `BadActionError`.
     copies : int, optional
-        Vector environments only: independent simulations, dealt to the ranks.
+        Vector environments only: independent simulations, distributed over the ranks.
     agents : int, optional
-        Vector environments only: how many agents a simulation must have.
+        Vector environments only: the number of agents that the simulator must have.
+    gangs : int
+        Vector environments only: the number of gangs of `num_workers` ranks that share the
+        copies. A lost gang ends the episodes of its own copies only.
     """
 
     lib_name: str
@@ -60,104 +77,118 @@ class EnvConfig:
     placement: str | Reservation = "own"
     cpus_per_worker: float | None = None
     max_restarts: int = 10
+    on_failure: str = "raise"
+    check_finite: bool = True
+    out_of_bounds: str = "clip"
     copies: int | None = None
     agents: int | None = None
+    gangs: int = 1
 
     @classmethod
     def checked(
         cls, config: Mapping[str, Any] | None, options: Mapping[str, Any], *, vector: bool
     ) -> EnvConfig:
-        """A config as the user gave it; `options` win over `config`.
+        """Validate a config as the user gave it; `options` override `config`.
 
         Raises
         ------
         EnvConfigError
-            Which names the key and what it can be.
+            It names the key and the allowed values.
         """
         if config is not None and not isinstance(config, Mapping):
-            raise EnvConfigError(f"config is a {type(config).__name__}: it must be a dict")
+            raise EnvConfigError(f"config is a {type(config).__name__}; it must be a dict")
         given = {**(config or {}), **options}
-        known = [f.name for f in fields(cls)]
-        if not vector:
-            known = [name for name in known if name not in ("copies", "agents")]
-        for key in given:
-            if key not in known:
-                close = difflib.get_close_matches(str(key), known, 1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                where = "" if vector or key not in ("copies", "agents") else (
-                    "; that is for HPCSimulatorVectorEnv"
-                )  # fmt: skip
-                raise EnvConfigError(
-                    f"config has no key {key!r}{hint}{where}. Keys: {', '.join(known)}"
-                )
+        _check_keys(given, [f.name for f in fields(cls)], vector)
         if not isinstance(given.get("lib_name"), str) or not given["lib_name"]:
             raise EnvConfigError(
                 "config needs 'lib_name', the name of a simulator: 'rayleigh_benard', "
-                "'lammps_crystal', or one of your own with its file in 'lib_path'"
+                "'lammps_crystal', or your own with its file in 'lib_path'"
             )
-        for key in ("num_workers", "copies", "agents", "port"):
-            if given.get(key) is not None or (key == "num_workers" and key in given):
-                given[key] = _whole(key, given[key], 1)
+        for key in ("num_workers", "gangs", "copies", "agents", "port"):
+            if given.get(key) is not None or (key in ("num_workers", "gangs") and key in given):
+                given[key] = _integer(key, given[key], 1)
         if "max_restarts" in given:
-            given["max_restarts"] = _whole("max_restarts", given["max_restarts"], 0)
+            given["max_restarts"] = _integer("max_restarts", given["max_restarts"], 0)
         for key in ("step_timeout_s", "start_timeout_s"):
             if key in given:
                 given[key] = _seconds(key, given[key])
-        placement = given.get("placement", "own")
-        if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
-            choices = ", ".join(PLACEMENTS)
-            raise EnvConfigError(f"config['placement']={placement!r}: it is one of {choices}")
+        for key, choices in CHOICES.items():
+            value = given.get(key, choices[0])
+            if value not in choices and not isinstance(value, Reservation):
+                allowed = ", ".join(map(repr, choices))
+                raise EnvConfigError(f"config[{key!r}]={value!r}: it must be one of {allowed}")
+        if not isinstance(given.get("check_finite", True), bool):
+            raise EnvConfigError(
+                f"config['check_finite']={given['check_finite']!r}: it must be True or False"
+            )
         if (given.get("hostname") is None) != (given.get("port") is None):
             raise EnvConfigError(
-                "config needs both 'hostname' and 'port' of a Ray cluster, or none"
+                "config needs both 'hostname' and 'port' of a Ray cluster, or neither"
             )
         if given.get("lib_path") is not None:
             given["lib_path"] = _path(given["lib_path"])
         sim = given.get("sim")
         if sim is not None and not isinstance(sim, Mapping):
-            raise EnvConfigError(f"config['sim']={sim!r}: it is a dict of the simulator's options")
+            raise EnvConfigError(
+                f"config['sim']={sim!r}: it must be a dict of options of the simulator"
+            )
         given["sim"] = dict(sim or {})
         made = cls(**given)
         made.sim_json()
+        if made.copies is not None and made.copies < made.gangs:
+            raise EnvConfigError(f"config['gangs']={made.gangs}: there are {made.copies} copies")
         return made
 
     def sim_json(self) -> str:
-        """The simulator's options as its ``setup`` gets them. Raises `EnvConfigError`."""
+        """The options of the simulator as JSON, for its ``setup``. Raises `EnvConfigError`."""
         try:
             return json.dumps(self.sim, sort_keys=True, allow_nan=False, default=_plain)
         except (TypeError, ValueError) as error:
             raise EnvConfigError(f"config['sim'] cannot be written as JSON: {error}") from None
 
     def simulator(self) -> tuple[Any, ...]:
-        """What decides on the spec: two configs that agree in it have the same spaces."""
-        written = 0
+        """A key that determines the spec: configs with the same key have the same spaces."""
+        modified = 0
         if self.lib_path is not None and Path(self.lib_path).exists():
-            written = Path(self.lib_path).stat().st_mtime_ns
-        return self.lib_name, self.lib_path, written, self.sim_json()
+            modified = Path(self.lib_path).stat().st_mtime_ns
+        return self.lib_name, self.lib_path, modified, self.sim_json()
+
+
+def _check_keys(given: Mapping[str, Any], known: list[str], vector: bool) -> None:
+    if not vector:
+        known = [name for name in known if name not in VECTOR_ONLY]
+    for key in given:
+        if key in known:
+            continue
+        close = difflib.get_close_matches(str(key), known, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        if key in VECTOR_ONLY:
+            hint = "; it is for HPCSimulatorVectorEnv"
+        raise EnvConfigError(f"unknown config key {key!r}{hint}. Keys: {', '.join(known)}")
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's scalars and arrays as JSON can say them."""
+    """NumPy scalars and arrays as JSON values."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r}")
 
 
-def _whole(key: str, value: Any, least: int) -> int:
+def _integer(key: str, value: Any, least: int) -> int:
     try:
         number = int(value)
         if isinstance(value, bool) or number != float(value) or number < least:
             raise ValueError
     except (TypeError, ValueError):
         raise EnvConfigError(
-            f"config[{key!r}]={value!r}: it is a whole number, at least {least}"
+            f"config[{key!r}]={value!r}: it must be an integer, at least {least}"
         ) from None
     return number
 
 
 def _seconds(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise EnvConfigError(f"config[{key!r}]={value!r}: it is a number of seconds over 0")
+        raise EnvConfigError(f"config[{key!r}]={value!r}: it must be a positive number of seconds")
     return float(value)
 
 
@@ -166,5 +197,5 @@ def _path(value: Any) -> str:
         return str(Path(value).expanduser().absolute())
     except TypeError:
         raise EnvConfigError(
-            f"config['lib_path']={value!r}: it is the path of a .py file or a shared object"
+            f"config['lib_path']={value!r}: it must be the path of a .py file or a shared object"
         ) from None

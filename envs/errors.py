@@ -1,16 +1,16 @@
-"""What can go wrong with an environment.
+"""Errors of environments.
 
     AlchemistError
     └── EnvError
-        ├── EnvConfigError      a key or a value of the config (also a ValueError)
-        ├── BadActionError      wrong shape, NaN, no choice: not simulated (also a ValueError)
-        ├── SimulationError     the simulation raised on a rank; the gang goes on
-        ├── GangLostError       a rank died; the next reset() starts a fresh gang
-        │   └── StepTimeoutError    ... was killed, because of step_timeout_s (also a TimeoutError)
-        └── RestartLimitError   gangs are lost again and again: max_restarts is used up
+        ├── EnvConfigError      a key or value of the config (also a ValueError)
+        ├── BadActionError      wrong shape, NaN, not a choice: not simulated (also a ValueError)
+        ├── SimulationError     the simulation raised on a rank; the gang continues
+        │   └── NotFiniteError      an observation or reward is NaN, infinite, or out of range
+        ├── GangLostError       a rank died; the next reset() starts a new gang
+        │   └── StepTimeoutError    the gang was killed because of step_timeout_s (a TimeoutError)
+        └── RestartLimitError   more gangs were lost within an hour than max_restarts
 
-After a `SimulationError` or a `GangLostError` the environment wants a ``reset()``, and
-nothing else.
+After a `SimulationError` or a `GangLostError` the environment must be reset.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import sys
 
 from alchemist_ray.errors import AlchemistError
 
+RLLIB_ERRORS = "ray.rllib.env.env_errors"
+
 
 class EnvError(AlchemistError):
-    """Something about an environment."""
+    """Base class of the errors of environments."""
 
 
 class EnvConfigError(EnvError, ValueError):
@@ -29,15 +31,19 @@ class EnvConfigError(EnvError, ValueError):
 
 
 class BadActionError(EnvError, ValueError):
-    """An action of the wrong shape, with NaN, or that is no choice; nothing was simulated."""
+    """An action of the wrong shape, with NaN, out of bounds, or not a choice; nothing ran."""
 
 
 class SimulationError(EnvError):
-    """The simulation raised on a rank. Its episode is over; the gang goes on."""
+    """The simulation raised on a rank. Its episode is over; the gang continues."""
+
+
+class NotFiniteError(SimulationError):
+    """An observation or reward is NaN or infinite, or an integer does not fit its dtype."""
 
 
 class GangLostError(EnvError):
-    """The gang that simulated is gone; the next reset() starts a fresh one."""
+    """The gang of the simulation is gone; the next reset() starts a new one."""
 
 
 class StepTimeoutError(GangLostError, TimeoutError):
@@ -45,17 +51,32 @@ class StepTimeoutError(GangLostError, TimeoutError):
 
 
 class RestartLimitError(EnvError):
-    """The gang was lost more often than ``max_restarts``."""
+    """More gangs were lost within an hour than ``max_restarts`` allows."""
 
 
-def to_raise(error: EnvError) -> BaseException:
-    """An error as who runs the environment needs it.
+def for_caller(error: EnvError) -> BaseException:
+    """Convert an error to the type that the framework of this process expects.
 
-    RLlib makes an environment anew for errors of a class of its own.
+    RLlib recreates an environment that raises its `StepFailedRecreateEnvError`.
     """
-    if "ray.rllib" in sys.modules and isinstance(error, SimulationError | GangLostError):
-        from envs import rllib  # noqa: PLC0415  (it needs RLlib)
-
-        told: BaseException = rllib.step_failed(error)
-        return told
+    if RLLIB_ERRORS in sys.modules and isinstance(error, SimulationError | GangLostError):
+        return step_failed(error)
     return error
+
+
+def step_failed(error: EnvError) -> BaseException:
+    """An error of the type of `error` that is also RLlib's ``StepFailedRecreateEnvError``."""
+    rllib_error = sys.modules[RLLIB_ERRORS].StepFailedRecreateEnvError
+    kind = type(error)
+    if issubclass(kind, rllib_error):
+        return error
+    members = {"__doc__": kind.__doc__, "__reduce__": lambda _: (_restored, (error,))}
+    failed: BaseException = type(kind.__name__, (kind, rllib_error), members)(
+        *error.args, **error.facts
+    )
+    return failed
+
+
+def _restored(error: EnvError) -> BaseException:
+    """Unpickle: a process without RLlib gets the plain error."""
+    return for_caller(error)

@@ -11,12 +11,15 @@ import numpy as np
 from gymnasium.utils import EzPickle
 from numpy.typing import NDArray
 
-from envs import errors, pictures
+from envs import pictures
 from envs.config import EnvConfig
-from envs.errors import EnvConfigError, EnvError
-from envs.simulation import Simulation
+from envs.errors import EnvConfigError, EnvError, GangLostError, SimulationError, for_caller
+from envs.simulation import Records, Simulation
+from envs.spec import ActionCheck
 
 SEEDS = 1 << 31
+
+Step = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
 
 
 class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
@@ -25,26 +28,29 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
     Parameters
     ----------
     config : mapping, optional
-        Keys as `envs.config.EnvConfig` lists them: ``lib_name``, ``lib_path``, ``num_workers``,
-        ``hostname``, ``port``, ``sim``, ... RLlib's EnvContext is one.
+        The keys of `envs.config.EnvConfig`: ``lib_name``, ``lib_path``, ``num_workers``,
+        ``hostname``, ``port``, ``sim``, ... RLlib's EnvContext is accepted.
     render_mode : {None, "rgb_array"}
-        What `render` gives.
+        The result of `render`.
     **options
-        The same keys, for ``gymnasium.make``; they win over `config`.
+        The same keys, for ``gymnasium.make``; they override `config`.
 
     Raises
     ------
     EnvConfigError
-        For a key or a value that cannot be.
+        For an invalid key or value.
     AlchemistError
-        If a gang cannot be had, or the library is not a simulator.
+        If no gang can be started, or the library is not a simulator.
 
     Notes
     -----
-    The spaces come from the simulator. The first environment of a process that uses it
-    starts its gang in the constructor; later ones know the spaces, and start theirs in the
-    first `reset`. `close` ends the gang, and so does dropping the environment. A copy (by
-    pickle or deepcopy) is a new environment of the same config, without a gang.
+    The spaces come from the simulator. The first environment of a process that uses a simulator
+    starts its gang in the constructor; later ones know the spaces, and start theirs in the first
+    `reset`. `close` ends the gang, and so does garbage collection. A copy (by pickle or deepcopy)
+    is a new environment with the same config, without a gang.
+
+    Counts of losses are in `info` of `reset`, and of the step that ended with a failure, as soon
+    as there was one: ``gang_restarts``, ``step_timeouts``, ``dropped_steps``.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -60,21 +66,23 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
         self._simulation: Simulation | None = None
         checked = EnvConfig.checked(config, options, vector=False)
         self._simulation = Simulation(checked)
-        self.simulator = self._simulation.spec
+        spec = self.simulator = self._simulation.spec
         try:
-            if self.simulator.agents > 1:
+            if spec.agents > 1:
                 raise EnvConfigError(
-                    f"simulator {checked.lib_name!r} has {self.simulator.agents} agents: it is for "
-                    "HPCSimulatorVectorEnv (or ask it for one, by an option in 'sim')"
+                    f"simulator {checked.lib_name!r} has {spec.agents} agents: use "
+                    "HPCSimulatorVectorEnv (or an option in 'sim' that gives it one agent)"
                 )
-            pictures.check_mode(render_mode, self.simulator)
+            pictures.check_mode(render_mode, spec)
         except BaseException:
             self.close()
             raise
         self.render_mode = render_mode
-        self.observation_space = self.simulator.observation_space()
-        self.action_space = self.simulator.action_space()
-        self._observations = int(np.prod(self.simulator.observation_shape))
+        self.observation_space = spec.observation_space()
+        self.action_space = spec.action_space()
+        self._check_action = ActionCheck(spec, checked.out_of_bounds)
+        self._truncates = checked.on_failure == "truncate"
+        self._last: NDArray[Any] = np.zeros(spec.observation_shape, spec.dtype)
         self._steps = 0
 
     def reset(
@@ -82,100 +90,120 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin an episode. The same seed gives the same observation.
 
-        Without a seed the episode follows from the last one that was given. `options` are
-        not used: what can be set is set by the config's ``sim``.
+        Without a seed, the episode follows from the last seed. `options` are not used; the
+        config's ``sim`` has the options of the simulator.
 
         Raises
         ------
         SimulationError, GangLostError, StepTimeoutError
-            As `step`.
+            As `step`. With ``on_failure="truncate"``, `reset` tries again instead.
         RestartLimitError
-            If gangs were lost more than ``max_restarts`` times.
+            If more gangs were lost within an hour than ``max_restarts``.
         ResourceError, LaunchError
-            If a fresh gang is needed and cannot be had.
+            If a new gang is needed and cannot be started.
         """
         super().reset(seed=seed)
-        given = int(self.np_random.integers(SEEDS)) if seed is None else seed % SEEDS
-        try:
-            records = self._running().begin([0], [given])
-        except EnvError as error:
-            raise errors.to_raise(error) from error.__cause__
+        number = int(self.np_random.integers(SEEDS)) if seed is None else seed % SEEDS
+        simulation = self._open()
+        attempts = 1 + (simulation.config.max_restarts if self._truncates else 0)
+        for left in reversed(range(attempts)):
+            try:
+                records = simulation.begin([0], [number])
+                self._check(records)
+                break
+            except (SimulationError, GangLostError) as error:
+                if not left:
+                    raise for_caller(error) from error.__cause__
         self._steps = 0
-        return self._observation(records[0]), {}
+        return self._observation(records), dict(simulation.losses.info())
 
-    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
-        """A time step of the simulation.
+    def step(self, action: Any) -> Step:
+        """Advance the simulation by a time step.
 
         Returns
         -------
         observation : ndarray
         reward : float
         terminated : bool
-            The simulation says that it has ended.
+            The simulation says that its episode has ended.
         truncated : bool
-            The episode has its ``episode_length``.
+            The episode has reached its ``episode_length``, or has failed
+            (``on_failure="truncate"``).
         info : dict
-            Numbers that the simulator names.
+            The numbers that the simulator names. After a failure: ``gang_lost`` (bool),
+            ``failure`` (the error as text) and the counts of losses.
 
         Raises
         ------
         BadActionError
-            Of another shape, with NaN, or no choice. Nothing was simulated; the episode goes on.
+            Wrong shape, NaN, not a choice, or (``out_of_bounds="refuse"``) out of bounds. Nothing
+            was simulated; the episode continues.
         SimulationError
             The simulator raised on a rank.
+        NotFiniteError
+            An observation or the reward is not finite (``check_finite``).
         GangLostError, StepTimeoutError
-            A rank died; or this took longer than ``step_timeout_s``. Nothing of the gang is left.
+            A rank died, or the step took longer than ``step_timeout_s``. The gang is gone.
         """
-        simulation = self._running()
+        simulation = self._open()
         if not simulation.running:
-            raise EnvError("there is no episode: reset() begins one")
-        numbers = self.simulator.numbers(action)
+            raise EnvError("there is no episode: call reset() first")
+        numbers = self._check_action(action)
         try:
-            record = simulation.advance(numbers.tobytes())[0]
-        except EnvError as error:
-            raise errors.to_raise(error) from error.__cause__
+            records = simulation.advance(numbers)
+            self._check(records)
+        except (SimulationError, GangLostError) as error:
+            simulation.stop_episode()
+            if not self._truncates:
+                raise for_caller(error) from error.__cause__
+            info = {"gang_lost": isinstance(error, GangLostError), "failure": str(error)}
+            return self._last.copy(), 0.0, False, True, {**info, **simulation.losses.info()}
         self._steps += 1
         length = self.simulator.episode_length
-        scores = record[self._observations : -1].tolist()
+        scores = records.scores[0].tolist()
         return (
-            self._observation(record),
+            self._observation(records),
             scores[0],
-            bool(record[-1]),
+            bool(records.ended[0]),
             length is not None and self._steps >= length,
             dict(zip(self.simulator.info, scores[1:], strict=True)),
         )
 
-    def _observation(self, record: NDArray[np.float64]) -> NDArray[Any]:
-        box = self.observation_space
-        flat = record[: self._observations]
-        assert box.dtype is not None
-        return flat.astype(box.dtype).reshape(self.simulator.observation_shape)
+    def _check(self, records: Records) -> None:
+        if records.unusable:
+            raise records.unusable[0]
+
+    def _observation(self, records: Records) -> NDArray[Any]:
+        observation = records.observations.reshape(self.simulator.observation_shape)
+        if self._truncates:
+            self._last = observation.copy()
+        return observation
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
-        """A picture of the simulation's field, shape (height, width, 3); None in no mode."""
+        """The field of the simulation in colours, shape (height, width, 3), or None."""
         if self.render_mode is None:
             return None
-        return pictures.coloured(self._running().picture(0), self.simulator)
+        return pictures.coloured(self.field(), self.simulator)
 
     def field(self) -> NDArray[np.float32]:
-        """The field that `render` colours, as the simulator gives it; in any mode."""
-        return self._running().picture(0)
+        """The field that `render` colours, as the simulator returns it; in any mode."""
+        return self._open().picture(0)
 
     def save_state(self) -> NDArray[Any]:
-        """The simulation's state, if the simulator can tell it, as its library has it."""
-        return self._running().save_state()
+        """The state of the simulation, for `load_state`, if the simulator supports it."""
+        return self._open().save_state()
 
     def load_state(self, state: NDArray[Any]) -> None:
-        """Go back to what `save_state` gave. The steps of the episode are counted on."""
-        self._running().load_state(state)
+        """Restore a state of `save_state`. The step count of the episode continues."""
+        self._open().load_state(state)
 
-    def _running(self) -> Simulation:
+    def _open(self) -> Simulation:
         if self._simulation is None:
             raise EnvError("the environment is closed: make another one")
         return self._simulation
 
     def close(self) -> None:
-        """End the gang. Closing twice is fine."""
+        """End the gang. Closing twice is allowed."""
         simulation, self._simulation = self._simulation, None
         if simulation is not None:
             simulation.close()

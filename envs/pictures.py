@@ -1,4 +1,4 @@
-"""A scalar field as a picture."""
+"""Renders a scalar field as a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs.errors import EnvConfigError
 from envs.spec import SimulatorSpec
 
-# Cold to hot by way of white, evenly spaced (the ends of ColorBrewer's RdBu, reversed).
+# Cold to hot through white, evenly spaced (ColorBrewer's RdBu, reversed).
 COLOURS = np.array(
     [
         [5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240],
@@ -26,12 +26,12 @@ TABLE = np.stack(
 
 
 def check_mode(mode: Any, spec: SimulatorSpec) -> None:
-    """Whether a simulator can be shown so. Raises `EnvConfigError`."""
+    """Check that a simulator supports a render mode. Raises `EnvConfigError`."""
     if mode not in (None, "rgb_array"):
-        raise EnvConfigError(f"render_mode={mode!r}: it is None or 'rgb_array'")
+        raise EnvConfigError(f"render_mode={mode!r}: it must be None or 'rgb_array'")
     if mode is not None and spec.render is None:
         raise EnvConfigError(
-            f"render_mode={mode!r}: simulator {spec.name!r} has nothing to show (its spec names no "
+            f"render_mode={mode!r}: simulator {spec.name!r} cannot be rendered (its spec has no "
             "'render')"
         )
 
@@ -39,7 +39,7 @@ def check_mode(mode: Any, spec: SimulatorSpec) -> None:
 def coloured(field: NDArray[np.float32], spec: SimulatorSpec) -> NDArray[np.uint8]:
     """A field in colours, shape (height, width, 3).
 
-    The ends of the colours are those of the spec, else the field's own.
+    The colours range from the spec's ``low`` to its ``high``; by default, over the field's values.
     """
     ends = spec.render or {}
     low = ends.get("low")

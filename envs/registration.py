@@ -1,4 +1,4 @@
-"""The names under which gymnasium finds the environments: ``gym.make("alchemist/...")``."""
+"""Registers the environments with gymnasium: ``gym.make("alchemist/...")``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import gymnasium
 ENV = "envs.hpc_env:HPCSimulatorEnv"
 VECTOR_ENV = "envs.vector_env:HPCSimulatorVectorEnv"
 SHIPPED = {
-    "Simulator": None,  # any: lib_name and lib_path say which
+    "Simulator": None,  # any simulator, by lib_name and lib_path
     "RayleighBenard": "rayleigh_benard",
     "LennardJones": "lammps_crystal",
 }
 
 
 def register() -> None:
-    """Tell gymnasium of them. Twice is fine."""
+    """Register the environments that are not registered yet."""
     for name, library in SHIPPED.items():
         ident = f"alchemist/{name}-v0"
         if ident not in gymnasium.registry:

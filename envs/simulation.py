@@ -1,18 +1,15 @@
-"""A simulator on a gang, as an environment sees it: started, stepped, lost, started again."""
+"""A simulator on a gang: starts it, steps it, and replaces it after a loss."""
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import sys
-import threading
-import weakref
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 
 from alchemist_ray import AlchemistSession
@@ -30,17 +27,43 @@ from envs.errors import (
     BadActionError,
     EnvError,
     GangLostError,
+    NotFiniteError,
     RestartLimitError,
     SimulationError,
     StepTimeoutError,
 )
+from envs.gang_session import check_process, open_session, release_dropped
+from envs.losses import DROPPED, RESTARTS, TIMEOUTS, Losses, RestartRate
 from envs.spec import SimulatorSpec
 
-LINES_S = 10.0  # for the ranks to call back
-HOST = "simulator"  # the library on the ranks that runs them
+CHANNEL_S = 10.0  # for the ranks to connect
+HOST = "simulator"  # the library on the ranks that runs simulators
 
-_specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of simulators that this process has met
-_losses: Counter[tuple[Any, ...]] = Counter()  # of gangs, where RLlib makes one env after the other
+_specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this process has used
+# Gangs lost by this process: RLlib replaces a failed environment by a new one.
+_rates: dict[tuple[Any, ...], RestartRate] = defaultdict(RestartRate)
+_to_replace: Counter[tuple[Any, ...]] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The results of a step for all copies.
+
+    Attributes
+    ----------
+    observations : ndarray, shape (copies, n)
+        Flattened in C order, in the dtype of the space.
+    scores : ndarray, shape (copies, agents + number of info names)
+    ended : ndarray of bool, shape (copies,)
+        Whether the simulation says that its episode has ended.
+    unusable : dict of int to NotFiniteError
+        Copies whose observation or scores failed the checks of ``check_finite``.
+    """
+
+    observations: NDArray[Any]
+    scores: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    unusable: dict[int, NotFiniteError]
 
 
 class Simulation:
@@ -49,14 +72,14 @@ class Simulation:
     Parameters
     ----------
     config : EnvConfig
-    num_envs : int, optional
-        Sub-environments that are wanted in all, copies x agents. Default: as the config says.
+    losses : Losses, optional
+        Where losses are counted. Default: a new one.
 
     Attributes
     ----------
     spec : SimulatorSpec
     copies : int
-        Simulations of their own.
+        Number of independent simulations. May be set before the first `begin`.
 
     Raises
     ------
@@ -65,35 +88,32 @@ class Simulation:
 
     Notes
     -----
-    If this process has met the simulator before, its spec is known, and the gang is started
-    by the first `begin`. Else the gang is started for it now, and stays.
+    If this process has used the simulator before, its spec is known, and the first `begin` starts
+    the gang. Otherwise the constructor starts it to ask for the spec.
     """
 
-    def __init__(self, config: EnvConfig, num_envs: int | None = None) -> None:
+    def __init__(self, config: EnvConfig, losses: Losses | None = None) -> None:
         self.config = config
         self.copies = config.copies or 1
+        self.losses = losses or Losses(config.lib_name)
         self._session: AlchemistSession | None = None
-        self._routines: dict[str, Routine] = {}  # none: there is no gang
-        self._lines: RankChannel | None = None
+        self._routines: dict[str, Routine] = {}  # empty: there is no gang
+        self._attached = 0  # copies on the gang
+        self._channel: RankChannel | None = None
         self._running = False
         self._closed = False
-        self._lost = 0
+        self._lost = False  # the last gang: the next one is a restart
+        self._rate = RestartRate()
         known = _specs.get(config.simulator())
         if known is None:
             self._start()
             known = _specs[config.simulator()]
         self.spec: SimulatorSpec = known
-        if config.copies is None and num_envs is not None:
-            copies = max(1, num_envs // known.agents)
-            if copies != self.copies:
-                self.copies = copies
-                if self._routines:
-                    self._guarded_attach()
 
     # --- episodes and steps ---
 
-    def begin(self, which: Sequence[int], seeds: Sequence[int]) -> NDArray[np.float64]:
-        """A record per copy; those in `which` have begun an episode. Starts a gang if need be.
+    def begin(self, which: Sequence[int], seeds: Sequence[int]) -> Records:
+        """Begin an episode in the copies of `which`. Starts a gang if there is none.
 
         Raises
         ------
@@ -103,73 +123,116 @@ class Simulation:
         """
         if self._closed:
             raise EnvError("the environment is closed: make another one")
+        check_process()
         if not self._routines:
             self._start()
-        if self._lines is None:
-            self._open_lines()
-        records = self._records("begin", which, seeds)
+        elif self._attached != self.copies:
+            self._attach()
+        if self._channel is None:
+            self._open_channel()
+        records = self._records(self._call("begin", which, seeds), which)
         self._running = True
         return records
 
     def advance(
-        self, actions: bytes, which: Sequence[int] = (), seeds: Sequence[int] = ()
-    ) -> NDArray[np.float64]:
-        """A record per copy after a time step; those in `which` begin an episode instead.
+        self,
+        actions: NDArray[np.float64],
+        which: Sequence[int] = (),
+        seeds: Sequence[int] = (),
+    ) -> Records:
+        """Advance every copy by a time step; those in `which` begin an episode instead.
 
         Raises
         ------
         BadActionError, SimulationError, GangLostError, StepTimeoutError
         """
-        return self._records("advance", actions, which, seeds)
+        try:
+            raw = self._call("advance", actions.tobytes(), which, seeds)
+            return self._records(raw, range(self.copies))
+        except (SimulationError, GangLostError) as error:
+            self.losses.add(DROPPED, self.copies, type(error).__name__)
+            raise
 
-    def _records(self, routine: str, *arguments: Any) -> NDArray[np.float64]:
-        told = self._call(routine, *arguments)
-        return np.frombuffer(told).reshape(self.copies, -1)
+    def _records(self, raw: bytes, which: Iterable[int]) -> Records:
+        """Decode the numbers of a step, and check those of the copies in `which`."""
+        table = np.frombuffer(raw).reshape(self.copies, -1)
+        width = self.spec.observations
+        values, scores = table[:, :width], table[:, width:-1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            observations = values.astype(self.spec.dtype)
+        unusable = {}
+        if self.config.check_finite:
+            valid = _fits(values, observations) & np.isfinite(scores).all(axis=1)
+            unusable = {i: self._not_finite(i, observations, scores) for i in which if not valid[i]}
+        return Records(observations, scores, table[:, -1] != 0.0, unusable)
+
+    def _not_finite(
+        self, copy: int, observations: NDArray[Any], scores: NDArray[np.float64]
+    ) -> NotFiniteError:
+        where = f" of copy {copy}" if self.copies > 1 else ""
+        if not np.isfinite(scores[copy]).all():
+            found = f"reward or info{where} is not finite: {scores[copy].tolist()}"
+        else:
+            found = f"observation{where} is not finite, or does not fit {self.spec.dtype}"
+        return NotFiniteError(
+            f"simulator {self.config.lib_name!r}: {found}. The episode is over; call reset(), or "
+            "set check_finite=False to get such numbers"
+        )
 
     @property
     def running(self) -> bool:
-        """Whether an episode is under way."""
+        """Whether an episode is in progress."""
         return self._running
 
+    def stop_episode(self) -> None:
+        """End the episode on this side: `begin` must come next."""
+        self._running = False
+
+    def interrupt(self) -> None:
+        """Cancel the order in progress, from another thread."""
+        if (channel := self._channel) is not None:
+            with contextlib.suppress(AlchemistError):
+                channel.cancel()
+
     def picture(self, copy: int) -> NDArray[np.float32]:
-        """The field that a copy shows, shape (height, width); its first row is the top."""
-        height, width, told = self._call("render", copy)
-        return np.frombuffer(told, np.float32).reshape(height, width)
+        """The rendered field of a copy, shape (height, width); the first row is the top."""
+        height, width, raw = self._call("render", copy)
+        return np.frombuffer(raw, np.float32).reshape(height, width)
 
     def save_state(self) -> NDArray[Any]:
-        """The simulation's state, as its library gives it."""
-        self._hang_up()
+        """The state of the simulation, as its library returns it."""
+        self._close_channel()
         handle = self._call("save_state")
         state: NDArray[Any] = handle.fetch()
         handle.free()
-        self._open_lines()
+        self._open_channel()
         return state
 
     def load_state(self, state: NDArray[Any]) -> None:
-        """Go back to a state that `save_state` gave, from this gang or another."""
-        self._hang_up()
+        """Restore a state that `save_state` of this or another gang returned."""
+        self._close_channel()
         handle = self._session.send_matrix(state) if self._session is not None else None
         self._call("load_state", handle)
         if handle is not None:
             handle.free()
-        self._open_lines()
+        self._open_channel()
 
     def _call(self, routine: str, *arguments: Any) -> Any:
         if not self._routines:
-            raise EnvError(f"there is no episode to {routine}: reset() begins one")
+            raise EnvError(f"cannot {routine}: there is no episode; call reset() first")
         try:
-            if self._lines is None:
+            if self._channel is None:
                 return self._routines[routine](*arguments)
             order = {"do": routine, "arguments": arguments}
-            return self._lines.ask(order, self.config.step_timeout_s)
+            return self._channel.ask(order, self.config.step_timeout_s)
         except CallTimeoutError as error:
             limit = f"{self.config.step_timeout_s:g} s (step_timeout_s)"
-            raise self._late(f"{routine} took longer than {limit}") from error
+            raise self._timed_out(f"{routine} took longer than {limit}") from error
         except GroupFailedError as error:
             self._give_up()
             raise GangLostError(
-                f"the gang that simulated {self.config.lib_name!r} is lost; reset() starts a "
-                f"fresh one. {error}",
+                f"the gang of simulator {self.config.lib_name!r} is lost; reset() starts a new "
+                f"one. {error}",
                 **error.facts,
             ) from error
         except BadArgumentError as error:
@@ -178,125 +241,125 @@ class Simulation:
             raise
         except RoutineError as error:
             self._running = False
-            self._drop_lines()
-            raise SimulationError(f"{error}\nreset() begins anew", **error.facts) from error
+            self._drop_channel()
+            raise SimulationError(f"{error}\ncall reset() to begin again", **error.facts) from error
         except BaseException:
-            self._running = False  # Ctrl-C: who knows what has been done
-            self._drop_lines()
+            self._running = False  # Ctrl-C: the state of the simulation is unknown
+            self._drop_channel()
             raise
 
     # --- the gang ---
 
-    def _open_lines(self) -> None:
-        """Straight lines to the ranks, where they can be had: a step costs no command then."""
+    def _open_channel(self) -> None:
+        """Connect to the ranks directly, where that is possible: a step is then no command."""
         serve = self._routines.get("serve")
         if serve is not None and self._session is not None:
-            self._lines = self._session.open_rank_channel(serve, LINES_S)
+            self._channel = self._session.open_rank_channel(serve, CHANNEL_S)
 
-    def _drop_lines(self) -> None:
-        """Close them now: an error that is still held would hold them, and ranks in `serve`."""
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.hang_up()
+    def _drop_channel(self) -> None:
+        """Disconnect at once, without waiting for the ranks to leave `serve`."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.hang_up()
 
-    def _hang_up(self) -> None:
-        """Have the ranks take commands again."""
-        lines, self._lines = self._lines, None
-        if lines is not None and not lines.close():
-            raise self._late("the ranks were not back from a step")
+    def _close_channel(self) -> None:
+        """Disconnect, so that the ranks take commands again."""
+        channel, self._channel = self._channel, None
+        if channel is not None and not channel.close():
+            raise self._timed_out("the ranks did not return from a step")
 
     def _start(self) -> None:
-        """A gang with the simulator on it. Raises `RestartLimitError`, `AlchemistError`."""
-        lost = self._losses()
+        """Start a gang with the simulator. Raises `RestartLimitError`, `AlchemistError`."""
+        lost = self._recent_losses()
         if lost > self.config.max_restarts:
             raise RestartLimitError(
-                f"gangs that simulated {self.config.lib_name!r} were lost {lost} times, and "
-                f"max_restarts is {self.config.max_restarts}: look at why before more are started"
+                f"gangs of simulator {self.config.lib_name!r} were lost {lost} times within an "
+                f"hour, and max_restarts is {self.config.max_restarts}: find the cause before "
+                "starting more"
             )
-        session = self._session or self._open()
+        if self._session is None:
+            self._session = open_session(self, self.config)
         try:
-            session.request_workers(self.config.num_workers)
-            self._guarded_attach()
+            if self.config.placement != "inherit":
+                release_dropped(self.config.num_workers, self.config.cpus_per_worker or 1.0)
+            self._session.request_workers(self.config.num_workers)
+            self._attach()
         except BaseException:
             self._end()
             raise
+        if self._replaces_a_lost_gang():
+            self.losses.add(RESTARTS, 1, "a new gang replaces the lost one")
 
-    def _open(self) -> AlchemistSession:
-        config = self.config
-        if config.hostname is not None and not ray.is_initialized():
-            host = "127.0.0.1" if config.hostname == "0.0.0.0" else config.hostname
-            ray.init(address=f"{host}:{config.port}")
-        session = AlchemistSession(
-            placement=config.placement,
-            cpus_per_worker=config.cpus_per_worker,
-            start_timeout_s=config.start_timeout_s,
-            progress=False,
-        )
-        self._session = session
-        # An environment that is dropped must not keep a gang. At exit sessions close themselves.
-        weakref.finalize(self, _dropped.put, session).atexit = False
-        _reaper.start()
-        if config.hostname is not None and config.port is not None:
-            session.connect_to_alchemist(config.hostname, config.port)
-        return session
-
-    def _guarded_attach(self) -> None:
+    def _attach(self) -> None:
+        """Load the simulator on the gang and set up its copies."""
         assert self._session is not None
         config = self.config
-        self._hang_up()
+        self._close_channel()
         try:
             library = self._session.load_library(HOST)
             text = library.attach.options(timeout_s=config.start_timeout_s)(
                 config.lib_name, config.lib_path, config.sim_json(), self.copies
             )
         except CallTimeoutError as error:
-            raise self._late(
+            raise self._timed_out(
                 f"loading and setting up simulator {config.lib_name!r} took longer than "
                 f"{config.start_timeout_s:g} s (start_timeout_s)"
             ) from error
         spec = SimulatorSpec.from_json(text)
-        known = _specs.setdefault(config.simulator(), spec)
-        if spec != known:
+        if spec != _specs.setdefault(config.simulator(), spec):
             raise EnvError(
-                f"simulator {config.lib_name!r} describes itself in another way than it did "
-                "before: what it says must follow from its 'sim' options alone"
+                f"the spec of simulator {config.lib_name!r} has changed: it must depend on its "
+                "'sim' options only"
             )
+        self._attached = self.copies
         self._routines = {
             name: getattr(library, name).options(timeout_s=config.step_timeout_s)
             for name in ("begin", "advance", "render", "save_state", "load_state")
         }
         self._routines["serve"] = library.serve
 
-    def _late(self, what: str) -> StepTimeoutError:
-        """The gang hangs: it is killed, not asked."""
+    def _timed_out(self, event: str) -> StepTimeoutError:
+        """Kill the gang, which does not respond, and make the error."""
         self._give_up()
-        return StepTimeoutError(f"{what}, so the gang was killed; reset() starts a fresh one")
+        error = StepTimeoutError(f"{event}, so the gang was killed; reset() starts a new one")
+        self.losses.add(TIMEOUTS, 1, error)
+        return error
 
     def _give_up(self) -> None:
         self._running = False
         self._routines = {}
-        self._drop_lines()
-        self._lost += 1
-        _losses[self.config.simulator()] += 1
+        self._drop_channel()
+        self._lost = True
+        self._rate.add()
+        _rates[self.config.simulator()].add()
+        _to_replace[self.config.simulator()] += 1
         if self._session is not None:
             self._session.kill_workers("a simulation was given up")
 
-    def _losses(self) -> int:
-        """Gangs lost so far. RLlib makes a new environment after each: its process counts."""
-        return _losses[self.config.simulator()] if "ray.rllib" in sys.modules else self._lost
+    def _replaces_a_lost_gang(self) -> bool:
+        key = self.config.simulator()
+        lost = _to_replace[key] > 0 if "ray.rllib" in sys.modules else self._lost
+        _to_replace[key] = max(0, _to_replace[key] - 1)
+        self._lost = False
+        return lost
+
+    def _recent_losses(self) -> int:
+        """Gangs lost within the last hour; under RLlib those of all environments here."""
+        rate = _rates[self.config.simulator()] if "ray.rllib" in sys.modules else self._rate
+        return rate.within_an_hour()
 
     def _end(self) -> None:
         self._running = False
         self._routines = {}
-        lines, self._lines = self._lines, None
-        if lines is not None and not lines.close() and self._session is not None:
-            self._session.kill_workers("it hangs")
+        channel, self._channel = self._channel, None
+        if channel is not None and not channel.close() and self._session is not None:
+            self._session.kill_workers("its ranks do not respond")
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def close(self) -> None:
-        """End the gang. Closing twice is fine."""
+        """End the gang. Closing twice is allowed."""
         self._closed = True
         self._end()
 
@@ -306,29 +369,12 @@ class Simulation:
         return f"{self.config.lib_name} on {ranks}: {state}"
 
 
-class _Reaper:
-    """Closes the sessions of simulations that nobody holds any more.
-
-    Not where they are collected: that can be in the middle of a call to Ray.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            session = _dropped.get()
-            with contextlib.suppress(AlchemistError, ray.exceptions.RayError):  # it is gone
-                session.close()
-            del session
-
-
-_dropped: queue.SimpleQueue[AlchemistSession] = queue.SimpleQueue()
-_reaper = _Reaper()
+def _fits(values: NDArray[np.float64], observations: NDArray[Any]) -> NDArray[np.bool_]:
+    """For each copy, whether its observation is finite, or its integers are exact."""
+    if observations.dtype.kind in "iu":
+        exact: NDArray[np.bool_] = (observations == values).all(axis=1)
+        return exact
+    if np.isfinite(observations.sum(dtype=np.float64)):  # one pass, the usual case
+        return np.ones(len(observations), bool)
+    finite: NDArray[np.bool_] = np.isfinite(observations).all(axis=1)
+    return finite

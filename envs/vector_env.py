@@ -1,4 +1,4 @@
-"""HPCSimulatorVectorEnv: many sub-environments on one gang, advanced by one call."""
+"""HPCSimulatorVectorEnv: many sub-environments on one or more gangs, advanced by one call."""
 
 from __future__ import annotations
 
@@ -11,47 +11,52 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envs import errors, pictures
+from envs import pictures
 from envs.config import EnvConfig
-from envs.errors import EnvConfigError, EnvError
+from envs.errors import EnvConfigError, EnvError, GangLostError, for_caller
+from envs.gangs import Gangs, Outcome
 from envs.hpc_env import SEEDS
-from envs.simulation import Simulation
+from envs.spec import ActionCheck
 
 
 class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle):
-    """A gymnasium VectorEnv over one gang of MPI ranks.
+    """A gymnasium VectorEnv over one or more gangs of MPI ranks.
 
-    Its sub-environments are the copies of a simulation, which are dealt to the ranks, and in
-    each copy its agents (the heaters of one plate, say): copy by copy, agent by agent.
+    Its sub-environments are the agents (the heaters of a plate, for example) of all copies of a
+    simulation: copy by copy, agent by agent. The copies are distributed over the ranks.
 
     Parameters
     ----------
     config : mapping, optional
-        As for `HPCSimulatorEnv`, with ``copies`` (how many simulations) and ``agents`` (how many
-        agents each must have).
+        As for `HPCSimulatorEnv`, and ``copies`` (number of simulations), ``agents`` (number of
+        agents that each must have), ``gangs`` (number of gangs that share the copies).
     num_envs : int, optional
-        Sub-environments in all: instead of ``copies``. 1, the default of
+        Number of sub-environments, instead of ``copies``. 1, the default of
         ``gymnasium.make_vec``, is one simulation with all its agents.
     render_mode : {None, "rgb_array"}
-        What `render` gives.
+        The result of `render`.
     **options
-        The config's keys; they win over `config`.
+        The keys of the config; they override `config`.
 
     Raises
     ------
     EnvConfigError
-        For a key or a value that cannot be.
+        For an invalid key or value.
     AlchemistError
-        If a gang cannot be had, or the library is not a simulator.
+        If no gang can be started, or the library is not a simulator.
 
     Notes
     -----
-    A sub-environment whose episode is over begins the next one with the next `step`, whose
-    action it passes over (``AutoresetMode.NEXT_STEP``): as `gymnasium.vector.SyncVectorEnv` does
-    with as many `HPCSimulatorEnv`. Agents of one copy begin and end together.
+    A sub-environment whose episode is over begins the next one in the next `step`, which ignores
+    its action (``AutoresetMode.NEXT_STEP``), like `gymnasium.vector.SyncVectorEnv` over as many
+    `HPCSimulatorEnv`. The agents of a copy begin and end together.
+
+    A gang fails as a whole. With one gang (the default, and the fastest), a dead rank ends the
+    episodes of all copies; with ``gangs=copies``, of one. ``on_failure="truncate"`` truncates these
+    episodes, and the next step begins new ones on a new gang; the other copies continue.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - as gymnasium has it
+    metadata: dict[str, Any] = {  # noqa: RUF012 - declared as in gymnasium
         "render_modes": ["rgb_array"],
         "render_fps": 10,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
@@ -66,13 +71,13 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         **options: Any,
     ) -> None:
         EzPickle.__init__(self, config, num_envs=num_envs, render_mode=render_mode, **options)
-        self._simulation: Simulation | None = None
+        self._gangs: Gangs | None = None
         given = {**(config or {}), **options}
         num_envs = given.pop("num_envs", num_envs)
         checked = EnvConfig.checked(given, {}, vector=True)
-        simulation = self._simulation = Simulation(checked, num_envs)
-        spec = self.simulator = simulation.spec
-        self._copies, self._agents = simulation.copies, spec.agents
+        gangs = self._gangs = Gangs(checked, num_envs)
+        spec = self.simulator = gangs.spec
+        self._copies, self._agents = gangs.copies, spec.agents
         self.num_envs = self._copies * self._agents
         try:
             if checked.agents not in (None, spec.agents):
@@ -82,7 +87,8 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
                 )
             if num_envs not in (None, 1, self.num_envs):
                 raise EnvConfigError(
-                    f"num_envs={num_envs}: there are {self._copies} copies of {spec.agents} agents"
+                    f"num_envs={num_envs}: {self._copies} copies of {spec.agents} agents are "
+                    f"num_envs={self.num_envs}"
                 )
             pictures.check_mode(render_mode, spec)
         except BaseException:
@@ -94,14 +100,15 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         self.single_action_space = spec.action_space(agent=many)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._width = int(np.prod(spec.observation_shape))
+        per_env = spec.action_shape[1:] if many else spec.action_shape
+        self._check_action = ActionCheck(spec, checked.out_of_bounds, (self.num_envs, *per_env))
+        self._truncates = checked.on_failure == "truncate"
+        self._retries = checked.max_restarts
         self._random: list[np.random.Generator | None] = [None] * self._copies
         self._seeds = [-1] * self._copies
         self._steps = np.zeros(self._copies, np.int64)
         self._over = np.zeros(self._copies, bool)
-        self._observations = np.zeros(
-            self.observation_space.shape or (), self.single_observation_space.dtype
-        )
+        self._observations = np.zeros(self.observation_space.shape or (), spec.dtype)
 
     # --- episodes and steps ---
 
@@ -116,104 +123,133 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         Parameters
         ----------
         seed : int, or sequence of int, optional
-            Of the first copy, and one more for each further; or one per sub-environment, of which
-            each copy takes that of its first agent.
+            The seed of the first copy; each further copy has the next number. Or one per
+            sub-environment; each copy takes that of its first agent.
         options : dict, optional
             ``{"reset_mask": mask}``, with a bool per sub-environment.
 
         Raises
         ------
         ValueError
-            For too few or too many seeds, or a mask that parts the agents of a copy.
+            For too few or too many seeds, or a mask that separates the agents of a copy.
         SimulationError, GangLostError, StepTimeoutError, RestartLimitError
             As `HPCSimulatorEnv.reset`.
         """
-        which = self._masked((options or {}).get("reset_mask"))
+        which = set(self._masked((options or {}).get("reset_mask")).tolist())
         seeds = self._given(seed)
-        simulation = self._running()
-        if not simulation.running:
-            which = np.arange(self._copies)  # a fresh gang has no episodes to keep
-        for copy in which:
+        which.update(self._open().without_episodes())  # a new gang has no episodes to continue
+        ordered = sorted(which)
+        for copy in ordered:
             self._reseed(copy, seeds[copy])
-        try:
-            records = simulation.begin(which.tolist(), [self._drawn(c, seeds[c]) for c in which])
-        except EnvError as error:
-            raise errors.to_raise(error) from error.__cause__
-        self._steps[which] = 0
-        self._over[which] = False
-        self._observe(records, which)
-        return self._observations.copy(), {}
+        self._begin({copy: self._drawn(copy, seeds[copy]) for copy in ordered})
+        self._steps[ordered] = 0
+        self._over[ordered] = False
+        return self._observations.copy(), self._counts(np.ones(self._copies, bool))
+
+    def _begin(self, seeds: dict[int, int]) -> None:
+        """Begin episodes; with ``on_failure="truncate"``, try again what fails."""
+        gangs = self._open()
+        for left in reversed(range(1 + (self._retries if self._truncates else 0))):
+            outcome = gangs.begin(seeds)
+            self._observe(outcome, [copy for copy in seeds if copy not in outcome.failures])
+            if not outcome.failures:
+                return
+            if not left:
+                self._raise(outcome)
+            seeds = {copy: seeds[copy] for copy in outcome.failures if copy in seeds}
 
     def step(
         self, actions: Any
     ) -> tuple[
         NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]:
-        """A time step of every copy, in one call; those whose episode is over begin the next.
+        """Advance every copy by a time step; those whose episode is over begin the next one.
 
         Raises
         ------
         BadActionError, SimulationError, GangLostError, StepTimeoutError
             As `HPCSimulatorEnv.step`.
         """
-        simulation = self._running()
-        if not simulation.running:
-            raise EnvError("there is no episode: reset() begins one")
-        numbers = self._numbers(actions)
+        gangs = self._open()
+        if not gangs.running and not (self._truncates and self._over.all()):
+            raise EnvError("there is no episode: call reset() first")
+        numbers = self._check_action(actions).reshape(self._copies, -1)
         fresh = np.flatnonzero(self._over).tolist()
-        try:
-            records = simulation.advance(
-                numbers.tobytes(), fresh, [self._drawn(copy, None) for copy in fresh]
-            )
-        except EnvError as error:
-            raise errors.to_raise(error) from error.__cause__
+        outcome = gangs.advance(numbers, {copy: self._drawn(copy, None) for copy in fresh})
+        if outcome.failures and not self._truncates:
+            self._raise(outcome)
+        failed = np.zeros(self._copies, bool)
+        failed[list(outcome.failures)] = True
+        stepped = ~self._over
+        self._observe(outcome, np.flatnonzero(~failed))
+        if again := [copy for copy in fresh if failed[copy]]:
+            self._begin({copy: self._drawn(copy, None) for copy in again})
         self._steps += 1
         self._steps[fresh] = 0
-        self._observe(records, slice(None))
         length = self.simulator.episode_length
-        stepped = ~self._over
-        terminated = (records[:, -1] != 0.0) & stepped
-        truncated = stepped & (length is not None and self._steps >= (length or 0))
+        records = outcome.records
+        terminated = records.ended & stepped & ~failed
+        truncated = stepped & (failed | (length is not None and self._steps >= (length or 0)))
         self._over = terminated | truncated
-        rewards = records[:, self._width : self._width + self._agents].ravel()
+        rewards = np.where(failed[:, None], 0.0, records.scores[:, : self._agents])
+        infos = self._info(records.scores, stepped & ~failed)
+        if outcome.failures:
+            infos |= self._failure_info(outcome, failed & stepped)
         return (
             self._observations.copy(),
-            rewards.copy(),
+            rewards.ravel(),
             terminated.repeat(self._agents),
             truncated.repeat(self._agents),
-            self._info(records, stepped),
+            infos,
         )
 
-    def _numbers(self, actions: Any) -> NDArray[np.float64]:
-        spec = self.simulator
-        if spec.agents == 1:
-            return spec.numbers(actions, self._copies)
-        shape = (self.num_envs, *spec.action_shape[1:])
-        array = np.asarray(actions)
-        if array.shape != shape:
-            raise errors.BadActionError(f"actions of shape {array.shape}: it must be {shape}")
-        return spec.numbers(array.reshape(self._copies, *spec.action_shape), self._copies)
+    def _raise(self, outcome: Outcome) -> None:
+        """Raise the first failure; all episodes must be reset then."""
+        self._open().stop_episodes()
+        error = outcome.first_failure()
+        assert error is not None
+        raise for_caller(error) from error.__cause__
 
-    def _observe(self, records: NDArray[np.float64], which: Any) -> None:
-        """The observations of these copies out of the records."""
-        flat = self._observations.reshape(self._copies, self._width)
-        flat[which] = records[which, : self._width]
+    def _observe(self, outcome: Outcome, copies: Any) -> None:
+        """Keep the observations of these copies."""
+        flat = self._observations.reshape(self._copies, -1)
+        flat[copies] = outcome.records.observations[copies]
 
-    def _info(self, records: NDArray[np.float64], stepped: NDArray[np.bool_]) -> dict[str, Any]:
-        """Each named number as gymnasium has it: an array, and a mask of who has one."""
+    def _info(self, scores: NDArray[np.float64], stepped: NDArray[np.bool_]) -> dict[str, Any]:
+        """Each named number in gymnasium's form: an array, and a mask of its valid elements."""
         infos: dict[str, Any] = {}
         mask = stepped.repeat(self._agents)
-        for column, name in enumerate(self.simulator.info, self._width + self._agents):
+        for column, name in enumerate(self.simulator.info, self._agents):
             if mask.any():
-                values = np.where(stepped, records[:, column], 0.0)
-                infos[name] = values.repeat(self._agents)
+                infos[name] = np.where(stepped, scores[:, column], 0.0).repeat(self._agents)
                 infos[f"_{name}"] = mask.copy()
+        return infos
+
+    def _failure_info(self, outcome: Outcome, failed: NDArray[np.bool_]) -> dict[str, Any]:
+        lost = np.zeros(self._copies, bool)
+        failure = np.full(self._copies, None, object)
+        for copy, error in outcome.failures.items():
+            lost[copy] = isinstance(error, GangLostError)
+            failure[copy] = str(error)
+        mask = failed.repeat(self._agents)
+        infos: dict[str, Any] = {
+            "gang_lost": lost.repeat(self._agents), "_gang_lost": mask,
+            "failure": failure.repeat(self._agents), "_failure": mask.copy(),
+        }  # fmt: skip
+        return infos | self._counts(failed)
+
+    def _counts(self, copies: NDArray[np.bool_]) -> dict[str, Any]:
+        """The counts of losses, if there were any, for some copies."""
+        infos: dict[str, Any] = {}
+        for name, count in self._open().losses.info().items():
+            infos[name] = np.full(self.num_envs, count)
+            infos[f"_{name}"] = copies.repeat(self._agents)
         return infos
 
     # --- seeds ---
 
     def _masked(self, mask: Any) -> NDArray[np.intp]:
-        """The copies that a mask of sub-environments means."""
+        """The copies that a mask of sub-environments selects."""
         if mask is None:
             return np.arange(self._copies)
         mask = np.asarray(mask)
@@ -223,7 +259,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
             )
         by_copy = mask.reshape(self._copies, self._agents)
         if not np.array_equal(by_copy.any(axis=1), by_copy.all(axis=1)):
-            raise ValueError("options['reset_mask'] parts agents of one simulation")
+            raise ValueError("options['reset_mask'] separates agents of one simulation")
         return np.flatnonzero(by_copy.all(axis=1))
 
     def _given(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -242,9 +278,10 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
             self._random[copy], self._seeds[copy] = seeding.np_random(seed)
 
     def _drawn(self, copy: int, seed: int | None) -> int:
-        """What the simulation is seeded with for its next episode."""
+        """The seed of the simulation for its next episode."""
         if seed is not None:
             return seed % SEEDS
+        self._reseed(copy, None)
         random = self._random[copy]
         assert random is not None
         return int(random.integers(SEEDS))
@@ -256,38 +293,36 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The random numbers of each sub-environment; agents of one copy share them."""
+        """The generator of each sub-environment; agents of one copy share it."""
         for copy in range(self._copies):
             self._reseed(copy, None)
         return tuple(r for r in self._random if r is not None for _ in range(self._agents))
 
-    # --- the rest ---
+    # --- pictures, closing ---
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]
         """A picture per sub-environment, each (height, width, 3); agents of one copy share it."""
         if self.render_mode is None:
             return None
-        simulation = self._running()
         shown = [
-            pictures.coloured(simulation.picture(copy), self.simulator)
-            for copy in range(self._copies)
+            pictures.coloured(self.field(copy), self.simulator) for copy in range(self._copies)
         ]
         return tuple(picture for picture in shown for _ in range(self._agents))
 
     def field(self, copy: int = 0) -> NDArray[np.float32]:
-        """The field of one copy that `render` colours, as the simulator gives it; in any mode."""
-        return self._running().picture(copy)
+        """The field that `render` colours, of one copy, as the simulator returns it."""
+        return self._open().picture(copy)
 
-    def _running(self) -> Simulation:
-        if self._simulation is None:
+    def _open(self) -> Gangs:
+        if self._gangs is None:
             raise EnvError("the environment is closed: make another one")
-        return self._simulation
+        return self._gangs
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the gang; `close` calls it."""
-        simulation, self._simulation = self._simulation, None
-        if simulation is not None:
-            simulation.close()
+        """End the gangs; `close` calls it."""
+        gangs, self._gangs = self._gangs, None
+        if gangs is not None:
+            gangs.close()
 
     def __enter__(self) -> HPCSimulatorVectorEnv:
         return self
@@ -296,4 +331,4 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.num_envs}: {self._simulation or 'closed'}>"
+        return f"<{type(self).__name__} of {self.num_envs}: {self._gangs or 'closed'}>"

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import pickle
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -104,8 +105,8 @@ def test_a_choice(make: Make) -> None:
         ([np.nan], "NaN"),
         ([np.inf], "infinite"),
         ([1.0, 2.0], r"shape \(2,\): it must be \(1,\)"),
-        ("left", "not numbers"),
-        (None, "NaN|not numbers|shape"),
+        ("left", "not numeric"),
+        (None, "NaN|not numeric|shape"),
     ],
 )
 def test_a_bad_action_is_refused_and_the_episode_goes_on(
@@ -207,7 +208,10 @@ def test_copies_of_it_are_new_ones(make: Make) -> None:
         ({"lib_name": "x", "num_workers": 0}, r"\['num_workers'\]=0: .* at least 1"),
         ({"lib_name": "x", "num_workers": 1.5}, "num_workers"),
         ({"lib_name": "x", "num_workers": None}, "num_workers"),
-        ({"lib_name": "x", "placement": "here"}, "'here': it is one of own, inherit"),
+        (
+            {"lib_name": "x", "placement": "here"},
+            "'here': it must be one of 'own'",
+        ),
         ({"lib_name": "x", "step_timeout_s": -1}, "step_timeout_s"),
         ({"lib_name": "x", "max_restarts": -1}, "max_restarts"),
         ({"lib_name": "x", "hostname": "h"}, "both 'hostname' and 'port'"),
@@ -274,8 +278,9 @@ def test_the_cluster_of_the_config_is_joined(cluster: str, make: Make) -> None:
     host, _, port = cluster.rpartition(":")
     env = make(hostname=host, port=int(port))
     env.reset()
-    with pytest.raises(AlchemistError, match="in the Ray cluster at"):
-        make({"size": 4}, hostname="192.0.2.77", port=1234)
+    with pytest.warns(UserWarning, match=rf"in the Ray cluster at {re.escape(cluster)}"):
+        other = make({"size": 4}, hostname="192.0.2.77", port=1234)
+    other.reset()
 
 
 def test_importing_envs_is_light() -> None:

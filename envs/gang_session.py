@@ -1,0 +1,150 @@
+"""Opens and closes the session of an environment: which cluster, whose CPUs, which process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import socket
+import threading
+import warnings
+import weakref
+
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import AlchemistError, ResourceError, SessionError
+from alchemist_ray.runtime.placement import Reservation, inherited
+from envs.config import EnvConfig
+from envs.errors import EnvError
+
+PROBE_S = 5.0  # for the head of a cluster to accept a connection
+RELEASE_S = 5.0  # for collected sessions to close
+
+_forked_from_ray = False
+
+
+def _after_fork() -> None:
+    global _forked_from_ray
+    _forked_from_ray = _forked_from_ray or ray.is_initialized()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raise `EnvError` in a forked child of a process that uses Ray: Ray's threads are not here."""
+    if _forked_from_ray:
+        raise EnvError(
+            "this process was forked from one that uses Ray, and Ray does not work after a fork. "
+            "Start it with context='spawn', for example "
+            'gymnasium.vector.AsyncVectorEnv(env_fns, context="spawn")'
+        )
+
+
+def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
+    """A session without workers, which is closed when `owner` is collected.
+
+    Raises
+    ------
+    EnvError
+        In a forked child of a process that uses Ray.
+    AlchemistError
+        If Ray or the driver cannot be reached.
+    """
+    check_process()
+    _join_cluster(config)
+    session = AlchemistSession(
+        placement=_placement(config),
+        cpus_per_worker=config.cpus_per_worker,
+        start_timeout_s=config.start_timeout_s,
+        progress=False,
+    )
+    # At exit, sessions close themselves.
+    weakref.finalize(owner, _dropped.put, session).atexit = False
+    _reaper.start()
+    if config.hostname is not None and config.port is not None:
+        try:
+            session.connect_to_alchemist(config.hostname, config.port)
+        except SessionError as error:
+            warnings.warn(f"config['hostname'] and config['port'] are ignored: {error}",
+                          stacklevel=2)  # fmt: skip
+    return session
+
+
+def release_dropped(workers: int, cpus_per_worker: float) -> None:
+    """Close environments that nothing refers to any more, if too few CPUs are free.
+
+    Environments in the frames of an old traceback hold their CPUs until they are collected.
+    """
+    if ray.available_resources().get("CPU", 0.0) + 1e-9 < workers * cpus_per_worker:
+        gc.collect()
+        _reaper.wait(RELEASE_S)
+
+
+def _join_cluster(config: EnvConfig) -> None:
+    """Connect Ray to the cluster of the config, if this process is in none."""
+    if config.hostname is None or ray.is_initialized():
+        return
+    host = "127.0.0.1" if config.hostname == "0.0.0.0" else config.hostname
+    try:
+        socket.create_connection((host, config.port or 0), PROBE_S).close()
+        ray.init(address=f"{host}:{config.port}")
+    except (OSError, ConnectionError) as error:
+        warnings.warn(
+            f"no Ray cluster at {host}:{config.port} ({error}): the environment uses the cluster "
+            "that runs on this machine, or starts one",
+            stacklevel=3,
+        )
+
+
+def _placement(config: EnvConfig) -> str | Reservation:
+    """Resolve "auto": the CPUs of this task or actor, if they hold the ranks and one more."""
+    if config.placement != "auto":
+        return config.placement
+    if not ray.is_initialized():
+        return "own"
+    try:
+        inherited(1, 1 + config.num_workers * (config.cpus_per_worker or 1.0))
+    except ResourceError:  # too few, or this process is a driver
+        return "own"
+    return "inherit"
+
+
+class _Reaper:
+    """Closes the sessions of collected simulations, in a thread of its own.
+
+    The garbage collector can run in the middle of a call to Ray, where closing is not possible.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the sessions that were dropped so far are closed."""
+        done = threading.Event()
+        _dropped.put(done)
+        self.start()
+        done.wait(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            item = _dropped.get()
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                with contextlib.suppress(AlchemistError, ray.exceptions.RayError):
+                    item.close()
+            del item
+
+
+_dropped: queue.SimpleQueue[AlchemistSession | threading.Event] = queue.SimpleQueue()
+_reaper = _Reaper()
