@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
+from alchemist_ray.gang import rank_output
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.interrupts import DeferredInterrupt
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
-
-from alchemist_ray.gang import rank_output
 
 OnProgress = Callable[[float, str], None]
 MANAGER_GONE = "GroupManager gone"

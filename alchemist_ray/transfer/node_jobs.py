@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
+
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
@@ -28,8 +31,6 @@ from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.node.cleanup import runs_here
 from mpi_workers.wire.sockets import reachable_here
-from numpy.typing import NDArray
-from ray.exceptions import RayError, RayTaskError
 
 Array = NDArray[Any]
 Origin = tuple[int, int]

@@ -23,7 +23,9 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from alchemist_ray.deploy.slurm import ports
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node
+from alchemist_ray.deploy.slurm.node import NodeTask
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
@@ -33,9 +35,6 @@ from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError
 from mpi_workers.wire.sockets import listen_tcp
-
-from alchemist_ray.deploy.slurm import ports
-from alchemist_ray.deploy.slurm.node import NodeTask
 
 POLL_INTERVAL_S = 0.1
 STOP_S = 10.0  # for the nodes to be clean

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from alchemist_ray.deploy.slurm import ports, processes
 from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.ray_node import RayNode
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
@@ -26,8 +27,6 @@ from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.runtime.network import local_address
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
-
-from alchemist_ray.deploy.slurm import ports, processes
 
 POLL_INTERVAL_S = 0.1
 KEEPER_S = 30.0  # for the keeper to answer

@@ -8,6 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import ray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     DtypeError,
     IncompleteMatrixError,
@@ -18,15 +22,11 @@ from alchemist_ray.errors import (
     ShapeError,
     TransferError,
 )
+from alchemist_ray.transfer import object_location
 from alchemist_ray.transfer.object_store import check_tiling
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
-
-from alchemist_ray import AlchemistSession
-from alchemist_ray.transfer import object_location
 
 RNG = np.random.default_rng(7)
 
