@@ -293,7 +293,7 @@ def _give_up(what: str, patience_s: float) -> None:
 
 
 def _equal(found: Any, wanted: Any, rtol: float) -> bool:
-    if isinstance(wanted, str | list) and not isinstance(found, np.ndarray):
+    if isinstance(wanted, str | bytes | list) and not isinstance(found, np.ndarray):
         return bool(found == wanted)
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.shape != wanted.shape:
