@@ -1,4 +1,4 @@
-"""Columns of pandas data frames as matrices; the rules are the same for Dask's partitions."""
+"""pandas: columns of data frames as matrices. The same rules hold for Dask's partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource
 
 
 def names(frame: Any) -> list[str]:
-    """Names of the columns of a DataFrame; of a Series, its own."""
+    """Names of a DataFrame's columns, or the name of a Series."""
     return [str(name) for name in frame.columns] if frame.ndim == 2 else [str(frame.name)]
 
 
@@ -30,27 +30,27 @@ def common_dtype(frame: Any) -> np.dtype[Any]:
     Raises
     ------
     DtypeError
-        For a column that is not of numbers.
+        For a column that is not numeric.
     ShapeError
-        If there is no column.
+        If there are no columns.
     """
     dtypes = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
     if not dtypes:
-        raise ShapeError("a data frame without columns is empty: there is nothing to send")
+        raise ShapeError("the data frame has no columns: there is nothing to send")
     found = []
     for name, dtype in zip(names(frame), dtypes, strict=True):
         plain = _plain(dtype)
         if plain is None:
             raise DtypeError(
-                f"column {name!r} is of {dtype}, and not of numbers: drop it, or make numbers of it"
+                f"column {name!r} has dtype {dtype}, which is not numeric: drop or convert it"
             )
         found.append(plain)
     return np.result_type(*found)
 
 
 def _plain(dtype: Any) -> np.dtype[Any] | None:
-    """The NumPy dtype of a column's values; None if they are no numbers."""
-    if not isinstance(dtype, np.dtype):  # pandas' own kinds, with missing values beside the data
+    """The NumPy dtype of a column's values; None if they are not numeric."""
+    if not isinstance(dtype, np.dtype):  # pandas' own dtypes, which store missing values separately
         if type(dtype).__name__ in ("CategoricalDtype", "SparseDtype"):
             return None
         dtype = getattr(dtype, "numpy_dtype", None)
@@ -58,13 +58,13 @@ def _plain(dtype: Any) -> np.dtype[Any] | None:
 
 
 def matrix(frame: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The values of a pandas DataFrame or Series, shape (m, n); its index is left behind.
+    """The values of a pandas DataFrame or Series, shape (m, n), without the index.
 
     Raises
     ------
     DtypeError
-        If a value is missing in a column whose dtype has a place for that (``Int64``,
-        ``double[pyarrow]``): a matrix has none. NaN in a column of floats is a number.
+        If a value is missing in a column whose dtype represents missing values (``Int64``,
+        ``double[pyarrow]``). NaN in a column of floats is a number.
     """
     if frame.ndim == 1:
         frame = frame.to_frame()
@@ -74,7 +74,7 @@ def matrix(frame: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
             missing = np.asarray(column.isna())
             if missing.any():
                 raise DtypeError(
-                    f"column {name!r} has {int(missing.sum())} missing values, the first in row "
-                    f"{int(missing.argmax())}: fill them (fillna) or drop their rows (dropna)"
+                    f"column {name!r} has missing values ({int(missing.sum())}, the first in row "
+                    f"{int(missing.argmax())}): fill them (fillna) or drop their rows (dropna)"
                 )
     return np.asarray(frame.to_numpy(dtype=dtype))

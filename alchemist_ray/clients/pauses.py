@@ -1,7 +1,7 @@
-"""Ray's workers live longer than gangs: what they have mapped is let go of when it is not used.
+"""Fetches in Ray workers, which unmap the ranks' memory when they have not used it for a second.
 
-A chunk that is fetched maps the ranks' memory, and the next one finds it mapped. But a mapping
-keeps its pages, also those of a gang that is gone.
+A fetch maps the ranks' memory, and the next fetch reuses the mapping. But Ray's workers outlive
+gangs, and a mapping keeps its pages allocated, even those of a gang that has ended.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from alchemist_ray.transfer import fetching
 IDLE_S = 1.0
 
 _lock = threading.Lock()
-_used: dict[GangConnection, float] = {}  # when last
+_used: dict[GangConnection, float] = {}  # time of the last use
 
 
 def fetch(handle: MatrixRef, rows: slice, cols: slice) -> NDArray[Any]:
-    """A part of a matrix. But for the gang's owner, none of its memory stays mapped for long."""
+    """Fetch a part of a matrix. Only the gang's owner keeps its memory mapped when idle."""
     connection = gang_of(handle)
     try:
         return fetching.fetch(connection, handle, rows, cols)

@@ -1,7 +1,7 @@
-"""Ray Data: a Dataset's blocks into a matrix, a matrix into a lazy Dataset.
+"""Ray Data: a Dataset's blocks become a matrix, and a matrix becomes a lazy Dataset.
 
-A row of the matrix is a row of the Dataset: its columns one after the other, in the order of the
-schema, the elements of a tensor in C order. Needs ``pip install 'alchemist-on-ray[data]'``.
+A row of the matrix is a row of the Dataset: its columns in the order of the schema, the elements
+of a tensor in C order. Needs ``pip install 'alchemist-on-ray[data]'``.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ except ImportError as error:
     ) from error
 
 
-BLOCK = 32 << 20  # 32 MiB: what to_dataset makes of a matrix, unless told otherwise
-TENSOR = "data"  # the column, as ray.data.from_numpy calls it
+BLOCK = 32 << 20  # 32 MiB: default size of a block of to_dataset
+TENSOR = "data"  # name of the column, as in ray.data.from_numpy
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a block is: how many rows, and of each column name, width and dtype."""
+    """A block's number of rows, and name, width and dtype of each column."""
 
     rows: int
     columns: tuple[tuple[str, int, str], ...]
 
 
 class BlockReader:
-    """For blocks of numeric columns and tensor columns, Arrow's or pandas'."""
+    """Decodes blocks of numeric and tensor columns, in Arrow or pandas format."""
 
     def arrays(self, value: Any) -> list[NDArray[Any]]:
         block = BlockAccessor.for_block(value)
-        if not block.num_rows():  # its columns may have no types
+        if not block.num_rows():  # its columns may be untyped
             return []
         return [_column(value, block, name) for name in _names(value)]
 
@@ -73,14 +73,14 @@ def _names(value: Any) -> list[str]:
 
 
 def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
-    """A column, shape (rows, width). Raises `DtypeError`, `ShapeError` naming it."""
+    """A column, shape (rows, width). Raises `DtypeError` or `ShapeError` with its name."""
     column = value[name]
     nulls = column.null_count if hasattr(column, "null_count") else int(column.isna().sum())
     floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
     if nulls and not floats:
         raise DtypeError(
-            f"column {name!r} has {nulls} nulls, and a matrix has no place for them: fill them "
-            "or drop their rows (a NaN that went through pandas is a null)"
+            f"column {name!r} has nulls ({nulls}), which a matrix cannot represent: fill them or "
+            "drop their rows (pandas turns NaN into null)"
         )
     array = np.asarray(block.to_numpy(name))
     if array.dtype.kind == "O":
@@ -95,7 +95,7 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
     if array.dtype.kind not in "biufc":
         kind = getattr(column, "type", None) or getattr(column, "dtype", array.dtype)
         raise DtypeError(
-            f"column {name!r} is of {kind}, and not of numbers: drop it, or make numbers of it"
+            f"column {name!r} has type {kind}, which is not numeric: drop or convert it"
         )
     return array.reshape(len(array), -1)
 
@@ -104,7 +104,7 @@ _READER = BlockReader()
 
 
 class DatasetSource:
-    """A Dataset whose blocks are in the object store, and have been looked at."""
+    """A Dataset whose blocks are in the object store and have been inspected."""
 
     def __init__(
         self, sources: list[Any], rows: Sequence[int], width: int, dtype: np.dtype[Any], origin: str
@@ -121,7 +121,7 @@ class DatasetSource:
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
-        """Every block from the node that holds it; each is let go of when it has been sent."""
+        """Send every block from the node that holds it, and release it."""
         row = 0
         with BlockSender(connection, target, _READER, progress) as sender:
             while self._sources:
@@ -144,14 +144,14 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     Raises
     ------
     DtypeError
-        For nulls and for columns that are not of numbers.
+        For nulls and columns that are not numeric.
     ShapeError
-        For tensors of different shapes, blocks of different columns, or no rows.
+        For tensors of different shapes, blocks with different columns, or no rows.
     TransferError
-        With the traceback of what a function of the Dataset's has raised.
+        If a function of the Dataset raises; with its traceback.
     """
     if not isinstance(source, ray.data.Dataset):
-        raise DtypeError(f"a {type(source).__name__} of ray.data is not a Dataset")
+        raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
     refs = _executed(source)
     looked = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
     found: list[About] = [about for about, _ in looked]
@@ -179,7 +179,7 @@ def _told(about: About) -> str:
 
 
 def _executed(dataset: Any) -> list[Any]:
-    """Execute a Dataset; its blocks, in the order of its rows."""
+    """Execute a Dataset and return its blocks in the order of its rows."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
@@ -199,7 +199,7 @@ def _executed(dataset: Any) -> list[Any]:
 
 
 class _Matrix(Datasource):
-    """Reads a matrix by bands of rows."""
+    """A datasource that reads a matrix in bands of rows."""
 
     def __init__(self, handle: MatrixRef, columns: Sequence[str] | None) -> None:
         super().__init__()
@@ -262,10 +262,10 @@ def to_dataset(
     handle : MatrixRef
         Of a matrix of shape (m, n).
     columns : sequence of str, optional
-        Names of n columns of numbers. Default: one tensor column ``"data"``, a row of the
-        matrix in each, as `ray.data.from_numpy` makes it.
+        Names of the n columns. Default: one tensor column ``"data"`` with a row of the matrix
+        in each row, as `ray.data.from_numpy` makes it.
     override_num_blocks : int, optional
-        As in Ray's own ``read_...``. Default: blocks of 32 MiB.
+        As in Ray's ``read_...`` functions. Default: blocks of 32 MiB.
 
     Returns
     -------
@@ -274,27 +274,24 @@ def to_dataset(
     Raises
     ------
     ShapeError
-        If there are not n different names.
+        If `columns` does not have n different names.
     DtypeError
-        For a complex matrix: Arrow has no such type.
+        For a complex matrix: Arrow has no complex type.
 
     Notes
     -----
-    Nothing moves until the Dataset is consumed. Then each block is fetched by the Ray task
-    that reads it, straight from the ranks. Its graph is pickled: the matrix is
-    no longer temporary, and stays until `Handle.free` or the end of its gang. A Dataset that is
-    transformed keeps the order of rows only with
-    ``DataContext.execution_options.preserve_order``.
+    Nothing moves until the Dataset is consumed. Then the Ray task that reads a block fetches it
+    from the ranks directly. The handle is pickled, so the matrix is no longer temporary: it stays
+    until `Handle.free` or the end of its gang. A transformed Dataset keeps the order of rows only
+    with ``DataContext.execution_options.preserve_order``.
     """
     (_, n), names = handle.shape, None if columns is None else [str(name) for name in columns]
     if names is not None and (len(names) != n or len(set(names)) != n):
-        raise ShapeError(
-            f"columns={columns!r}: the matrix has {n} columns, each needs its own name"
-        )
+        raise ShapeError(f"columns={columns!r}: the matrix needs {n} different column names")
     if handle.dtype.kind == "c":
         raise DtypeError(
-            f"{handle.name} is of {handle.dtype}, and Arrow has no complex numbers: take its real "
-            "and imaginary parts"
+            f"{handle.name} has dtype {handle.dtype}, and Arrow has no complex numbers: convert "
+            "its real and imaginary parts separately"
         )
     blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK))
     return ray.data.read_datasource(_Matrix(handle.keep(), names), override_num_blocks=blocks)

@@ -1,16 +1,16 @@
-"""Dask-on-Ray: dask arrays and data frames into matrices, matrices into lazy dask arrays.
+"""Dask: arrays and data frames become matrices, and matrices become lazy dask arrays.
 
 `linalg` has drop-ins for `dask.array.linalg`. Needs ``pip install 'alchemist-on-ray[dask]'``.
 
 Importing this imports `ray.util.dask`, which gives `dask.persist` a keyword that schedulers
-other than Ray's do not look at. Dask's configuration is not touched.
+other than Ray's ignore. Dask's configuration is not changed.
 """
 
 from __future__ import annotations
 
 try:
     import dask.array  # noqa: F401
-    import ray.util.dask  # noqa: F401  (its absence is to be found here)
+    import ray.util.dask  # noqa: F401  (a missing one is reported here)
 except ImportError as error:
     from alchemist_ray.errors import LibraryLoadError
 

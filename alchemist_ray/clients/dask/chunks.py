@@ -1,8 +1,8 @@
-"""From dask collections to matrices: chunks are computed by Dask-on-Ray and sent as they are made.
+"""From dask collections to matrices: Dask-on-Ray computes chunks, which are sent when finished.
 
-Each chunk gets one more task in the graph, its mark. When Dask-on-Ray comes to a mark, the chunk
-has been submitted: its object goes to a `BlockSender`, and no task is made for the mark, so that
-the scheduler lets go of the chunk. Submitting pauses while too much is in flight.
+Each chunk gets one more task in the graph, its mark. When Dask-on-Ray reaches a mark, the chunk
+has been submitted: its ObjectRef goes to a `BlockSender`, and no task is submitted for the mark,
+so that the scheduler drops its reference. Submission pauses while too much is in flight.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
 
-STORE_SHARE = 4  # a quarter of the object store at most is on its way to the gang
-IN_FLIGHT = 1 << 30  # 1 GiB at most
-FREE_CPU_S = 30.0  # Dask's tasks need one: how long to wait for it
+STORE_SHARE = 4  # at most a quarter of the object store is in flight
+IN_FLIGHT = 1 << 30  # and at most 1 GiB
+FREE_CPU_S = 30.0  # time limit for a free CPU, which Dask's tasks need
 
 _READER = ArrayDecoder()
 
@@ -52,9 +52,9 @@ class ChunksSource:
     dtype : numpy.dtype
         Of the matrix.
     values : list, optional
-        The chunks' objects, where they are there already.
+        The chunks' objects, if they have been computed.
     columns : list of str, optional
-        Of the data frame that it was.
+        Column names, if it was a data frame.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class ChunksSource:
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
-        """Compute the chunks, and send each as soon as it is there."""
-        values, self._values = self._values, None  # each is let go of when it has been sent
+        """Compute the chunks and send each when it is finished."""
+        values, self._values = self._values, None  # each is released when it has been sent
         pieces = self._pieces()
         with BlockSender(connection, target, _READER, progress) as sender:
             if values is not None:
@@ -127,13 +127,15 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
         source = _array_of_frame(source)
     if not isinstance(source, da.Array):
         raise DtypeError(
-            f"a {type(source).__name__} of dask is not a matrix: send an array or a data frame; "
-            "dask.array.from_delayed makes an array of a Delayed"
+            f"cannot send a {type(source).__name__} of dask: send an array or a data frame "
+            "(dask.array.from_delayed turns a Delayed into an array)"
         )
     if source.ndim == 1:
         source = source[:, np.newaxis]
     if source.ndim != 2:
-        raise ShapeError(f"a dask array of shape {source.shape} is not a matrix: it must be 2-D")
+        raise ShapeError(
+            f"a dask array of shape {source.shape} cannot be sent: it must be 1-D or 2-D"
+        )
     dtype = chosen_dtype(source.dtype, wanted)
     values = None
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
@@ -144,12 +146,12 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
 
 
 def _is_frame(source: Any) -> bool:
-    """Whether it is a data frame or a series. (A Delayed has every attribute.)"""
+    """Whether the source is a data frame or a series. (A Delayed has every attribute.)"""
     return not isinstance(source, Delayed | da.Array) and hasattr(source, "dtypes")
 
 
 def _array_of_frame(frame: Any) -> Any:
-    """An array of a data frame's or a series' partitions, whose lengths are not known."""
+    """The partitions of a data frame or series as an array with unknown chunk sizes."""
     dtype = pandas.common_dtype(frame)
     columns = len(pandas.names(frame))
     to_matrix = delayed(pandas.matrix, pure=True)
@@ -161,7 +163,7 @@ def _array_of_frame(frame: Any) -> Any:
 
 
 def _looked_at(array: Any) -> tuple[Any, list[Any]]:
-    """The array with the sizes that its chunks turn out to have, and the chunks' objects."""
+    """Compute the sizes of the chunks: the array with known chunks, and the chunks' objects."""
     values: list[Any] = _present(array) or []
     if not values:
         wait_for_cpu()
@@ -195,7 +197,7 @@ def _looked_at(array: Any) -> tuple[Any, list[Any]]:
 
 
 def _present(array: Any) -> list[Any] | None:
-    """The chunks' objects if all of them are there, as after ``persist``."""
+    """The chunks' objects if all have been computed, as after ``persist``."""
     graph = array.__dask_graph__()
     values = []
     for key in flatten(array.__dask_keys__()):
@@ -217,8 +219,8 @@ def compute(
     ----------
     array : dask.array.Array
     on_chunk : callable(i, value)
-        Gets the object of chunk `i` (in C order) when its task has been submitted, or its array
-        if the graph has it.
+        Called with the ObjectRef of chunk `i` (in C order) when its task has been submitted, or
+        with its array if the graph contains it.
     before_task : callable()
         Called before each task is submitted; may wait.
     """
@@ -232,12 +234,12 @@ def compute(
     def presubmit(task: Any, key: Any, deps: dict[Any, Any]) -> Any:
         if isinstance(key, tuple) and key[0] == name:
             on_chunk(key[1], deps[keys[key[1]]])
-            return True  # instead of a task
+            return True  # submits no task
         before_task()
         return None
 
     callback: Any = RayCallback(*[presubmit if cb == "ray_presubmit" else None for cb in CBS])
-    # One thread: what it waits for has been submitted before it.
+    # One thread is enough: every task comes after the tasks that it depends on.
     pool = ThreadPool(1)
     try:
         ray_dask_get(graph, list(marks), pool=pool, ray_callbacks=[callback])
@@ -246,7 +248,7 @@ def compute(
 
 
 def _mark(chunk: Any) -> None:
-    """Stands in the graph; never runs."""
+    """A place in the graph; never runs."""
 
 
 def _limit(chunk: int) -> int:
@@ -256,14 +258,13 @@ def _limit(chunk: int) -> int:
 
 
 def wait_for_cpu() -> None:
-    """Wait until the cluster has a CPU that is in no use. Raises `ResourceError` after a while."""
+    """Wait for a free CPU in the cluster. Raises `ResourceError` after `FREE_CPU_S`."""
     deadline = time.monotonic() + FREE_CPU_S
     while ray.available_resources().get("CPU", 0.0) < 1:
         if time.monotonic() > deadline:
             total = ray.cluster_resources().get("CPU", 0)
             raise ResourceError(
-                f"none of the cluster's {total:g} CPUs is free for the tasks that compute the "
-                "chunks: the gang's workers and whatever else runs hold them all. Request fewer "
-                "workers, or persist() the array before"
+                f"all {total:g} CPUs of the cluster are in use, and computing the chunks needs "
+                "one: request fewer workers, or persist() the array before starting the gang"
             )
         time.sleep(0.2)

@@ -1,19 +1,21 @@
-"""Drop-ins for `dask.array.linalg`, computed on a gang: one import changes the engine.
+"""Drop-ins for `dask.array.linalg`, computed on a gang: change one import.
+
+::
 
     from alchemist_ray.clients.dask import linalg  # was: from dask.array import linalg
 
-Names, parameters, defaults and results are dask's, but for three things. The work is done at
-the call, not at ``compute()``: arrays are sent, the routine runs on the ranks, and what comes
-back are dask arrays whose chunks are fetched when something computes with them. Any
-chunks will do. And every function takes ``session=``.
+Names, parameters, defaults and results are dask's, with three differences. A function computes
+when it is called, not at ``compute()``: it sends the arrays, runs the routine on the ranks, and
+returns dask arrays whose chunks are fetched when they are used. Arrays may have any chunks. Every
+function takes ``session=``.
 
-Which session: the one that is given, else that of `engine`, else the one session of this process
+The session is the one that is given, else that of `engine`, else the only session of this process
 that has workers.
 
-What is sent is freed when the routine is done. Results are freed with the dask arrays that
-stand for them, as long as those are computed by threads of this process; once a graph with them
-has been pickled (Dask-on-Ray, dask's processes), they stay until the end of the gang, or until
-`Handle.free` of a handle of `AlchemistSession.list_matrices`.
+Arrays that a function sends are freed when it returns. Results are freed with the dask arrays that
+refer to them, as long as threads of this process compute these. Once a graph with them has been
+pickled (Dask-on-Ray, dask's processes), they stay until the end of the gang, or until `Handle.free`
+of a handle of `AlchemistSession.list_matrices`.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def _connection(session: Any) -> GangConnection:
 
 @contextlib.contextmanager
 def _sent(connection: GangConnection, *arrays: Any) -> Iterator[list[Handle]]:
-    """Handles of arrays, for as long as the context lasts."""
+    """Send arrays; their matrices are freed at the end of the context."""
     handles: list[Handle] = []
     try:
         for array in arrays:
@@ -120,7 +122,7 @@ def svd(
     coerce_signs : bool
         Choose the signs of singular vectors as dask does.
     full_matrices : bool
-        True is not there, as in dask.
+        True is not implemented, as in dask.
     session : AlchemistSession, optional
 
     Returns
@@ -166,20 +168,20 @@ def svd_compressed(
     *,
     session: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """The k leading singular values and vectors, randomized; see dask's `svd_compressed`.
+    """The k leading singular values and vectors by a randomized method; see dask's function.
 
     Parameters
     ----------
     a : dask array, shape (m, n)
     k : int
     iterator : {"power", "QR"}
-        Both are the stable one here: each step is orthogonalised.
+        Both orthogonalise every step here.
     n_power_iter, n_oversamples : int
         As in dask.
     seed : int, RandomState or Generator, optional
-        The same integer gives the same result; its random numbers are not dask's.
+        The same integer gives the same result, but not dask's random numbers.
     compute : bool
-        Has no effect: the array is sent once, whatever the number of passes.
+        Has no effect: the array is sent once for any number of passes.
     coerce_signs : bool
     session : AlchemistSession, optional
 
@@ -188,7 +190,7 @@ def svd_compressed(
     u, s, v : dask arrays, shapes (m, k), (k,), (k, n)
     """
     if iterator not in ("power", "QR"):
-        raise ValueError(f"iterator={iterator!r} is none of 'power', 'QR'")
+        raise ValueError(f"iterator={iterator!r}: it must be 'power' or 'QR'")
     a = _array(a)
     smaller = min(a.shape)
     rank = operator.index(k) if np.isnan(smaller) else min(operator.index(k), int(smaller))
@@ -269,7 +271,7 @@ def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
     Parameters
     ----------
     a : dask array, shape (m, n)
-        Of any rank and shape: the solution of the smallest norm, as NumPy's.
+        Of any rank and shape; x is the solution of smallest norm, as in NumPy.
     b : dask array, shape (m,) or (m, k)
     session : AlchemistSession, optional
 
@@ -277,7 +279,7 @@ def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
     -------
     x : dask array, shape (n,) or (n, k)
     residuals : dask array, shape (1,) or (k,)
-        Squared, also where `a` has not full rank.
+        Sums of squares, also if `a` is rank-deficient.
     rank : dask array, shape ()
     s : dask array, shape (min(m, n),)
     """
@@ -323,12 +325,10 @@ def solve(
     dask array, shape (n,) or (n, k)
     """
     if sym_pos is not None:
-        warnings.warn(
-            "sym_pos is deprecated, in dask as here: use assume_a='pos'", FutureWarning, 2
-        )
+        warnings.warn("sym_pos is deprecated, as in dask: use assume_a='pos'", FutureWarning, 2)
         assume_a = "pos" if sym_pos else assume_a
     if assume_a not in ("gen", "pos"):
-        raise ValueError(f"assume_a={assume_a!r} is none of 'gen', 'pos'")
+        raise ValueError(f"assume_a={assume_a!r}: it must be 'gen' or 'pos'")
     a, b = _array(a), _array(b, "b", (1, 2))
     _square(a, "solve")
     connection = _connection(session)

@@ -1,4 +1,4 @@
-"""From a handle to a lazy dask array: each chunk is fetched by whoever computes with it."""
+"""From a handle to a lazy dask array: the task that uses a chunk fetches it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mpi_workers.matrix.layout import check_layout
 
 
 class Matrix:
-    """A handle that dask may cut: what is sliced is fetched.
+    """A handle for dask: indexing fetches the elements.
 
-    (A slice of the handle itself would be another matrix on the gang.)
+    (Indexing the handle itself would make another matrix on the gang.)
     """
 
     __slots__ = ("_handle", "dtype", "shape")
@@ -31,7 +31,7 @@ class Matrix:
         self.dtype = handle.dtype
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """As NumPy would have it; dask's optimizer puts users' own slices here."""
+        """Fetch with NumPy's indexing rules; dask's optimizer passes users' slices here."""
         keys = list(key) if isinstance(key, tuple) else [key]
         axes = [axis for axis, k in enumerate(keys) if k is not None]  # None: a new axis
         keys += [slice(None)] * (2 - len(axes))
@@ -61,27 +61,27 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
     ----------
     handle : MatrixRef
     chunks : int, tuple, -1, str or "auto"
-        In any of dask's spellings. ``"auto"``: whole rows where the ranks hold whole
-        rows (VC_STAR, VR_STAR, ...), whole columns where they hold whole columns, both
-        ways cut where they hold blocks; of the size that dask's ``array.chunk-size`` says.
+        In any of dask's spellings. ``"auto"``: whole rows where each rank has whole rows
+        (VC_STAR, VR_STAR, ...), whole columns where each rank has whole columns, otherwise
+        blocks; of the size of dask's ``array.chunk-size``.
 
     Returns
     -------
     dask.array.Array, shape (m, n)
-        Two handles of one matrix give arrays of the same name.
+        Two handles of the same matrix give arrays of the same name.
 
     Raises
     ------
     ShapeError
-        For chunks that do not fit.
+        If the chunks do not fit the matrix.
 
     Notes
     -----
-    Nothing moves until it is computed. Then each chunk is fetched by the thread or the
-    Ray task that computes with it, straight from the ranks; of a slice, only its elements.
-    The array holds the handle: a temporary matrix stays until the array is gone. When
-    tasks in other processes compute the array, its graph is pickled, and from then on
-    the matrix stays until `Handle.free` or the end of its gang.
+    Nothing moves until it is computed. Then the thread or Ray task that uses a chunk fetches it
+    from the ranks directly; of a slice, only its elements. The array has a reference to the
+    handle, so a temporary matrix stays as long as the array. When other processes compute the
+    array, its graph is pickled, and from then on the matrix stays until `Handle.free` or the end
+    of its gang.
     """
     source = Matrix(handle)
     try:
@@ -94,7 +94,7 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
         m, n = handle.shape
         raise ShapeError(f"chunks={chunks!r} do not fit a {m} x {n} matrix: {error}") from None
     if any(math.isnan(size) for sizes in normal for size in sizes):
-        raise ShapeError(f"chunks={chunks!r}: the sizes of chunks of a matrix are known")
+        raise ShapeError(f"chunks={chunks!r}: NaN is not a size of chunks")
     return da.from_array(
         source,
         chunks=normal,
@@ -117,7 +117,7 @@ def _stretch(key: Any, length: int) -> tuple[slice, Any]:
 
 
 def _aligned(handle: MatrixRef) -> tuple[Any, Any]:
-    """Chunks that are whole in the direction in which the ranks hold all."""
+    """Chunks that are not split along a dimension that is whole on every rank."""
     check_layout(handle.layout)
     rows, _, cols = handle.layout.partition("_")
     if cols == "STAR" and rows != "STAR":

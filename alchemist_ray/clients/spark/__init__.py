@@ -1,8 +1,8 @@
-"""Spark: DataFrames and MLlib's distributed matrices into a gang and back; Spark's start-up on Ray.
+"""Spark: DataFrames and MLlib's distributed matrices to a gang and back; Spark on Ray.
 
-`init_spark` starts Spark on Ray (RayDP) with what it needs; any other Spark whose executors reach
-the gang does as well. What runs in executors goes there by value and needs NumPy, pyarrow and
-`mpi_workers` only, neither Ray nor the rest of this package.
+`init_spark` starts Spark on Ray (RayDP). Any other Spark whose executors can connect to the gang
+works as well. The modules that run in executors are pickled by value; they need NumPy, pyarrow and
+`mpi_workers`, but neither Ray nor the rest of this package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Spark's columns as NumPy arrays, and back. Runs in Spark's Python workers.
 
-Sent there by value: they need NumPy, pyarrow and `mpi_workers`, nothing else of ours.
-Arrow shows a vector or a matrix of Spark's as what it is made of, a struct, so that dense values
-are one stretch of memory and become an array without a copy.
+Pickled by value: needs NumPy, pyarrow and `mpi_workers` only. Arrow represents Spark's vectors and
+matrices as structs, so dense values are contiguous and become an array without a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from mpi_workers.failures import Failure
 Array = Any
 
 SCALAR, VECTOR, LIST = "scalar", "vector", "list"
-SPARSE, DENSE = 0, 1  # in the field `type` of a vector or a matrix
+SPARSE, DENSE = 0, 1  # values of the field `type` of a vector or a matrix
 
 
 def rows_of(
@@ -42,7 +41,7 @@ def _no_nulls(column: Any, name: str) -> None:
     if column.null_count:
         raise Failure(
             "DtypeError",
-            f"column {name!r} has nulls, and a matrix has none: fill or drop them first "
+            f"column {name!r} has nulls, which a matrix cannot represent: fill or drop them first "
             "(df.na.fill, df.na.drop)",
         )
 
@@ -84,13 +83,13 @@ def _same_width(found: int, name: str, width: int) -> None:
     if found != width:
         raise Failure(
             "ShapeError",
-            f"column {name!r} has a row of {found} elements, and others have {width}: the rows of "
-            "a matrix are of one length",
+            f"column {name!r} has a row of {found} elements where others have {width}: the rows of "
+            "a matrix must have the same length",
         )
 
 
 def blocks_of(column: Any) -> list[Array]:
-    """The blocks of a BlockMatrix in a batch, as arrays; sparse ones are filled up."""
+    """The blocks of a BlockMatrix in a batch as arrays; sparse blocks become dense."""
     form, rows, cols, pointers, indices, values, turned = column.flatten()
     found = []
     for k in range(len(column)):
@@ -114,7 +113,7 @@ def blocks_of(column: Any) -> list[Array]:
 
 
 def vectors(rows: Array) -> Any:
-    """Rows as dense vectors of Spark's."""
+    """Rows as Spark's dense vectors."""
     m, n = rows.shape
     flat = pa.array(np.ascontiguousarray(rows, np.float64).reshape(-1))
     values = pa.ListArray.from_arrays(pa.array(np.arange(m + 1) * n, pa.int32()), flat)
@@ -130,7 +129,7 @@ def vectors(rows: Array) -> Any:
 
 
 def matrix(block: Array) -> Any:
-    """One array as a column with one dense matrix of Spark's."""
+    """An array as a column with one of Spark's dense matrices."""
     m, n = block.shape
     flat = pa.array(np.asarray(block, np.float64).reshape(-1, order="C"))
     values = pa.ListArray.from_arrays(pa.array([0, m * n], pa.int32()), flat)

@@ -1,8 +1,8 @@
 """Counts partitions, and sends them to the ranks. Runs in Spark's Python workers (see `arrow.py`).
 
-A task serves as many partitions as fall to one core: their rows go over one connection per rank,
-which is closed when the task is over. What a task has to say it returns as a row: a failure of ours
-is no failure of Spark's, which would run the task again and write twice.
+A task sends all partitions of one core over one connection per rank, which it closes at its end. It
+returns its result, or its failure, as a row: if it raised, Spark would repeat the task and write
+twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, Tr
 from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.failures import Failure
 
-RUN = 16  # rows: stretches that are longer on average are sent as blocks
-TOLD = "told string, places binary"  # what a task returns: JSON, and int64 numbers
+RUN = 16  # rows: if consecutive runs are longer on average, they are sent as blocks
+TOLD = "told string, places binary"  # result of a task that sends: JSON, and int64 numbers
 
-COUNTED = "part int, rows long"  # what a task has counted
+COUNTED = "part int, rows long"  # result of a task that counts
 
 Batches = Iterator[Any]
 Push = Callable[[RowWriter, Batches], tuple[dict[str, Any], Any]]
 
 
 def count(batches: Batches) -> Batches:
-    """What `mapInArrow` runs to count: of rows that are the number of their partition."""
+    """Count rows by partition. Each row of a batch is the number of its partition."""
     rows = np.zeros(0, np.int64)
     for batch in batches:
         more = np.bincount(batch.column(0).to_numpy(zero_copy_only=False))
@@ -46,7 +46,7 @@ def count(batches: Batches) -> Batches:
 def task(
     rank_endpoints: RankEndpoints, target: TransferTarget, push: Push
 ) -> Callable[[Batches], Batches]:
-    """What `mapInArrow` runs."""
+    """The function for `mapInArrow` that sends with `push`."""
 
     def run(batches: Batches) -> Batches:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -56,7 +56,7 @@ def task(
         context = TaskContext.get()
         attempt = context.attemptNumber() if context is not None else 0
         if attempt:
-            for _ in batches:  # what made the first one fail may come again, and says more
+            for _ in batches:  # if the source raises again, its error says more
                 pass
             told = {"again": attempt}
         else:
@@ -83,7 +83,7 @@ def ordered_rows(
     dtype: Any,
     starts: list[int],
 ) -> Push:
-    """Rows whose place is that of their partition, then that within it.
+    """Send rows without numbers, ordered by partition and then within each.
 
     The last column of a batch is the number of the partition; partition p begins at row
     ``starts[p]`` and ends at row ``starts[p + 1]``.
@@ -106,8 +106,8 @@ def ordered_rows(
                 if part + 1 >= len(starts) or start + last - first > starts[part + 1]:
                     raise Failure(
                         "TransferError",
-                        f"partition {part} has more rows now than when they were counted: its "
-                        "rows are not the same each time; df.cache() or df.checkpoint() it first",
+                        f"partition {part} has more rows than when it was counted, so its rows "
+                        "change between jobs: df.cache() or df.checkpoint() it first",
                     )
                 rows[first:last] = np.arange(start, start + last - first)
             _write(writer, block, rows)
@@ -117,14 +117,14 @@ def ordered_rows(
 
 
 def _write(writer: RowWriter, block: Any, rows: Any) -> None:
-    """Stretches as blocks: they follow each other where partitions are coalesced in order."""
+    """Write runs of consecutive rows as blocks."""
     cuts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     for first, last in pairwise(cuts):
         writer.write_block(block[first:last], (int(rows[first]), 0))
 
 
 def numbered_rows(name: str, width: int, height: int) -> Push:
-    """Rows that come with their number: columns are the number and a vector."""
+    """Send rows with numbers; the columns are the number and a vector."""
 
     def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
         places = [np.empty(0, np.int64)]
@@ -136,7 +136,7 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
             if rows.min() < 0 or rows.max() >= height:
                 raise Failure(
                     "ShapeError",
-                    f"rows {rows.min()} to {rows.max()} are not in a matrix of {height} x {width}",
+                    f"rows {rows.min()} to {rows.max()} are outside of a {height} x {width} matrix",
                 )
             breaks = np.count_nonzero(np.diff(rows) != 1)
             if breaks * RUN < len(rows):
@@ -157,12 +157,12 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
 def _twice(what: str) -> Failure:
     return Failure(
         "IncompleteMatrixError",
-        f"{what} is there twice: a matrix has one of each; drop duplicates, or add them up",
+        f"{what} is there twice: drop duplicates, or add them up",
     )
 
 
 def numbered_blocks(rows_per_block: int, cols_per_block: int) -> Push:
-    """Blocks that come with their numbers: columns are a pair of numbers and a matrix."""
+    """Send blocks with numbers; the columns are a pair of numbers and a matrix."""
 
     def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
         places: dict[tuple[int, int], None] = {}
@@ -188,6 +188,6 @@ def _check_block(
     if block.shape != due:
         raise Failure(
             "ShapeError",
-            f"block {where} has shape {block.shape}, and a {m} x {n} matrix in blocks of "
-            f"{down} x {across} needs {due} there",
+            f"block {where} has shape {block.shape}; a {m} x {n} matrix in blocks of {down} x "
+            f"{across} needs {due} there",
         )

@@ -1,7 +1,6 @@
-"""Looks at what a user has in Spark: which plan it takes, of which shape and dtype.
+"""Inspects data of Spark: its shape and dtype, and how it is sent.
 
-Where an MLlib matrix lives in the JVM, the JVM makes a DataFrame of it: no row passes through
-Python's pickle.
+The JVM makes a DataFrame of an MLlib matrix, so that no row is pickled by Python.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.numpy_source import NumPySource
 
-BLOCK = 1024  # MLlib's own default, for entries that are put into blocks
+BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 FLOAT64 = np.dtype(np.float64)
 
 _DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
@@ -52,28 +51,28 @@ _DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
 
 
 def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
-    """A source for data of Spark; see `alchemist_ray/clients/README.md`.
+    """A source for data of Spark; the rules are in ``docs/transfer.md``.
 
     Parameters
     ----------
     source : DataFrame, RowMatrix, IndexedRowMatrix, CoordinateMatrix, BlockMatrix
         Or a local vector or matrix of `pyspark.ml.linalg` or `pyspark.mllib.linalg`.
     dtype : dtype, optional
-        Convert to it on the way.
+        Convert to it while sending.
     connection : GangConnection
         The gang that it will be sent to.
 
     Raises
     ------
     DtypeError, ShapeError
-        If no matrix can be made of it.
+        If it cannot become a matrix.
     TransferError
         If Spark cannot count its rows.
 
     Notes
     -----
-    A DataFrame's and a RowMatrix's rows are counted first, without their elements: a
-    source that is costly to compute is best cached. A CoordinateMatrix is shuffled into blocks.
+    The rows of a DataFrame or RowMatrix are counted first, without their elements: cache a
+    source that is expensive to compute. A CoordinateMatrix is shuffled into blocks.
     """
     match source:
         case DataFrame():
@@ -90,13 +89,11 @@ def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
         case BlockMatrix():
             return _of_blocks(source, "BlockMatrix", dtype, connection)
         case RDD():
-            raise DtypeError(
-                "an RDD is no matrix yet: send RowMatrix(rdd) or IndexedRowMatrix(rdd)"
-            )
+            raise DtypeError("an RDD cannot be sent: send RowMatrix(rdd) or IndexedRowMatrix(rdd)")
     if hasattr(source, "toArray"):  # a local vector or matrix
         return NumPySource.inspect(source.toArray(), dtype)
     raise DtypeError(
-        f"a {type(source).__name__} of Spark's cannot be sent: give a DataFrame or one of "
+        f"cannot send a {type(source).__name__} of Spark: send a DataFrame or a matrix of "
         "pyspark.mllib.linalg.distributed"
     )
 
@@ -111,11 +108,13 @@ def _session() -> Any:
 def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) -> SparkSource:
     fields = frame.schema.fields
     if not fields:
-        raise ShapeError("a DataFrame without columns is no matrix")
+        raise ShapeError("the DataFrame has no columns: there is nothing to send")
     names = [field.name for field in fields]
     kinds, dtypes = zip(*(_column(field) for field in fields), strict=True)
     dtype = chosen_dtype(np.result_type(*dtypes), wanted)
-    plain = frame.toDF(*(f"c{i}" for i in range(len(names))))  # names may hold dots, or be twice
+    plain = frame.toDF(
+        *(f"c{i}" for i in range(len(names)))
+    )  # names may contain dots or duplicates
     plain = plain.select(
         *(
             F.col(f"c{i}").cast("double") if isinstance(field.dataType, types.DecimalType)
@@ -128,7 +127,7 @@ def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) ->
 
 
 def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
-    """What a column holds. Raises `DtypeError`."""
+    """Kind and dtype of a column. Raises `DtypeError`."""
     kind = field.dataType
     if type(kind) in _DTYPES:
         return SCALAR, _DTYPES[type(kind)]
@@ -139,32 +138,34 @@ def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
             raise DtypeError(f"column {field.name!r} is {kind.simpleString()}: cast it to double")
         return LIST, _DTYPES[type(kind.elementType)]
     raise DtypeError(
-        f"column {field.name!r} is {kind.simpleString()}: a matrix has columns of numbers, or of "
-        "vectors; leave it out (df.drop) or cast it"
+        f"column {field.name!r} is {kind.simpleString()}, which is neither numeric nor a vector: "
+        "drop it (df.drop) or cast it"
     )
 
 
 def _widths(
     frame: Any, kinds: list[str], names: list[str], connection: GangConnection
 ) -> list[int]:
-    """How many columns of the matrix each column is; wide ones as their first row is."""
+    """Matrix columns of each column; for vectors and lists, the length of their first row."""
     if all(kind == SCALAR for kind in kinds):
         return [1] * len(kinds)
     wide = [c for c, kind in zip(frame.columns, kinds, strict=True) if kind != SCALAR]
     watch = connection.ping
     first = jobs.run(frame.sparkSession, "read the first row", frame.select(*wide).head, watch)
     if first is None:
-        raise ShapeError("a DataFrame without rows is no matrix")
+        raise ShapeError("the DataFrame has no rows: there is nothing to send")
     widths = []
     for c, kind, name in zip(frame.columns, kinds, names, strict=True):
         if kind != SCALAR and first[c] is None:
-            raise DtypeError(f"column {name!r} has nulls, and a matrix has none: drop them first")
+            raise DtypeError(
+                f"column {name!r} has nulls, which a matrix cannot represent: drop them first"
+            )
         widths.append(1 if kind == SCALAR else len(first[c]))
     return widths
 
 
 def _frame_of_rows(matrix: RowMatrix) -> DataFrame:
-    """A RowMatrix's rows as a DataFrame, made in the JVM."""
+    """A RowMatrix as a DataFrame, made in the JVM."""
     spark = _session()
     encoders = spark._jvm.org.apache.spark.sql.catalyst.encoders
     udt = spark._jvm.org.apache.spark.mllib.linalg.VectorUDT()

@@ -1,4 +1,4 @@
-"""Spark's jobs, watched: by a thread of this process, beside the gang that they serve."""
+"""Runs Spark jobs while watching the gang; cancels a job that is no longer needed."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from alchemist_ray.errors import TransferError
 
 T = TypeVar("T")
 
-WATCH_S = 0.5  # how often the gang is asked whether it is there
-LAST_S = 20.0  # what a cancelled job may take to end
-WORDS = 2000  # characters of what Spark says
+POLL_INTERVAL_S = 0.5  # between checks of the gang
+CANCEL_TIMEOUT_S = 20.0  # for a cancelled job to end
+MESSAGE_CHARS = 2000  # of a message from Spark
 
 _settings = threading.Lock()
 
 
 def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], object]) -> T:
-    """Run what starts a Spark job, and cancel the job if it is not wanted any more.
+    """Run an action that starts a Spark job, and cancel the job when it is no longer needed.
 
     Parameters
     ----------
     spark : SparkSession
     what : str
-        For Spark's UI and for errors.
+        Its description, for Spark's UI and for errors.
     action : callable
         Starts the job and waits for it.
     alive : callable
-        Asked twice a second; what it raises ends the job. So does Ctrl-C.
+        Called twice a second. If it raises, the job is cancelled; so does Ctrl-C.
 
     Raises
     ------
     TransferError
-        If the job fails, or Spark is gone.
+        If the job fails or Spark has ended.
     """
     context = spark.sparkContext
     group = f"alchemist-{uuid.uuid4().hex}"
@@ -57,13 +57,13 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(WATCH_S)
+            thread.join(POLL_INTERVAL_S)
             if thread.is_alive():
                 alive()
     except BaseException:
-        with contextlib.suppress(Exception):  # Spark may be gone
+        with contextlib.suppress(Exception):  # Spark may have ended
             context.cancelJobGroup(group)
-        thread.join(LAST_S)
+        thread.join(CANCEL_TIMEOUT_S)
         raise
     if errors:
         raise _told(what, errors[0]) from errors[0]
@@ -71,7 +71,7 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
 
 
 def _told(what: str, error: BaseException) -> BaseException:
-    """The error of the tree for what came of a job; the user's own pass as they are."""
+    """The error to raise for a failed job; errors of the user's code are not changed."""
     if not isinstance(error, PySparkException | Py4JError | OSError):
         return error
     java = getattr(error, "java_exception", None)
@@ -80,18 +80,18 @@ def _told(what: str, error: BaseException) -> BaseException:
             return TransferError(f"Spark could not {what}: {_words(java.getMessage())}")
     if isinstance(error, PySparkException):
         return TransferError(f"Spark could not {what}: {_words(str(error))}")
-    return TransferError(f"Spark could not {what}: its JVM does not answer; it has ended or died")
+    return TransferError(f"Spark could not {what}: its JVM does not answer and has probably ended")
 
 
 def _words(told: str | None) -> str:
-    """What the JVM says, without the places in its code."""
-    lines = (told or "it does not say why").partition("\nDriver stacktrace")[0].splitlines()
-    return "\n".join(line for line in lines if not line.startswith("\tat "))[:WORDS]
+    """A message from the JVM without its stack trace."""
+    lines = (told or "no reason given").partition("\nDriver stacktrace")[0].splitlines()
+    return "\n".join(line for line in lines if not line.startswith("\tat "))[:MESSAGE_CHARS]
 
 
 @contextlib.contextmanager
 def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the Spark session for a moment; other jobs of the session run with them too."""
+    """Change settings of the Spark session in a context. Its other jobs run with them too."""
     with _settings:
         before = {key: spark.conf.get(key, None) for key in wanted}
         try:

@@ -1,13 +1,13 @@
-"""MLlib's linear algebra on a gang: the same names, arguments and results, another engine.
+"""MLlib's linear algebra on a gang, with MLlib's names, arguments and results.
 
-Either as functions of a matrix, or by changing one import::
+Call the functions with a matrix, or change one import::
 
     from pyspark.mllib.linalg.distributed import RowMatrix      # MLlib computes
     from alchemist_ray.clients.spark.mllib import RowMatrix     # the gang computes
 
-The gang is that of the session which this process has open (`session` chooses another). What a
-function sent is freed before it returns. Distributed results are lazy (see `to_spark`): they stay
-in the gang's memory, and can be used for as long as it is there.
+The gang is that of the only open session of this process, or of ``session=``. Matrices that a
+function sends are freed before it returns. Distributed results are lazy (see `to_spark`): they stay
+in the gang's memory and can be used until it ends.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ __all__ = [
     "multiply", "tallSkinnyQR",
 ]  # fmt: skip
 
-GRAM = 2048  # columns: up to here the Gram matrix is the quickest way to singular vectors
-# Of the largest singular value: vectors of smaller ones lose half of their digits in a Gram matrix.
+GRAM = 2048  # columns: up to here the Gram matrix is the fastest method
+# Relative to the largest singular value. From a Gram matrix, singular vectors of smaller values
+# lose half of their digits.
 RESOLVED = 1e-4
 
 
 @dataclass(frozen=True)
 class SingularValueDecomposition:
-    """A = U diag(s) V^T, as MLlib has it."""
+    """A = U diag(s) V^T, as in MLlib."""
 
     U: Any
     s: DenseVector
@@ -61,22 +62,22 @@ def computeSVD(
 
     Parameters
     ----------
-    matrix : RowMatrix, IndexedRowMatrix, or all else that `send_matrix` takes
+    matrix : RowMatrix, IndexedRowMatrix, or any source of `send_matrix`
         Of shape (m, n).
     k : int
-        How many, 1 to n.
+        Number of singular values, 1 to n.
     computeU : bool
-        Whether U is wanted.
+        Whether to compute U.
     rCond : float
-        Values below ``rCond`` times the largest count as zero and are left out.
+        Values below ``rCond`` times the largest are treated as zero and left out.
     session : AlchemistSession, optional
-        Default: the one that is open.
+        Default: the only open session.
 
     Returns
     -------
     SingularValueDecomposition
-        `U` of the matrix's own kind (or None), `s` a DenseVector, descending, `V` a DenseMatrix of
-        n rows. Signs of vectors are not determined.
+        `U` has the matrix's type (or is None), `s` is a DenseVector, descending, `V` a DenseMatrix
+        of n rows. The signs of vectors are not determined.
 
     Raises
     ------
@@ -85,16 +86,17 @@ def computeSVD(
 
     Notes
     -----
-    Up to 2048 columns by the Gram matrix and, where that does not resolve the smallest value
-    (below 1e-4 of the largest), again by ARPACK, which wider matrices take at once. Accurate to
-    rounding times the largest, where MLlib's, which takes roots of the Gram matrix's eigenvalues,
-    is to 1e-8 of it.
+    Method: up to 2048 columns the Gram matrix; if it does not resolve the smallest value (below
+    1e-4 of the largest), and for wider matrices, ARPACK. The error is rounding times the largest
+    value; that of MLlib, which takes roots of the Gram matrix's eigenvalues, is 1e-8 times it.
     """
     als = session or current_session()
     with _sent(als, matrix) as A:
         m, n = A.shape
         if not 1 <= k <= n:
-            raise BadArgumentError(f"computeSVD: k={k}, and the matrix has 1 to {n} columns")
+            raise BadArgumentError(
+                f"computeSVD: k={k} must be 1 to {n}, the number of columns"
+            )
         linalg = als.load_library("linalg")
         rank = min(k, m, n)
         method = "gram" if min(m, n) <= GRAM else "arpack"
@@ -107,7 +109,9 @@ def computeSVD(
             s = S.fetch()[:, 0]
     kept = int(np.count_nonzero(s > rCond * s[0])) if s[0] > 0 else 0
     if not kept:
-        raise BadArgumentError("computeSVD: all elements are zero, and so are singular values")
+        raise BadArgumentError(
+            "computeSVD: all elements are zero, so there is no positive singular value"
+        )
     v = V.fetch(cols=slice(0, kept))
     S.free()
     V.free()
@@ -127,8 +131,8 @@ def computePrincipalComponents(
 ) -> DenseMatrix:
     """The k leading principal components of the rows, as columns of an (n, k) DenseMatrix.
 
-    As MLlib's `RowMatrix.computePrincipalComponents`, up to signs: of each component the element
-    of the largest absolute value is positive. k is at most min(m, n).
+    As MLlib's `RowMatrix.computePrincipalComponents` up to signs: the element of largest absolute
+    value of each component is positive. k is at most min(m, n).
     """
     als = session or current_session()
     with _sent(als, matrix) as A:
@@ -150,13 +154,13 @@ def computeGramianMatrix(matrix: Any, *, session: AlchemistSession | None = None
 
 
 def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None) -> Any:
-    """The product: with a local DenseMatrix for matrices of rows, of two BlockMatrix else.
+    """The product of two BlockMatrix, or of a matrix of rows and a local DenseMatrix.
 
     Returns
     -------
     RowMatrix, IndexedRowMatrix or BlockMatrix
-        Of the kind of `matrix`; blocks are as many rows as its own and as many columns as those
-        of `other`.
+        Of the type of `matrix`. Blocks have the rows of its blocks and the columns of the blocks of
+        `other`.
 
     Raises
     ------
@@ -169,7 +173,7 @@ def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None
     blocks = isinstance(matrix, theirs.BlockMatrix), isinstance(other, theirs.BlockMatrix)
     if any(blocks) and not all(blocks):
         raise DtypeError(
-            f"multiply takes two BlockMatrix, or one of rows and a local DenseMatrix; not a "
+            f"multiply takes two BlockMatrix, or a matrix of rows and a local DenseMatrix; not a "
             f"{type(matrix).__name__} and a {type(other).__name__}"
         )
     with _sent(als, matrix) as A, _sent(als, other) as B:
@@ -180,9 +184,9 @@ def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None
 def tallSkinnyQR(
     matrix: Any, computeQ: bool = False, *, session: AlchemistSession | None = None
 ) -> QRDecomposition[Any, DenseMatrix]:
-    """A = Q R: R an upper triangular (n, n) DenseMatrix, Q of the matrix's kind, or None.
+    """A = Q R: R is an upper triangular (n, n) DenseMatrix, Q has the matrix's type or is None.
 
-    Signs of R's rows are not determined, in MLlib neither. m must be at least n.
+    The signs of R's rows are not determined, as in MLlib. m must be at least n.
     """
     als = session or current_session()
     with _sent(als, matrix) as A:
@@ -205,10 +209,10 @@ def columnSimilarities(
 ) -> theirs.CoordinateMatrix:
     """Cosines between columns, above the diagonal.
 
-    They are exact, whatever `threshold`, which lets MLlib estimate small ones by samples.
+    They are exact for any `threshold`; MLlib samples those below it.
     """
     if not threshold >= 0:
-        raise BadArgumentError(f"columnSimilarities: threshold={threshold} is not >= 0")
+        raise BadArgumentError(f"columnSimilarities: threshold={threshold} must be >= 0")
     als = session or current_session()
     with _sent(als, matrix) as A:
         G = als.load_library("linalg").gram(A)
@@ -224,9 +228,9 @@ def columnSimilarities(
 
 
 def CondEst(matrix: Any, *, session: AlchemistSession | None = None) -> float:
-    """Condition number: the largest over the smallest singular value; inf for a singular matrix.
+    """Condition number: largest over smallest singular value; inf for a singular matrix.
 
-    The wrapper of the paper (Gittens et al. 2018), whose name it has.
+    Named after the wrapper of the paper (Gittens et al. 2018).
     """
     als = session or current_session()
     with _sent(als, matrix) as A:
@@ -267,7 +271,7 @@ class BlockMatrix(theirs.BlockMatrix):
 
 @contextlib.contextmanager
 def _sent(als: AlchemistSession, matrix: Any) -> Iterator[Handle]:
-    """The matrix on the gang for a moment."""
+    """Send a matrix, and free it at the end of the context."""
     handle = als.send_matrix(matrix)
     try:
         yield handle
@@ -285,7 +289,7 @@ def _dense(array: NDArray[Any]) -> DenseMatrix:
 
 
 def _as_theirs(handle: Handle, like: Any, other: Any = None) -> Any:
-    """A result as a matrix of the kind, and of the class, of what it was computed from."""
+    """A result as a matrix of the same class as the argument."""
     if isinstance(like, theirs.BlockMatrix):
         block = int(like.rowsPerBlock), int(other.colsPerBlock)
         found = to_spark(handle, _spark(), "BlockMatrix", block=block)
@@ -293,6 +297,6 @@ def _as_theirs(handle: Handle, like: Any, other: Any = None) -> Any:
         indexed = isinstance(like, theirs.IndexedRowMatrix)
         found = to_spark(handle, _spark(), "IndexedRowMatrix" if indexed else "RowMatrix")
     if type(like).__module__ == __name__:
-        # A second wrapper of the JVM's matrix would let go of it when the first is dropped.
+        # A second wrapper of the JVM's matrix would release it when the first is dropped.
         found.__class__ = type(like)
     return found

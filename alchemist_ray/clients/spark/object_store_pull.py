@@ -1,6 +1,6 @@
-"""Fetches a matrix, a batch of rows or a block at a time. Runs in Spark's Python workers.
+"""Fetches a matrix in batches of rows or blocks. Runs in Spark's Python workers (see `arrow.py`).
 
-See `arrow.py`. Reading twice harms nobody: Spark may run these tasks as often as it likes.
+Spark may repeat these tasks: reading twice does no harm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alchemist_ray.clients.spark.arrow import matrix, vectors
 from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 
-PIECE = 16 << 20  # 16 MiB: what is fetched at once
+PIECE = 16 << 20  # 16 MiB: fetched at once
 
 Batches = Iterator[Any]
 
@@ -23,7 +23,7 @@ Batches = Iterator[Any]
 def _rows(
     rank_endpoints: RankEndpoints, target: TransferTarget, batches: Batches, order: Any
 ) -> Iterator[tuple[int, Any]]:
-    """Stretches of rows whose numbers come in batches: the first number, and the rows."""
+    """Fetch the rows whose numbers come in batches: (first number, rows) for each piece."""
     n = target.distribution.shape[1]
     most = max(1, PIECE // (n * target.dtype.itemsize))
     ranks = RankConnections(rank_endpoints, threads=1)
@@ -41,7 +41,7 @@ def _rows(
 
 
 def columns(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
-    """A column for each of the matrix."""
+    """Yield the matrix with one column per matrix column."""
     names = [f"c{j}" for j in range(target.distribution.shape[1])]
 
     def run(batches: Batches) -> Batches:
@@ -52,7 +52,7 @@ def columns(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[
 
 
 def numbered(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
-    """Each row's number, and the row as a vector."""
+    """Yield the number of each row, and the row as a vector."""
 
     def run(batches: Batches) -> Batches:
         for first, rows in _rows(rank_endpoints, target, batches, "C"):
@@ -63,7 +63,7 @@ def numbered(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[
 
 
 def entries(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
-    """The elements that are not zero, each with its row and column."""
+    """Yield the nonzero elements with row and column."""
 
     def run(batches: Batches) -> Batches:
         for first, rows in _rows(rank_endpoints, target, batches, "C"):
@@ -79,7 +79,7 @@ def entries(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[
 def blocks(
     rank_endpoints: RankEndpoints, target: TransferTarget, down: int, across: int
 ) -> Callable[[Batches], Batches]:
-    """The blocks whose numbers come, counted row by row of blocks."""
+    """Yield the blocks whose numbers come, counted row by row."""
     (m, n) = target.distribution.shape
     width = -(-n // across)
 

@@ -1,4 +1,4 @@
-"""A gang's matrix as one of Spark's: lazy, its rows fetched by the tasks that compute on them."""
+"""`to_spark`: a matrix as a lazy DataFrame or MLlib matrix; Spark's tasks fetch the rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mpi_workers.data.rank_connections import TransferTarget
 from mpi_workers.matrix.layout import Distribution
 
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
-PARTITION = 64 << 20  # 64 MiB: a partition is at most about so large
+PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
 BLOCK = 1024  # rows and columns of a block, as MLlib's own default
 
 _TYPES = {"float32": FloatType, "float64": DoubleType, "int32": IntegerType, "int64": LongType}
@@ -60,47 +60,49 @@ def to_spark(
     *,
     block: tuple[int, int] | None = None,
 ) -> Any:
-    """The matrix as one of Spark's.
+    """The matrix as a DataFrame or as one of MLlib's distributed matrices.
 
     Parameters
     ----------
     handle : MatrixRef
     spark : SparkSession, optional
-        Default: the one that this process has.
+        Default: the session of this process.
     kind : {"DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"}
-        A DataFrame has the columns ``c0``, ``c1``, ... of the matrix's dtype: best up to some
-        hundreds. The others are MLlib's, and of float64; a CoordinateMatrix has the elements
-        that are not zero.
+        A DataFrame has columns ``c0``, ``c1``, ... with the matrix's dtype; use it for up to a
+        few hundred columns. The others are MLlib's, with float64; a CoordinateMatrix has the
+        nonzero elements.
     block : (int, int), optional
-        Rows and columns of a BlockMatrix's blocks. Default: 1024 of each.
+        Rows and columns of a BlockMatrix's blocks. Default: (1024, 1024).
 
     Returns
     -------
     DataFrame or distributed matrix
-        Lazy: nothing moves before it is used, and each use fetches again, so ``.cache()`` what is
-        used twice, and what is to outlive the gang. Rows are in order, partition by partition.
+        Lazy: each use fetches the data again, so ``.cache()`` a result that is used twice or
+        must outlive the gang. Rows are in order, partition by partition.
 
     Raises
     ------
     DtypeError
-        If the matrix is complex: Spark has no such numbers.
+        If the matrix is complex: Spark has no complex type.
     StaleHandleError
-        If the gang is gone.
+        If the gang has ended.
     BadArgumentError
-        For another `kind`.
+        If `kind` is not one of these.
 
     Notes
     -----
-    The tasks fetch straight from the ranks: one connection per task and rank, and nothing passes
-    through this process. A task that finds the gang gone fails as Spark's tasks do.
+    The tasks fetch from the ranks directly, with one connection per task and rank; no data passes
+    through this process. If the gang has ended, the tasks fail.
     """
     if kind not in KINDS:
-        raise BadArgumentError(f"kind={kind!r} is none of {', '.join(KINDS)}")
+        raise BadArgumentError(f"kind={kind!r}: it must be one of {', '.join(KINDS)}")
     if handle.dtype.name not in _TYPES:
-        raise DtypeError(f"{handle.name} is {handle.dtype}, and Spark has no complex numbers")
+        raise DtypeError(
+            f"{handle.name} has dtype {handle.dtype}, and Spark has no complex numbers"
+        )
     connection = gang_of(handle)
     connection.check(handle)
-    handle.keep()  # until whoever computes with it is done
+    handle.keep()  # Spark does not report when it is done with it
     spark = spark or SparkSession.builder.getOrCreate()
     rank_endpoints, (m, n) = connection.rank_endpoints, handle.shape
     target = TransferTarget(

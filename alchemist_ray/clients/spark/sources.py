@@ -1,7 +1,7 @@
-"""What Spark has, as plans of sending it: rows that are counted first, rows and blocks by number.
+"""Sources of Spark: rows in Spark's order, which are counted first; rows and blocks with numbers.
 
-All of it reaches the executors' Python workers as Arrow batches (`mapInArrow`), coalesced to one
-task per core, and goes from there to the ranks (`push.py`).
+The data reaches the executors' Python workers as Arrow batches (`mapInArrow`), coalesced to one
+task per core, and goes from there to the ranks (`executor_push.py`).
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
 
-BATCH = 16 << 20  # 16 MiB: what travels from the JVM to Python at once
-PANEL = 16 << 20  # 16 MiB of zeros
+BATCH = 16 << 20  # 16 MiB: an Arrow batch from the JVM to Python
+PANEL = 16 << 20  # 16 MiB of zeros, sent for missing rows
 PART = "alchemist_partition"
 
-# Partitions must be the same ones each time they are looked at.
-STEADY = {"spark.sql.adaptive.enabled": "false"}
+# Partitions must be the same in both jobs.
+FIXED_PARTITIONS = {"spark.sql.adaptive.enabled": "false"}
 RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COUNTED_AT_ONCE = 1 << 20
 
 
 class SparkSource:
-    """A matrix that lies in Spark's executors.
+    """A matrix in Spark's executors.
 
     Parameters
     ----------
     frame : DataFrame
-        What `push` reads.
+        The data that `push` reads.
     kind : str
-        What it was for the user.
+        The type that the user sent.
     """
 
     def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any]) -> None:
@@ -77,12 +77,12 @@ class SparkSource:
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
-        """Every element, from the executors; what is not there by Spark's rules is zero."""
+        """Send every element from the executors; missing rows and blocks are zero."""
         spark = self._frame.sparkSession
         function = task(connection.rank_endpoints, target, self._push())
 
         def action() -> list[Any]:
-            with jobs.settings(spark, STEADY | {RECORDS: str(self._batch())}):
+            with jobs.settings(spark, FIXED_PARTITIONS | {RECORDS: str(self._batch())}):
                 pushed = self._frame.coalesce(_cores(spark)).mapInArrow(function, TOLD)
                 found: list[Any] = pushed.collect()
                 return found
@@ -100,7 +100,7 @@ class SparkSource:
         return times
 
     def _batch(self) -> int:
-        """Rows of the frame that travel together."""
+        """Rows of the frame in an Arrow batch."""
         return max(1, BATCH // (self.shape[1] * 8))
 
     def _push(self) -> Push:
@@ -113,7 +113,7 @@ class SparkSource:
         told: list[Any],
         places: NDArray[np.int64],
     ) -> None:
-        """Look at what came, and send zeros for what is not there."""
+        """Check what was sent, and send zeros for missing rows and blocks."""
         raise NotImplementedError
 
 
@@ -133,13 +133,13 @@ def _check(told: Sequence[dict[str, Any]]) -> None:
     for number, each in enumerate(told):
         if "again" in each:
             raise TransferError(
-                f"Spark ran task {number} of the transfer again (attempt {each['again']}): its "
-                "executor was lost, or spark.speculation is on; nothing was kept: send again"
+                f"Spark repeated task {number} of the transfer (attempt {each['again']}), because "
+                "its executor was lost or spark.speculation is on; the matrix was freed: send it again"
             )
 
 
 class OrderedSource(SparkSource):
-    """Rows in Spark's order: that of partitions, then that within each."""
+    """Rows without numbers, ordered by partition and then within each."""
 
     def __init__(
         self,
@@ -155,8 +155,8 @@ class OrderedSource(SparkSource):
         spark = frame.sparkSession
 
         def action() -> list[Any]:
-            # Not by groupBy, whose shuffle has 200 partitions where nobody says otherwise: 1 s.
-            with jobs.settings(spark, STEADY | {RECORDS: str(COUNTED_AT_ONCE)}):
+            # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
+            with jobs.settings(spark, FIXED_PARTITIONS | {RECORDS: str(COUNTED_AT_ONCE)}):
                 parts = frame.select(F.spark_partition_id()).coalesce(_cores(spark))
                 found: list[Any] = parts.mapInArrow(count, COUNTED).collect()
                 return found
@@ -184,14 +184,14 @@ class OrderedSource(SparkSource):
         for part, (start, stop) in enumerate(pairwise(self._starts)):
             if seen.get(part, 0) != stop - start:
                 raise TransferError(
-                    f"partition {part} had {stop - start} rows when they were counted and "
-                    f"{seen.get(part, 0)} when they were sent: its rows are not the same each "
-                    "time; df.cache() or df.checkpoint() it first"
+                    f"partition {part} had {stop - start} rows when it was counted and "
+                    f"{seen.get(part, 0)} when it was sent, so its rows change between jobs: "
+                    "df.cache() or df.checkpoint() it first"
                 )
 
 
 class NumberedSource(SparkSource):
-    """Rows that have numbers; a number that no row has is a row of zeros."""
+    """Rows with numbers; missing rows are zero."""
 
     def _push(self) -> Push:
         return numbered_rows("vector", self.shape[1], self.shape[0])
@@ -210,8 +210,7 @@ class NumberedSource(SparkSource):
             ordered = np.sort(places)
             row = ordered[:-1][np.diff(ordered) == 0][0]
             raise IncompleteMatrixError(
-                f"row {row} is there twice: a matrix has one of each; drop duplicates, or add "
-                "them up"
+                f"row {row} is there twice: drop duplicates, or add them up"
             )
         missing = np.flatnonzero(~there)
         if not len(missing):
@@ -225,7 +224,7 @@ class NumberedSource(SparkSource):
 
 
 class BlocksSource(SparkSource):
-    """Blocks that have numbers; a block that is not there is one of zeros."""
+    """Blocks with numbers; missing blocks are zero."""
 
     def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], block: Shape):
         self._block = block
@@ -248,7 +247,7 @@ class BlocksSource(SparkSource):
         for i, j in places.reshape(-1, 2).tolist():
             if (i, j) in seen:
                 raise IncompleteMatrixError(
-                    f"block {(i, j)} is there twice: a matrix has one of each"
+                    f"block {(i, j)} is there twice: drop duplicates, or add them up"
                 )
             seen.add((i, j))
         with RowWriter(connection.ranks, target) as writer:

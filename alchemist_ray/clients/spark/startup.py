@@ -1,7 +1,7 @@
-"""Spark on Ray: RayDP's start with the options that it needs, within a time limit, or not at all.
+"""Spark on Ray: starts RayDP with the Java options that it needs, within a time limit.
 
-RayDP 1.6 on Java 17 dies without a list of `--add-opens`, and a JVM that has died leaves its
-caller waiting; executors that Ray has no CPUs for are waited for for ever by the first job.
+Without a list of ``--add-opens`` RayDP 1.6 fails on Java 17, and its caller waits forever for the
+JVM that ended. If Ray has no CPUs for the executors, the first Spark job waits forever.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ OPTION_KEYS = (
     "spark.ray.raydp_app_master.extraJavaOptions",
 )
 JAVAS = (8, 11, 17)  # of Spark 3.5
-MASTER_CPUS = 1  # asked for by RayDP's master actor while it is placed
-CLEAN_S = 60.0  # what clearing up after a failed start may take
-CANCEL_S = 5.0  # for a JVM to hear that jobs are cancelled
-END_S = 10.0  # for a JVM to end by itself
-TAIL = 25  # lines of a log
+MASTER_CPUS = 1  # that RayDP's master actor requests while it is placed
+CLEAN_TIMEOUT_S = 60.0  # for cleaning up after a failed start
+CANCEL_TIMEOUT_S = 5.0  # for a JVM to accept that jobs are cancelled
+END_TIMEOUT_S = 10.0  # for a JVM to end by itself
+TAIL = 25  # lines of a log in an error
 
 
 def init_spark(
@@ -65,13 +65,13 @@ def init_spark(
     ----------
     app_name : str
     num_executors, executor_cores : int
-        Executors are Ray actors of so many CPUs.
+        Executors are Ray actors with `executor_cores` CPUs each.
     executor_memory : str or int
-        Of each, e.g. ``"2GB"`` or bytes.
+        Of each executor, e.g. ``"2GB"``, or bytes.
     configs : dict, optional
-        Settings of Spark; Java options among them are added to ours.
+        Spark settings. Java options are added to those that Spark on Ray needs.
     start_timeout_s : float
-        Most seconds until all executors are there.
+        Time limit until all executors run, in seconds.
     **options
         As `raydp.init_spark` takes them: ``enable_hive``, ``fault_tolerant_mode``,
         ``placement_group_strategy``, ``placement_group``, ``placement_group_bundle_indexes``.
@@ -83,18 +83,18 @@ def init_spark(
     Raises
     ------
     AlchemistError
-        If RayDP is not installed, or Spark runs in this process already.
+        If RayDP is not installed, or Spark already runs in this process.
     ResourceError
-        If the Ray cluster has not so many CPUs, free ones included; before anything is started.
+        If the Ray cluster does not have enough free CPUs; nothing has been started.
     LaunchError
-        If there is no Java that Spark can use, or the start fails or takes too long: with the last
-        lines of the JVM's log. Nothing is left of it.
+        If there is no suitable Java, or the start fails or takes too long; with the last lines
+        of the JVM's log. Nothing is left behind.
 
     Notes
     -----
-    Takes some 10 s, and minutes on a busy machine: three kinds of JVM are started. Executors run
-    the Python of this process. Ctrl-C cancels Spark's jobs, as it does where PySpark has started
-    Spark, unless the program has a handler of its own. End it with `stop_spark`.
+    Takes about 10 s, and minutes on a busy machine, because three kinds of JVM are started.
+    Executors run the Python of this process. Ctrl-C cancels Spark's jobs, as PySpark does,
+    unless the program has installed its own handler. Call `stop_spark` at the end.
     """
     try:
         import raydp  # noqa: PLC0415
@@ -104,7 +104,7 @@ def init_spark(
             f"Spark on Ray needs {error.name}: pip install 'alchemist-on-ray[spark]'"
         ) from None
     if SparkContext._active_spark_context is not None:
-        raise AlchemistError("Spark runs in this process already: stop_spark() it first")
+        raise AlchemistError("Spark already runs in this process: call stop_spark() first")
     check_java()
     if not ray.is_initialized():
         ray.init()
@@ -143,8 +143,8 @@ def init_spark(
             ) from errors[0]
         if not sessions:
             raise LaunchError(
-                f"Spark has not started in {start_timeout_s:g} s (start_timeout_s): its JVM hangs, "
-                f"died, or the machine is busy{_log_tail(begun)}"
+                f"Spark has not started in {start_timeout_s:g} s (start_timeout_s): its JVM hangs "
+                f"or has ended, or the machine is busy{_log_tail(begun)}"
             )
         _wait_for_executors(sessions[0], num_executors, deadline, start_timeout_s, begun)
     except BaseException:
@@ -155,10 +155,10 @@ def init_spark(
 
 
 def stop_spark() -> None:
-    """End Spark, whoever started it, with its executors and the JVM of this process.
+    """End Spark, its executors and the JVM of this process, also if `init_spark` did not start it.
 
-    Matrices that were sent from it stay. What `to_spark` made of matrices is gone. Ctrl-C means
-    what it did without Spark. Without Spark it does nothing.
+    Matrices that were sent from it stay; results of `to_spark` end with it. Ctrl-C has its usual
+    meaning again. Does nothing if Spark does not run.
     """
     from pyspark import SparkContext  # noqa: PLC0415
 
@@ -166,7 +166,7 @@ def stop_spark() -> None:
     if "raydp" in sys.modules:
         import raydp  # noqa: PLC0415
 
-        with contextlib.suppress(Exception):  # Ray or its JVM is gone: what remains is ended below
+        with contextlib.suppress(Exception):  # Ray or the JVM has ended; the rest is ended below
             raydp.stop_spark()
     if context is not None:
         with contextlib.suppress(Exception):
@@ -176,31 +176,31 @@ def stop_spark() -> None:
 
 
 def _take_ctrl_c(context: Any) -> None:
-    """Have SIGINT cancel Spark's jobs: PySpark sees to it only if the main thread starts Spark."""
+    """Let SIGINT cancel Spark's jobs. PySpark does so only if the main thread starts Spark."""
     if threading.current_thread() is not threading.main_thread():
-        return  # only that one may set handlers
+        return  # only the main thread may set handlers
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
 
     def cancel() -> None:
-        with contextlib.suppress(Exception):  # Spark may be gone
+        with contextlib.suppress(Exception):  # Spark may have ended
             context.cancelAllJobs()
 
     def interrupted(*_: object) -> NoReturn:
-        # This thread's line to the JVM is in use: it waits there for the job.
+        # This thread's connection to the JVM is in use: it waits for the job.
         thread = threading.Thread(target=cancel, name="cancel-spark", daemon=True)
         thread.start()
-        thread.join(CANCEL_S)
+        thread.join(CANCEL_TIMEOUT_S)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupted)
 
 
 def _give_back_ctrl_c() -> None:
-    """Have SIGINT raise KeyboardInterrupt again, and no more.
+    """Let SIGINT only raise KeyboardInterrupt again.
 
-    PySpark's handler outlives its context, cancels the jobs of a Spark that is gone, and raises
-    what comes of that instead.
+    PySpark's handler outlives its context: it would cancel the jobs of an ended Spark, and raise
+    the error of that instead.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -210,13 +210,13 @@ def _give_back_ctrl_c() -> None:
 
 
 def _end_jvm(context: Any = None) -> None:
-    """End the JVM of this process, which outlives its SparkContext otherwise."""
+    """End the JVM of this process, which otherwise outlives its SparkContext."""
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     gateway = SparkContext._gateway
     if context is not None:
-        context._gateway = gateway  # objects of the JVM that are dropped later look for it there
+        context._gateway = gateway  # needed by JVM objects that are dropped later
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SparkSession.builder._options.clear()
@@ -228,22 +228,22 @@ def _end_jvm(context: Any = None) -> None:
     if process is None:
         return
     with contextlib.suppress(OSError):
-        process.stdin.close()  # at which it ends by itself
+        process.stdin.close()  # the JVM ends when its input closes
     try:
-        process.wait(END_S)
+        process.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def check_java() -> int:
-    """The major version of the Java that Spark would start. Raises `LaunchError`."""
+    """The major version of the Java that Spark would use. Raises `LaunchError`."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(f"{home}/bin/java") if home else shutil.which("java")
     if java is None:
         where = f"in JAVA_HOME={home}" if home else "on the PATH"
         raise LaunchError(
-            f"Spark needs Java and there is none {where}: install a JRE of version "
+            f"Spark needs Java, and there is no Java {where}: install a JRE of version "
             f"{JAVAS[-1]} (Debian: openjdk-17-jre-headless)"
         )
     try:
@@ -256,8 +256,8 @@ def check_java() -> int:
     if done.returncode or version not in JAVAS:
         words = told.strip().splitlines()[0] if told.strip() else "nothing"
         raise LaunchError(
-            f"{java} says {words!r}; Spark 3.5 needs Java {', '.join(map(str, JAVAS))}: set "
-            "JAVA_HOME and PATH to one"
+            f"{java} reports {words!r}; Spark 3.5 needs Java {', '.join(map(str, JAVAS))}: set "
+            "JAVA_HOME or PATH to one of these"
         )
     return version
 
@@ -268,15 +268,15 @@ def _check_cpus(executors: int, cores: int) -> None:
     if needed > free:
         total = ray.cluster_resources().get("CPU", 0.0)
         raise ResourceError(
-            f"{executors} Spark executors of {cores} CPUs and RayDP's master need {needed} CPUs, "
-            f"and the Ray cluster has {free:g} free of {total:g}: ask for less, or free some"
+            f"Spark executors ({executors} with {cores} CPUs each) and RayDP's master need "
+            f"{needed} CPUs; {free:g} of the Ray cluster's {total:g} are free: request fewer, or free some"
         )
 
 
 def _wait_for_executors(
     spark: Any, wanted: int, deadline: float, limit_s: float, begun: float
 ) -> None:
-    """RayDP returns before its executors are there."""
+    """Wait for the executors: RayDP returns before they run."""
     scala = spark.sparkContext._jsc.sc()
     while True:
         there = scala.getExecutorMemoryStatus().size() - 1  # the driver counts as one
@@ -284,20 +284,20 @@ def _wait_for_executors(
             return
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"{there} of {wanted} Spark executors have come in {limit_s:g} s "
-                f"(start_timeout_s): look at the free CPUs and memory in `ray status`"
+                f"{there} of {wanted} Spark executors have started in {limit_s:g} s "
+                f"(start_timeout_s): check the free CPUs and memory with `ray status`"
                 f"{_log_tail(begun)}"
             )
         time.sleep(0.1)
 
 
 def _clean(app_name: str, thread: threading.Thread) -> None:
-    """Nothing may be left of a start that failed, and the thread that waits for it must end.
+    """End everything of a failed start, and the thread that waits for it.
 
-    RayDP's actor and the JVM may come into being while they are being ended: until the thread is
-    over it goes on.
+    RayDP's actor and the JVM may start during the clean-up, so it is repeated until the thread has
+    ended.
     """
-    deadline = time.monotonic() + CLEAN_S
+    deadline = time.monotonic() + CLEAN_TIMEOUT_S
     while True:
         with contextlib.suppress(RayError, ValueError):
             ray.kill(ray.get_actor(f"{app_name}_SPARK_MASTER"))
@@ -307,7 +307,7 @@ def _clean(app_name: str, thread: threading.Thread) -> None:
             _end_jvm()
         thread.join(0.5)
     with contextlib.suppress(Exception):
-        if thread.is_alive():  # it holds RayDP's lock
+        if thread.is_alive():  # it has RayDP's lock
             _end_jvm()
         else:
             stop_spark()
@@ -320,7 +320,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _log_tail(begun: float) -> str:
-    """The last lines of what JVMs have logged since, where Ray's logs are on this node."""
+    """The last lines that JVMs have logged since `begun`, if Ray's logs are on this node."""
     with contextlib.suppress(Exception):
         folder = Path(ray._private.worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
         logs = [
@@ -331,5 +331,5 @@ def _log_tail(begun: float) -> str:
         for path in sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True):
             lines = path.read_text(errors="replace").strip().splitlines()[-TAIL:]
             if lines:
-                return f"\n--- the end of {path.name} ---\n" + "\n".join(lines)
+                return f"\n--- end of {path.name} ---\n" + "\n".join(lines)
     return ""
