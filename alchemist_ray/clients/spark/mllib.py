@@ -94,9 +94,7 @@ def computeSVD(
     with _sent(als, matrix) as A:
         m, n = A.shape
         if not 1 <= k <= n:
-            raise BadArgumentError(
-                f"computeSVD: k={k} must be 1 to {n}, the number of columns"
-            )
+            raise BadArgumentError(f"computeSVD: k={k} must be 1 to {n}, the number of columns")
         linalg = als.load_library("linalg")
         rank = min(k, m, n)
         method = "gram" if min(m, n) <= GRAM else "arpack"

@@ -134,7 +134,8 @@ def _check(told: Sequence[dict[str, Any]]) -> None:
         if "again" in each:
             raise TransferError(
                 f"Spark repeated task {number} of the transfer (attempt {each['again']}), because "
-                "its executor was lost or spark.speculation is on; the matrix was freed: send it again"
+                "its executor was lost or spark.speculation is on; the matrix was freed: send "
+                "it again"
             )
 
 

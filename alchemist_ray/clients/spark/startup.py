@@ -269,7 +269,8 @@ def _check_cpus(executors: int, cores: int) -> None:
         total = ray.cluster_resources().get("CPU", 0.0)
         raise ResourceError(
             f"Spark executors ({executors} with {cores} CPUs each) and RayDP's master need "
-            f"{needed} CPUs; {free:g} of the Ray cluster's {total:g} are free: request fewer, or free some"
+            f"{needed} CPUs; {free:g} of the Ray cluster's {total:g} are free: request fewer, or "
+            "free some"
         )
 
 
