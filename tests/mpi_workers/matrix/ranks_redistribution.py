@@ -13,7 +13,7 @@ from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, Grid, Shape, positions
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.redistribution import redistribute
-from mpi_workers.rank.loop import Gang
+from mpi_workers.rank.gang import Gang
 
 POOL = Pool(64 << 20, shared=False)
 
