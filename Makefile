@@ -11,11 +11,13 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help env demo test test-kube docs lint format bench lock image clean-image clean
+.PHONY: help env demo test test-quick test-long test-kube docs lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and show the whole way: array -> MPI ranks -> result"
-	@echo "make test    set up and run all tests      (PYTHON=python3.12 to choose another)"
+	@echo "make test    set up and run all tests, 20 minutes on 2 cores (PYTHON=python3.12 to choose another)"
+	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
+	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; says what it needs)"
@@ -44,8 +46,21 @@ $(READY): $(BARE)
 demo: $(SMALL)
 	$(BIN)/alchemist demo
 
+# Two workers on two cores, because tests wait a lot; TEST_WORKERS=0 runs them in one process.
+TEST_WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
+QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
+	tests/alchemist_ray/deploy tests/deploy/kuberay tests/deploy/virtual/test_render.py \
+	tests/alchemist_ray/test_session.py
+
 test: $(READY)
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
+
+test-quick: $(READY)
+	$(PYTEST) $(QUICK)
+
+test-long: $(READY)
+	ALCHEMIST_TEST_LONG=1 $(PYTEST) -o timeout=7200 -o faulthandler_timeout=7000 $(TESTS)
 
 # Not part of `make test`: it brings up a control plane and takes a quarter of an hour.
 test-kube: $(READY)

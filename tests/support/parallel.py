@@ -15,28 +15,37 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Folders and files that are one unit, and other slow files: longest first, because the last unit
-# that starts determines how long one worker waits for the other.
+# Folders and files that are one unit, and files that take long, the longest first: the last unit
+# to start determines how long one worker waits for the other.
 UNITS = (
-    "tests/deploy/slurm",
-    "tests/deploy/container",
-    "tests/faults/test_hosts.py",
-    "tests/faults",
-    "tests/alchemist_ray/clients/spark",
-    "tests/alchemist_ray/arrays",
+    ("tests/deploy/slurm",),
+    ("tests/deploy/container",),
+    ("tests/alchemist_ray/clients/spark", "tests/faults/test_spark.py"),
+    ("tests/faults/test_hosts.py",),
+    ("tests/faults",),
+    ("tests/envs/test_rllib.py",),
+    ("tests/ali/test_files.py",),
+    ("tests/ali/test_conformance.py",),
+    ("tests/alchemist_ray/observe/test_doctor_nodes.py",),
+    ("tests/envs/test_train.py",),
+    ("tests/envs/test_faults.py",),
+    ("tests/alchemist_ray/arrays",),
 )
 
 
-def unit(nodeid: str) -> str:
-    """Return the unit of a test: an entry of `UNITS`, or its file."""
+def unit(nodeid: str) -> int | str:
+    """Return the unit of a test: its place in `UNITS`, or its file."""
     file = nodeid.partition("::")[0]
-    return next((name for name in UNITS if file == name or file.startswith(f"{name}/")), file)
+    for place, names in enumerate(UNITS):
+        if any(file == name or file.startswith(f"{name}/") for name in names):
+            return place
+    return file
 
 
 def position(nodeid: str) -> int:
-    """Return the place of a test's unit in `UNITS`; other units follow in their own order."""
-    name = unit(nodeid)
-    return UNITS.index(name) if name in UNITS else len(UNITS)
+    """Return when a test's unit starts: `UNITS` in order, then all other files."""
+    found = unit(nodeid)
+    return found if isinstance(found, int) else len(UNITS)
 
 
 class UnitScheduling(LoadScopeScheduling):
@@ -47,7 +56,7 @@ class UnitScheduling(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return unit(nodeid)
+        return str(unit(nodeid))
 
 
 class Turns:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 START_S = 240.0  # on a busy machine; 11 s on a quiet one
+# No test lives long enough to repay the optimizing compiler or parallel garbage collection.
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SPARK = [  # the marks of every file of tests with Spark
     pytest.mark.skipif(
@@ -42,6 +44,7 @@ class Sparks:
             for key, value in {
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
+                "spark.driver.extraJavaOptions": JVM,
                 "spark.driver.memory": "1g",
                 "spark.log.level": "OFF",
                 "spark.sql.shuffle.partitions": "4",
@@ -58,7 +61,13 @@ class Sparks:
             self.stop()
             from alchemist_ray.clients.spark import init_spark  # noqa: PLC0415
 
-            settings = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "4"}
+            settings = {
+                "spark.driver.extraJavaOptions": JVM,
+                "spark.executor.extraJavaOptions": JVM,
+                "spark.ray.raydp_app_master.extraJavaOptions": JVM,
+                "spark.log.level": "OFF",
+                "spark.sql.shuffle.partitions": "4",
+            }
             self._spark = init_spark(
                 "tests", 2, 1, "700MB", configs=settings, start_timeout_s=START_S
             )
