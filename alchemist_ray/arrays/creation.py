@@ -33,7 +33,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     if array.nbytes <= rules.SMALL and array.size:
         small = array.astype(kind, copy=False)
         return engine.call("array", *rules.encode_operand(small), LAYOUT)
-    return engine.temporary(send(engine.connection, array, layout=LAYOUT, dtype=kind))
+    return send(engine.connection, array, layout=LAYOUT, dtype=kind)
 
 
 def full(engine: Engine, shape: Any, value: Any, dtype: Any, layout: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,25 +30,11 @@ class Engine:
         self._library: Library | None = None
 
     def call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a routine of the ranks' library; matrices that it makes are temporary."""
+        """Call a routine of the ranks' library."""
         if self._library is None:
             described = self.connection.request({"op": "load", "library": LIBRARY, "path": None})
             self._library = Library(self.connection, described)
-        returned = self._library.routine(routine)(*args, **kwargs)
-        if isinstance(returned, tuple):
-            return tuple(self.temporary(value) for value in returned)
-        return self.temporary(returned)
-
-    def _made(self, routine: str, *args: Any, **kwargs: Any) -> Any:
-        """The one matrix that a routine makes."""
-        made: Any = self.call(routine, *args, **kwargs)
-        return made
-
-    def temporary(self, value: Any) -> Any:
-        """A handle that frees its matrix when it is garbage; other values as they are."""
-        if not isinstance(value, MatrixRef):
-            return value
-        return replace(value, _lease=self.connection.leases.lease(value.id))
+        return self._library.routine(routine)(*args, **kwargs)
 
     # --- element by element ---
 
@@ -79,7 +64,7 @@ class Engine:
         """``op(A)``."""
         if op == "conj" and A.dtype.kind != "c":
             return A
-        return self._made("apply", op, A)
+        return self.call("apply", op, A)
 
     def astype(self, A: Any, dtype: Any) -> Any:
         """A with another dtype (bool: int32, 0 and 1); A itself if it has it."""
@@ -87,7 +72,7 @@ class Engine:
             found: Any = self.binary("not_equal", A, 0)
             return found
         wanted = rules.checked_dtype(dtype)
-        return A if A.dtype == wanted else self._made("astype", A, wanted.name)
+        return A if A.dtype == wanted else self.call("astype", A, wanted.name)
 
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
@@ -99,7 +84,7 @@ class Engine:
             value = np.asarray(plain, np.result_type(like, plain) if beside is not None else None)
         elif not rules.is_array(value):
             raise rules.unsupported(f"a {type(value).__name__} as an operand")
-        return self._made("array", *rules.encode_operand(rules.operand(value, like)))
+        return self.call("array", *rules.encode_operand(rules.operand(value, like)))
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         """Elements of `x` where the condition is not 0, else of `y`."""
@@ -107,7 +92,7 @@ class Engine:
         if beside is None and rules.number(x) is not None and rules.number(y) is not None:
             x, y = (np.asarray(v, np.result_type(np.asarray(x), np.asarray(y))) for v in (x, y))
         args = (self.matrix(condition), self.matrix(x, beside), self.matrix(y, beside))
-        return self._made("where", *args)
+        return self.call("where", *args)
 
     # --- products ---
 
@@ -157,7 +142,7 @@ class Engine:
 
     def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
         """A^T, or A^H."""
-        return self._made("transpose", A, conjugate=conjugate)
+        return self.call("transpose", A, conjugate=conjugate)
 
     def diagonal(self, A: Any) -> Any:
         """The main diagonal, 1-D; see `flat`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.operators import ArrayOperators
-from alchemist_ray.gang.registry import gang_of
+from alchemist_ray.gang.registry import gang_of, lease_of
 from alchemist_ray.io import saving
 from alchemist_ray.transfer import fetching
 from alchemist_ray.transfer.sending import checked_layout
@@ -183,7 +184,7 @@ class Handle(ArrayOperators):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.keep()  # when the other process drops its handle cannot be known here
-        return Handle, (
+        return _received, (
             self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
             self.epoch,
         )  # fmt: skip
@@ -213,3 +214,10 @@ class Handle(ArrayOperators):
         }
         cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<table>{cells}</table>"
+
+
+def _received(*fields: Any) -> Handle:
+    """A handle that was pickled; an attached process takes a lease on the matrix."""
+    handle = Handle(*fields)
+    lease = lease_of(handle)
+    return handle if lease is None else replace(handle, _lease=lease)

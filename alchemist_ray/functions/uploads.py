@@ -103,4 +103,4 @@ class Uploads:
     def remove(self, names: list[str]) -> None:
         """Remove files; if the gang is gone, so are they."""
         with contextlib.suppress(AlchemistError):
-            self._connection.request({"op": "release", "names": names})
+            self._connection.request({"op": "remove_files", "names": names})

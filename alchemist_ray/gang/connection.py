@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -22,7 +23,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.control_channel import ControlChannel, OnProgress, open_socket_channel
-from alchemist_ray.gang.leases import MatrixLeases
+from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
 from mpi_workers.failures import Failure
@@ -35,7 +36,6 @@ R = TypeVar("R", bound=MatrixRef)
 FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
-AFTER_FREES = ("list_matrices",)  # commands that must see frees that were sent before
 
 
 class GangConnection:
@@ -51,7 +51,9 @@ class GangConnection:
         The GroupManager, where this process is in its Ray cluster.
     upload_type : callable(GangConnection), optional
         Makes the object that brings files of user functions to the ranks (`functions.uploads`).
-    fallback : callable() -> ControlChannel, optional
+    result_type : callable(GangConnection), optional
+        Makes the object that starts calls which are not waited for (`runtime.remote_results`).
+    fallback : callable(process) -> ControlChannel, optional
         Opens a channel where no socket of the dispatcher can be reached.
     owner : bool
         Whether the gang ends when this process is gone.
@@ -73,7 +75,8 @@ class GangConnection:
         *,
         manager: Any = None,
         upload_type: Callable[[GangConnection], Any] | None = None,
-        fallback: Callable[[], ControlChannel] | None = None,
+        result_type: Callable[[GangConnection], Any] | None = None,
+        fallback: Callable[[str], ControlChannel] | None = None,
         owner: bool = False,
         progress: bool | None = None,
         output: bool = True,
@@ -89,6 +92,7 @@ class GangConnection:
         )
         self.handle_type = handle_type
         self._upload_type = upload_type
+        self._result_type = result_type
         self._fallback = fallback
         self._closed = False
         self._begin()
@@ -96,11 +100,12 @@ class GangConnection:
 
     def _begin(self) -> None:
         """Open what belongs to one process: channel, connections to ranks, leases."""
+        self._process_id = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: ControlChannel | None = None
         self.ranks = RankConnections(self.rank_endpoints)
-        self.leases = MatrixLeases(self._free)
+        self.leases = MatrixLeases(self._tell_lease)
         if self.owner or not self._forked:
             self._open_channel()
 
@@ -120,10 +125,10 @@ class GangConnection:
     def _open_channel(self) -> ControlChannel:
         with self._lock:
             if self._channel is None:
-                hello = {"role": "client", "owner": self.owner}
+                hello = {"role": "client", "owner": self.owner, "process": self._process_id}
                 self._channel = open_socket_channel(self.address, hello)
                 if self._channel is None and self._fallback is not None:
-                    self._channel = self._fallback()
+                    self._channel = self._fallback(self._process_id)
                 if self._channel is None:
                     raise GroupFailedError(
                         f"no address of gang {self.address.gang} can be reached from process "
@@ -158,6 +163,12 @@ class GangConnection:
             raise SessionError("this process is not in the gang's Ray cluster: no code can be sent")
         return self.part(self._upload_type)
 
+    def start_call(self, body: Body) -> Any:
+        """Start a routine call; an ObjectRef of its results. Raises `SessionError` without Ray."""
+        if self._result_type is None:
+            raise SessionError("this process is not in the gang's Ray cluster: call the routine")
+        return self.part(self._result_type).call(body)
+
     # --- commands ---
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
@@ -170,7 +181,7 @@ class GangConnection:
         if not self.output:
             body = {**body, "output": False}
         try:
-            self.leases.sweep(wait=body["op"] in AFTER_FREES)
+            self.leases.sweep()
             return self._open_channel().request(body, on_progress)
         except GroupFailedError:
             self.ranks.trim()  # a mapping would keep the memory of a rank that is gone
@@ -190,19 +201,21 @@ class GangConnection:
         if self._channel is not None:
             self._channel.cancel()
 
-    def _free(self, matrices: list[int], wait: bool) -> None:
-        body: Body = {"op": "free", "matrices": matrices}
-        channel = self._open_channel()
-        if wait:
-            channel.request(body)
-        else:
-            channel.tell(body)
+    def _tell_lease(self, op: str, matrices: list[int]) -> None:
+        self.tell({"op": op, "matrices": matrices})
 
     # --- matrices ---
 
     def handle(self, record: Body) -> Any:
-        """The handle of a matrix as the dispatcher describes it."""
-        return self.handle_type.from_record(record, self.address)
+        """The handle of a matrix as the dispatcher describes it, with a lease on the matrix."""
+        lease = None if record.get("pinned") else self.leases.lease(record["matrix"])
+        return self.handle_type.from_record(record, self.address, lease)
+
+    def lease(self, matrix: int) -> MatrixLease:
+        """The lease of this process on a matrix that another process described."""
+        lease = self.leases.lease(matrix)
+        self.tell({"op": "hold", "matrices": [matrix]})
+        return lease
 
     def check(self, ref: R) -> R:
         """The reference, if it is of this incarnation of this gang. Raises `MatrixError`."""

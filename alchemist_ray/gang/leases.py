@@ -1,9 +1,9 @@
-"""Leases of temporary matrices: noted where garbage is collected, freed elsewhere.
+"""Leases: which matrices the handles of this process refer to.
 
-A result of an expression has a `MatrixLease`. When the last handle that shares it is gone, its
-number goes into a queue, and that is all that the finalizer does: garbage may be collected in the
-middle of a command, in any thread. The queue is emptied before the next command to the gang, or
-by a thread if none comes.
+The handles of one matrix share a `MatrixLease`. When the last of them is gone, its number goes
+into a queue, and that is all that the finalizer does: garbage may be collected in the middle of
+a command, in any thread. The queue is emptied before the next command to the gang, or by a
+thread if none comes. The dispatcher frees a matrix when no process refers to it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
 from alchemist_ray.errors import AlchemistError
 
-IDLE_S = 0.2  # for so long a thread leaves it to the next command
+IDLE_S = 0.2  # how long the thread leaves a release to the next command
 
 
 class MatrixLease:
-    """Held by the handles of one temporary matrix."""
+    """Shared by the handles of one matrix in this process."""
 
-    __slots__ = ("_leases", "_matrix")
+    __slots__ = ("__weakref__", "_leases", "_matrix")
 
     def __init__(self, matrix: int, leases: MatrixLeases) -> None:
         self._matrix = matrix
@@ -31,12 +32,14 @@ class MatrixLease:
 
     @property
     def kept(self) -> bool:
-        """Whether the matrix is not temporary any more."""
+        """Whether the matrix stays when no handle refers to it."""
         return self._leases is None
 
     def keep(self) -> None:
-        """The matrix is not temporary any more."""
-        self._leases = None
+        """Have the matrix stay until it is freed by name, or its gang ends."""
+        if self._leases is not None:
+            self._leases.pin(self._matrix)
+            self._leases = None
 
     def __del__(self) -> None:
         if self._leases is not None:
@@ -44,16 +47,17 @@ class MatrixLease:
 
 
 class MatrixLeases:
-    """The temporaries of one gang that this process has made. Thread-safe.
+    """The leases of this process on one gang. Thread-safe.
 
     Parameters
     ----------
-    free : callable(matrices, wait)
-        Tells the gang to free matrices, and waits until it has if `wait`.
+    tell : callable(op, matrices)
+        Sends ``"release"`` or ``"pin"`` for some matrices, and does not wait for an answer.
     """
 
-    def __init__(self, free: Callable[[list[int], bool], None]) -> None:
-        self._free = free
+    def __init__(self, tell: Callable[[str, list[int]], None]) -> None:
+        self._tell = tell
+        self._live: weakref.WeakValueDictionary[int, MatrixLease] = weakref.WeakValueDictionary()
         self._over: deque[int] = deque()
         self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
         self._sweeping = threading.Lock()
@@ -61,33 +65,46 @@ class MatrixLeases:
         self._abandoned = False
 
     def lease(self, matrix: int) -> MatrixLease:
-        """A lease on a new matrix."""
+        """The lease on a matrix: that of other handles of this process, if there are any."""
         if not self._watched:
             self._watched = True
-            threading.Thread(target=self._watch, name="temporaries", daemon=True).start()
-        return MatrixLease(matrix, self)
+            threading.Thread(target=self._watch, name="alchemist-leases", daemon=True).start()
+        with self._sweeping:
+            found = self._live.get(matrix)
+            if found is None or found.kept:
+                found = self._live[matrix] = MatrixLease(matrix, self)
+            return found
 
     def over(self, matrix: int) -> None:
         """Called by finalizers: takes no lock that another thread could hold."""
         if self._abandoned:
             return
         self._over.append(matrix)
-        self._news.put(True)  # which is made for this: it is reentrant
+        self._news.put(True)  # SimpleQueue.put is reentrant, for finalizers
 
-    def sweep(self, *, wait: bool) -> None:
-        """Have the gang free what is over, and wait until it has if `wait`."""
-        if not self._over and not wait:
+    def pin(self, matrix: int) -> None:
+        """Have a matrix stay when no handle refers to it."""
+        if not self._abandoned:
+            with contextlib.suppress(AlchemistError):  # the gang is gone, and the matrix with it
+                self._tell("pin", [matrix])
+
+    def sweep(self) -> None:
+        """Tell the gang which matrices this process no longer refers to."""
+        if not self._over:
             return
         with self._sweeping:
             found = []
             while self._over:
-                found.append(self._over.popleft())
+                matrix = self._over.popleft()
+                if matrix not in self._live:  # another handle came since
+                    found.append(matrix)
             if found:
-                with contextlib.suppress(AlchemistError):  # it is gone, and they with it
-                    self._free(found, wait)
+                with contextlib.suppress(AlchemistError):  # the gang is gone, and they with it
+                    self._tell("release", found)
 
     def close(self) -> None:
-        """There is no gang any more."""
+        """The connection is closed."""
+        self._abandoned = True
         self._news.put(False)
 
     def abandon(self) -> None:
@@ -101,4 +118,4 @@ class MatrixLeases:
                 while self._news.get_nowait():
                     pass
                 return
-            self.sweep(wait=True)
+            self.sweep()

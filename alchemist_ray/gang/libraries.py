@@ -97,7 +97,7 @@ class Routine:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the routine and return a Ray ObjectRef of what calling it would return."""
         body = self._bound(args, kwargs)
-        ref: Any = self._connection.manager.call.remote(self._connection.address.epoch, body)
+        ref: Any = self._connection.start_call(body)
         held = [a for a in (*args, *kwargs.values()) if isinstance(a, MatrixRef) and a.temporary]
         if held:  # till the call is over
             ref.future().add_done_callback(lambda _: held.clear())

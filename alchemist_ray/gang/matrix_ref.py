@@ -41,7 +41,9 @@ class MatrixRef:
     _lease: MatrixLease | None = field(default=None)
 
     @classmethod
-    def from_record(cls, record: Body, address: GangAddress) -> Self:
+    def from_record(
+        cls, record: Body, address: GangAddress, lease: MatrixLease | None = None
+    ) -> Self:
         """The reference for a matrix as the dispatcher describes it (`runtime.commands`)."""
         m, n = record["shape"]
         return cls(
@@ -53,6 +55,7 @@ class MatrixRef:
             session=address.session,
             gang=address.gang,
             epoch=address.epoch,
+            _lease=lease,
         )
 
     @property
@@ -68,9 +71,9 @@ class MatrixRef:
     def keep(self) -> Self:
         """This handle; its matrix is no longer temporary.
 
-        The result of an expression is freed when no handle refers to it. After `keep`, as
-        after pickling (for a Ray task, say), it stays until `free` or the end of its gang, like
-        matrices that `send_matrix` and the routines of libraries return.
+        A matrix is freed when no handle of any attached process refers to it. After `keep`, as
+        after pickling (for a Ray task, say) or with a name of its own, it stays until `free`
+        or the end of its gang.
         """
         if self._lease is not None:
             self._lease.keep()

@@ -11,6 +11,7 @@ import os
 import threading
 
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.leases import MatrixLease
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
 CONNECTOR = "alchemist_ray.runtime.attach"  # has `connect_to_gang_of(ref)`
@@ -35,6 +36,12 @@ def detach(connection: GangConnection) -> None:
     with _lock:
         if _attached.get(connection.address.gang) is connection:
             del _attached[connection.address.gang]
+
+
+def lease_of(ref: MatrixRef) -> MatrixLease | None:
+    """A lease on a matrix whose handle has just arrived; None if this process is not attached."""
+    connection = _known(ref)
+    return None if connection is None else connection.lease(ref.id)
 
 
 def gang_of(ref: MatrixRef) -> GangConnection:

@@ -149,7 +149,7 @@ class SessionCheckpoints(GangOwner):
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
                     raise FileError(f"{where}/{entry['file']} is not what the manifest says")
                 source = {"kind": "restored", "from": where, "was": entry["source"]}
-                renamed(connection, handle, entry["name"], source)
+                renamed(connection, handle, entry["name"], source, pin=True)
         except BaseException:
             session.close()
             raise

@@ -51,12 +51,17 @@ def files_library(connection: GangConnection) -> Library:
 
 
 def renamed(
-    connection: GangConnection, ref: MatrixRef, name: str, source: dict[str, Any] | None = None
+    connection: GangConnection,
+    ref: MatrixRef,
+    name: str,
+    source: dict[str, Any] | None = None,
+    *,
+    pin: bool = False,
 ) -> Any:
     """The matrix under another name (and from elsewhere), in the gang's record as well."""
     told = {} if source is None else {"source": source}
     return connection.handle(
-        connection.request({"op": "describe", "matrix": ref.id, "name": name, **told})
+        connection.request({"op": "describe", "matrix": ref.id, "name": name, "pin": pin, **told})
     )
 
 

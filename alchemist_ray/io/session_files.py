@@ -102,7 +102,9 @@ class SessionFiles(GangOwner):
         handle: Handle = library.routine("load")(
             where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, **chosen
         )
-        named: Handle = renamed(connection, handle, name or Path(where.rstrip("/")).name)
+        named: Handle = renamed(
+            connection, handle, name or Path(where.rstrip("/")).name, pin=name is not None
+        )
         return named
 
     def send_blocks(

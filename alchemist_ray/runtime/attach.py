@@ -17,6 +17,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.runtime.driver import NAMESPACE, group_name
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_channel import RayChannel
+from alchemist_ray.runtime.remote_results import RemoteResults
 
 ATTACH_TIMEOUT_S = 30.0
 
@@ -28,7 +29,8 @@ def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangC
         Handle,
         manager=manager,
         upload_type=Uploads,
-        fallback=lambda: RayChannel(manager, address.epoch),
+        result_type=RemoteResults,
+        fallback=lambda process: RayChannel(manager, address.epoch, process),
         **options,
     )
 

@@ -1,24 +1,37 @@
-"""What a gang can be told to do, as rounds over its nodes; and what it holds.
+"""The commands of a gang: what an attached process can ask for, and what the gang holds.
 
-Matrices with their provenance, libraries, and the files of users' functions that lie
-in its folders. The dispatcher sees to it that one command runs at a time.
+`COMMANDS` lists every operation with its fields. The dispatcher runs those that are not
+`immediate` one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from alchemist_ray.errors import AlchemistError, to_failure
-from alchemist_ray.runtime.nodes import Nodes, Round, worst
+from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
+
+NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
 
 
 @dataclass(slots=True)
 class Record:
-    """A matrix of the gang: what it is and where it came from."""
+    """A matrix of the gang: its facts, its origin, and which processes refer to it.
+
+    Attributes
+    ----------
+    sealed : bool
+        Whether every element has arrived.
+    source : dict
+        Provenance.
+    holders : set of str
+        Ids of the attached processes, and tokens of results under way, that refer to it.
+    pinned : bool
+        It stays until it is freed by name, whatever holders there are.
+    """
 
     id: int
     name: str
@@ -27,6 +40,8 @@ class Record:
     layout: str
     sealed: bool
     source: dict[str, Any]
+    holders: set[str] = field(default_factory=set)
+    pinned: bool = False
 
     def described(self) -> Body:
         """The record as it travels: handles are made of it (`gang.matrix_ref`)."""
@@ -36,6 +51,7 @@ class Record:
             "shape": list(self.shape),
             "dtype": self.dtype,
             "layout": self.layout,
+            "pinned": self.pinned,
         }
 
 
@@ -45,15 +61,13 @@ class Commands:
     Parameters
     ----------
     nodes : Nodes
-        Who carries them out.
+        Carry them out.
     soon : callable(body)
-        Puts a command before all that wait.
+        Queues a command before all others.
 
     Notes
     -----
-    Each takes the client's map and gives the reply's. A command in `QUICK` is answered
-    at once, whatever the ranks are doing; one in `CALLS` is a single round, and is begun
-    with a callback: no task is made for it; one in `ROUNDS` is awaited.
+    Each handler takes the caller's fields and the id of the process that holds the results.
     """
 
     def __init__(self, nodes: Nodes, soon: Callable[[Body], None]) -> None:
@@ -63,35 +77,40 @@ class Commands:
         self.matrices: dict[int, Record] = {}
         self.libraries: dict[str, Body] = {}
 
-    # --- several rounds ---
+    # --- matrices ---
 
-    async def _create(self, body: Body) -> Body:
+    async def create(self, body: Body, holder: str) -> Body:
+        """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
         await self._nodes.round("reserve", **fields)
         ident = self._new_id()
         try:
             await self._nodes.round("create", matrix=ident, **fields)
         except Failure:
-            await self._nodes.round("free", matrices=[ident])
+            self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
-        self._record(
-            ident, body.get("name"), fields, {"kind": "sent", **body.get("source", {})}, False
-        )
+        source = {"kind": "sent", **body.get("source", {})}
+        self._record(ident, body.get("name"), fields, source, holder, sealed=False)
         return {"matrix": ident}
 
-    async def _seal(self, body: Body) -> Body:
+    async def seal(self, body: Body, holder: str) -> Body:
+        """A matrix has arrived: ranks check that every element is there."""
         record = self._known(body["matrix"])
         await self._nodes.round("seal", matrix=record.id)
         record.sealed = True
         return record.described()
 
-    async def _free(self, body: Body) -> Body:
+    async def free(self, body: Body, holder: str) -> Body:
+        """Free matrices, whatever processes refer to them."""
         known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
+        if body.get("forced"):
+            known = body["matrices"]
         if known:
             await self._nodes.round("free", matrices=known)
         return {"freed": len(known)}
 
-    async def _redistribute(self, body: Body) -> Body:
+    async def redistribute(self, body: Body, holder: str) -> Body:
+        """A copy of a matrix in another layout."""
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         await self._nodes.round("reserve", **fields)
@@ -105,13 +124,16 @@ class Commands:
                 layout=body["layout"],
             )
         except Failure:
-            await self._nodes.round("free", matrices=[ident])
+            self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
         origin = {"kind": "layout", "of": source.id}
-        record = self._record(ident, body.get("name") or source.name, fields, origin, True)
-        return record.described()
+        name = body.get("name")
+        return self._record(ident, name, fields, origin, holder).described()
 
-    async def _load(self, body: Body) -> Body:
+    # --- code ---
+
+    async def load(self, body: Body, holder: str) -> Body:
+        """Load a library on every rank, or on none."""
         done = await self._nodes.round(
             "load", collective=True, library=body["library"], path=body.get("path")
         )
@@ -119,90 +141,55 @@ class Commands:
         self.libraries[body["library"]] = described
         return described
 
-    async def _discard(self, body: Body) -> Body:
-        """Free what some ranks made in a call that failed on others."""
-        await self._nodes.round("discard")
-        self._nodes.unstage(body["names"])
-        return {}
-
-    # --- one round ---
-
-    def _call(self, body: Body, done: Callable[[Body | Failure], None]) -> None:
+    async def call(self, body: Body, holder: str) -> Body:
+        """Call a routine of a library."""
         arguments = body["arguments"]
         for value in arguments.values():
             if isinstance(value, dict):
                 self._known(value["matrix"])
-        origin = {
-            "kind": "routine",
-            "library": body["library"],
-            "routine": body["routine"],
-            "arguments": arguments,
-        }
-
-        def keep(under_way: Round) -> Body:
-            records = self._keep_results(under_way, origin)
-            described = iter([record.described() for record in records])
-            values = under_way.value or []
-            return {
-                "values": [
-                    {"matrix": next(described)} if isinstance(v, dict) else v for v in values
-                ]
-            }
-
-        self._nodes.begin(
-            self._then(done, keep, []),
+        library, routine = body["library"], body["routine"]
+        done = await self._collective(
+            [],
             "call",
-            collective=True,
-            library=body["library"],
-            routine=body["routine"],
+            library=library,
+            routine=routine,
             arguments=arguments,
             first=self._ids + 1,
         )
+        origin = {
+            "kind": "routine", "library": library, "routine": routine, "arguments": arguments,
+        }  # fmt: skip
+        described = iter(self._keep_results(done.matrices, origin, holder))
+        return {
+            "values": [
+                {"matrix": next(described)} if isinstance(value, dict) else value
+                for value in done.value or []
+            ]
+        }
 
-    def _run(self, body: Body, done: Callable[[Body | Failure], None]) -> None:
-        """A user's function or script. What it uses lies as files in the nodes' folders."""
+    async def run(self, body: Body, holder: str) -> Body:
+        """Run a user's function or script, whose files are in the nodes' folders."""
         task = body["task"]
         for ident in body["uses"]:
             self._known(ident)
+        done = await self._collective([task["result"]], "run", first=self._ids + 1, **task)
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
+        made = self._keep_results(done.matrices, origin, holder)
+        return {"value": done.value, "matrices": made}
 
-        def keep(under_way: Round) -> Body:
-            records = self._keep_results(under_way, origin)
-            return {"value": under_way.value, "matrices": [r.described() for r in records]}
+    async def _collective(self, files: list[str], op: str, **fields: Any) -> Any:
+        """A round that runs foreign code. If it fails, what some ranks made of it is freed."""
+        try:
+            return await self._nodes.round(op, collective=True, **fields)
+        except Failure:
+            self._soon({"op": "discard", "names": files})
+            raise
 
-        self._nodes.begin(
-            self._then(done, keep, [task["result"]]),
-            "run",
-            collective=True,
-            first=self._ids + 1,
-            **task,
-        )
-
-    def _then(
-        self,
-        done: Callable[[Body | Failure], None],
-        keep: Callable[[Round], Body],
-        names: list[str],
-    ) -> Callable[[Round, AlchemistError | None], None]:
-        def then(under_way: Round, error: AlchemistError | None) -> None:
-            if error is not None:
-                done(to_failure(error))
-            elif under_way.errors:
-                self._nodes.spoiled()
-                self._soon({"op": "discard", "names": names})
-                done(worst(under_way))
-            else:
-                done(keep(under_way))
-
-        return then
-
-    def _keep_results(self, under_way: Round, origin: Body) -> list[Record]:
-        records = []
-        for ident, m, n, dtype, layout in under_way.matrices or ():
-            fields = {"shape": [m, n], "dtype": dtype, "layout": layout}
-            records.append(self._record(ident, None, fields, origin, True))
-            self._ids = ident
-        return records
+    async def discard(self, body: Body, holder: str) -> Body:
+        """Free the results of the last call on ranks where it succeeded: it failed on others."""
+        await self._nodes.round("discard")
+        self._nodes.unstage(body["names"])
+        return {}
 
     # --- what is held ---
 
@@ -215,67 +202,155 @@ class Commands:
         if record is None:
             raise Failure(
                 "MatrixNotFoundError",
-                f"matrix {ident} is not in this gang (any more): it was freed, or never was",
+                f"matrix {ident} is not on this gang: it was freed, or there never was one",
             )
         return record
 
     def _record(
-        self, ident: int, name: str | None, fields: Body, source: Body, sealed: bool
+        self,
+        ident: int,
+        name: str | None,
+        fields: Body,
+        source: Body,
+        holder: str,
+        *,
+        sealed: bool = True,
     ) -> Record:
         m, n = fields["shape"]
         record = Record(
             ident, name or f"matrix{ident}", (m, n), fields["dtype"], fields["layout"], sealed,
-            source,
+            source, pinned=name is not None or holder == NO_HOLDER,
         )  # fmt: skip
+        if holder != NO_HOLDER:
+            record.holders.add(holder)
         self.matrices[ident] = record
         return record
 
-    # --- answered at once ---
+    def _keep_results(self, matrices: list[Any] | None, origin: Body, holder: str) -> list[Body]:
+        described = []
+        for ident, m, n, dtype, layout in matrices or ():
+            fields = {"shape": [m, n], "dtype": dtype, "layout": layout}
+            described.append(self._record(ident, None, fields, origin, holder).described())
+            self._ids = ident
+        return described
 
-    def _list_matrices(self, body: Body) -> Body:
-        return {"matrices": [r.described() for r in self.matrices.values() if r.sealed]}
+    def lost(self, holder: str) -> None:
+        """A process is gone, and its leases with it."""
+        self._release(self.matrices.values(), holder)
 
-    def _describe(self, body: Body) -> Body:
-        """Another name for a matrix, and where it comes from if that is known better."""
+    def _release(self, records: Iterable[Record], holder: str) -> None:
+        unheld = []
+        for record in list(records):
+            record.holders.discard(holder)
+            if not record.holders and not record.pinned:
+                unheld.append(record.id)
+        if unheld:
+            self._soon({"op": "free", "matrices": unheld})
+
+    # --- answered at once, also while a command runs ---
+
+    def release(self, body: Body, holder: str) -> Body:
+        """A process no longer refers to matrices; those that no process refers to are freed."""
+        known = (self.matrices.get(ident) for ident in body["matrices"])
+        self._release((record for record in known if record is not None), holder)
+        return {}
+
+    def end_lease(self, body: Body, holder: str) -> Body:
+        """The result of a `.remote` call is no longer referred to."""
+        self.lost(str(body["holder"]))
+        return {}
+
+    def hold(self, body: Body, holder: str) -> Body:
+        """A process refers to matrices."""
+        for ident in body["matrices"]:
+            if (record := self.matrices.get(ident)) is not None and holder != NO_HOLDER:
+                record.holders.add(holder)
+        return {}
+
+    def pin(self, body: Body, holder: str) -> Body:
+        """Matrices stay until they are freed by name: `Handle.keep`, and pickled handles."""
+        for ident in body["matrices"]:
+            if (record := self.matrices.get(ident)) is not None:
+                record.pinned = True
+        return {}
+
+    def list_matrices(self, body: Body, holder: str) -> Body:
+        """All matrices; the caller holds them."""
+        records = [record for record in self.matrices.values() if record.sealed]
+        self.hold({"matrices": [record.id for record in records]}, holder)
+        return {"matrices": [record.described() for record in records]}
+
+    def describe(self, body: Body, holder: str) -> Body:
+        """Another name for a matrix, and its origin where that is known better."""
         record = self._known(body["matrix"])
         record.name = str(body["name"])
+        record.pinned = record.pinned or body.get("pin", False)
         record.source = body.get("source", record.source)
         return record.described()
 
-    def _list_libraries(self, body: Body) -> Body:
-        return {"libraries": list(self.libraries.values())}
-
-    def _ping(self, body: Body) -> Body:
-        """The gang lives; whether a command runs."""
-        return {"busy": self._nodes.busy}
-
-    def _sources(self, body: Body) -> Body:
-        """Where matrices come from: too long for lists of many matrices."""
+    def sources(self, body: Body, holder: str) -> Body:
+        """Provenance of matrices."""
         return {"sources": [self._known(ident).source for ident in body["matrices"]]}
 
-    def _release(self, body: Body) -> Body:
-        """Remove files that were staged for runs, or that runs have left for their caller."""
+    def list_libraries(self, body: Body, holder: str) -> Body:
+        """The libraries that are loaded, with their signatures."""
+        return {"libraries": list(self.libraries.values())}
+
+    def ping(self, body: Body, holder: str) -> Body:
+        """The gang lives. Whether a command runs."""
+        return {"busy": self._nodes.busy}
+
+    def remove_files(self, body: Body, holder: str) -> Body:
+        """Remove files that were uploaded for runs, or that runs left for their caller."""
         self._nodes.unstage(body["names"])
         return {}
 
 
-QUICK: dict[str, Callable[[Commands, Body], Body]] = {
-    "list_matrices": Commands._list_matrices,
-    "describe": Commands._describe,
-    "list_libraries": Commands._list_libraries,
-    "ping": Commands._ping,
-    "sources": Commands._sources,
-    "release": Commands._release,
+Queued = Callable[[Commands, Body, str], Awaitable[Body]]
+Immediate = Callable[[Commands, Body, str], Body]
+
+
+class Command(NamedTuple):
+    """An operation: its handler, and the fields that a caller gives (``?``: optional).
+
+    Every command also has ``id``, and may have ``timeout_s`` (seconds, with the time in the
+    queue) and ``output`` (whether the caller shows what ranks print).
+    """
+
+    fields: tuple[str, ...]
+    queued: Queued | None = None
+    immediate: Immediate | None = None
+
+
+COMMANDS: dict[str, Command] = {
+    "create": Command(("shape", "dtype", "layout", "name?", "source?"), Commands.create),
+    "seal": Command(("matrix",), Commands.seal),
+    "free": Command(("matrices", "forced?"), Commands.free),
+    "redistribute": Command(("source", "layout", "name?"), Commands.redistribute),
+    "load": Command(("library", "path?"), Commands.load),
+    "call": Command(("library", "routine", "arguments"), Commands.call),
+    "run": Command(("task", "uses"), Commands.run),
+    "discard": Command(("names",), Commands.discard),
+    "release": Command(("matrices",), immediate=Commands.release),
+    "end_lease": Command(("holder",), immediate=Commands.end_lease),
+    "hold": Command(("matrices",), immediate=Commands.hold),
+    "pin": Command(("matrices",), immediate=Commands.pin),
+    "list_matrices": Command((), immediate=Commands.list_matrices),
+    "describe": Command(("matrix", "name", "pin?", "source?"), immediate=Commands.describe),
+    "sources": Command(("matrices",), immediate=Commands.sources),
+    "list_libraries": Command((), immediate=Commands.list_libraries),
+    "ping": Command((), immediate=Commands.ping),
+    "remove_files": Command(("names",), immediate=Commands.remove_files),
 }
-CALLS: dict[str, Callable[[Commands, Body, Callable[[Body | Failure], None]], None]] = {
-    "call": Commands._call,
-    "run": Commands._run,
-}
-ROUNDS: dict[str, Callable[[Commands, Body], Awaitable[Body]]] = {
-    "create": Commands._create,
-    "seal": Commands._seal,
-    "free": Commands._free,
-    "redistribute": Commands._redistribute,
-    "load": Commands._load,
-    "discard": Commands._discard,
-}
+
+
+def checked(body: Body) -> Command:
+    """The command that a body asks for. Raises `Failure` if it is unknown or lacks fields."""
+    op = body.get("op")
+    command = COMMANDS.get(op) if isinstance(op, str) else None
+    if command is None:
+        raise Failure("GroupError", f"unknown command {op!r}")
+    missing = [name for name in command.fields if not name.endswith("?") and name not in body]
+    if missing:
+        raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")
+    return command

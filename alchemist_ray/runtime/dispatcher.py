@@ -1,10 +1,9 @@
-"""The dispatcher: a gang's commands, in order, and the clients that send them.
+"""The dispatcher: a gang's commands, one at a time, and the processes that send them.
 
-It lives on the GroupManager's event loop. Commands come through two doors, a
-socket and a Ray actor method, and wait in one queue: a gang does one thing at a
-time. What each command does is in `commands.py`; how it reaches the nodes, one
-message and one combined reply per node, in `nodes.py`. A command can be cancelled:
-by its client, because its time is over, or with the Ray task that waits for it.
+It runs on the GroupManager's event loop. Commands arrive through a socket or through a method
+of the actor. Each sender has a queue of its own, and the queues are served in turn. What a
+command does is in `commands.py`, how it reaches the nodes in `nodes.py`. A command can be
+cancelled: by its sender, by its time limit, or with the Ray task that waits for it.
 """
 
 from __future__ import annotations
@@ -12,34 +11,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, to_failure
-from alchemist_ray.runtime.commands import CALLS, QUICK, ROUNDS, Commands
+from alchemist_ray.runtime import output_relay
+from alchemist_ray.runtime.commands import NO_HOLDER, Commands, checked
 from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind
 
-from alchemist_ray.runtime import output_relay
-
 QUEUE_LIMIT = 100_000
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A command and who waits for its answer: a socket client, or a future of the Ray door.
+class AttachedProcess:
+    """A process that is connected to the gang; its id holds the leases of its matrices."""
 
-    `first_round` is the number of the first round that can be its own, `cancelled` why it
+    ident: str
+    owner: bool
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A command and who waits for its answer: a connection, a future of the actor, or neither.
+
+    `first_round` is the number of the first round that can belong to it, `cancelled` why it
     is no longer wanted.
     """
 
     body: Body
-    client: FrameProtocol | None = None
+    holder: str = NO_HOLDER
+    connection: FrameProtocol | None = None
     ident: Any = None
     future: asyncio.Future[Body] | None = None
     relay: output_relay.Relay | None = None
@@ -49,6 +56,7 @@ class Job:
     answered: bool = False
 
     def answer(self, result: Body | Failure) -> None:
+        """Send the result or the failure to whoever waits. Only the first call counts."""
         if self.answered:
             return
         self.answered = True
@@ -56,15 +64,25 @@ class Job:
             self.timer.cancel()
         if self.relay is not None:
             self.relay.end()
-        if self.client is not None:
-            key = "error" if isinstance(result, Failure) else "result"
-            told = result.to_map() if isinstance(result, Failure) else result
-            self.client.send(Kind.REPLY, {"id": self.ident, key: told})
+        if self.connection is not None:
+            self._reply(self.connection, result)
         elif self.future is not None and not self.future.done():
             if isinstance(result, Failure):
                 self.future.set_exception(result)
+                self.future.exception()  # seen: the caller may have gone
             else:
                 self.future.set_result(result)
+
+    def _reply(self, connection: FrameProtocol, result: Body | Failure) -> None:
+        key, value = "result", result
+        if isinstance(result, Failure):
+            key, value = "error", result.to_map()
+        try:
+            connection.send(Kind.REPLY, {"id": self.ident, key: value})
+        except (Failure, TypeError, ValueError, OverflowError) as error:  # it fits no frame
+            op = self.body.get("op")
+            failure = Failure("TransferError", f"the answer to {op!r} cannot be sent: {error}")
+            connection.send(Kind.REPLY, {"id": self.ident, "error": failure.to_map()})
 
 
 class Dispatcher:
@@ -73,15 +91,15 @@ class Dispatcher:
     Parameters
     ----------
     nodes : int
-        How many proxies will report.
+        Proxies that will report.
     size : int
-        How many ranks.
+        Ranks.
     token : str
         The gang's secret.
     on_failure : callable(error)
         Called once when the gang is lost.
     on_orphaned : callable()
-        Called when the session that owns the gang is gone without a goodbye.
+        Called when the owner's process is gone without a goodbye.
     """
 
     def __init__(
@@ -93,15 +111,17 @@ class Dispatcher:
         on_orphaned: Callable[[], None],
     ) -> None:
         self.nodes = Nodes(nodes, size, self._lost, self._progress, self._output)
-        self.commands = Commands(self.nodes, lambda body: self._queue.appendleft(Job(body)))
+        self.commands = Commands(self.nodes, self._soon)
         self._token = token
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
-        self._clients: set[FrameProtocol] = set()
+        self._connections: set[FrameProtocol] = set()
         self._servers: list[asyncio.Server] = []
-        self._queue: deque[Job] = deque()
+        self._urgent: deque[Job] = deque()
+        self._queues: OrderedDict[Any, deque[Job]] = OrderedDict()  # by sender
+        self._waiting = 0
         self._active: Job | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
         self.addresses: list[str] = []
 
     async def listen(self, host: str, unix_path: str) -> None:
@@ -117,160 +137,179 @@ class Dispatcher:
             return await loop.create_unix_server(factory, sock=sock)
         return await loop.create_server(factory, sock=sock)
 
-    # --- who connects ---
+    # --- connections ---
 
     def _on_hello(self, protocol: FrameProtocol, body: Body) -> Body:
         if body.get("role") == "proxy":
             self.nodes.joined(body["node"], protocol)
-            protocol.peer = ("proxy", body["node"])
+            protocol.peer = body["node"]
         else:
-            protocol.peer = ("client", body.get("owner") is True)
-            self._clients.add(protocol)
+            protocol.peer = AttachedProcess(str(body["process"]), body.get("owner") is True)
+            self._connections.add(protocol)
         return {"version": frames.VERSION}
 
     def _on_lost(self, protocol: FrameProtocol) -> None:
-        if protocol.peer is None:
-            return
-        role, what = protocol.peer
-        if role == "proxy":
-            self.nodes.left(what)
-            return
-        self._clients.discard(protocol)
-        if what and not self.nodes.closed:
-            self._on_orphaned()
+        peer = protocol.peer
+        if isinstance(peer, AttachedProcess):
+            self._connections.discard(protocol)
+            self._forget(protocol)
+            if peer.owner and not self.nodes.closed:
+                self._on_orphaned()
+            elif not any(other.peer.ident == peer.ident for other in self._connections):
+                self.commands.lost(peer.ident)
+        elif peer is not None:
+            self.nodes.left(peer)
+
+    def _forget(self, sender: FrameProtocol) -> None:
+        """Drop the commands of a process that is gone; the one that runs is cancelled."""
+        self._waiting -= len(self._queues.pop(sender, ()))
+        if self._active is not None and self._active.connection is sender:
+            self._cancel(self._active, Failure("CancelledError", "the caller is gone"))
 
     def _on_frame(self, protocol: FrameProtocol, frame: Frame) -> None:
-        role, what = protocol.peer
-        if role == "proxy":
-            self.nodes.receive(what, frame)
-        elif frame.kind == Kind.COMMAND:
-            self._from_client(protocol, frame.body)
+        peer = protocol.peer
+        if isinstance(peer, AttachedProcess):
+            if frame.kind == Kind.COMMAND:
+                self._from_process(protocol, peer, frame.body)
+            return
+        try:
+            self.nodes.receive(peer, frame)
+        except Failure as failure:  # of ours: the proxy must not be refused for it
+            self._log(f"a message for the gang could not be sent: {failure.message}")
+
+    @staticmethod
+    def _log(text: str) -> None:
+        output_relay.log([(-1, 2, text)])
 
     def _progress(self, body: Body) -> None:
-        if self._active is not None and self._active.client is not None:
-            told = {"fraction": body["fraction"], "text": body["text"]}
-            self._active.client.send(Kind.EVENT, {"id": self._active.ident, **told})
+        if self._active is not None and self._active.connection is not None:
+            shown = {"fraction": body["fraction"], "text": body["text"]}
+            self._active.connection.send(Kind.EVENT, {"id": self._active.ident, **shown})
 
     def _output(self, body: Body) -> None:
-        """Lines that ranks have printed: to who waits for them, else into the log."""
+        """Lines that ranks have printed: to the process that waits for them, else to the log."""
         job = self._active
         if job is None or body["seq"] < job.first_round or job.relay is None:
             output_relay.log(body["lines"])
         elif job.body.get("output", True):
             job.relay.pass_on(body["lines"])
 
-    # --- the two doors ---
+    # --- commands come in ---
 
-    def _from_client(self, protocol: FrameProtocol, body: Body) -> None:
+    def _from_process(self, protocol: FrameProtocol, peer: AttachedProcess, body: Body) -> None:
         ident = body.pop("id", None)
         match body.get("op"):
             case "goodbye":
-                protocol.peer = ("client", False)
+                peer.owner = False
                 protocol.close()
             case "cancel":
-                for job in (self._active, *self._queue):
-                    if job and job.client is protocol and job.ident == body["call"]:
+                for job in (self._active, *self._queues.get(protocol, ())):
+                    if job and job.connection is protocol and job.ident == body.get("call"):
                         self._cancel(job, Failure("CancelledError", "the call was cancelled"))
                         break
             case _:
                 relay = output_relay.Relay(protocol, ident)
-                self._accept(Job(body, protocol, ident, relay=relay))
+                self._accept(Job(body, peer.ident, protocol, ident, relay=relay), protocol)
 
-    async def submit(self, body: Body) -> Body:
-        """Run a command that came through Ray. Raises the tree's errors."""
+    async def submit(self, body: Body, holder: str = NO_HOLDER) -> Body:
+        """Run a command that came through Ray. Raises `Failure`."""
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        job = Job(body, future=future)
-        self._accept(job)
+        job = Job(body, holder, future=future)
+        self._accept(job, None)
         try:
             return await future
         except asyncio.CancelledError:
             self._cancel(job, Failure("CancelledError", "the call was cancelled"))
             raise
 
-    def _accept(self, job: Job) -> None:
-        op = job.body.get("op", "")
+    def _accept(self, job: Job, sender: Any) -> None:
         if self.nodes.failure is not None:
             job.answer(to_failure(self.nodes.failure))
-        elif (quick := QUICK.get(op)) is not None:
-            self._guarded(job, lambda: job.answer(quick(self.commands, job.body)))
-        elif len(self._queue) >= QUEUE_LIMIT:
+            return
+        try:
+            command = checked(job.body)
+            if command.immediate is not None:
+                job.answer(command.immediate(self.commands, job.body, job.holder))
+                return
+        except Failure as failure:
+            job.answer(failure)
+            return
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            job.answer(_malformed(job, error))
+            return
+        if self._waiting >= QUEUE_LIMIT:
             words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
             job.answer(Failure("GroupError", words))
-        else:
-            if (limit_s := job.body.get("timeout_s")) is not None:
-                loop = asyncio.get_running_loop()
-                job.timer = loop.call_later(limit_s, self._cancel, job, _late(limit_s))
-            self._queue.append(job)
-            self._next()
-
-    def _next(self) -> None:
-        """Begin the next command, if none is under way."""
-        while self._active is None and self._queue:
-            job = self._active = self._queue.popleft()
-            job.first_round = self.nodes.last_round + 1
-            if job.body.get("op") in CALLS and not self.nodes.busy:
-                self._begin(job)  # the quick way: no task is made
-            else:
-                task = asyncio.get_running_loop().create_task(self._run(job))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    def _finish(self, job: Job, result: Body | Failure) -> None:
-        if self._active is job:
-            self._active = None
-        if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
-            self._queue.appendleft(Job({"op": "free", "matrices": [result["matrix"]]}))
-        job.answer(job.cancelled or result)
+            return
+        if (limit_s := job.body.get("timeout_s")) is not None:
+            loop = asyncio.get_running_loop()
+            job.timer = loop.call_later(limit_s, self._cancel, job, _late(limit_s))
+        self._queues.setdefault(sender, deque()).append(job)
+        self._waiting += 1
         self._next()
 
-    def _begin(self, job: Job) -> None:
-        begin = CALLS[job.body["op"]]
-        self._guarded(
-            job, lambda: begin(self.commands, job.body, lambda result: self._finish(job, result))
-        )
+    def _soon(self, body: Body) -> None:
+        """Run a command of our own before all that wait."""
+        self._urgent.append(Job(body))
+        if self.nodes.failure is None and not self.nodes.closed:
+            self._next()
 
-    def _guarded(self, job: Job, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Failure as failure:
-            self._finish(job, failure)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._finish(job, _malformed(job, error))
+    # --- commands run ---
+
+    def _next(self) -> None:
+        """Start the next command, if none runs: urgent ones first, then sender by sender."""
+        if self._active is not None:
+            return
+        if self._urgent:
+            job = self._urgent.popleft()
+        elif self._queues:
+            sender, queue = self._queues.popitem(last=False)
+            job = queue.popleft()
+            self._waiting -= 1
+            if queue:
+                self._queues[sender] = queue  # at the end: the others come first
+        else:
+            return
+        self._active = job
+        job.first_round = self.nodes.last_round + 1
+        self._task = asyncio.get_running_loop().create_task(self._run(job))
 
     async def _run(self, job: Job) -> None:
-        """A command that takes several rounds, or has to wait for stragglers."""
-        op = job.body.get("op", "")
+        result: Body | Failure
         try:
-            if op in CALLS:
-                await self.nodes.drained()
-                if self.nodes.failure is not None:
-                    raise self.nodes.failure
-                if job.cancelled is not None:
-                    raise job.cancelled
-                self._begin(job)
-                return
-            handler = ROUNDS.get(op)
-            if handler is None:
-                raise Failure("GroupError", f"unknown command {op!r}")
-            result: Body | Failure = await handler(self.commands, job.body)
+            await self.nodes.idle()
+            if job.cancelled is not None:
+                raise job.cancelled
+            handler = checked(job.body).queued
+            assert handler is not None
+            result = await handler(self.commands, job.body, job.holder)
         except Failure as failure:
             result = failure
         except AlchemistError as error:
             result = to_failure(error)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             result = _malformed(job, error)
-        self._finish(job, result)
+        if self._active is job:
+            self._active = None
+        if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
+            self._soon({"op": "free", "matrices": [result["matrix"]]})
+        job.answer(job.cancelled or result)
+        self._next()
 
     def _cancel(self, job: Job, why: Failure) -> None:
         """End a command early: it is dropped, or the ranks leave it and the gang goes on."""
         if job.answered:
             return
         if job is not self._active:
-            with contextlib.suppress(ValueError):
-                self._queue.remove(job)
+            for sender, queue in list(self._queues.items()):
+                with contextlib.suppress(ValueError):
+                    queue.remove(job)
+                    self._waiting -= 1
+                if not queue:
+                    del self._queues[sender]
             job.answer(why)
         elif not self.nodes.cancel(job.first_round, why):
-            job.cancelled = why  # it has nothing on the ranks that could be left
+            job.cancelled = why  # it runs nothing on the ranks that could be left
             job.answer(why)
 
     # --- the end ---
@@ -280,20 +319,25 @@ class Dispatcher:
         self._on_failure(error)
 
     def _answer_all(self, error: AlchemistError) -> None:
-        queued, self._queue = list(self._queue), deque()
-        for job in queued:
+        waiting = [job for queue in self._queues.values() for job in queue]
+        self._queues.clear()
+        self._urgent.clear()
+        self._waiting = 0
+        for job in waiting:
             job.answer(to_failure(error))
 
     def close(self, error: AlchemistError) -> None:
-        """Close every socket; whoever still waits gets `error`."""
+        """Close every socket; every caller that still waits gets `error`."""
         self.nodes.close(error)
         self._answer_all(error)
-        for client in list(self._clients):
-            client.close()
+        if self._active is not None:
+            self._active.answer(to_failure(error))
+        if self._task is not None:
+            self._task.cancel()
+        for connection in list(self._connections):
+            connection.close()
         for server in self._servers:
             server.close()
-        for task in list(self._tasks):
-            task.cancel()
 
 
 def _late(limit_s: float) -> Failure:

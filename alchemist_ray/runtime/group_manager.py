@@ -33,6 +33,7 @@ from alchemist_ray.functions.packing import Work, new_name, packed_values, unpic
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_request import GangRequest
@@ -224,13 +225,16 @@ class GroupManager:
             raise SessionError("the session has no workers: request_workers(n) starts a gang")
         return self._endpoint
 
-    async def command(self, epoch: int, body: Body) -> Body:
-        """The Ray door to the dispatcher; the socket is the other. Raises the tree's errors."""
+    async def command(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Body:
+        """Run a command for a process that no socket of the dispatcher reaches.
+
+        `holder` is the id under which its results are leased; without one they are pinned.
+        """
         gang_address = await self.gang_address()
         if epoch != gang_address.epoch or self._dispatcher is None:
             raise GroupFailedError("that gang is gone; its session has started another one")
         try:
-            return await self._dispatcher.submit(body)
+            return await self._dispatcher.submit(body, holder)
         except Failure as failure:
             raise from_failure(failure) from None
 
@@ -249,10 +253,10 @@ class GroupManager:
             )
         )
 
-    async def call(self, epoch: int, body: Body) -> Any:
-        """A routine call whose result is what the user gets: values and handles."""
+    async def call(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Any:
+        """A routine call whose results are what the user gets: values and handles."""
         address = await self.gang_address()
-        reply = await self.command(epoch, body)
+        reply = await self.command(epoch, body, holder)
         return results_of(reply, lambda record: Handle.from_record(record, address))
 
     async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:

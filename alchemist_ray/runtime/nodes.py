@@ -10,49 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
 from alchemist_ray.runtime.failure_causes import ask_kubernetes, node_leaving
+from alchemist_ray.runtime.rounds import Round
 from mpi_workers.failures import Failure
 from mpi_workers.wire.asynchronous import FrameProtocol
-from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # how long other ranks' errors are gathered after the first
 DRAIN_S = 30.0  # how long ranks may take to come back from a call that failed elsewhere
-
-
-@dataclass(slots=True)
-class Round:
-    """One message to all nodes, and what came back so far.
-
-    `then` is called once: with None when all nodes have answered (or one has
-    failed, or it was `cancelled`, and the others take their time), or with what
-    ended the gang. `doing` is what the ranks do, for messages; `collective`: they may meet in MPI.
-    """
-
-    then: Callable[[Round, AlchemistError | None], None]
-    left: int
-    doing: str = ""
-    collective: bool = False
-    told: bool = False
-    cancelled: Failure | None = None
-    interrupted: int = 0
-    errors: list[Body] = field(default_factory=list)
-    failed: int = 0
-    value: Any = None
-    matrices: list[Any] | None = None
-
-    def finish(self, error: AlchemistError | None = None) -> None:
-        if self.told:
-            return
-        self.told = True
-        if self.interrupted and not self.errors and self.cancelled is None:
-            self.cancelled = Failure("CancelledError", "the call was interrupted on every rank")
-        if self.cancelled is not None:  # whatever the ranks made of it
-            self.errors, self.failed = [self.cancelled.to_map()], 1
-        self.then(self, error)
 
 
 class Nodes:
@@ -103,6 +71,7 @@ class Nodes:
         self.ranks: dict[int, Body] = {}
         self.failure: AlchemistError | None = None
         self.closed = False
+        self._became_idle = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -204,12 +173,12 @@ class Nodes:
         for other, proxy in self._proxies.items():
             if other != node:
                 proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
-        if under_way is not None and not under_way.told:
+        if under_way is not None and not under_way.over.done():
             asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._tell_early, seq, body)
 
     def _tell_early(self, seq: int, body: Body) -> None:
         under_way = self._rounds.get(seq)
-        if under_way is not None and not under_way.told:
+        if under_way is not None and not under_way.over.done():
             under_way.errors.append(_with_others_stuck(body["error"]))
             under_way.failed = max(1, under_way.failed)
             what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
@@ -223,7 +192,7 @@ class Nodes:
         waits for an error of theirs. Those that stay in native code have `DRAIN_S`.
         """
         for seq, under_way in self._rounds.items():
-            if seq >= first and under_way.collective and not under_way.told:
+            if seq >= first and under_way.collective and not under_way.over.done():
                 if under_way.cancelled is None:
                     under_way.cancelled = why
                     self._tell_all({"op": "interrupt", "seq": seq, "signal": True})
@@ -234,7 +203,7 @@ class Nodes:
 
     def _tell_cancelled(self, seq: int, why: Failure) -> None:
         under_way = self._rounds.get(seq)
-        if under_way is not None and not under_way.told:
+        if under_way is not None and not under_way.over.done():
             loop = asyncio.get_running_loop()
             loop.call_later(DRAIN_S, self._give_up, seq, "was cancelled", why.to_map())
             under_way.finish()
@@ -262,21 +231,11 @@ class Nodes:
         under_way = self._rounds.get(body["seq"])
         if under_way is None:
             return
-        under_way.left -= 1
-        under_way.errors += body.get("errors", [])
-        under_way.failed += body.get("failed", 0)
-        under_way.interrupted += body.get("interrupted", 0)
-        if "value" in body:
-            under_way.value = body["value"]
-        if not body.get("errors") and not body.get("interrupted"):
-            made = body.get("matrices", [])
-            if under_way.matrices is not None and under_way.matrices != made:
-                words = "nodes returned different matrices: every rank must return the same"
-                under_way.errors.append(Failure("RoutineError", words).to_map())
-            under_way.matrices = made
-        if under_way.left == 0:
+        under_way.take(body)
+        if under_way.missing == 0:
             del self._rounds[body["seq"]]
             under_way.finish()
+            self._note_idle()
 
     def _tell_all(self, body: Body) -> None:
         for proxy in self._proxies.values():
@@ -284,57 +243,45 @@ class Nodes:
 
     # --- a round over all nodes ---
 
-    def begin(
-        self,
-        then: Callable[[Round, AlchemistError | None], None],
-        op: str,
-        *,
-        collective: bool = False,
-        **fields: Any,
-    ) -> None:
-        """Send one command to every rank; `then` is called when all have answered."""
-        self._seq += 1
-        body: Body = {"op": op, "seq": self._seq, **fields}
-        if collective and self._renew:
-            body["renew"] = True
-            self._renew = False
-        self._rounds[self._seq] = Round(then, len(self._proxies), _named(op, fields), collective)
-        self._tell_all(body)
-
     async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
-        """The same, to be awaited.
+        """Send one command to every rank and wait for all answers.
 
-        Raises `Failure` if any rank failed, `GroupFailedError` if the gang is lost.
+        Raises
+        ------
+        Failure
+            If any rank failed, or the round was cancelled. Other ranks may still be at it: the
+            next round waits for them.
+        GroupFailedError
+            If the gang is lost.
         """
-        await self.drained()
+        await self.idle()
         if self.failure is not None:
             raise self.failure
-        future: asyncio.Future[Round] = asyncio.get_running_loop().create_future()
-
-        def then(under_way: Round, error: AlchemistError | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-                future.exception()  # seen: whoever waited may have been cancelled
-            else:
-                future.set_result(under_way)
-
-        self.begin(then, op, collective=collective, **fields)
-        under_way = await future
-        if under_way.errors:
-            self._renew = self._renew or collective
-            raise worst(under_way)
+        self._seq += 1
+        body: Body = {"op": op, "seq": self._seq, **fields}
+        data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
+        if collective:
+            self._renew = False
+        under_way = Round(len(self._proxies), _named(op, fields), collective)
+        self._rounds[self._seq] = under_way
+        for proxy in self._proxies.values():
+            proxy.send_encoded(data)
+        await under_way.over
+        failure = under_way.failure()
+        if failure is not None:
+            self._renew = self._renew or collective  # the next call gets a fresh communicator
+            raise failure
         return under_way
 
-    async def drained(self) -> None:
+    async def idle(self) -> None:
         """Wait until every rank is back from a call that failed on another (see `_give_up`)."""
         while self._rounds and self.failure is None:
-            await asyncio.sleep(0.005)
+            self._became_idle.clear()
+            await self._became_idle.wait()
 
-    def spoiled(self) -> None:
-        """A collective call has failed: the next gets a fresh communicator."""
-        self._renew = True
+    def _note_idle(self) -> None:
+        if not self._rounds:
+            self._became_idle.set()
 
     # --- the end ---
 
@@ -353,6 +300,7 @@ class Nodes:
         rounds, self._rounds = list(self._rounds.values()), {}
         for under_way in rounds:
             under_way.finish(error)
+        self._became_idle.set()
         for proxy in list(self._proxies.values()):
             proxy.close()  # its ranks end with it
 
@@ -378,19 +326,6 @@ def _with_others_stuck(error: Body) -> Body:
         f"in it, the gang is ended in {DRAIN_S:.0f} s)"
     )
     return {**error, "message": words}
-
-
-def worst(under_way: Round) -> Failure:
-    """The error to show of several ranks': the lowest rank's, and how many there were.
-
-    What ranks have agreed on (a fact) is one error: that of the rank which it names.
-    """
-    errors = sorted(under_way.errors, key=lambda e: e.get("facts", {}).get("rank", 0))
-    failure = Failure.from_map(errors[0])
-    others = max(under_way.failed, len(errors)) - 1
-    if not failure.facts.pop("agreed", False) and others > 0:
-        failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
-    return failure
 
 
 def _named(op: str, fields: Body) -> str:

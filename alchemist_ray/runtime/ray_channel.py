@@ -16,14 +16,15 @@ from mpi_workers.wire.frames import Body
 class RayChannel:
     """A `ControlChannel` for a process that no socket of the dispatcher reaches. Thread-safe."""
 
-    def __init__(self, manager: ActorHandle, epoch: int) -> None:
+    def __init__(self, manager: ActorHandle, epoch: int, process: str) -> None:
         self._manager = manager
         self._epoch = epoch
+        self._process = process
         self._lock = threading.Lock()
         self._under_way: set[Any] = set()
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        ref: Any = self._manager.command.remote(self._epoch, body)
+        ref: Any = self._manager.command.remote(self._epoch, body, self._process)
         with self._lock:
             self._under_way.add(ref)
         try:
@@ -43,7 +44,7 @@ class RayChannel:
             ray.cancel(ref)
 
     def tell(self, body: Body) -> None:
-        self._manager.command.remote(self._epoch, body)
+        self._manager.command.remote(self._epoch, body, self._process)
 
     def close(self) -> None:
         """Nothing to close."""
