@@ -1,4 +1,4 @@
-"""Every error a user can meet, in one tree.
+"""Every error a user can meet, in one tree::
 
     AlchemistError
     ├── GroupError                the gang of ranks

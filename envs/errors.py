@@ -1,4 +1,4 @@
-"""Errors of environments.
+"""Errors of environments::
 
     AlchemistError
     └── EnvError
