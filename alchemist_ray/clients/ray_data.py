@@ -281,8 +281,8 @@ def to_dataset(
     Notes
     -----
     Nothing moves until the Dataset is consumed. Then the Ray task that reads a block fetches it
-    from the ranks directly. The handle is pickled, so the matrix is no longer temporary: it stays
-    until `Handle.free` or the end of its gang. A transformed Dataset keeps the order of rows only
+    from the ranks directly. The handle is pickled, so the matrix stays until `Handle.free` or the
+    end of its gang. A transformed Dataset keeps the order of rows only
     with ``DataContext.execution_options.preserve_order``.
     """
     (_, n), names = handle.shape, None if columns is None else [str(name) for name in columns]

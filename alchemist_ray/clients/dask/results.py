@@ -79,7 +79,7 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
     -----
     Nothing moves until it is computed. Then the thread or Ray task that uses a chunk fetches it
     from the ranks directly; of a slice, only its elements. The array has a reference to the
-    handle, so a temporary matrix stays as long as the array. When other processes compute the
+    handle, so the matrix stays as long as the array. When other processes compute the
     array, its graph is pickled, and from then on the matrix stays until `Handle.free` or the end
     of its gang.
     """
