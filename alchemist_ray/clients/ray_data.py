@@ -18,7 +18,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from alchemist_ray.clients.pauses import fetch
+from alchemist_ray.clients.worker_fetch import fetch
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
@@ -45,14 +45,14 @@ TENSOR = "data"  # name of the column, as in ray.data.from_numpy
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class BlockInfo:
     """A block's number of rows, and name, width and dtype of each column."""
 
     rows: int
     columns: tuple[tuple[str, int, str], ...]
 
 
-class BlockReader:
+class RowsDecoder:
     """Decodes blocks of numeric and tensor columns, in Arrow or pandas format."""
 
     def arrays(self, value: Any) -> list[NDArray[Any]]:
@@ -61,11 +61,11 @@ class BlockReader:
             return []
         return [_column(value, block, name) for name in _names(value)]
 
-    def about(self, value: Any, arrays: list[NDArray[Any]]) -> About:
+    def about(self, value: Any, arrays: list[NDArray[Any]]) -> BlockInfo:
         if not arrays:
-            return About(BlockAccessor.for_block(value).num_rows(), ())
+            return BlockInfo(BlockAccessor.for_block(value).num_rows(), ())
         columns = zip(_names(value), arrays, strict=True)
-        return About(len(arrays[0]), tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
+        return BlockInfo(len(arrays[0]), tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
 
 
 def _names(value: Any) -> list[str]:
@@ -88,8 +88,8 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
         if isinstance(first, np.ndarray | list | tuple):
             shapes = {np.shape(row) for row in array}
             if len(shapes) > 1:
-                told = " and ".join(map(str, sorted(shapes)[:2]))
-                raise ShapeError(f"column {name!r} has rows of different shapes, {told}")
+                shown = " and ".join(map(str, sorted(shapes)[:2]))
+                raise ShapeError(f"column {name!r} has rows of different shapes, {shown}")
             with contextlib.suppress(ValueError, TypeError):
                 array = np.stack([np.asarray(row) for row in array])
     if array.dtype.kind not in "biufc":
@@ -100,7 +100,7 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
     return array.reshape(len(array), -1)
 
 
-_READER = BlockReader()
+_DECODER = RowsDecoder()
 
 
 class DatasetSource:
@@ -123,7 +123,7 @@ class DatasetSource:
     ) -> dict[int, RankTimes]:
         """Send every block from the node that holds it, and release it."""
         row = 0
-        with BlockSender(connection, target, _READER, progress) as sender:
+        with BlockSender(connection, target, _DECODER, progress) as sender:
             while self._sources:
                 i, source = len(self._rows) - len(self._sources), self._sources.pop(0)
                 shape = (self._rows[i], self.shape[1])
@@ -152,9 +152,9 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     """
     if not isinstance(source, ray.data.Dataset):
         raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
-    refs = _executed(source)
-    looked = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
-    found: list[About] = [about for about, _ in looked]
+    refs = _execute(source)
+    inspected = inspect_objects(refs, [_label(i) for i in range(len(refs))], _DECODER)
+    found: list[BlockInfo] = [about for about, _ in inspected]
     filled = [i for i, about in enumerate(found) if about.rows]
     if not filled:
         raise ShapeError("the Dataset has no rows: there is nothing to send")
@@ -162,23 +162,23 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     for i in filled:
         if [c[:2] for c in found[i].columns] != [c[:2] for c in first]:
             raise ShapeError(
-                f"{_label(i)} has the columns {_told(found[i])}, and {_label(filled[0])} has "
-                f"{_told(found[filled[0]])}"
+                f"{_label(i)} has the columns {_columns_of(found[i])}, and {_label(filled[0])} has "
+                f"{_columns_of(found[filled[0]])}"
             )
     width = sum(columns for _, columns, _ in first)
     if not width:
         raise ShapeError("the Dataset has no columns: there is nothing to send")
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
     names = ", ".join(name for name, _, _ in first[:8])
-    sources = [source for _, source in looked]
+    sources = [source for _, source in inspected]
     return DatasetSource(sources, [about.rows for about in found], width, dtype, names)
 
 
-def _told(about: About) -> str:
+def _columns_of(about: BlockInfo) -> str:
     return ", ".join(f"{name} ({width})" for name, width, _ in about.columns)
 
 
-def _executed(dataset: Any) -> list[Any]:
+def _execute(dataset: Any) -> list[Any]:
     """Execute a Dataset and return its blocks in the order of its rows."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
@@ -198,7 +198,7 @@ def _executed(dataset: Any) -> list[Any]:
 # --- the way back ---------------------------------------------------------------------------
 
 
-class _Matrix(Datasource):
+class _MatrixDatasource(Datasource):
     """A datasource that reads a matrix in bands of rows."""
 
     def __init__(self, handle: MatrixRef, columns: Sequence[str] | None) -> None:
@@ -218,7 +218,7 @@ class _Matrix(Datasource):
         cuts = [m * k // count for k in range(count + 1)]
         return [
             ReadTask(
-                _Band(self._handle, start, stop, self._columns),
+                _BandReader(self._handle, start, stop, self._columns),
                 BlockMetadata(
                     num_rows=stop - start,
                     size_bytes=(stop - start) * n * itemsize,
@@ -231,7 +231,7 @@ class _Matrix(Datasource):
 
 
 @dataclass(frozen=True, slots=True)
-class _Band:
+class _BandReader:
     handle: MatrixRef
     start: int
     stop: int
@@ -294,4 +294,6 @@ def to_dataset(
             "its real and imaginary parts separately"
         )
     blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK))
-    return ray.data.read_datasource(_Matrix(handle.keep(), names), override_num_blocks=blocks)
+    return ray.data.read_datasource(
+        _MatrixDatasource(handle.keep(), names), override_num_blocks=blocks
+    )

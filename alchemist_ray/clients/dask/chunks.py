@@ -40,7 +40,7 @@ STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
 FREE_CPU_S = 30.0  # time limit for a free CPU, which Dask's tasks need
 
-_READER = ArrayDecoder()
+_DECODER = ArrayDecoder()
 
 
 class ChunksSource:
@@ -67,7 +67,7 @@ class ChunksSource:
         self._array = array
         self._columns = columns
         self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
-        self._values = values if values is not None else _present(array)
+        self._values = values if values is not None else _computed(array)
         self.dtype = dtype
         self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
 
@@ -80,18 +80,20 @@ class ChunksSource:
     ) -> dict[int, RankTimes]:
         """Compute the chunks and send each when it is finished."""
         values, self._values = self._values, None  # each is released when it has been sent
-        pieces = self._pieces()
-        with BlockSender(connection, target, _READER, progress) as sender:
+        blocks = self._blocks()
+        with BlockSender(connection, target, _DECODER, progress) as sender:
             if values is not None:
                 for i, value in enumerate(values):
-                    _add(sender, pieces[i]._replace(source=value))
+                    _add(sender, blocks[i]._replace(source=value))
                 values = value = None
             else:
                 wait_for_cpu()
-                limit = _limit(max(m * n for m, n in self._shapes()) * self.dtype.itemsize)
+                limit = _in_flight_limit(
+                    max(m * n for m, n in self._shapes()) * self.dtype.itemsize
+                )
                 compute(
                     self._array,
-                    lambda i, value: _add(sender, pieces[i]._replace(source=value)),
+                    lambda i, value: _add(sender, blocks[i]._replace(source=value)),
                     lambda: sender.down_to(limit),
                 )
         return sender.times
@@ -100,7 +102,7 @@ class ChunksSource:
         rows, cols = self._chunks
         return list(itertools.product(rows, cols))
 
-    def _pieces(self) -> list[SourceBlock]:
+    def _blocks(self) -> list[SourceBlock]:
         rows, cols = ([0, *itertools.accumulate(sizes)][:-1] for sizes in self._chunks)
         origins = itertools.product(rows, cols)
         where = itertools.product(*(range(len(sizes)) for sizes in self._chunks))
@@ -114,9 +116,9 @@ class ChunksSource:
         ]  # fmt: skip
 
 
-def _add(sender: BlockSender, piece: SourceBlock) -> None:
-    if piece.shape[0] and piece.shape[1]:
-        sender.add(piece)
+def _add(sender: BlockSender, block: SourceBlock) -> None:
+    if block.shape[0] and block.shape[1]:
+        sender.add(block)
 
 
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSource:
@@ -124,7 +126,7 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
     columns: list[str] | None = None
     if _is_frame(source):
         columns = pandas.names(source)
-        source = _array_of_frame(source)
+        source = _as_array(source)
     if not isinstance(source, da.Array):
         raise DtypeError(
             f"cannot send a {type(source).__name__} of dask: send an array or a data frame "
@@ -139,7 +141,7 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
     dtype = chosen_dtype(source.dtype, wanted)
     values = None
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
-        source, values = _looked_at(source)
+        source, values = _with_known_chunks(source)
     if not all(source.shape):
         raise ShapeError(f"a dask array of shape {source.shape} is empty: there is nothing to send")
     return ChunksSource(source, dtype, values, columns)
@@ -150,7 +152,7 @@ def _is_frame(source: Any) -> bool:
     return not isinstance(source, Delayed | da.Array) and hasattr(source, "dtypes")
 
 
-def _array_of_frame(frame: Any) -> Any:
+def _as_array(frame: Any) -> Any:
     """The partitions of a data frame or series as an array with unknown chunk sizes."""
     dtype = pandas.common_dtype(frame)
     columns = len(pandas.names(frame))
@@ -162,9 +164,9 @@ def _array_of_frame(frame: Any) -> Any:
     return da.concatenate(parts, allow_unknown_chunksizes=True)
 
 
-def _looked_at(array: Any) -> tuple[Any, list[Any]]:
+def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
     """Compute the sizes of the chunks: the array with known chunks, and the chunks' objects."""
-    values: list[Any] = _present(array) or []
+    values: list[Any] = _computed(array) or []
     if not values:
         wait_for_cpu()
         values = [None] * math.prod(array.numblocks)
@@ -174,8 +176,8 @@ def _looked_at(array: Any) -> tuple[Any, list[Any]]:
     )]  # fmt: skip
     far = [i for i, value in enumerate(values) if isinstance(value, ray.ObjectRef)]
     shapes = [None if i in set(far) else np.shape(values[i]) for i in range(len(values))]
-    looked = inspect_objects([values[i] for i in far], [labels[i] for i in far], _READER)
-    for i, (about, source) in zip(far, looked, strict=True):
+    inspected = inspect_objects([values[i] for i in far], [labels[i] for i in far], _DECODER)
+    for i, (about, source) in zip(far, inspected, strict=True):
         shapes[i], values[i] = about[:2], source
     grid = np.empty((*array.numblocks, 2), int)
     for index, shape in zip(np.ndindex(*array.numblocks), shapes, strict=True):
@@ -196,7 +198,7 @@ def _looked_at(array: Any) -> tuple[Any, list[Any]]:
     return known, values
 
 
-def _present(array: Any) -> list[Any] | None:
+def _computed(array: Any) -> list[Any] | None:
     """The chunks' objects if all have been computed, as after ``persist``."""
     graph = array.__dask_graph__()
     values = []
@@ -251,7 +253,7 @@ def _mark(chunk: Any) -> None:
     """A place in the graph; never runs."""
 
 
-def _limit(chunk: int) -> int:
+def _in_flight_limit(chunk: int) -> int:
     """Bytes that may be in flight before another task is submitted."""
     store = ray.cluster_resources().get("object_store_memory", 0)
     return max(chunk, min(IN_FLIGHT, int(store) // STORE_SHARE) - chunk)

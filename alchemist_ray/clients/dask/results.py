@@ -10,13 +10,13 @@ import numpy as np
 from dask.base import tokenize
 from numpy.typing import NDArray
 
-from alchemist_ray.clients.pauses import fetch
+from alchemist_ray.clients.worker_fetch import fetch
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.layout import check_layout
 
 
-class Matrix:
+class FetchedByIndex:
     """A handle for dask: indexing fetches the elements.
 
     (Indexing the handle itself would make another matrix on the gang.)
@@ -38,7 +38,7 @@ class Matrix:
         axes = [axis for axis, k in enumerate(keys) if k is not None]
         wanted: list[slice] = []
         for axis, length in zip(axes, self.shape, strict=True):
-            part, keys[axis] = _stretch(keys[axis], length)
+            part, keys[axis] = _bounds(keys[axis], length)
             wanted.append(part)
         found = fetch(self._handle, *wanted)
         for axis, k in zip((1, 0), (keys[axes[1]], keys[axes[0]]), strict=True):
@@ -51,7 +51,7 @@ class Matrix:
         return "alchemist", handle.session, handle.gang, handle.epoch, handle.id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Matrix, (self._handle,)
+        return FetchedByIndex, (self._handle,)
 
 
 def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
@@ -83,10 +83,10 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
     array, its graph is pickled, and from then on the matrix stays until `Handle.free` or the end
     of its gang.
     """
-    source = Matrix(handle)
+    source = FetchedByIndex(handle)
     try:
         normal = da.core.normalize_chunks(
-            _aligned(handle) if isinstance(chunks, str) and chunks == "auto" else chunks,
+            _whole_chunks(handle) if isinstance(chunks, str) and chunks == "auto" else chunks,
             handle.shape,
             dtype=handle.dtype,
         )
@@ -105,7 +105,7 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
     )
 
 
-def _stretch(key: Any, length: int) -> tuple[slice, Any]:
+def _bounds(key: Any, length: int) -> tuple[slice, Any]:
     """The slice to fetch for an index along an axis, and the index into what was fetched."""
     if isinstance(key, slice):
         return key, slice(None)
@@ -116,7 +116,7 @@ def _stretch(key: Any, length: int) -> tuple[slice, Any]:
     return slice(low, high + 1), chosen - low
 
 
-def _aligned(handle: MatrixRef) -> tuple[Any, Any]:
+def _whole_chunks(handle: MatrixRef) -> tuple[Any, Any]:
     """Chunks that are not split along a dimension that is whole on every rank."""
     check_layout(handle.layout)
     rows, _, cols = handle.layout.partition("_")

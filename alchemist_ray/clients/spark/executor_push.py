@@ -21,10 +21,10 @@ from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, Tr
 from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.failures import Failure
 
-RUN = 16  # rows: if consecutive runs are longer on average, they are sent as blocks
-TOLD = "told string, places binary"  # result of a task that sends: JSON, and int64 numbers
+MIN_RUN = 16  # rows: if consecutive runs are longer on average, they are sent as blocks
+REPORT_SCHEMA = "report string, places binary"  # of a task that sends: JSON, int64 numbers
 
-COUNTED = "part int, rows long"  # result of a task that counts
+COUNT_SCHEMA = "part int, rows long"  # of a task that counts
 
 Batches = Iterator[Any]
 Push = Callable[[RowWriter, Batches], tuple[dict[str, Any], Any]]
@@ -51,27 +51,29 @@ def task(
     def run(batches: Batches) -> Batches:
         from pyspark import TaskContext  # noqa: PLC0415
 
-        told: dict[str, Any]
+        report: dict[str, Any]
         places = np.empty(0, np.int64)
         context = TaskContext.get()
         attempt = context.attemptNumber() if context is not None else 0
         if attempt:
             for _ in batches:  # if the source raises again, its error says more
                 pass
-            told = {"again": attempt}
+            report = {"again": attempt}
         else:
             ranks = RankConnections(
                 rank_endpoints, threads=1
             )  # other cores have tasks of their own
             try:
                 with RowWriter(ranks, target) as writer:
-                    told, places = push(writer, batches)
-                told["times"] = [asdict(times) for times in writer.times.values()]
+                    report, places = push(writer, batches)
+                report["times"] = [asdict(times) for times in writer.times.values()]
             except Failure as failure:
-                told = {"failure": failure.to_map()}
+                report = {"failure": failure.to_map()}
             finally:
                 ranks.close()
-        yield pa.RecordBatch.from_pydict({"told": [json.dumps(told)], "places": [places.tobytes()]})
+        yield pa.RecordBatch.from_pydict(
+            {"report": [json.dumps(report)], "places": [places.tobytes()]}
+        )
 
     return run
 
@@ -139,14 +141,14 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
                     f"rows {rows.min()} to {rows.max()} are outside of a {height} x {width} matrix",
                 )
             breaks = np.count_nonzero(np.diff(rows) != 1)
-            if breaks * RUN < len(rows):
+            if breaks * MIN_RUN < len(rows):
                 _write(writer, block, rows)
             else:
                 order = np.argsort(rows, kind="stable")
                 rows = rows[order]
                 same = np.flatnonzero(np.diff(rows) == 0)
                 if len(same):
-                    raise _twice(f"row {rows[same[0]]}")
+                    raise _duplicate(f"row {rows[same[0]]}")
                 writer.write_rows(block[order], rows)
             places.append(rows)
         return {}, np.concatenate(places)
@@ -154,7 +156,7 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
     return push
 
 
-def _twice(what: str) -> Failure:
+def _duplicate(what: str) -> Failure:
     return Failure(
         "IncompleteMatrixError",
         f"{what} is there twice: drop duplicates, or add them up",
@@ -171,7 +173,7 @@ def numbered_blocks(rows_per_block: int, cols_per_block: int) -> Push:
             for i, j, block in zip(down, across, blocks_of(batch.column(1)), strict=True):
                 where = int(i), int(j)
                 if where in places:
-                    raise _twice(f"block {where}")
+                    raise _duplicate(f"block {where}")
                 _check_block(writer, where, block, rows_per_block, cols_per_block)
                 writer.write_block(block, (where[0] * rows_per_block, where[1] * cols_per_block))
                 places[where] = None

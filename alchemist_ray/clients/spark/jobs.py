@@ -66,26 +66,26 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
         thread.join(CANCEL_TIMEOUT_S)
         raise
     if errors:
-        raise _told(what, errors[0]) from errors[0]
+        raise _as_transfer_error(what, errors[0]) from errors[0]
     return result[0]
 
 
-def _told(what: str, error: BaseException) -> BaseException:
+def _as_transfer_error(what: str, error: BaseException) -> BaseException:
     """The error to raise for a failed job; errors of the user's code are not changed."""
     if not isinstance(error, PySparkException | Py4JError | OSError):
         return error
     java = getattr(error, "java_exception", None)
     if java is not None:
         with contextlib.suppress(Py4JError, OSError):
-            return TransferError(f"Spark could not {what}: {_words(java.getMessage())}")
+            return TransferError(f"Spark could not {what}: {_without_stack(java.getMessage())}")
     if isinstance(error, PySparkException):
-        return TransferError(f"Spark could not {what}: {_words(str(error))}")
+        return TransferError(f"Spark could not {what}: {_without_stack(str(error))}")
     return TransferError(f"Spark could not {what}: its JVM does not answer and has probably ended")
 
 
-def _words(told: str | None) -> str:
+def _without_stack(message: str | None) -> str:
     """A message from the JVM without its stack trace."""
-    lines = (told or "no reason given").partition("\nDriver stacktrace")[0].splitlines()
+    lines = (message or "no reason given").partition("\nDriver stacktrace")[0].splitlines()
     return "\n".join(line for line in lines if not line.startswith("\tat "))[:MESSAGE_CHARS]
 
 

@@ -38,7 +38,7 @@ __all__ = [
 GRAM = 2048  # columns: up to here the Gram matrix is the fastest method
 # Relative to the largest singular value. From a Gram matrix, singular vectors of smaller values
 # lose half of their digits.
-RESOLVED = 1e-4
+GRAM_RESOLUTION = 1e-4
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def computeSVD(
         method = "gram" if min(m, n) <= GRAM else "arpack"
         S, U, V = linalg.truncated_svd(A, rank=rank, method=method)
         s = S.fetch()[:, 0]
-        if method == "gram" and s[-1] < RESOLVED * s[0]:
+        if method == "gram" and s[-1] < GRAM_RESOLUTION * s[0]:
             for handle in (S, U, V):
                 handle.free()
             S, U, V = linalg.truncated_svd(A, rank=rank)
@@ -118,7 +118,7 @@ def computeSVD(
         if kept < len(s):
             whole, U = U, linalg.slice(U, col_start=0, col_stop=kept)
             whole.free()
-        left = _as_theirs(U, matrix)
+        left = _as_mllib(U, matrix)
     else:
         U.free()
     return SingularValueDecomposition(left, DenseVector(s[:kept]), _dense(v))
@@ -176,7 +176,7 @@ def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None
         )
     with _sent(als, matrix) as A, _sent(als, other) as B:
         C = als.load_library("linalg").matmul(A, B)
-    return _as_theirs(C, matrix, other)
+    return _as_mllib(C, matrix, other)
 
 
 def tallSkinnyQR(
@@ -199,7 +199,7 @@ def tallSkinnyQR(
     if not computeQ:
         Q.free()
         return QRDecomposition(None, _dense(upper))
-    return QRDecomposition(_as_theirs(Q, matrix), _dense(upper))
+    return QRDecomposition(_as_mllib(Q, matrix), _dense(upper))
 
 
 def columnSimilarities(
@@ -286,7 +286,7 @@ def _dense(array: NDArray[Any]) -> DenseMatrix:
     return DenseMatrix(m, n, np.asarray(array, np.float64).ravel(order="F"))
 
 
-def _as_theirs(handle: Handle, like: Any, other: Any = None) -> Any:
+def _as_mllib(handle: Handle, like: Any, other: Any = None) -> Any:
     """A result as a matrix of the same class as the argument."""
     if isinstance(like, theirs.BlockMatrix):
         block = int(like.rowsPerBlock), int(other.colsPerBlock)

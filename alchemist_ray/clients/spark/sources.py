@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 
 from alchemist_ray.clients.spark import jobs
 from alchemist_ray.clients.spark.executor_push import (
-    COUNTED,
-    TOLD,
+    COUNT_SCHEMA,
+    REPORT_SCHEMA,
     Push,
     count,
     numbered_blocks,
@@ -38,12 +38,12 @@ from mpi_workers.matrix.layout import Shape
 
 BATCH = 16 << 20  # 16 MiB: an Arrow batch from the JVM to Python
 PANEL = 16 << 20  # 16 MiB of zeros, sent for missing rows
-PART = "alchemist_partition"
+PARTITION_COLUMN = "alchemist_partition"
 
 # Partitions must be the same in both jobs.
 FIXED_PARTITIONS = {"spark.sql.adaptive.enabled": "false"}
-RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-COUNTED_AT_ONCE = 1 << 20
+BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+COUNT_BATCH = 1 << 20
 
 
 class SparkSource:
@@ -82,19 +82,21 @@ class SparkSource:
         function = task(connection.rank_endpoints, target, self._push())
 
         def action() -> list[Any]:
-            with jobs.settings(spark, FIXED_PARTITIONS | {RECORDS: str(self._batch())}):
-                pushed = self._frame.coalesce(_cores(spark)).mapInArrow(function, TOLD)
+            with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(self._batch())}):
+                pushed = self._frame.coalesce(_cores(spark)).mapInArrow(function, REPORT_SCHEMA)
                 found: list[Any] = pushed.collect()
                 return found
 
-        answers = jobs.run(spark, f"send a {self._kind}", action, partial(_alive, connection))
-        told = [json.loads(answer.told) for answer in answers]
-        _check(told)
+        answers = jobs.run(spark, f"send a {self._kind}", action, partial(_watch, connection))
+        reports = [json.loads(answer.report) for answer in answers]
+        _check(reports)
         times: dict[int, RankTimes] = {}
-        for part in (RankTimes(**fields) for each in told for fields in each["times"]):
+        for part in (RankTimes(**fields) for each in reports for fields in each["times"]):
             times.setdefault(part.rank, RankTimes(part.rank, part.route)).add(part)
         places = [np.frombuffer(answer.places, np.int64) for answer in answers]
-        self._settle(connection, target, told, np.concatenate([np.empty(0, np.int64), *places]))
+        self._complete(
+            connection, target, reports, np.concatenate([np.empty(0, np.int64), *places])
+        )
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
@@ -106,11 +108,11 @@ class SparkSource:
     def _push(self) -> Push:
         raise NotImplementedError
 
-    def _settle(
+    def _complete(
         self,
         connection: GangConnection,
         target: TransferTarget,
-        told: list[Any],
+        reports: list[Any],
         places: NDArray[np.int64],
     ) -> None:
         """Check what was sent, and send zeros for missing rows and blocks."""
@@ -122,15 +124,15 @@ def _cores(spark: Any) -> int:
     return max(1, cores)
 
 
-def _alive(connection: GangConnection) -> None:
+def _watch(connection: GangConnection) -> None:
     connection.ping()  # raises if the gang is lost
 
 
-def _check(told: Sequence[dict[str, Any]]) -> None:
-    for each in told:
+def _check(reports: Sequence[dict[str, Any]]) -> None:
+    for each in reports:
         if "failure" in each:
             raise Failure.from_map(each["failure"])
-    for number, each in enumerate(told):
+    for number, each in enumerate(reports):
         if "again" in each:
             raise TransferError(
                 f"Spark repeated task {number} of the transfer (attempt {each['again']}), because "
@@ -157,31 +159,31 @@ class OrderedSource(SparkSource):
 
         def action() -> list[Any]:
             # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
-            with jobs.settings(spark, FIXED_PARTITIONS | {RECORDS: str(COUNTED_AT_ONCE)}):
+            with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(COUNT_BATCH)}):
                 parts = frame.select(F.spark_partition_id()).coalesce(_cores(spark))
-                found: list[Any] = parts.mapInArrow(count, COUNTED).collect()
+                found: list[Any] = parts.mapInArrow(count, COUNT_SCHEMA).collect()
                 return found
 
         counted = jobs.run(
-            spark, f"count the rows of a {kind}", action, partial(_alive, connection)
+            spark, f"count the rows of a {kind}", action, partial(_watch, connection)
         )
         counts = {row["part"]: row["rows"] for row in counted}
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        frame = frame.withColumn(PART, F.spark_partition_id())
+        frame = frame.withColumn(PARTITION_COLUMN, F.spark_partition_id())
         super().__init__(frame, kind, (self._starts[-1], sum(widths)), dtype)
 
     def _push(self) -> Push:
         return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
 
-    def _settle(
+    def _complete(
         self,
         connection: GangConnection,
         target: TransferTarget,
-        told: list[Any],
+        reports: list[Any],
         places: NDArray[np.int64],
     ) -> None:
-        seen = {int(part): rows for each in told for part, rows in each["seen"].items()}
+        seen = {int(part): rows for each in reports for part, rows in each["seen"].items()}
         for part, (start, stop) in enumerate(pairwise(self._starts)):
             if seen.get(part, 0) != stop - start:
                 raise TransferError(
@@ -197,11 +199,11 @@ class NumberedSource(SparkSource):
     def _push(self) -> Push:
         return numbered_rows("vector", self.shape[1], self.shape[0])
 
-    def _settle(
+    def _complete(
         self,
         connection: GangConnection,
         target: TransferTarget,
-        told: list[Any],
+        reports: list[Any],
         places: NDArray[np.int64],
     ) -> None:
         m, n = self.shape
@@ -237,11 +239,11 @@ class BlocksSource(SparkSource):
     def _push(self) -> Push:
         return numbered_blocks(*self._block)
 
-    def _settle(
+    def _complete(
         self,
         connection: GangConnection,
         target: TransferTarget,
-        told: list[Any],
+        reports: list[Any],
         places: NDArray[np.int64],
     ) -> None:
         seen: set[tuple[int, int]] = set()

@@ -150,7 +150,7 @@ def init_spark(
     except BaseException:
         _clean(app_name, thread)
         raise
-    _take_ctrl_c(sessions[0].sparkContext)
+    _cancel_jobs_on_ctrl_c(sessions[0].sparkContext)
     return sessions[0]
 
 
@@ -172,10 +172,10 @@ def stop_spark() -> None:
         with contextlib.suppress(Exception):
             context.stop()
     _end_jvm(context)
-    _give_back_ctrl_c()
+    _restore_ctrl_c()
 
 
-def _take_ctrl_c(context: Any) -> None:
+def _cancel_jobs_on_ctrl_c(context: Any) -> None:
     """Let SIGINT cancel Spark's jobs. PySpark does so only if the main thread starts Spark."""
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may set handlers
@@ -196,7 +196,7 @@ def _take_ctrl_c(context: Any) -> None:
     signal.signal(signal.SIGINT, interrupted)
 
 
-def _give_back_ctrl_c() -> None:
+def _restore_ctrl_c() -> None:
     """Let SIGINT only raise KeyboardInterrupt again.
 
     PySpark's handler outlives its context: it would cancel the jobs of an ended Spark, and raise
@@ -250,13 +250,13 @@ def check_java() -> int:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{java} cannot be run: {error}") from None
-    told = done.stderr + done.stdout
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    output = done.stderr + done.stdout
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
     version = int(found.group(1)) if found else 0
     if done.returncode or version not in JAVAS:
-        words = told.strip().splitlines()[0] if told.strip() else "nothing"
+        first = output.strip().splitlines()[0] if output.strip() else "nothing"
         raise LaunchError(
-            f"{java} reports {words!r}; Spark 3.5 needs Java {', '.join(map(str, JAVAS))}: set "
+            f"{java} reports {first!r}; Spark 3.5 needs Java {', '.join(map(str, JAVAS))}: set "
             "JAVA_HOME or PATH to one of these"
         )
     return version
