@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
-from mpi_workers.matrix.regions import WIDE, Region, stream
+from mpi_workers.matrix.regions import MIN_ROW_BYTES, Region, stream
 
 sizes = st.integers(0, 40)
 
@@ -30,7 +30,7 @@ def test_pieces_tile_a_block_once_and_are_no_larger_than_agreed(
     for k, local_indices in enumerate(stream(shape, itemsize, chunk, tiled=tiled)):
         seen[local_indices] += 1
         order[local_indices] = k
-        assert 0 < seen[local_indices].size * itemsize <= max(chunk, WIDE if tiled else 0)
+        assert 0 < seen[local_indices].size * itemsize <= max(chunk, MIN_ROW_BYTES if tiled else 0)
     assert (seen == 1).all()
     if not tiled:  # pieces follow each other as the elements do
         assert (np.diff(order.ravel("F")) >= 0).all()
