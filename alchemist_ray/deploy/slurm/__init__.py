@@ -1,10 +1,10 @@
-"""Ray inside a job of a batch system: Slurm, or PBS.
+"""Ray inside a job of a batch system: Slurm or PBS.
 
-`alchemist slurm submit|run|start|stop` and `alchemist pbs submit|run` (`cli.py`). A job script
-(`script.py`, from a site file, `sites.py`) runs `alchemist slurm run`, the keeper: it reads what
-the job has been given (`allocation.py`), starts one supervisor on every node in a single step
-(`cluster.py`), runs the user's program on the first (`program.py`), and ends it all. A supervisor
-(`node.py`) starts and ends Ray on its node (`ray_node.py`), and all that came of it
-(`processes.py`, `folder.py`). In an image (`container.py`) it also starts for the ranks what is
-only outside (`relay.py`).
+``alchemist slurm submit|run|start|stop`` and ``alchemist pbs submit|run`` (`cli`).
+A job script (`script`, from a site file, `sites`) runs ``alchemist slurm run``, the *keeper*: it
+reads the job's allocation (`allocation`), starts a *supervisor* on every node in a single step
+(`supervisors`), starts Ray (`cluster`), runs the user's program on the first node (`program`),
+and stops everything. A supervisor (`node`) starts and stops Ray on its node (`ray_node`), and
+removes its processes and files (`processes`, `folder`). For ranks in an image (`container`) it also
+runs launchers that are installed only outside the image (`relay`).
 """

@@ -1,4 +1,4 @@
-"""What the batch system has given a job: its number, its nodes, their CPUs and memory."""
+"""A job's allocation: its number, its nodes, their CPUs and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEBI = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a job: its name, and the job's CPUs and memory (bytes, if limited) there."""
+    """A node of a job: its name, and the CPUs and bytes of memory (None: all) of the job there."""
 
     name: str
     cpus: int
@@ -26,7 +26,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A job, seen from inside."""
+    """The job that this process is in."""
 
     scheduler: str
     job: str
@@ -39,30 +39,30 @@ class Allocation:
 
 
 def current(env: Mapping[str, str]) -> Allocation:
-    """The job that a process with this environment is in.
+    """Return the job that a process with this environment is in.
 
     Raises
     ------
     JobError
-        If it is in none, or what the batch system says does not add up.
+        Outside a job, or if the variables of the batch system are inconsistent.
     """
     if "PBS_JOBID" in env and "PBS_NODEFILE" in env:
         return _pbs(env)
     if "SLURM_JOB_ID" in env:
         return _slurm(env)
     raise JobError(
-        "this is no job of Slurm or PBS (neither SLURM_JOB_ID nor PBS_JOBID is set): get an "
+        "not inside a Slurm or PBS job (neither SLURM_JOB_ID nor PBS_JOBID is set): get an "
         "allocation with `salloc -N 2`, or submit with `alchemist slurm submit -N 2 -- ...`"
     )
 
 
 def per_node(text: str) -> list[int]:
-    """Slurm's short form of numbers per node: ``4(x2),3`` is 4, 4, 3. Raises `ValueError`."""
+    """Expand Slurm's list of numbers per node: ``4(x2),3`` is 4, 4, 3. Raises `ValueError`."""
     found: list[int] = []
     for part in text.split(","):
         match = REPEATED.fullmatch(part)
         if match is None:
-            raise ValueError(f"{text!r} says no numbers per node")
+            raise ValueError(f"{text!r} is not a list of numbers per node")
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -76,13 +76,13 @@ def _slurm(env: Mapping[str, str]) -> Allocation:
         memory = [int(given) if given else int(each or 0) * n for n in cpus]
     except KeyError as error:
         raise JobError(
-            f"Slurm job {job}: {error.args[0]} is not set; is this inside of it?"
+            f"Slurm job {job}: {error.args[0]} is not set; is this process inside the job?"
         ) from None
     except ValueError as error:
         raise JobError(f"Slurm job {job}: {error}") from None
     if len(names) != len(cpus):
         raise JobError(
-            f"Slurm job {job} has {len(names)} nodes and tells the CPUs of {len(cpus)}: "
+            f"Slurm job {job} has {len(names)} nodes, but CPU counts for {len(cpus)}: "
             f"{env['SLURM_JOB_NODELIST']}, {env['SLURM_JOB_CPUS_PER_NODE']}"
         )
     nodes = [
@@ -97,10 +97,10 @@ def _pbs(env: Mapping[str, str]) -> Allocation:
     try:
         lines = Path(env["PBS_NODEFILE"]).read_text().split()
     except OSError as error:
-        raise JobError(f"PBS job {job}: its list of nodes cannot be read: {error}") from None
+        raise JobError(f"PBS job {job}: cannot read its list of nodes: {error}") from None
     if not lines:
-        raise JobError(f"PBS job {job}: its list of nodes, {env['PBS_NODEFILE']}, is empty")
-    counted = Counter(lines)  # a line for each CPU; in PBS Pro's, one for each chunk
+        raise JobError(f"PBS job {job}: the list of nodes {env['PBS_NODEFILE']} is empty")
+    counted = Counter(lines)  # a line for each CPU; with PBS Pro, for each chunk
     each = int(env.get("NCPUS") or env.get("PBS_NUM_PPN") or 1)
     nodes = [Node(name, max(times, each)) for name, times in counted.items()]
     return Allocation("pbs", job, tuple(nodes), uses_srun="SLURM_JOB_ID" in env)

@@ -19,27 +19,30 @@ from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.launchers.choice import SETTINGS
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 
 USAGE = """\
-Ray and its gangs in a job of {system}.
+Start Ray and its gangs in a job of {system}.
 
-  alchemist {name} submit -N 3 -t 30 -- python app.py    a job of its own
-  alchemist {name} run -- python app.py                  inside a job: Ray up, the program, Ray down
+  alchemist {name} submit -N 3 -t 30 -- python app.py    submit a job
+  alchemist {name} run -- python app.py                  in a job: Ray, the program, end of Ray
 """
 INSIDE = """\
-  alchemist slurm start                                 inside a job: Ray up, and stays
+  alchemist slurm start                                 in a job: start Ray and keep it
   alchemist slurm stop
 """
 START_S = 120.0
-START_VARIABLE = "ALCHEMIST_START_TIMEOUT"  # seconds, instead of these
-STOP_S = 30.0
+START_VARIABLE = "ALCHEMIST_START_TIMEOUT"  # seconds, overrides START_S
+STOP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.1
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
+# What `sbatch --test-only` says of a request that no free node will ever satisfy.
+NEVER = re.compile(r"node configuration is not available|time limit is invalid|more .* than", re.I)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a subcommand of ``alchemist slurm`` or ``alchemist pbs``; the exit code."""
+    """Run a subcommand of ``alchemist slurm`` or ``alchemist pbs``. Returns the exit code."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     command = words[cut + 1 :]
@@ -51,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"alchemist: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except Terminated as ending:
-        print(f"alchemist: {ending}", file=sys.stderr)
+        print(f"alchemist: ended by {ending}", file=sys.stderr)
         return 128 + ending.number
 
 
@@ -64,48 +67,62 @@ def _parser(system: str) -> argparse.ArgumentParser:
     )
     parser.set_defaults(system=system)
     commands = parser.add_subparsers(dest="verb", required=True)
-    submit = commands.add_parser("submit", help="write a job script and submit it")
+    usage = f"alchemist {system} {{}} [options] -- COMMAND"
+    submit = commands.add_parser(
+        "submit", help="write a job script and submit it", usage=usage.format("submit")
+    )
     submit.add_argument("-N", "--nodes", type=int, default=1, help="nodes (default: 1)")
     submit.add_argument("-t", "--time", default="60", help="minutes or H:MM:SS (default: 60)")
     submit.add_argument("-c", "--cpus", type=int, help="CPUs on each node (default: whole nodes)")
-    submit.add_argument("--mem", default="", help="memory on each node, as the batch system has it")
+    submit.add_argument(
+        "--mem", default="", help="memory on each node, in the notation of the batch system"
+    )
     submit.add_argument("-p", "--partition", default="", help="partition or queue")
     submit.add_argument("-A", "--account", default="")
     submit.add_argument("-q", "--qos", default="")
     submit.add_argument("-J", "--name", default="", help="the job's name (default: the program's)")
     submit.add_argument(
-        "-o", "--option", action="append", default=[], help="any option more, as --option=--x=y"
+        "-o", "--option", action="append", default=[], help="further option, as --option=--x=y"
     )
-    submit.add_argument("--folder", help="for script, log, token (default: in ~/.alchemist/jobs)")
+    submit.add_argument(
+        "--folder", help="for script, log and token (default: in ~/.alchemist/jobs)"
+    )
     submit.add_argument("--dialect", choices=sites.SCHEDULERS, default=system)
     submit.add_argument("--dry-run", action="store_true", help="only print the script")
     submit.set_defaults(do=_submit)
-    run = commands.add_parser("run", help="Ray up, the program, Ray down")
+    run = commands.add_parser(
+        "run", help="start Ray, run a program, stop Ray", usage=usage.format("run")
+    )
     run.add_argument(
-        "--spare", type=int, metavar="SECONDS", help="from SIGTERM to the job's end (the site's)"
+        "--spare",
+        type=int,
+        metavar="SECONDS",
+        help="time from SIGTERM to the end of the job (default: the site's)",
     )
     run.set_defaults(do=_run)
-    start = commands.add_parser("start", help="bring Ray up on this job's nodes")
+    start = commands.add_parser("start", help="start Ray on this job's nodes and keep it")
     start.add_argument("--foreground", action="store_true", help="stay until Ctrl-C or `stop`")
     start.set_defaults(do=_start)
-    stop = commands.add_parser("stop", help="end what `start` has brought up")
+    stop = commands.add_parser("stop", help="stop the Ray of `start`")
     stop.set_defaults(do=_stop)
-    listed = commands.add_parser("sites", help="list the sites that are known")
+    listed = commands.add_parser("sites", help="list all known sites")
     listed.set_defaults(do=_sites)
     for command in (run, start):
-        command.add_argument("--cpus-per-node", type=int, help="default: what the job has")
+        command.add_argument("--cpus-per-node", type=int, help="CPUs for Ray (default: all)")
     for command in (submit, run, start):
         command.add_argument(
             "--container", metavar="IMAGE", help="run Ray, the program and the ranks in this image"
         )
-        command.add_argument("--container-runtime", help="what runs it (default: the site's)")
+        command.add_argument("--container-runtime", help="container runtime (default: the site's)")
         command.add_argument(
             "--start-timeout",
             type=float,
             metavar="SECONDS",
-            help=f"default: {START_S:.0f}, or what {START_VARIABLE} says",
+            help=f"limit without progress (default: {START_VARIABLE}, or {START_S:.0f})",
         )
-        command.add_argument("--site", help=f"name, or path of a file (default: {sites.DEFAULT})")
+        command.add_argument(
+            "--site", help=f"name or path of a site file (default: {sites.DEFAULT})"
+        )
     return parser
 
 
@@ -115,7 +132,7 @@ def _sites(options: argparse.Namespace) -> int:
     return 0
 
 
-# --- a job of its own ---
+# --- submission ---
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -134,7 +151,7 @@ def _submit(options: argparse.Namespace) -> int:
         image=container.chosen(site, options.container, options.container_runtime),
     )
     folder = JobFolder(Path(options.folder).absolute() if options.folder else _fresh(request.name))
-    # A file is named by its path: the job starts elsewhere.
+    # By its full path: the job starts in another folder.
     named = str(sites.find(options.site)) if site.name not in sites.names() else site.name
     log = "log-%j.txt" if options.dialect == "slurm" else "log.txt"
     binaries = str(Path(sys.executable).parent)
@@ -145,13 +162,15 @@ def _submit(options: argparse.Namespace) -> int:
         return 0
     tool = SUBMIT[options.dialect]
     if shutil.which(tool) is None:
-        raise JobError(f"there is no {tool} on this machine; --dry-run only prints the script")
+        raise JobError(f"no program {tool} on this machine; --dry-run only prints the script")
     folder.make()
     path = folder.path / "job.sh"
     path.write_text(text)
     words = [tool, str(path)]
-    if options.dialect == "pbs":  # Slurm's qsub does not look for these in the script
+    if options.dialect == "pbs":  # Slurm's qsub does not read these from the script
         words[1:1] = ["-N", request.name, "-j", "oe", "-o", place.log]
+    else:
+        _check_possible(tool, path)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise JobError(f"{tool} {path}: {(done.stderr or done.stdout).strip()}")
@@ -160,8 +179,21 @@ def _submit(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_possible(tool: str, script: Path) -> None:
+    """Refuse a request that can never start: Slurm may keep it in the queue for ever."""
+    tested = subprocess.run(
+        [tool, "--test-only", str(script)], capture_output=True, text=True, check=False
+    )
+    said = " ".join(tested.stderr.split())
+    if tested.returncode and NEVER.search(said):
+        raise JobError(
+            f"this job can never start ({said}): check --nodes, --cpus, --mem, --time and the "
+            "partition against `sinfo -o '%P %D %c %m %l'`"
+        )
+
+
 def _name(command: Sequence[str]) -> str:
-    """What is run, without python: the last word that is a file's name, or the first."""
+    """Return a job's name: the first script in the command, or the program."""
     files = [word for word in command if word.endswith((".py", ".sh"))]
     name = Path(files[0] if files else command[0]).stem if command else ""
     return re.sub(r"[^\w.+-]+", "-", name) or "alchemist"
@@ -175,18 +207,18 @@ def _fresh(name: str) -> Path:
 
 
 def _start_s() -> float:
-    """How long Ray may take to come up where no option says it. Raises `JobError`."""
+    """Return the default time limit for Ray's start. Raises `JobError`."""
     told = os.environ.get(START_VARIABLE) or START_S
     try:
         return float(told)
     except ValueError:
-        raise JobError(f"{START_VARIABLE}={told!r}: it is a number of seconds") from None
+        raise JobError(f"{START_VARIABLE}={told!r}: it must be a number of seconds") from None
 
 
 def _folder() -> JobFolder:
     folder = JobFolder.of(os.environ)
     if folder is None:
-        allocation.current(os.environ)  # raises what is missing
+        allocation.current(os.environ)  # raises the error
         raise JobError("this job has no folder")
     return folder
 
@@ -195,7 +227,7 @@ def _cluster(options: argparse.Namespace, folder: JobFolder, signals: Signals) -
     site = sites.load(options.site)
     image = container.chosen(site, options.container, options.container_runtime)
     words = image.words(os.environ) if image is not None else []
-    # What the job script has set is there; in salloc nobody has.
+    # A job script has set these; an interactive job of salloc has not.
     for name, value in script.settings(site, image=image is not None).items():
         os.environ.setdefault(name, os.path.expandvars(value))
     if words:
@@ -213,17 +245,17 @@ def _cluster(options: argparse.Namespace, folder: JobFolder, signals: Signals) -
 
 def _run(options: argparse.Namespace) -> int:
     if not options.command:
-        raise JobError("no program: it comes after --, as in `-- python app.py`")
+        raise JobError("no command: give it after --, as in `-- python app.py`")
     folder = _folder()
     signals = Signals()
     grace_s = program.grace_s(options.spare or sites.load(options.site).job.spare_s)
-    if (address := folder.live_cluster()) is not None:  # `start` has been here
+    if (address := folder.live_cluster()) is not None:  # of `start`
         if options.container and not address.container:
             raise JobError(
-                "this job's Ray is up, and not in an image: `alchemist slurm stop` ends it, "
-                "`alchemist slurm start --container ...` brings it up in one"
+                "this job's Ray runs outside an image: `alchemist slurm stop` stops it, "
+                "`alchemist slurm start --container ...` starts it in one"
             )
-        return program.run(
+        code = program.run(
             options.command,
             address,
             folder,
@@ -232,10 +264,11 @@ def _run(options: argparse.Namespace) -> int:
             cluster=None,
             grace_s=grace_s,
         )
+        return _last_word(signals, code)
     with _cluster(options, folder, signals) as cluster:
         assert cluster.address is not None
-        _say_up(cluster.address)
-        return program.run(
+        _say_up(cluster)
+        code = program.run(
             options.command,
             cluster.address,
             folder,
@@ -244,15 +277,27 @@ def _run(options: argparse.Namespace) -> int:
             cluster=cluster,
             grace_s=grace_s,
         )
+    return _last_word(signals, code)
 
 
-def _say_up(address: JobCluster) -> None:
-    print(
-        f"alchemist: Ray is up on {len(address.nodes)} node(s) with {address.cpus} CPUs, "
-        f"head {address.head} at {address.address}",
-        file=sys.stderr,
-        flush=True,
-    )
+def _last_word(signals: Signals, code: int) -> int:
+    """Print why the program was ended, as the last line of the log. Returns `code`."""
+    if (ending := signals.received) is not None:
+        print(f"alchemist: the job was ended by {ending.name}; exit code {code}", file=sys.stderr)
+    return code
+
+
+def _up(address: JobCluster) -> str:
+    nodes, cpus = counted(len(address.nodes), "node"), counted(address.cpus, "CPU")
+    return f"Ray is up on {nodes} with {cpus}, head {address.head}"
+
+
+def _say_up(cluster: RayInJob) -> None:
+    assert cluster.address is not None
+    lines = [f"{_up(cluster.address)} at {cluster.address.address}"]
+    lines += [f"warning: {text}" for text in cluster.warnings]
+    for line in lines:
+        print(f"alchemist: {line}", file=sys.stderr, flush=True)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -263,17 +308,17 @@ def _start(options: argparse.Namespace) -> int:
         )
     if not options.foreground:
         if folder.cluster() is not None:
-            folder.clear()  # of a Ray that is gone
+            folder.clear()  # of a Ray whose keeper was killed
         return _in_background(options, folder)
     signals = Signals()
     with _cluster(options, folder, signals) as cluster:
         assert cluster.address is not None
-        _say_up(cluster.address)
+        _say_up(cluster)
         try:
             while True:
                 signals.check()
-                for name in cluster.look():
-                    print(f"alchemist: node {name} is gone", file=sys.stderr, flush=True)
+                for name in cluster.lost_nodes():
+                    print(f"alchemist: node {name} is lost", file=sys.stderr, flush=True)
         except Terminated:
             return 0
 
@@ -298,17 +343,17 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     while (address := folder.cluster()) is None:
         if keeper.poll() is not None:
             said = log.read_text(errors="replace").strip() if log.exists() else ""
-            raise JobError(f"Ray did not come up:\n{said}")
+            raise JobError(f"Ray did not start:\n{said}")
         time.sleep(POLL_INTERVAL_S)
     host, _, port = address.address.rpartition(":")
     settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in _to_join(folder, address).items())
     print(
-        f"Ray is up on {len(address.nodes)} node(s) with {address.cpus} CPUs, head {address.head}\n"
+        f"{_up(address)}\n"
         f"  alchemist slurm run -- python app.py      runs a program in it\n"
-        f"  AlchemistSession()                        finds it, on its nodes, in this job\n"
+        f"  AlchemistSession()                        joins it, on the nodes of this job\n"
         f'  als.connect_to_alchemist("{host}", {port})\n'
         f"  export {settings}\n"
-        f"  alchemist slurm stop                      ends it"
+        f"  alchemist slurm stop                      stops it"
     )
     return 0
 
@@ -326,17 +371,20 @@ def _stop(options: argparse.Namespace) -> int:
         raise JobError("no Ray of `alchemist slurm start` runs in this job")
     if address.keeper_host != os.uname().nodename:
         raise JobError(
-            f"the process that keeps Ray up is on {address.keeper_host}: stop it there, or end "
-            f"its step, alchemist-ray (`squeue --steps` tells its number, scancel ends it)"
+            f"the keeper of this Ray runs on {address.keeper_host}: stop it there, or end its step "
+            f"alchemist-ray (`squeue --steps` shows its number, scancel ends it)"
         )
     try:
         os.kill(address.keeper_pid, 15)
     except ProcessLookupError:
         folder.clear()
         return 0
-    deadline = time.monotonic() + STOP_S
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     while folder.cluster() is not None:
         if time.monotonic() > deadline:
-            raise JobError(f"process {address.keeper_pid} has not ended Ray in {STOP_S:.0f} s")
+            raise JobError(
+                f"the keeper, process {address.keeper_pid}, has not stopped Ray in "
+                f"{STOP_TIMEOUT_S:.0f} s"
+            )
         time.sleep(POLL_INTERVAL_S)
     return 0

@@ -1,8 +1,8 @@
-"""A job in an image: how each container runtime is asked to run a program in it.
+"""A job in an image: the command of each container runtime that runs a program in it.
 
-The keeper and the supervisors stay outside, where the batch system is. What they start goes
-through the words made here: Ray, the user's program and, with a site's own launcher, the ranks.
-All of them share the node's network, /dev/shm and temporary folder, as they do without an image.
+The keeper and the supervisors stay outside, with the batch system. Ray, the user's program and
+(with a site's own launcher) the ranks run inside. All of them share the node's network,
+/dev/shm and temporary folder, as without an image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PODMAN = (
     "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id", "--env-host",
     "--security-opt=label=disable", "--volume={tmp}:{tmp}", "--volume=$HOME:$HOME", "--entrypoint=",
 )  # fmt: skip
-# Apptainer and Shifter mount the home directory and /dev themselves, Charliecloud the latter.
+# Apptainer and Shifter mount the home directory and /dev by themselves, Charliecloud /dev.
 RECIPES: dict[str, tuple[str, ...]] = {
     "shifter": ("shifter", "--image={image}", OPTIONS),
     "apptainer": ("apptainer", "exec", "--bind={tmp}", OPTIONS, IMAGE),
@@ -32,31 +32,31 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "podman-hpc": ("podman-hpc", *PODMAN, OPTIONS, IMAGE),
     "charliecloud": ("ch-run", "--home", "--bind={tmp}:{tmp}", OPTIONS, IMAGE, "--"),
 }
-# The caller's environment comes along, and its Python must not: only the image's is there.
+# The image gets the caller's environment, but not its Python.
 INSIDE = (
     "/usr/bin/env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", "-u", "VIRTUAL_ENV",
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 )  # fmt: skip
 PYTHON = "python3"
 RELAY = f"{PYTHON} -m alchemist_ray.deploy.slurm.relay"
-# Launchers that are not in the image: their variables, and what they are where those are not set.
+# Launchers outside the image: their variables and default commands.
 OUTSIDE = {COMMAND: "srun", PALS.variable: PALS.command, APRUN.variable: APRUN.command}
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image, and what runs it.
+    """An image and its runtime.
 
     Attributes
     ----------
     name : str
-        As the runtime takes it: ``docker:me/it:1``, ``it.sif``, an unpacked folder.
+        In the runtime's notation: ``docker:me/it:1``, ``it.sif``, an unpacked folder.
     runtime : str
         One of `RECIPES`.
     options : tuple of str
         The site's options to the runtime.
     tmp : str
-        The nodes' temporary folder, which is seen inside under the same path.
+        The nodes' temporary folder, which has the same path inside.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Image:
     tmp: str = "/tmp"
 
     def recipe(self) -> list[str]:
-        """The words before a command, with variables (``$HOME``) that are not filled in yet."""
+        """Return the command prefix, with variables (``$HOME``) not expanded."""
         words: list[str] = []
         for word in RECIPES[self.runtime]:
             if word == OPTIONS:
@@ -75,12 +75,12 @@ class Image:
         return words
 
     def words(self, env: Mapping[str, str]) -> list[str]:
-        """The words before a command, filled in, and what keeps the host's Python out of it.
+        """Return the command prefix, expanded, without the host's Python in the environment.
 
         Raises
         ------
         JobError
-            If they name a variable that is not set.
+            If a variable is not set.
         """
         try:
             filled = [Template(word).substitute(env) for word in self.recipe()]
@@ -93,30 +93,29 @@ class Image:
 
 
 def chosen(site: Site, name: str | None, runtime: str | None) -> Image | None:
-    """The image that is asked for, run as the site says; None if none is.
+    """Return the requested image with the site's runtime; None without an image.
 
     Raises
     ------
     JobError
-        If nothing says how it is run.
+        If no runtime is known.
     """
     if not name:
         return None
     known = [word for word in RUNTIMES if word]
     runs = runtime or site.container.runtime
     if runs not in known:
-        told = f"{runs!r} is none" if runs else f"site {site.name} (container.runtime) names none"
-        raise JobError(
-            f"an image needs a container runtime, and {told}: --container-runtime takes "
-            f"{', '.join(known)}"
-        )
-    # The options are for the site's own runtime, and another does not know them.
+        problem = f"unknown container runtime {runs!r}"
+        if not runs:
+            problem = f"site {site.name} names no container runtime (container.runtime)"
+        raise JobError(f"{problem}: --container-runtime takes {', '.join(known)}")
+    # The options are those of the site's own runtime.
     options = site.container.options if runs == site.container.runtime else ()
     return Image(name, runs, options, site.nodes.tmp)
 
 
 def variables(words: list[str], env: Mapping[str, str]) -> dict[str, str]:
-    """What launchers of gangs inside the image have to know; the machine's are only outside."""
+    """Return variables by which gangs in the image use the launchers outside."""
     told = {CONTAINER: shlex.join(words)}
     for name, usual in OUTSIDE.items():
         command = env.get(name) or usual

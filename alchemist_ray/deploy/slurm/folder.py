@@ -1,4 +1,4 @@
-"""A node's folder of a job: Ray's sockets and logs, the gangs' folders. Gone with the job."""
+"""A job's folder on a node, for Ray's sockets and logs and the gangs' folders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from alchemist_ray.errors import JobError
+from mpi_workers.node import cleanup
 
 PREFIX = "alch-"
 # Ray's sockets: <temp-dir>/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store
@@ -19,16 +20,16 @@ RAY_TAIL = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store
 UNIX_LIMIT = 107
 SHM = Path("/dev/shm")
 SEGMENT = "mpich_shm_*"
-SEGMENT_S = 5.0  # older than this, it is mapped by those who need it
+SEGMENT_S = 5.0  # processes that need a segment have mapped it by this age
 
 
 class NodeFolder:
-    """``<tmp>/alch-<job>``, of mode 700, locked for as long as its supervisor lives.
+    """``<tmp>/alch-<job>``, of mode 700, locked while its supervisor runs.
 
     Raises
     ------
     JobError
-        If it cannot be made, is another's, or its path is too long for Unix sockets.
+        If it cannot be created, exists already, or its path is too long for Unix sockets.
     """
 
     def __init__(self, tmp: str, job: str) -> None:
@@ -47,13 +48,13 @@ class NodeFolder:
             self.path.mkdir(mode=0o700)
         except FileExistsError:
             raise JobError(
-                f"{self.path} on {os.uname().nodename} is there already: another Ray of this job "
-                "runs there, or another user's job has that number"
+                f"{self.path} on {os.uname().nodename} exists already: another Ray of this job "
+                "runs there, or another user's job has the same number"
             ) from None
         except OSError as error:
             raise JobError(
-                f"no folder for the job's sockets on {os.uname().nodename}: {error}; nodes.tmp of "
-                "the site file names another place"
+                f"cannot create a folder for the job's sockets on {os.uname().nodename}: {error}; "
+                "set nodes.tmp of the site file to another place"
             ) from None
         self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,25 +72,23 @@ class NodeFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _clear(path)
             except OSError:
-                continue  # its supervisor lives
+                continue  # its supervisor runs
             finally:
                 os.close(lock)
 
     def shared_memory(self) -> int:
-        """Bytes of shared memory that are free on this node."""
+        """Return the bytes of free shared memory on this node."""
         about = os.statvfs(SHM)
         return int(about.f_bavail * about.f_frsize * 0.9)
 
     def remove(self) -> None:
-        """Remove it, and what the gangs of this job have left in /dev/shm."""
+        """Remove the folder, and segments that the job's gangs left in /dev/shm."""
         _clear(self.path)
         _unlink_unused()
         os.close(self._lock)
 
 
 def _clear(path: Path) -> None:
-    from mpi_workers.node import cleanup  # noqa: PLC0415  (NumPy, and only now)
-
     before, tempfile.tempdir = tempfile.tempdir, str(path)
     try:
         cleanup.sweep()
@@ -101,8 +100,8 @@ def _clear(path: Path) -> None:
 def _unlink_unused() -> None:
     """Remove this user's segments that no process has mapped: of ranks that died in MPI_Init.
 
-    A gang's proxy knows the names of its segments. Under another launcher it learns them from its
-    ranks, as soon as they have told it who they are, which those did not live to do.
+    A gang's proxy knows the names of its segments. Under another launcher it learns them when its
+    ranks connect, which these never did.
     """
     old = time.time() - SEGMENT_S
     with suppress(OSError):

@@ -1,8 +1,8 @@
-"""A node's supervisor: has Ray started on its node of a job, and leaves nothing of it behind.
+"""A node's supervisor: starts Ray on its node of a job, and removes every trace of it.
 
-One process per node, started by a single step of the job. Its connection to the keeper
-(`cluster.py`) brings its orders and is its life line: when that breaks, or the batch system sends
-SIGTERM, it ends Ray and all that came of it, and removes the node's folder.
+One process per node, started by a single step of the job. It receives its commands from the keeper
+(`cluster`). When that connection breaks, or the batch system sends SIGTERM, it stops Ray, kills
+all descendants, and removes the node's folder.
 
     python -m alchemist_ray.deploy.slurm.node '{"keeper": "tcp:10.0.0.1:4000", ...}'
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alchemist_ray.deploy.slurm import ports, processes
+from alchemist_ray.deploy.slurm import ports, processes, sharing
 from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.ray_node import RayNode
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
@@ -29,26 +29,26 @@ from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
 
 POLL_INTERVAL_S = 0.1
-KEEPER_S = 30.0  # for the keeper to answer
+KEEPER_TIMEOUT_S = 30.0  # for the keeper to answer
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTask:
-    """What a supervisor is started with.
+    """Parameters of a supervisor.
 
     Attributes
     ----------
     keeper : str
-        Where the keeper listens.
+        Address of the keeper.
     token : str
-        Path of the file with the job's secret.
+        Path of the file with the job's token.
     job : str
     tmp : str
         Parent of the node's folder.
     interface : list of str
         As in the site file.
     container : list of str
-        What runs a program in the job's image; empty: there is none.
+        Command prefix that runs a program in the job's image; empty without an image.
     """
 
     keeper: str
@@ -60,17 +60,17 @@ class NodeTask:
 
 
 class Supervisor:
-    """See the module. Its folder is there for as long as it lives.
+    """A supervisor, and the owner of its node's folder.
 
     Raises
     ------
     JobError
-        If the node has no place for the folder, or not the interface.
+        If the folder cannot be created, or the network interface does not exist.
     """
 
     def __init__(self, task: NodeTask) -> None:
         self._task = task
-        self._secret = Path(task.token).read_text()
+        self._token = Path(task.token).read_text()
         self._folder = NodeFolder(task.tmp, task.job)
         self._relay: Relay | None = None
         self._ray: RayNode | None = None
@@ -78,16 +78,16 @@ class Supervisor:
         self._stopped = False
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """On a signal: end at the next look."""
+        """Signal handler: end at the next poll."""
         self._stopped = True
 
     def run(self) -> int:
-        """Do what the keeper says until the end; the exit code."""
+        """Obey the keeper until the end. Returns the exit code."""
         task = self._task
         try:
             ip = local_address(task.interface, task.keeper)
             variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": task.token}
-            if task.container:  # there is no srun in the image
+            if task.container:  # the image has no srun
                 self._relay = Relay(self._folder.path / "relay")
                 variables[RELAY] = str(self._relay.path)
             self._ray = RayNode(self._folder, ip, variables, task.container)
@@ -97,8 +97,12 @@ class Supervisor:
                 "hostname": os.uname().nodename,
                 "ip": ip,
                 "free": ports.free_attempts(task.job, ip),
+                "cores": os.cpu_count() or 1,
+                "others": sharing.other_users(),
             }
-            self._connection, _ = connect(task.keeper, self._secret, hello, timeout_s=KEEPER_S)
+            self._connection, _ = connect(
+                task.keeper, self._token, hello, timeout_s=KEEPER_TIMEOUT_S
+            )
             self._obey(self._connection, self._ray)
         finally:
             self._end()
@@ -110,7 +114,7 @@ class Supervisor:
                 try:
                     order = dict(connection.recv().body)
                 except WireError:
-                    return  # the keeper is gone
+                    return  # the keeper has ended
                 match order.pop("op"):
                     case "start":
                         ray.start(**order)
@@ -141,7 +145,7 @@ class Supervisor:
 
 
 def main(argv: list[str]) -> int:
-    """Supervise this node until the end."""
+    """Supervise this node until the end. Returns the exit code."""
     processes.adopt_orphans()
     supervisor = Supervisor(NodeTask(**json.loads(argv[0])))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,7 +1,7 @@
-"""Ports for a job's Ray: a block derived from the job's number, so that jobs can share a node.
+"""Ports of a job's Ray: a block derived from the job's number, so that jobs can share a node.
 
-A block lies below the kernel's own choice (32768 and up) and is the same on every node. Workers
-of Ray take what the kernel gives them, which cannot collide.
+A block is below the kernel's range (32768 and up) and the same on every node. Ray's workers use
+ports that the kernel chooses, which cannot collide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 FIRST, END = 10240, 32768
 BLOCK = 16
 BLOCKS = (END - FIRST) // BLOCK
-TRIES = 8  # blocks that are looked at before giving up
+TRIES = 8  # blocks to check before giving up
 NAMES = (
     "gcs",
     "node-manager-port",
@@ -23,15 +23,14 @@ NAMES = (
     "dashboard-agent-listen-port",
     "metrics-export-port",
     "dashboard-port",
-    "ray-client-server-port",
 )
-ON_HEAD = NAMES[-2:]
+ON_HEAD = NAMES[-1:]
 
 
 def block(job: str, attempt: int = 0) -> int:
-    """First port of a job's block; `attempt` counts blocks after it.
+    """Return the first port of a job's block, or of the block `attempt` places after it.
 
-    Jobs whose numbers differ by less than `BLOCKS` - `TRIES` never share one.
+    Jobs whose numbers differ by less than `BLOCKS` - `TRIES` never share a block.
     """
     digits = re.search(r"\d+", job)
     number = int(digits[0]) if digits else sum(job.encode())
@@ -39,12 +38,12 @@ def block(job: str, attempt: int = 0) -> int:
 
 
 def ports(first: int) -> dict[str, int]:
-    """The ports of a block, by what they are for."""
+    """Return the ports of a block, by purpose."""
     return {name: first + i for i, name in enumerate(NAMES)}
 
 
 def is_free(first: int, address: str) -> bool:
-    """Whether every port of a block can be had on this node, at this address."""
+    """Return whether every port of a block is free on this node, at this address."""
     with contextlib.ExitStack() as stack:
         for port in ports(first).values():
             for host in ("", address):
@@ -59,5 +58,5 @@ def is_free(first: int, address: str) -> bool:
 
 
 def free_attempts(job: str, address: str) -> list[int]:
-    """Those of a job's blocks that are free on this node."""
+    """Return the attempts (see `block`) whose blocks are free on this node."""
     return [attempt for attempt in range(TRIES) if is_free(block(job, attempt), address)]

@@ -1,4 +1,4 @@
-"""All that comes of a process, however it was started: a subreaper loses none of it."""
+"""All descendants of a process: a subreaper keeps those whose parent has ended."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ POLL_INTERVAL_S = 0.02
 
 
 def adopt_orphans() -> None:
-    """From now on, what loses its parent below this process becomes its child."""
+    """Become the parent of all descendants whose own parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_descendants(spare: subprocess.Popen[bytes] | None = None) -> None:
-    """Kill all that came of this process, but for one; wait until it is gone, though not long."""
+    """Kill all descendants of this process but `spare`; wait up to `LIMIT_S` for their end."""
     me = os.getpid()
     spared = {me} if spare is None else {me, spare.pid}
     deadline = time.monotonic() + LIMIT_S
@@ -41,12 +41,12 @@ def kill_descendants(spare: subprocess.Popen[bytes] | None = None) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process."""
+    """Return the parent of every process."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError, IndexError, ValueError):
-                # pid (name, which may have anything in it) state parent ...
+                # pid (name, which may contain any character) state parent ...
                 found[int(folder.name)] = int(
                     (folder / "stat").read_text().rpartition(")")[2].split()[1]
                 )

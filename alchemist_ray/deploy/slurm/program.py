@@ -1,4 +1,4 @@
-"""The user's program in a job: run on the head's node, told of signals, its exit code kept."""
+"""The user's program in a job: runs on the head's node, gets signals, returns its exit code."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import sys
 import time
 from collections.abc import Sequence
 
-from alchemist_ray.deploy.slurm.cluster import RayInJob, step_base
+from alchemist_ray.deploy.slurm.cluster import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
+from alchemist_ray.deploy.slurm.supervisors import step_base
 from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
 from mpi_workers.node.process_control import die_with_parent
 
 POLL_INTERVAL_S = 0.1
-TEARDOWN_S = 15  # of a job's spare time, for Ray to end
+TEARDOWN_S = 15  # of a job's spare time, to stop Ray
 LEAST_GRACE_S = 5
 
 
 def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
-    """The command as it is if this is the head's node, else as a step there."""
+    """Return the command, as a step on the head's node if this is another node."""
     here = (os.environ.get("SLURMD_NODENAME"), os.uname().nodename)
     if address.head in here:
         return list(command)
@@ -31,7 +32,7 @@ def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
 
 
 def in_image(command: Sequence[str], address: JobCluster) -> list[str]:
-    """The command in the image that the job's Ray is in, if there is one, and where we are."""
+    """Return the command, inside the image of the job's Ray if there is one, in this folder."""
     if not address.container:
         return list(command)
     return [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
@@ -47,21 +48,21 @@ def run(
     cluster: RayInJob | None,
     grace_s: float,
 ) -> int:
-    """Run a program in a job's Ray; its exit code, or 128 + the signal that ended it.
+    """Run a program in a job's Ray. Returns its exit code, or 128 + the signal that ended it.
 
     Parameters
     ----------
     base : dict
-        The environment to which the cluster's is added.
+        The program's environment, without the cluster's variables.
     cluster : RayInJob, optional
-        Looked after meanwhile.
+        The cluster to watch meanwhile.
     grace_s : float
-        How long it may take to end after SIGTERM.
+        Time that the program has to end after SIGTERM.
 
     Raises
     ------
     JobError
-        If Ray is lost; the program was ended.
+        If Ray is lost; the program has been ended then.
     """
     inside = in_image(command, address)
     words = command_on_head(inside, address)
@@ -83,8 +84,8 @@ def run(
             if cluster is None:
                 time.sleep(POLL_INTERVAL_S)
                 continue
-            for name in cluster.look():
-                print(f"alchemist: node {name} is gone; Ray goes on without it", file=sys.stderr)
+            for name in cluster.lost_nodes():
+                print(f"alchemist: node {name} is lost; Ray continues without it", file=sys.stderr)
     except Terminated as ending:
         print(f"alchemist: {ending}: ending the program", file=sys.stderr, flush=True)
         _end(program, grace_s)
@@ -107,5 +108,5 @@ def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def grace_s(spare_s: int) -> float:
-    """How long a program may take to end, of the seconds that a job has to spare."""
+    """Return the part of a job's spare seconds that its program has to end."""
     return max(LEAST_GRACE_S, spare_s - TEARDOWN_S)

@@ -1,4 +1,4 @@
-"""Ray on one node of a job: its command line, its start and its tries, its end."""
+"""Ray on one node of a job: its command line, its start and restarts, its end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from alchemist_ray.deploy.slurm import container, ports
 from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.processes import kill_descendants
 
-END_S = 4.0  # for Ray to end in good order
-LAST_WORDS = 4 << 10  # 4 KiB of Ray's output are told
-# Its own time limits (30 s) are short for a cold start from a shared file system: a try that fails
-# by them does not count, the keeper has the time limit for all. One that fails at once does.
+END_TIMEOUT_S = 4.0  # for an orderly end of Ray
+OUTPUT_NBYTES = 4 << 10  # the end of Ray's output that errors quote
+# Ray's own time limits (30 s) are short for a cold start from a shared file system. A start that
+# exceeds them is repeated within the keeper's time limit; quick failures are repeated twice.
 TRIES = 3
-AT_ONCE_S = 20.0
-STORE_MIN = 80 << 20  # bytes: the least that Ray takes for its object store
+QUICK_S = 20.0
+STORE_MIN_NBYTES = 80 << 20  # Ray's minimum for its object store
 DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a launcher
 NO_PROGRAM = 127
 
@@ -31,7 +31,7 @@ News = tuple[str, dict[str, Any]]
 
 
 class RayNode:
-    """Starts and watches Ray; what it sees is told by `news`.
+    """Starts and watches Ray; `news` reports its events.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ class RayNode:
     ip : str
         This node's address.
     variables : mapping
-        That Ray has beside this process's own.
+        Ray's environment, in addition to this process's.
     prefix : sequence of str
-        What runs a program in the job's image; empty: there is none.
+        Command prefix that runs a program in the job's image; empty without an image.
     """
 
     def __init__(
@@ -53,15 +53,25 @@ class RayNode:
         self._variables = variables
         self._python = [*prefix, container.PYTHON] if prefix else [sys.executable]
         self._command: list[str] = []
-        self._failed = 0  # tries that counted
+        self._metrics = False
+        self._failures = 0  # quick ones
         self._began = 0.0
-        self._port = 0  # that it will open last; 0: it has, or is not started
+        self._port = 0  # Ray opens it last; 0: it is open, or Ray is not started
         self._ray: subprocess.Popen[bytes] | None = None
         self._waiting: subprocess.Popen[bytes] | None = None
-        self.settled = False  # the whole cluster is up: from now on a Ray that ends is lost
+        self.settled = False  # the whole cluster is up: Ray is not restarted any more
+        self._counted = 0  # bytes of the log in which nodes are counted
 
     def start(
-        self, *, head: bool, address: str, first: int, cpus: int, memory: int, object_store: float
+        self,
+        *,
+        head: bool,
+        address: str,
+        first: int,
+        cpus: int,
+        memory: int,
+        object_store: float,
+        metrics: bool,
     ) -> None:
         """Start the head of the cluster, or a node of the one at `address`.
 
@@ -70,20 +80,23 @@ class RayNode:
         first : int
             First port of the job's block.
         memory : int
-            Bytes that the job has on this node; 0: all there are.
+            Bytes of the job on this node; 0: all.
         object_store : float
             Share of them for Ray's object store.
+        metrics : bool
+            Whether the metrics port is open; it requires no token.
         """
+        self._metrics = metrics
         numbers = ports.ports(first)
         memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        store = max(STORE_MIN, min(int(memory * object_store), self._folder.shared_memory()))
+        store = max(STORE_MIN_NBYTES, min(int(memory * object_store), self._folder.shared_memory()))
         role = [f"--address={address}"]
         names = ports.NAMES[1 : -len(ports.ON_HEAD)]
         if head:
             role = ["--head", f"--port={numbers['gcs']}", "--include-dashboard=false"]
             names = ports.NAMES[1:]
         self._command = [
-            *self._python, "-m", "ray.scripts.scripts", "start", "--block",
+            *self._python, "-m", "alchemist_ray.deploy.slurm.ray_start", "--block",
             "--disable-usage-stats",
             "--log-color=false",
             f"--node-ip-address={self._ip}",
@@ -98,37 +111,43 @@ class RayNode:
         self._try()
 
     def await_nodes(self, address: str, nodes: int, limit_s: float) -> None:
-        """Begin to look whether the cluster has so many nodes."""
+        """Start to wait until the cluster has this many nodes."""
         words = ["-m", "alchemist_ray.deploy.slurm.ready", address, str(nodes), str(limit_s)]
         self._waiting = self._spawn([*self._python, *words], self._ready_log)
 
     def news(self) -> Iterator[News]:
-        """What has happened since the last look: ``up``, ``ready``, ``again``, ``ray_ended``."""
+        """Yield events since the last call.
+
+        ``up``, ``counted`` (one more node), ``ready``, ``again`` (restarted), ``ray_ended``.
+        """
         if self._port and self._ray is not None and _listens(self._ip, self._port):
             self._port = 0
             yield "up", {}
+        if self._waiting is not None and (size := _size(self._ready_log)) > self._counted:
+            self._counted = size
+            yield "counted", {}
         if self._waiting is not None and (code := self._waiting.poll()) is not None:
             self._waiting = None
             yield "ready", {"ok": code == 0, "said": _end_of(self._ready_log)}
         if self._ray is not None and (code := self._ray.poll()) is not None:
             self._ray = None
-            self._failed += time.monotonic() - self._began < AT_ONCE_S
+            self._failures += time.monotonic() - self._began < QUICK_S
             told = {"code": code, "said": _end_of(self._folder.log)}
-            if self.settled or self._failed == TRIES or code == NO_PROGRAM:
+            if self.settled or self._failures == TRIES or code == NO_PROGRAM:
                 yield "ray_ended", told
             else:
                 yield "again", told
-                # On what this try has warmed up.
+                # The next start profits from the file system's cache.
                 kill_descendants(spare=self._waiting)
                 shutil.rmtree(self._folder.ray, ignore_errors=True)
                 self._try()
 
     def end(self) -> None:
-        """End Ray in good order, if it does so in time."""
+        """Stop Ray, orderly if it ends in time."""
         if self._ray is not None and self._ray.poll() is None:
             self._ray.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._ray.wait(END_S)
+                self._ray.wait(END_TIMEOUT_S)
 
     @property
     def _ready_log(self) -> Path:
@@ -143,7 +162,8 @@ class RayNode:
         env |= {"TMPDIR": str(self._folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
         env |= self._variables
         env.setdefault("RAY_agent_register_timeout_ms", "120000")
-        # A shell says what is wrong where a container runtime is not there, and ends with 127.
+        env.setdefault("RAY_enable_metrics_collection", str(int(self._metrics)))
+        # A shell reports a missing container runtime, and ends with 127.
         words = ["/bin/sh", "-c", 'exec "$@"', "sh", *command]
         with open(log, "ab") as out:
             return subprocess.Popen(
@@ -158,8 +178,15 @@ def _listens(host: str, port: int) -> bool:
         return sock.connect_ex((host, port)) == 0
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _end_of(path: Path) -> str:
     try:
-        return path.read_bytes()[-LAST_WORDS:].decode(errors="replace").strip()
+        return path.read_bytes()[-OUTPUT_NBYTES:].decode(errors="replace").strip()
     except OSError:
         return ""

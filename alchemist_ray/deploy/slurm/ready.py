@@ -1,4 +1,4 @@
-"""See that a Ray cluster has so many nodes: `python -m alchemist_ray.deploy.slurm.ready`."""
+"""Wait until a Ray cluster has N nodes: ``python -m alchemist_ray.deploy.slurm.ready``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ POLL_INTERVAL_S = 0.1
 
 
 def main(address: str, nodes: int, limit_s: float) -> int:
-    """0 as soon as they are there, 1 if they are not in time."""
+    """Return 0 when all nodes are alive, 1 after `limit_s` without another one.
+
+    Each new node is printed: the supervisor takes the output for progress.
+    """
     deadline = time.monotonic() + limit_s
-    found = "no cluster"
+    found, most = "no cluster", 0
     while time.monotonic() < deadline:
         try:
             if not ray.is_initialized():
@@ -24,10 +27,13 @@ def main(address: str, nodes: int, limit_s: float) -> int:
                 ray.shutdown()
                 return 0
             found = f"{alive} of {nodes} nodes"
-        except (ConnectionError, RuntimeError) as error:  # its head is not up yet, or again
+            if alive > most:
+                most, deadline = alive, time.monotonic() + limit_s
+                print(found, flush=True)
+        except (ConnectionError, RuntimeError) as error:  # the head is starting
             found = f"no cluster: {error}"
         time.sleep(POLL_INTERVAL_S)
-    print(f"Ray at {address} has {found} after {limit_s:.0f} s")
+    print(f"Ray at {address} has {found}, and no other in {limit_s:.0f} s")
     return 1
 
 

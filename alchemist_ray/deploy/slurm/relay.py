@@ -1,11 +1,11 @@
-"""srun (or PALS, ALPS) for processes in an image: the supervisor outside runs it for them.
+"""srun (or PALS, ALPS) for processes in an image: the supervisor runs it outside.
 
-An image has no srun that fits the machine's Slurm. So a gang's launcher in it calls
+An image has no srun that fits the machine's Slurm. A gang's launcher in it therefore calls
 
     python3 -m alchemist_ray.deploy.slurm.relay srun --overlap ...
 
-which hands command, environment and its own output to the supervisor of the node, through a
-Unix socket in the node's folder (only this user can go there). If the caller goes, the step goes.
+which passes command, environment and its own output to the supervisor of the node, through a Unix
+socket in the node's folder (accessible to this user only). The step ends with the caller.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pathlib import Path
 from types import FrameType
 
 VARIABLE = "ALCHEMIST_RELAY"  # path of the socket
-LEAVE_S = 4.0  # for a step to end when it is told to
+END_TIMEOUT_S = 4.0  # for a step to end after SIGTERM
 POLL_INTERVAL_S = 0.1
-OUTSIDE = ("PATH", "HOME", "USER")  # the caller's are of the image
-LIMIT = 16 << 20  # 16 MiB of command and environment
+OUTSIDE = ("PATH", "HOME", "USER")  # the caller's values are the image's
+LIMIT_NBYTES = 16 << 20  # of command and environment
 NO_PROGRAM = 127
 
 
 class Relay:
-    """The side outside: runs what callers ask for, each in a thread of its own."""
+    """The server outside the image: runs each caller's command in a thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more callers."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -61,14 +61,14 @@ class Relay:
 
 
 def _run(caller: socket.socket) -> int:
-    """Run one command for a caller; its exit code, as a shell would tell it."""
+    """Run a caller's command. Returns its exit code, as a shell reports it."""
     text, fds = b"", list[int]()
     try:
         while not text.endswith(b"\n"):
-            data, more, _, _ = socket.recv_fds(caller, LIMIT, 2)
+            data, more, _, _ = socket.recv_fds(caller, LIMIT_NBYTES, 2)
             text, fds = text + data, fds + more
-            if not data or len(text) > LIMIT:
-                raise ValueError("no whole command")
+            if not data or len(text) > LIMIT_NBYTES:
+                raise ValueError("incomplete command")
         asked = json.loads(text)
         env = asked["env"] | {name: os.environ[name] for name in OUTSIDE if name in os.environ}
         out, err = fds
@@ -83,10 +83,10 @@ def _run(caller: socket.socket) -> int:
         for fd in fds:
             os.close(fd)
     while step.poll() is None:
-        if select.select([caller], [], [], POLL_INTERVAL_S)[0]:  # it is going, or gone
+        if select.select([caller], [], [], POLL_INTERVAL_S)[0]:  # the caller ends, or has ended
             step.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                step.wait(LEAVE_S)
+                step.wait(END_TIMEOUT_S)
             step.kill()
             step.wait()
     code = step.returncode
@@ -94,10 +94,10 @@ def _run(caller: socket.socket) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """The side inside: have a command run outside, and end as it does."""
+    """The client inside the image: run a command outside. Returns its exit code."""
     path = os.environ.get(VARIABLE)
     if not path:
-        print(f"{VARIABLE} is not set: is this in a job's image?", file=sys.stderr)
+        print(f"{VARIABLE} is not set: is this process in the image of a job?", file=sys.stderr)
         return NO_PROGRAM
     with socket.socket(socket.AF_UNIX) as supervisor:
         try:
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
 
         def leave(number: int, frame: FrameType | None) -> None:
             with contextlib.suppress(OSError):
-                supervisor.shutdown(socket.SHUT_WR)  # and wait until the step is gone
+                supervisor.shutdown(socket.SHUT_WR)  # then wait for the step's end
 
         signal.signal(signal.SIGTERM, leave)
         asked = json.dumps({"argv": argv, "env": dict(os.environ)}).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Job scripts as text: from a site, what is asked for, and the program. Slurm and PBS."""
+"""Job scripts for Slurm and PBS, from a site, a request and the program."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
 from alchemist_ray.launchers.mpmd import APRUN, PALS
 from alchemist_ray.launchers.srun import COMMAND, PMI
+from alchemist_ray.plural import counted
 
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 PROGRAMS = {"srun": COMMAND, "pals": PALS.variable, "aprun": APRUN.variable}
@@ -21,7 +22,7 @@ PROGRAMS = {"srun": COMMAND, "pals": PALS.variable, "aprun": APRUN.variable}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the batch system.
+    """A request to the batch system.
 
     Attributes
     ----------
@@ -30,17 +31,17 @@ class Request:
         Minutes, ``H:MM:SS`` or ``D-HH:MM:SS``.
     name : str
     cpus : int, optional
-        CPUs on each node, the rest for others; None: whole nodes.
+        CPUs on each node; other jobs may use the others. None: whole nodes.
     memory : str
-        Memory on each node, as the batch system takes it.
+        Memory on each node, in the notation of the batch system.
     partition, account, qos : str
-        PBS: `partition` is the queue.
+        `partition` is the queue of PBS.
     options : sequence of str
         Further options, verbatim.
     start_timeout_s : float, optional
-        How long Ray may take to come up.
+        Time limit for Ray's start.
     image : Image, optional
-        In which Ray, the program and the ranks run.
+        Image for Ray, the program and the ranks.
     """
 
     nodes: int
@@ -58,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where things are: the job's folder, its log, the folder with `alchemist`, the site."""
+    """Paths: the job's folder, its log, the folder with `alchemist`, the site file."""
 
     folder: str
     log: str
@@ -67,16 +68,16 @@ class Place:
 
 
 def seconds(time: str) -> int:
-    """A time limit as Slurm writes it: minutes, ``M:SS``, ``H:MM:SS``, ``D-HH[:MM[:SS]]``.
+    """Convert a time limit of Slurm: minutes, ``M:SS``, ``H:MM:SS``, ``D-HH[:MM[:SS]]``.
 
     Raises
     ------
     JobError
-        If it is none.
+        If it is not a time limit.
     """
     match = TIME.fullmatch(time.strip())
     if match is None:
-        raise JobError(f"{time!r} is no time limit: minutes, H:MM:SS or D-HH:MM:SS")
+        raise JobError(f"{time!r} is not a time limit: give minutes, H:MM:SS or D-HH:MM:SS")
     days, *rest = match.groups()
     numbers = [int(part) for part in rest if part is not None]
     if days is not None:
@@ -87,22 +88,22 @@ def seconds(time: str) -> int:
         hours, (minutes, secs) = 0, (*numbers, 0)[:2]
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
     if total <= 0:
-        raise JobError(f"{time!r} is no time limit: it is over at once")
+        raise JobError(f"{time!r} is not a time limit: it must be at least a second")
     return total
 
 
 def clock(total: int) -> str:
-    """Seconds as ``HH:MM:SS``."""
+    """Format seconds as ``HH:MM:SS``."""
     return f"{total // 3600:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
 
 
 def spare_s(site: Site, request: Request) -> int:
-    """How long before its time limit the job is told to end: in a short one, half of its time."""
+    """Return the seconds between SIGTERM and the time limit; at most half of the limit."""
     return min(site.job.spare_s, seconds(request.time) // 2)
 
 
 def directives(site: Site, request: Request, log: str, dialect: str) -> list[str]:
-    """The batch system's options, each a line of the script."""
+    """Return the lines of the script with options of the batch system."""
     limit, image = clock(seconds(request.time)), request.image
     if dialect == "pbs":
         place = site.job.nodes.format(nodes=request.nodes, cpus=request.cpus or 1)
@@ -130,10 +131,10 @@ def directives(site: Site, request: Request, log: str, dialect: str) -> list[str
             ("--account={}", request.account),
             ("--qos={}", request.qos),
             ("--output={}", log),
-            # Told in time to end in good order; and a node that is lost is for Ray to cope with.
+            # SIGTERM in time for an orderly end. Ray copes with lost nodes.
             ("--signal=B:TERM@{}", spare_s(site, request)),
             ("{}", "--no-kill"),
-            # Shifter has to be told before the job starts: it brings the image to the nodes.
+            # Shifter copies the image to the nodes before the job starts.
             ("--image={}", image.name if image and image.runtime == "shifter" else ""),
         ]
         mark = "#SBATCH"
@@ -142,9 +143,9 @@ def directives(site: Site, request: Request, log: str, dialect: str) -> list[str
 
 
 def settings(site: Site, *, image: bool = False) -> dict[str, str]:
-    """Variables that a job of this site has: the site's own, and what launchers and ranks read.
+    """Return the variables of a job of this site: its own, and those of launchers and ranks.
 
-    In an image, libraries are where the site file says that they are in there.
+    In an image, paths of libraries are those inside the image.
     """
     mpi = site.mpi
     told = {
@@ -164,19 +165,19 @@ def render(
     place: Place,
     dialect: str | None = None,
 ) -> str:
-    """The job script. Raises `JobError`."""
+    """Return the job script. Raises `JobError`."""
     dialect = dialect or site.job.scheduler
     if dialect not in SCHEDULERS:
-        raise JobError(f"there is no dialect {dialect!r}: there are {', '.join(SCHEDULERS)}")
+        raise JobError(f"unknown dialect {dialect!r}: it must be one of {', '.join(SCHEDULERS)}")
     if request.nodes < 1:
         raise JobError(f"{request.nodes} nodes: a job has at least 1")
     if not command:
-        raise JobError("no program: it comes after --, as in `-- python app.py`")
+        raise JobError("no command: give it after --, as in `-- python app.py`")
     lines = [
         "#!/bin/bash -l" if site.software.modules else "#!/bin/bash",
         *directives(site, request, place.log, dialect),
         "",
-        f"# Alchemist on Ray on {request.nodes} node(s) of {site.name}.",
+        f"# Alchemist on Ray on {counted(request.nodes, 'node')} of {site.name}.",
         "set -e",
     ]
     if dialect == "pbs":
@@ -197,12 +198,12 @@ def render(
         run += ["--container-runtime", image.runtime, "--container", _expandable(image.name)]
     lines += [
         "",
-        "# Token, address and log of this job; kept from others.",
+        "# Token, address and log of this job; for this user only.",
         f"export ALCHEMIST_JOB_FOLDER={_expandable(place.folder)}",
         f'export PATH={_expandable(place.bin)}:"$PATH"',
         "",
-        "# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,",
-        "# however the program ends; the job ends with the program's exit code.",
+        "# Starts Ray on every node, runs the program on the first, and stops Ray when the program",
+        "# ends. The job ends with the program's exit code.",
         *([f"# In the image: {' '.join(image.recipe())} ..."] if image is not None else []),
         f"exec alchemist {dialect} run {' '.join(run)} -- {shlex.join(command)}",
         "",
@@ -211,7 +212,7 @@ def render(
 
 
 def _expandable(text: str) -> str:
-    """A word for the shell in which variables are filled in, and nothing else is."""
+    """Quote a word for the shell so that only its variables are expanded."""
     if re.fullmatch(r"[\w@%+=:,./-]+", text):
         return text
     return '"' + re.sub(r'(["\\`]|\$(?!\w|\{))', r"\\\1", text) + '"'

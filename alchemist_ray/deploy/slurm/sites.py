@@ -1,7 +1,7 @@
-"""Site files: what differs from one machine to the next, in one small TOML file each.
+"""Site files: the differences between machines, a small TOML file for each.
 
-Shipped ones lie in ``cray/sites``; one's own in ``~/.alchemist/sites``, or anywhere by path.
-Values may name environment variables (``$SCRATCH``), which the job's shell fills in.
+Shipped files are in ``cray/sites``, a user's own in ``~/.alchemist/sites`` or anywhere by path.
+Values may contain environment variables (``$SCRATCH``), which the job's shell expands.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ OWN = Path("~/.alchemist/sites")
 VARIABLE = "ALCHEMIST_SITE"
 DEFAULT = "generic-slurm"
 SCHEDULERS = ("slurm", "pbs")
+SHARED = ("warn", "refuse", "allow")
 RUNTIMES = ("", "shifter", "apptainer", "singularity", "podman", "podman-hpc", "charliecloud")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How jobs are asked for.
+    """How jobs are submitted.
 
     Attributes
     ----------
     scheduler : {"slurm", "pbs"}
     options : tuple of str
-        Options that every job there needs, as sbatch or qsub takes them.
+        Options of sbatch or qsub for every job.
     nodes : str
-        PBS only: how nodes are asked for; ``{nodes}`` and ``{cpus}`` are replaced.
+        PBS only: the resource request; ``{nodes}`` and ``{cpus}`` are replaced.
     spare_s : int
-        Seconds before the time limit at which a job is told to end.
+        Seconds before the time limit at which a job gets SIGTERM.
     """
 
     scheduler: str = "slurm"
@@ -48,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What is loaded before anything runs: modules, then lines of shell."""
+    """Environment modules to load, then lines of shell to run, before anything else."""
 
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
@@ -56,43 +57,50 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """A node.
+    """The nodes.
 
     Attributes
     ----------
     interface : tuple of str
-        Names of the network interface that nodes talk over, best first (``hsn0``, or
-        patterns: ``ib*``). Empty: the one that leads to the job's first node.
+        Names or patterns (``hsn0``, ``ib*``) of the network interface between nodes, best first.
+        Empty: the interface that leads to the job's first node.
     tmp : str
-        A folder of the node's own, for sockets and logs; its path must be short.
+        A folder on the node's own disk, for sockets and logs; its path must be short.
     object_store : float
-        Share of the job's memory on a node that Ray's object store may take.
+        Share of the job's memory on a node for Ray's object store.
     start : str
         PBS without Slurm: the command that runs a program once on every node of the job.
+    shared : {"warn", "refuse", "allow"}
+        Policy for jobs of several nodes on nodes that other users' jobs may share: they can
+        reach the ports of MPI.
+    metrics : bool
+        Whether Ray's metrics ports are open. They require no token.
     """
 
     interface: tuple[str, ...] = ()
     tmp: str = "/tmp"
     object_store: float = 0.2
     start: str = "pbsdsh -u --"
+    shared: str = "warn"
+    metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """How ranks are started, and on which MPI.
+    """The launcher and the MPI of the ranks.
 
     Attributes
     ----------
     launcher : str
-        As in ``AlchemistSession(launcher=...)``; its default in jobs.
+        The default of ``AlchemistSession(launcher=...)`` in jobs.
     pmi : str
-        What srun's ``--mpi`` gets.
+        Value of srun's ``--mpi``.
     command : str
-        The launcher's program with options of its own (``srun --network=...``).
+        The launcher's program and options (``srun --network=...``).
     library : str
-        The vendor's libmpi.so.12 (MPICH's ABI), for the ranks; empty: the wheel's.
+        The vendor's libmpi.so.12 (MPICH's ABI) for the ranks; empty: the wheel's.
     scalapack : str
-        The library with ScaLAPACK's symbols (Cray: LibSci's).
+        The library with ScaLAPACK's symbols (Cray: LibSci).
     """
 
     launcher: str = "pmi"
@@ -104,16 +112,16 @@ class Mpi:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """How images are run there.
+    """How images are run.
 
     Attributes
     ----------
     runtime : str
         One of `RUNTIMES`.
     options : tuple of str
-        That it always needs: what else is to be seen inside.
+        Options of the runtime, such as further folders to bind.
     library : str
-        The vendor's libmpi.so.12 as it is found inside; empty: the image's own MPI.
+        Path of the vendor's libmpi.so.12 inside the image; empty: the image's own MPI.
     """
 
     runtime: str = ""
@@ -123,7 +131,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One machine. The parts are the file's tables."""
+    """One machine. The attributes are the tables of the file."""
 
     name: str
     about: str = ""
@@ -136,22 +144,22 @@ class Site:
 
 
 def names() -> list[str]:
-    """Sites that can be named."""
+    """Return the names of all known sites."""
     return sorted({path.stem for path in (*SHIPPED.glob("*.toml"), *own().glob("*.toml"))})
 
 
 def own() -> Path:
-    """The folder of the user's own site files."""
+    """Return the folder of the user's own site files."""
     return OWN.expanduser()
 
 
 def find(name: str | None = None) -> Path:
-    """The file of a site: by name, by path, or (None) what `ALCHEMIST_SITE` says, or generic.
+    """Return the file of a site, by name or path. None: `ALCHEMIST_SITE`, or the generic site.
 
     Raises
     ------
     SiteError
-        If there is none.
+        If the file does not exist.
     """
     wanted = name or os.environ.get(VARIABLE) or DEFAULT
     if wanted.endswith(".toml"):
@@ -163,18 +171,18 @@ def find(name: str | None = None) -> Path:
         if (path := folder / f"{wanted}.toml").is_file():
             return path
     raise SiteError(
-        f"there is no site {wanted!r}: known are {', '.join(names())}; a file of your own goes "
-        f"by its path, or into {OWN}"
+        f"there is no site {wanted!r}: there are {', '.join(names())}. Name a file of your own by "
+        f"its path, or put it into {OWN}"
     )
 
 
 def load(name: str | None = None) -> Site:
-    """A site by name or path (see `find`).
+    """Load a site by name or path (see `find`).
 
     Raises
     ------
     SiteError
-        If there is none, or the file says what no site can have.
+        If the file does not exist, or has an unknown key or an invalid value.
     """
     path = find(name)
     try:
@@ -185,24 +193,25 @@ def load(name: str | None = None) -> Site:
 
 
 def parse(told: Mapping[str, Any], where: str, name: str) -> Site:
-    """A site from what its file says. Raises `SiteError`."""
+    """Convert the content of a site file. Raises `SiteError`."""
     site = Site(**{"name": name, **_checked(Site, told, where, "")})
     for key, value, known in (
         ("job.scheduler", site.job.scheduler, SCHEDULERS),
         ("mpi.launcher", site.mpi.launcher, (AUTO, *LAUNCHERS)),
         ("container.runtime", site.container.runtime, RUNTIMES),
+        ("nodes.shared", site.nodes.shared, SHARED),
     ):
         if value not in known:
             raise SiteError(
-                f"{where}: {key} = {value!r}: it is one of {', '.join(filter(None, known))}"
+                f"{where}: {key} = {value!r}: it must be one of {', '.join(filter(None, known))}"
             )
     if not 0 < site.nodes.object_store < 1:
-        raise SiteError(f"{where}: nodes.object_store is a share between 0 and 1")
+        raise SiteError(f"{where}: nodes.object_store must be between 0 and 1")
     return site
 
 
 def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dict[str, Any]:
-    """The fields of a part, each of its type; unknown ones refused by name."""
+    """Check names and types of the keys of a table."""
     types = get_type_hints(kind)
     known = [f.name for f in fields(kind)]
     found: dict[str, Any] = {}
@@ -211,7 +220,7 @@ def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dic
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {table}{near[0]}?" if near else f"there are {', '.join(known)}"
-            raise SiteError(f"{where}: no site has {full!r}; {hint}")
+            raise SiteError(f"{where}: unknown key {full!r}; {hint}")
         found[key] = _value(types[key], value, where, full)
     return found
 
@@ -221,6 +230,8 @@ def _value(kind: Any, value: Any, where: str, full: str) -> Any:
         return kind(**_checked(kind, value, where, f"{full}."))
     if kind is str and isinstance(value, str):
         return value
+    if kind is bool and isinstance(value, bool):
+        return value
     if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
         return kind(value)
     if kind == tuple[str, ...] and isinstance(value, list) and _all_strings(value):
@@ -229,6 +240,7 @@ def _value(kind: Any, value: Any, where: str, full: str) -> Any:
         return dict(value)
     wanted = {
         str: "a string",
+        bool: "true or false",
         int: "a number",
         float: "a number",
         tuple[str, ...]: "a list of strings",

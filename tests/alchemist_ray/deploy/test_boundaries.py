@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -13,6 +14,6 @@ def test_only_commands_import_deployment_code() -> None:
     importers = {
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")
-        if "alchemist_ray.deploy" in path.read_text()
+        if re.search(r"^\s*(from|import) alchemist_ray\.deploy", path.read_text(), re.M)
     }
     assert {name.partition("/")[0] for name in importers} <= ALLOWED, sorted(importers)

@@ -127,4 +127,4 @@ def test_what_sbatch_refuses_is_said(slurm: Slurm) -> None:
     assert "JobError: sbatch" in said
     assert "nowhere" in said
     bare = slurm.login(*ALCHEMIST, "slurm", "run", "--", "true", check=False)
-    assert "JobError: this is no job of Slurm or PBS" in bare
+    assert "JobError: not inside a Slurm or PBS job" in bare

@@ -35,7 +35,7 @@ def test_start_run_stop_from_the_login_host(slurm: Slurm) -> None:
     )
     said = done.stdout + done.stderr
     assert done.returncode == 11, said
-    assert "Ray is up on 2 node(s) with 4 CPUs" in done.stdout
+    assert "Ray is up on 2 nodes with 4 CPUs" in done.stdout
     assert "als.connect_to_alchemist(" in done.stdout
     assert "this job's Ray is up already" in done.stderr
     assert done.stdout.count("code 3") == 2, said

@@ -139,5 +139,5 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_job() -> None:
 def test_a_path_that_no_socket_fits_in(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"too long for the Unix sockets.*nodes\.tmp"):
         NodeFolder(str(tmp_path / ("x" * 60)), "1")
-    with pytest.raises(JobError, match=r"no folder for the job's sockets.*nodes\.tmp"):
+    with pytest.raises(JobError, match=r"cannot create a folder for the job's sockets.*nodes\.tmp"):
         NodeFolder("/proc", "1")

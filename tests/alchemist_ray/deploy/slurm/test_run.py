@@ -89,7 +89,7 @@ def test_a_job_runs_and_passes_the_exit_code_on(job: Any, tmp_path: Path) -> Non
     assert told(process) == {"total": 3, "cpus": 2.0, "token": "0o600"}
     _, said = process.communicate(timeout=60)
     assert process.returncode == 7, said
-    assert "Ray is up on 1 node(s) with 2 CPUs" in said
+    assert "Ray is up on 1 node with 2 CPUs" in said
     left = {path.name for path in (tmp_path / "folder").iterdir()}
     assert left == {"nodes.log"}
 

@@ -33,12 +33,12 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
     ("told", "words"),
     [
         ({"mpi": {"lancher": "srun"}}, "'mpi.lancher'.*did you mean mpi.launcher"),
-        ({"colour": "blue"}, "no site has 'colour'; there are"),
+        ({"colour": "blue"}, "unknown key 'colour'; there are"),
         (
             {"mpi": {"launcher": "rsh"}},
-            "mpi.launcher = 'rsh': it is one of auto, pmi, mpiexec, srun",
+            "mpi.launcher = 'rsh': it must be one of auto, pmi, mpiexec, srun",
         ),
-        ({"job": {"scheduler": "lsf"}}, "it is one of slurm, pbs"),
+        ({"job": {"scheduler": "lsf"}}, "it must be one of slurm, pbs"),
         (
             {"nodes": {"interface": "hsn0"}},
             "nodes.interface = 'hsn0': it must be a list of strings",

@@ -6,7 +6,7 @@
 #PBS -j oe
 #PBS -o /home/ada/jobs/svd/log
 
-# Alchemist on Ray on 3 node(s) of cray-cs.
+# Alchemist on Ray on 3 nodes of cray-cs.
 set -e
 cd "${PBS_O_WORKDIR:-.}"
 
@@ -14,11 +14,11 @@ cd "${PBS_O_WORKDIR:-.}"
 module load impi
 export MPI4PY_LIBMPI="$I_MPI_ROOT/lib/release/libmpi.so.12"
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 # In the image: apptainer exec --bind=/tmp --bind=$I_MPI_ROOT --env=LD_LIBRARY_PATH=$LD_LIBRARY_PATH /home/ada/alchemist.sif ...
 exec alchemist pbs run --site cray-cs --container-runtime apptainer --container /home/ada/alchemist.sif -- python cray/truncated_svd.py --name 'it'"'"'s'

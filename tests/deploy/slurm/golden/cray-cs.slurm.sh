@@ -9,17 +9,17 @@
 #SBATCH --signal=B:TERM@60
 #SBATCH --no-kill
 
-# Alchemist on Ray on 3 node(s) of cray-cs.
+# Alchemist on Ray on 3 nodes of cray-cs.
 set -e
 
 # The site's software.
 module load impi
 export MPI4PY_LIBMPI="$I_MPI_ROOT/lib/release/libmpi.so.12"
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/alchemist/.venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 exec alchemist slurm run --site cray-cs -- python cray/truncated_svd.py --name 'it'"'"'s'

@@ -10,7 +10,7 @@
 #SBATCH --no-kill
 #SBATCH --constraint=cpu
 
-# Alchemist on Ray on 3 node(s) of cray-ex.
+# Alchemist on Ray on 3 nodes of cray-ex.
 set -e
 
 # The site's software.
@@ -22,11 +22,11 @@ export ALCHEMIST_LAUNCHER=srun
 export ALCHEMIST_SRUN_MPI=cray_shasta
 export MPI4PY_LIBMPI=/opt/udiImage/modules/mpich/libmpi.so.12
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 # In the image: podman-hpc run --rm --network=host --ipc=host --pid=host --userns=keep-id --env-host --security-opt=label=disable --volume=/tmp:/tmp --volume=$HOME:$HOME --entrypoint= --mpich me/alchemist-on-ray:0.1.0 ...
 exec alchemist slurm run --site cray-ex --container-runtime podman-hpc --container me/alchemist-on-ray:0.1.0 -- python cray/truncated_svd.py --name 'it'"'"'s'

@@ -11,7 +11,7 @@
 #SBATCH --image=docker:me/alchemist-on-ray:0.1.0
 #SBATCH --constraint=haswell
 
-# Alchemist on Ray on 3 node(s) of cray-xc.
+# Alchemist on Ray on 3 nodes of cray-xc.
 set -e
 
 # The site's software.
@@ -21,11 +21,11 @@ export ALCHEMIST_LAUNCHER=srun
 export ALCHEMIST_SRUN_MPI=cray_shasta
 export MPI4PY_LIBMPI=/opt/udiImage/modules/mpich/lib64/libmpi.so.12
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 # In the image: shifter --image=docker:me/alchemist-on-ray:0.1.0 --module=mpich ...
 exec alchemist slurm run --site cray-xc --container-runtime shifter --container docker:me/alchemist-on-ray:0.1.0 -- python cray/truncated_svd.py --name 'it'"'"'s'

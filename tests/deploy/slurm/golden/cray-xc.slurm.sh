@@ -10,7 +10,7 @@
 #SBATCH --no-kill
 #SBATCH --constraint=haswell
 
-# Alchemist on Ray on 3 node(s) of cray-xc.
+# Alchemist on Ray on 3 nodes of cray-xc.
 set -e
 
 # The site's software.
@@ -21,10 +21,10 @@ export ALCHEMIST_SRUN_MPI=cray_shasta
 export MPI4PY_LIBMPI="$CRAY_MPICH_DIR/lib/libmpi.so.12"
 export SCALAPACK_LIB="$CRAY_LIBSCI_PREFIX_DIR/lib/libsci_gnu_mpi.so"
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/alchemist/.venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 exec alchemist slurm run --site cray-xc -- python cray/truncated_svd.py --name 'it'"'"'s'

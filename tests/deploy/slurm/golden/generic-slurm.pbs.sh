@@ -6,14 +6,14 @@
 #PBS -j oe
 #PBS -o /home/ada/jobs/svd/log
 
-# Alchemist on Ray on 3 node(s) of generic-slurm.
+# Alchemist on Ray on 3 nodes of generic-slurm.
 set -e
 cd "${PBS_O_WORKDIR:-.}"
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/alchemist/.venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 exec alchemist pbs run --site generic-slurm -- python cray/truncated_svd.py --name 'it'"'"'s'

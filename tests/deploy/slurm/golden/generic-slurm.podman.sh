@@ -9,14 +9,14 @@
 #SBATCH --signal=B:TERM@60
 #SBATCH --no-kill
 
-# Alchemist on Ray on 3 node(s) of generic-slurm.
+# Alchemist on Ray on 3 nodes of generic-slurm.
 set -e
 
-# Token, address and log of this job; kept from others.
+# Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
 export PATH=/home/ada/venv/bin:"$PATH"
 
-# Starts Ray on every node, runs the program on the first, and ends Ray on all of them,
-# however the program ends; the job ends with the program's exit code.
+# Starts Ray on every node, runs the program on the first, and stops Ray when the program
+# ends. The job ends with the program's exit code.
 # In the image: podman run --rm --network=host --ipc=host --pid=host --userns=keep-id --env-host --security-opt=label=disable --volume=/tmp:/tmp --volume=$HOME:$HOME --entrypoint= me/alchemist-on-ray:0.1.0 ...
 exec alchemist slurm run --site generic-slurm --container-runtime podman --container me/alchemist-on-ray:0.1.0 -- python cray/truncated_svd.py --name 'it'"'"'s'
