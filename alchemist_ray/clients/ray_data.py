@@ -287,7 +287,9 @@ def to_dataset(
     """
     (_, n), names = handle.shape, None if columns is None else [str(name) for name in columns]
     if names is not None and (len(names) != n or len(set(names)) != n):
-        raise ShapeError(f"columns={columns!r}: the matrix needs {n} different column names")
+        raise ShapeError(
+            f"columns={columns!r}: the matrix has {n} columns, each needs a name of its own"
+        )
     if handle.dtype.kind == "c":
         raise DtypeError(
             f"{handle.name} has dtype {handle.dtype}, and Arrow has no complex numbers: convert "

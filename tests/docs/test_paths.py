@@ -26,9 +26,10 @@ def files() -> tuple[str, ...]:
 
 
 def exists(name: str, page: Path) -> bool:
-    """Whether a file has this path, or one that ends so: in docs/ anywhere, else in the folder."""
+    """Whether a file has this path, or one that ends so: a module that a README names, below it."""
     folder = page.parent.relative_to(ROOT)
-    below = "" if folder in (Path("docs"), Path()) else f"{folder}/"
+    anywhere = folder in (Path("docs"), Path()) or not name.endswith(".py")
+    below = "" if anywhere else f"{folder}/"
     return (page.parent / name).exists() or any(
         fnmatch(path, name) or (path.startswith(below) and fnmatch(path, f"*/{name}"))
         for path in files()
@@ -41,6 +42,25 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     assert not [name for name in sorted(named) if not exists(name, page)]
 
 
+def index_lines() -> list[str]:
+    text = (ROOT / "docs" / "where-to-change.md").read_text()
+    return [line for line in text.splitlines() if line.startswith("| ") and "`" in line]
+
+
 def test_the_index_of_changes_names_enough() -> None:
-    index = (ROOT / "docs" / "where-to-change.md").read_text()
-    assert len(set(NAMED.findall(index))) >= 60
+    assert len({name for line in index_lines() for name in NAMED.findall(line)}) >= 60
+
+
+def test_the_index_of_changes_names_constants_of_its_files() -> None:
+    for line in index_lines():
+        sources = "".join(
+            (ROOT / name).read_text() for name in NAMED.findall(line) if (ROOT / name).is_file()
+        )
+        for constant in re.findall(r"`([A-Z][A-Z_]+)`", line):
+            assert re.search(rf"^{constant}\b.* = ", sources, re.MULTILINE), line
+
+
+def test_the_index_of_changes_names_folders_that_exist() -> None:
+    for line in index_lines():
+        for folder in re.findall(r"`((?:[\w.-]+/)+)`", line):
+            assert (ROOT / folder).is_dir(), line
