@@ -1,4 +1,4 @@
-"""What routines of all libraries share: the true shape of a local block, panels, the norm."""
+"""Helpers for routines of all libraries: checks of arguments, local blocks, panels, the norm."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mpi_workers.matrix.layout import rank_strides
 
 Array = NDArray[Any]
 
-PANEL = 32 << 20  # 32 MiB: large enough for BLAS's full speed, small beside the matrices
+PANEL = 32 << 20  # 32 MiB: large enough for BLAS's full speed, small compared with matrices
 CHUNK = 1 << 20  # 1 MiB: stays in a core's cache between two passes
 
 
 def require(condition: bool, kind: str, message: str) -> None:
-    """Refuse a call, on all ranks alike: nothing that is local to a rank may go in here."""
+    """Raise a `Failure` unless `condition` holds; it must be the same on all ranks."""
     if not condition:
         raise Failure(kind, message)
 
 
 def block(matrix: DistMatrix) -> Array:
-    """`matrix.local`, with its true shape where it is empty: ``(0, n)`` rather than ``(0, 0)``."""
+    """`matrix.local`; an empty one has its true shape, ``(0, n)`` instead of ``(0, 0)``."""
     both = rank_strides(matrix.layout, matrix.grid, matrix.rank)
     if both is None:
         return matrix.local
@@ -38,33 +38,33 @@ def block(matrix: DistMatrix) -> Array:
 
 
 def shape_text(matrix: DistMatrix) -> str:
-    """Its shape, for a message: ``4 x 3``."""
+    """The shape for a message: ``4 x 3``."""
     return f"{matrix.shape[0]} x {matrix.shape[1]}"
 
 
 def require_square(routine: str, A: DistMatrix) -> int:
-    """Refuse a matrix that is not square; its number of rows."""
+    """Raise ShapeError unless A is square; return its number of rows."""
     m, n = A.shape
     require(m == n, "ShapeError", f"{routine}: A is {shape_text(A)}; it must be square")
     return m
 
 
 def require_choice(routine: str, name: str, value: str, choices: Collection[str]) -> None:
-    """Refuse a word that is none of those that there are."""
+    """Raise BadArgumentError unless `value` is one of `choices`."""
     require(
         value in choices,
         "BadArgumentError",
-        f"{routine}: {name}={value!r} is none of {', '.join(choices)}",
+        f"{routine}: {name}={value!r} is not one of {', '.join(choices)}",
     )
 
 
 def count_owned(length: int, rank: int, size: int) -> int:
-    """How many of `length` indices `rank` gets of a deal to `size` ranks."""
+    """How many of `length` indices `rank` owns if index i is on rank ``i % size``."""
     return len(range(rank, length, size))
 
 
 def panel_width(length: int, itemsize: int) -> int:
-    """How many vectors of `length` elements make a panel."""
+    """The number of vectors of `length` elements in a panel."""
     return max(1, PANEL // max(1, length * itemsize))
 
 
@@ -75,7 +75,7 @@ def panels(stop: int, width: int) -> Iterator[slice]:
 
 
 def floating(array: Array) -> Array:
-    """The array, integers promoted to float64."""
+    """The array; integers are promoted to float64."""
     return array.astype(np.float64) if array.dtype.kind == "i" else array
 
 
@@ -83,7 +83,7 @@ def frobenius(ctx: Context, matrix: DistMatrix) -> float:
     """The Frobenius norm, the same number on every rank. Collective.
 
     Sums of squares are kept as ``scale**2 * total`` with every term at most 1, as in
-    LAPACK's lassq, so that neither 1e200 overflows nor 1e-200 vanishes.
+    LAPACK's lassq, so that neither 1e200 overflows nor 1e-200 underflows.
     """
     scale, total = 0.0, 0.0
     if any(group[0] == ctx.rank for group in matrix.distribution.owners()):  # each copy counts once

@@ -1,14 +1,14 @@
-"""Linear algebra on a gang, in NumPy, SciPy and MPI alone.
+"""Linear algebra on a gang, with NumPy, SciPy and MPI only.
 
-Every routine takes matrices in any layout and says in which layout its results
-come. Factors with many rows come in VC_STAR, whole rows dealt to the ranks.
+Every routine takes matrices in any layout; its docstring states the layout of the results. Factors
+with many rows are in VC_STAR (row i is on rank i mod ranks).
 
 Create: full, zeros, eye, diag, random_normal, random_uniform. Combine: add, elementwise,
 elementwise_scalar, scale, apply, astype, where. Reduce: sum, mean, var, std, min, max,
-column_stats, norm. Pick: slice, take_rows, take_cols, select_rows, select_cols, concatenate,
-diagonal, trace. Multiply: matmul, gram, transpose. Solve: cholesky, solve, solve_triangular,
-lstsq, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest. Decompose: qr, svd,
-truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
+column_stats, norm. Select: slice, take_rows, take_cols, select_rows, select_cols, concatenate,
+triu, tril, diagonal, trace. Multiply: matmul, gram, transpose. Solve: cholesky, solve,
+solve_triangular, lstsq, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest. Decompose: qr,
+svd, truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
 random_features_ridge, random_features_predict.
 """
 
@@ -25,6 +25,8 @@ from ali.linalg.indexing import (
     take_cols,
     take_rows,
     trace,
+    tril,
+    triu,
 )
 from ali.linalg.iterative import conjugate_gradient
 from ali.linalg.kernel_regression import (
@@ -54,5 +56,6 @@ __all__ = [
     "norm", "pca", "pinv", "qr", "random_features", "random_features_predict",
     "random_features_ridge", "random_normal", "random_uniform", "ridge", "scale", "select_cols",
     "select_rows", "slice", "slogdet", "solve", "solve_triangular", "std", "sum", "svd", "svdvals",
-    "take_cols", "take_rows", "trace", "transpose", "truncated_svd", "var", "where", "zeros",
+    "take_cols", "take_rows", "trace", "transpose", "tril", "triu", "truncated_svd", "var", "where",
+    "zeros",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Element by element: sums, products, comparisons, functions; with NumPy's broadcasting."""
+"""Elementwise sums, products, comparisons and functions, with NumPy's broadcasting."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def add(
     Parameters
     ----------
     A, B : matrices
-        Of shapes that broadcast: in rows and in columns equal, or 1. Any layouts and dtypes.
+        Of shapes that broadcast: sizes are equal, or 1. Any layouts and dtypes.
     alpha, beta : complex
-        Without an imaginary part they count as real, and whole numbers as integers: they
-        change an integer matrix's dtype only where they must.
+        Real if the imaginary part is 0, and integer if whole: they change the dtype of an
+        integer matrix only if necessary.
 
     Returns
     -------
     C : matrix
-        In the layout of A or of B (of the full ones, where shapes differ): that of the operand
-        to whose layout the others have the shortest way. NumPy's dtype.
+        In the layout of A or B, whichever needs less communication (if one is broadcast: that of
+        the other). NumPy's dtype.
 
     Raises
     ------
     ShapeError
         If the shapes do not broadcast.
     BadArgumentError
-        If an integer matrix's dtype cannot hold a factor.
+        If the dtype of an integer matrix cannot represent a factor.
 
     Notes
     -----
-    1 to 3 flops an element, in one pass, with 1 MiB of scratch beside C (none with factors of
-    1 and -1). In the same layout nothing moves; else one operand is redistributed. A row or
-    column moves to where the full matrix is: ``n / width`` to n words.
+    1 to 3 flops an element in one pass, with 1 MiB of scratch (none with factors of 1 and -1). In
+    the same layout nothing moves; else one operand is redistributed. A row or column that is
+    broadcast is sent to the ranks of the full matrix: ``n / width`` to n words.
     """
     shape, layout, (a, b) = aligned(ctx, "add", A, B)
     one, other = number_of("add", alpha, A.dtype, ""), number_of("add", beta, B.dtype, "")
@@ -87,29 +87,29 @@ def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatr
         add, subtract, multiply, divide, floor_divide, remainder, power, minimum, maximum,
         arctan2, hypot; equal, not_equal, less, less_equal, greater, greater_equal; logical_and,
         logical_or, logical_xor; bitwise_and, bitwise_or, bitwise_xor, left_shift, right_shift;
-        logaddexp, copysign, nextafter: NumPy's functions of these names.
+        logaddexp, copysign, nextafter: NumPy's functions with these names.
     A, B : matrices
-        Of shapes that broadcast: in rows and in columns equal, or 1. Any layouts and dtypes.
+        Of shapes that broadcast: sizes are equal, or 1. Any layouts and dtypes.
 
     Returns
     -------
     C : matrix
-        Layout as `add` chooses it. NumPy's dtype; where that is bool, int32 with 0 and 1.
+        Layout as in `add`. NumPy's dtype; int32 with 0 and 1 instead of bool.
 
     Raises
     ------
     BadArgumentError
-        If there is no such operation.
+        If the operation is unknown.
     ShapeError
         If the shapes do not broadcast.
     DtypeError
-        If the operation is not defined for these dtypes (floor_divide of complex numbers).
+        If the operation is not defined for these dtypes (as floor_divide of complex numbers).
     RoutineError
         For an integer to the power of a negative integer.
 
     Notes
     -----
-    One pass over the operands straight into C, no temporary; moves as in `add`. Divisions by
+    One pass over the operands into C, no temporary; communication as in `add`. Divisions by
     zero and the like give inf and nan (0 for integers), as in NumPy, without a warning.
     """
     function = function_of("elementwise", op, BINARY)
@@ -142,13 +142,13 @@ def elementwise_scalar(
     A : matrix, shape (m, n)
     value : complex
     reflected : bool
-        Whether `value` comes first: ``elementwise_scalar("divide", A, 1, reflected=True)`` is
-        1 / A.
+        Whether `value` is the first operand:
+        ``elementwise_scalar("divide", A, 1, reflected=True)`` is 1 / A.
     kind : str
-        What `value` counts as: "int", "float" or "complex". "" takes the least: complex with an
-        imaginary part, int if it is a whole number and A holds integers, else float. So NumPy's
-        ``A + 2.0`` of an integer A is ``kind="float"``. Whole numbers beyond 2**53 are rounded on
-        the way; for those use `elementwise` with a 1 x 1 matrix.
+        The type of `value`: "int", "float" or "complex". "" chooses: complex if the imaginary part
+        is not 0, int if it is a whole number and A has an integer dtype, else float. NumPy's
+        ``A + 2.0`` of an integer A is ``kind="float"``. Whole numbers beyond 2**53 are rounded;
+        for those use `elementwise` with a 1 x 1 matrix.
 
     Returns
     -------
@@ -158,8 +158,8 @@ def elementwise_scalar(
     Raises
     ------
     BadArgumentError
-        If there is no such operation or kind, or `value` is not of the kind, or A's dtype
-        cannot hold it.
+        If the operation or kind is unknown, or `value` is not of the kind, or A's dtype cannot
+        represent it.
     DtypeError
         If the operation is not defined for A's dtype.
     RoutineError
@@ -173,11 +173,11 @@ def elementwise_scalar(
     require(
         kind in ("", "int", "float", "complex"),
         "BadArgumentError",
-        f'elementwise_scalar: kind={kind!r} is none of "int", "float", "complex" and ""',
+        f'elementwise_scalar: kind={kind!r} is not one of "int", "float", "complex" and ""',
     )
     number = number_of("elementwise_scalar", value, A.dtype, kind)
     dtype = result_dtype("elementwise_scalar", function, A, type(number), op, reflected)
-    if not op.endswith("equal") and op not in ("less", "greater"):  # which compare all numbers
+    if not op.endswith("equal") and op not in ("less", "greater"):  # comparisons accept all numbers
         check_range("elementwise_scalar", number, A.dtype)
     if op == "power" and A.dtype.kind == "i" and isinstance(number, int):
         negative = bool((A.local < 0).any()) if reflected else number < 0
@@ -198,7 +198,7 @@ def scale(ctx: Context, A: DistMatrix, alpha: complex) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
     alpha : complex
-        A whole number leaves an integer matrix integer; without imaginary part it is real.
+        Real if the imaginary part is 0; a whole number keeps an integer matrix integer.
 
     Returns
     -------
@@ -207,7 +207,7 @@ def scale(ctx: Context, A: DistMatrix, alpha: complex) -> DistMatrix:
     Raises
     ------
     BadArgumentError
-        If A's integer dtype cannot hold alpha.
+        If A's integer dtype cannot represent alpha.
 
     Notes
     -----
@@ -226,25 +226,25 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
         negative, abs, sign, conj, real, imag, square, sqrt, reciprocal, exp, expm1, log, log1p,
         log2, log10, sin, cos, tan, arcsin, arccos, arctan, sinh, cosh, tanh, arcsinh, arccosh,
         arctanh, floor, ceil, trunc, rint; isnan, isinf, isfinite, signbit, logical_not: NumPy's
-        functions of these names.
+        functions with these names.
     A : matrix, shape (m, n)
 
     Returns
     -------
     C : matrix, shape (m, n), layout of A
         NumPy's dtype (abs, real and imag of complex numbers are real, integers become float64
-        where the function is not one of integers); int32 with 0 and 1 where that is bool.
+        unless the function keeps them); int32 with 0 and 1 instead of bool.
 
     Raises
     ------
     BadArgumentError
-        If there is no such function.
+        If the function is unknown.
     DtypeError
         If it is not defined for A's dtype (floor of complex numbers).
 
     Notes
     -----
-    One pass, no communication, no temporary. Out of the domain the result is nan, as in NumPy.
+    One pass, no communication, no temporary. Outside of the domain the result is nan, as in NumPy.
     """
     if op in PARTS:
         C = ctx.empty(A.shape, A.local.real.dtype, A.layout)
@@ -260,7 +260,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
 
 @routine("C")
 def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
-    """A with another dtype.
+    """A copy of A with another dtype.
 
     Parameters
     ----------
@@ -271,14 +271,12 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     Returns
     -------
     C : matrix, shape (m, n), layout of A
-        Fractions are cut off where it becomes integer, and what is out of range has no
-        meaning, as in NumPy.
+        Conversion to integers truncates; values out of range are undefined, as in NumPy.
 
     Raises
     ------
     DtypeError
-        If there is no such dtype, or numbers would lose their imaginary part (see `apply` with
-        "real").
+        If the dtype is unknown, or imaginary parts would be lost (see `apply` with "real").
 
     Notes
     -----
@@ -302,17 +300,17 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
 
 @routine("C")
 def where(ctx: Context, condition: DistMatrix, A: DistMatrix, B: DistMatrix) -> DistMatrix:
-    """Elements of A where a condition is not zero, of B where it is.
+    """Elements of A where a condition is not zero, else elements of B.
 
     Parameters
     ----------
     condition, A, B : matrices
-        Of shapes that broadcast: in rows and in columns equal, or 1. Any layouts and dtypes.
+        Of shapes that broadcast: sizes are equal, or 1. Any layouts and dtypes.
 
     Returns
     -------
     C : matrix
-        Layout as `add` chooses it; NumPy's common dtype of A and B.
+        Layout as in `add`; NumPy's common dtype of A and B.
 
     Raises
     ------
@@ -321,7 +319,7 @@ def where(ctx: Context, condition: DistMatrix, A: DistMatrix, B: DistMatrix) -> 
 
     Notes
     -----
-    One pass with 1 MiB of scratch; moves as in `add`.
+    One pass with 1 MiB of scratch; communication as in `add`.
     """
     shape, layout, (test, a, b) = aligned(ctx, "where", condition, A, B)
     C = ctx.empty(shape, np.result_type(A.dtype, B.dtype), layout)
@@ -337,7 +335,7 @@ def _strips(local: Array) -> Any:
 
 
 def _strip(local: Array, part: slice) -> Array:
-    return local[:, part] if local.shape[1] > 1 else local  # a column goes with every strip
+    return local[:, part] if local.shape[1] > 1 else local  # a single column broadcasts
 
 
 def _refuse_power(ctx: Context, name: str, negative: bool) -> None:
@@ -345,5 +343,5 @@ def _refuse_power(ctx: Context, name: str, negative: bool) -> None:
     require(
         not found[0],
         "RoutineError",
-        f"{name}: integers to negative integer powers are not integers; make one of them float",
+        f"{name}: integers to negative integer powers are not integers; convert one to float",
     )

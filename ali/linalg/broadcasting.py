@@ -1,4 +1,4 @@
-"""Matrices that are combined element by element come to the same ranks: NumPy's broadcasting."""
+"""NumPy's broadcasting: operands of elementwise functions are moved to matching layouts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ def broadcast_shape(name: str, operands: Sequence[DistMatrix]) -> Shape:
     require(
         all(x.shape[0] in (1, m) and x.shape[1] in (1, n) for x in operands),
         "ShapeError",
-        f"{name}: {' and '.join(map(shape_text, operands))} do not go together; sizes must be "
+        f"{name}: {' and '.join(map(shape_text, operands))} do not broadcast; sizes must be "
         "equal or 1",
     )
     return m, n
 
 
 def common_layout(operands: Sequence[DistMatrix], shape: Shape) -> str:
-    """The layout of one of the full operands to which the others have the shortest way.
+    """The layout, of those of the full operands, that needs the least communication.
 
-    The cost of a move is what the busiest rank receives; at a tie the first wins.
+    The cost of a move is the number of bytes that the busiest rank receives; of equals the first
+    operand's layout is chosen.
     """
     full = [x for x in operands if x.shape == shape]
     if not full:  # a row with a column
@@ -44,7 +45,7 @@ def _received(matrix: DistMatrix, layout: str, grid: Grid) -> float:
 
 
 def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
-    """The layout of a row, column or element that lies beside each part of a matrix in `layout`."""
+    """The layout in which a row, column or element broadcasts against a matrix in `layout`."""
     if layout == "CIRC_CIRC" or shape == whole:
         return layout
     rows, cols = layout.split("_")
@@ -57,9 +58,9 @@ def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
 def aligned(
     ctx: Context, name: str, *operands: DistMatrix
 ) -> tuple[Shape, str, tuple[DistMatrix, ...]]:
-    """Shape and layout of the result, and the operands where its parts are. Collective.
+    """Shape and layout of the result, and the operands in matching layouts. Collective.
 
-    Where a rank holds a part of the result, the operands' local blocks broadcast to it.
+    On every rank the operands' local blocks broadcast to that of the result.
     """
     shape = broadcast_shape(name, operands)
     layout = common_layout(operands, shape)

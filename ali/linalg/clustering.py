@@ -2,10 +2,12 @@
 
 Sources: Lloyd, IEEE Trans. Inf. Theory 28(2), 1982; Arthur, Vassilvitskii, "k-means++: the
 advantages of careful seeding", SODA 2007; Efraimidis, Spirakis, Inf. Process. Lett. 97(5), 2006
-(drawing with weights as a race, which ranks can run each for itself).
+(weighted sampling by keys that each rank draws independently).
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -32,20 +34,20 @@ def kmeans(
     A : matrix, shape (m, n), real
         Best in VC_STAR. Integers are promoted to float64.
     k : int
-        Clusters, 1 to m.
+        Number of clusters, 1 to m.
     seed : int
-        Of the first centers, which k-means++ draws. They do not depend on the number of ranks.
+        Of the initial centers, which k-means++ draws. They do not depend on the number of ranks.
     max_iterations : int
-        Of Lloyd's; at least 1. When they are over the centers are taken as they are.
+        Of Lloyd's algorithm, at least 1. The last centers are returned also without convergence.
     tol : float
-        Stop when the squares of the centers' moves add up to less than ``tol`` times the mean
+        Stop when the sum of the squared moves of the centers is at most ``tol`` times the mean
         variance of A's columns.
 
     Returns
     -------
     centers : matrix, shape (k, n), STAR_STAR
     labels : matrix, shape (m, 1), int32, VC_STAR
-        Of each row the nearest center.
+        The nearest center of each row; of equally near ones the first.
     inertia : float
         Sum of the squared distances of the rows to their centers.
     iterations : int
@@ -57,15 +59,18 @@ def kmeans(
     BadArgumentError
         If k, max_iterations or tol is out of range.
     RoutineError
-        If A holds NaN or inf.
+        If A holds NaN or inf, or its squares overflow in float64.
 
     Notes
     -----
-    ``3 m n k / ranks`` flops for the first centers in k steps, and ``4 m n k / ranks`` for each
-    iteration, with a sum of ``k n`` words over the ranks. Distances are taken in A's precision
-    from data that is moved to its mean. A cluster that has lost all its rows takes the row that
-    is farthest from its center. Memory: 8 words a row, and ``k n`` on each rank. The result is a
-    local minimum: try several seeds. Sources: see ali/linalg/clustering.py.
+    ``3 m n k / ranks`` flops for the initial centers in k steps, and ``4 m n k / ranks`` for each
+    iteration, with a sum of ``k n`` words over the ranks. Data is shifted by its mean and scaled
+    by a power of two. Distances come from products in A's precision; rows whose two nearest
+    centers are closer to a tie than the rounding error of the products are compared by
+    differences, so that clusters far from the origin are told apart as well as the data allows.
+    An empty cluster takes the row that is farthest from its center. The result is a local minimum:
+    try several seeds. Memory: 8 words a row, ``3 k n`` words and 4 blocks of 1 MiB on each rank.
+    Sources: see ali/linalg/clustering.py.
     """
     m, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
     require(A.dtype.kind != "c", "DtypeError", f"kmeans: A is {A.dtype}; it must be real")
@@ -78,7 +83,7 @@ def kmeans(
         f"kmeans: max_iterations={max_iterations} is below 1",
     )
     require(tol >= 0, "BadArgumentError", f"kmeans: tol={tol} is not >= 0")
-    rows = _Rows(ctx, block(ctx.to_layout(A, "VC_STAR")).astype(dtype, copy=False), m)
+    rows = _Rows(ctx, block(ctx.to_layout(A, "VC_STAR")).astype(dtype, copy=False), m, k)
     centers = rows.first_centers(k, seed)
     limit = tol * rows.variance
     for iteration in range(1, max_iterations + 1):
@@ -87,37 +92,56 @@ def kmeans(
         moved = rows.means(centers)
         settled = float(((moved - centers) ** 2).sum()) <= limit
         centers = moved
-        if ctx.comm.bcast(settled):  # rank 0 decides: others may round otherwise
+        if ctx.comm.bcast(settled):  # rank 0 decides: ranks may round differently
             break
     labels, distances = rows.nearest(centers)
-    inertia = float(sum_over_ranks(ctx.comm, np.array([distances.sum()]))[0])
-    found = ctx.new_replicated((centers + rows.mean).astype(dtype))
+    inertia = float(sum_over_ranks(ctx.comm, np.array([distances.sum()]))[0]) * rows.unit**2
+    found = ctx.new_replicated((centers * rows.unit + rows.mean).astype(dtype))
     return found, ctx.new_from_rows(labels[:, None].astype(np.int32), m), inertia, iteration
 
 
 class _Rows:
-    """This rank's rows, and what all ranks know of them. Centers are relative to the mean."""
+    """This rank's rows, shifted by the mean of all rows and in units of their size.
 
-    def __init__(self, ctx: Context, local: Array, m: int) -> None:
-        self._ctx, self._local, self._m = ctx, local, m
+    Attributes
+    ----------
+    mean : ndarray, shape (n,)
+        In A's precision, so that subtracting it is exact for rows close to it.
+    unit : float
+        A power of two near the root mean square of the shifted elements.
+    variance : float
+        Mean variance of the columns, in units.
+    """
+
+    def __init__(self, ctx: Context, local: Array, m: int, k: int) -> None:
+        self._ctx, self._local = ctx, local
         self._ids = np.arange(ctx.rank, m, ctx.size)
-        self._height = max(1, CHUNK // max(1, local.shape[1] * local.itemsize))
+        n = local.shape[1]
+        self._height = max(1, CHUNK // (8 * max(n, k)))  # blocks of rows, and of k scores a row
+        self.unit = 1.0
         with np.errstate(all="ignore"):
-            self.mean: Array = sum_over_ranks(ctx.comm, local.sum(axis=0, dtype=np.float64)) / m
+            mean = sum_over_ranks(ctx.comm, local.sum(axis=0, dtype=np.float64)) / m
+            self.mean: Array = mean.astype(local.dtype).astype(np.float64)
             squares = np.zeros(1)
             for part in panels(len(local), self._height):
                 squares += (self._centred(part).astype(np.float64) ** 2).sum()
-            distribution = float(sum_over_ranks(ctx.comm, squares)[0])
+            total = float(sum_over_ranks(ctx.comm, squares)[0])
         require(
-            np.isfinite(distribution), "RoutineError", "kmeans: A holds NaN or inf, or is too large"
+            math.isfinite(total),
+            "RoutineError",
+            "kmeans: A holds NaN or inf, or its squares overflow",
         )
-        self.variance = distribution / m / local.shape[1]
+        size = math.sqrt(total / m / n)
+        if size > 0:
+            tiny = float(np.finfo(local.dtype).tiny)
+            self.unit = max(2.0 ** (math.frexp(size)[1] - 1), tiny)  # its inverse is finite
+        self.variance = total / m / n / self.unit**2
 
     def first_centers(self, k: int, seed: int) -> Array:
-        """Rows drawn with the squares of their distances to those drawn before as weights.
+        """Rows drawn with their squared distances to the rows drawn before as weights.
 
-        Of numbers ``E / weight`` with exponential E the least belongs to each row with a
-        probability in proportion to its weight.
+        Each row draws the key ``E / weight`` with an exponential E. The smallest key belongs to a
+        row with a probability proportional to its weight.
         """
         centers = np.zeros((k, self._local.shape[1]))
         weights = np.ones(len(self._local))
@@ -131,7 +155,7 @@ class _Rows:
         return centers
 
     def means(self, centers: Array) -> Array:
-        """The means of the rows that are nearest to each center."""
+        """The mean of the rows nearest to each center."""
         labels, away = self.nearest(centers)
         k, n = centers.shape
         sums = np.zeros((k, n + 1))
@@ -150,29 +174,39 @@ class _Rows:
         return found
 
     def nearest(self, centers: Array) -> tuple[Array, Array]:
-        """For each of this rank's rows the nearest center, and the square of its distance."""
+        """The nearest center of each of this rank's rows, and its squared distance."""
         labels = np.zeros(len(self._local), np.int64)
         distances = np.zeros(len(self._local))
         c = centers.astype(self._local.dtype)
         lengths = (c**2).sum(axis=1)
+        # A score has an error of at most `rounding` times |x| |c| + |c|^2.
+        rounding = 4 * (c.shape[1] + 2) * float(np.finfo(c.dtype).eps)
+        longest = math.sqrt(float(lengths.max()))
         for part in panels(len(self._local), self._height):
             x = self._centred(part)
-            # Without |x|^2, which is the same for all centers; the distance itself is computed
-            # from the difference, where nothing cancels.
-            labels[part] = np.argmin(lengths - 2 * (x @ c.T), axis=1)
-            x -= c[labels[part]]
-            distances[part] = np.einsum("ij,ij->i", x, x)
+            scores = lengths - 2 * (x @ c.T)  # squared distances, less |x|^2
+            found = np.argmin(scores, axis=1)
+            if len(c) > 1:
+                best = scores[np.arange(len(x)), found]
+                size = np.sqrt(np.einsum("ij,ij->i", x, x)) + longest
+                near = scores <= (best + rounding * longest * size)[:, None]
+                near &= (np.count_nonzero(near, axis=1) > 1)[:, None]
+                _break_ties(x, centers, near, found)
+            labels[part] = found
+            distances[part] = ((x - centers[found]) ** 2).sum(axis=1)
         return labels, distances
 
     def _centred(self, part: slice) -> Array:
         rows = self._local[part]
-        centred = np.empty(rows.shape, rows.dtype)  # rows together, as all that follows reads them
+        centred = np.empty(rows.shape, rows.dtype)  # C-ordered: all that follows reads whole rows
         copy_kernels.copy(centred, rows)
         centred -= self.mean.astype(rows.dtype)
+        if self.unit != 1.0:
+            centred *= rows.dtype.type(1 / self.unit)
         return centred
 
     def _row(self, keys: Array) -> Array:
-        """The row with the least key of all ranks, as they all see it."""
+        """The row with the smallest key of all ranks; the same bits on every rank."""
         n = self._local.shape[1]
         best = np.full(n + 2, np.inf)  # key, index, row
         if keys.size:
@@ -186,8 +220,23 @@ class _Rows:
         return tree_reduce(self._ctx.comm, range(self._ctx.size), best, first)[2:]
 
 
+def _break_ties(x: Array, centers: Array, near: Array, found: Array) -> None:
+    """Set `found` to the nearest center of each row that has candidates marked in `near`."""
+    rows, candidates = np.nonzero(near)
+    if not rows.size:
+        return
+    away = np.empty(rows.size)
+    for pairs in panels(rows.size, max(1, CHUNK // (8 * x.shape[1]))):
+        apart = x[rows[pairs]] - centers[candidates[pairs]]  # in float64, as centers are
+        away[pairs] = np.einsum("ij,ij->i", apart, apart)
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    least = np.repeat(np.minimum.reduceat(away, starts), np.diff(starts, append=rows.size))
+    best = np.flatnonzero(away == least)[::-1]  # of equals the first is written last
+    found[rows[best]] = candidates[best]
+
+
 def _uniform(seed: int, draw: int, ids: Array) -> Array:
-    """Independent numbers in (0, 1), one for each (draw, index): splitmix64's finalizer."""
+    """Independent numbers in (0, 1), one for each (draw, index), by splitmix64's finalizer."""
     mask = (1 << 64) - 1
     start = (seed * 0x9E3779B97F4A7C15 + draw * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & mask
     z = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)

@@ -1,4 +1,4 @@
-"""Small results that all ranks of a group have a part in."""
+"""Collective operations on small arrays that give the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Join = Callable[[Array, Array], Array]
 
 
 def ranks_sharing(dist: str, grid: Grid, rank: int) -> list[int]:
-    """The ranks among which distribution `dist` deals indices out, and `rank` is one of them.
+    """The ranks, `rank` among them, that share the indices of one dimension.
 
-    ``STAR`` deals to nobody else. Ranks of different groups hold copies of each other in this
-    direction, or other indices in the other one.
+    `dist` is the distribution of that dimension. With ``STAR`` every rank has all indices and
+    shares them with no other rank.
     """
     height, width = grid
     row, col = rank % height, rank // height
@@ -34,43 +34,48 @@ def ranks_sharing(dist: str, grid: Grid, rank: int) -> list[int]:
             return [row + height * j for j in range(width)]
         case "VC" | "VR":
             return list(range(height * width))
-    raise ValueError(f"{dist} does not deal to every rank")
+    raise ValueError(f"{dist} does not give indices to every rank")
 
 
 def tree_reduce(comm: GangComm, group: Sequence[int], mine: Array, join: Join) -> Array:
-    """``join`` over the arrays of a group of ranks, in its order; the same bits on each of them.
+    """Combine the arrays of a group of ranks with `join`. Collective over the group.
 
-    Up a binary tree and down again: ``2 log2(len(group))`` messages of the array's size.
+    Arrays are combined in the order of the group, up a binary tree. The result comes down the
+    same tree, so that every rank gets the same bits: ``2 log2(len(group))`` messages.
 
     Parameters
     ----------
     group : sequence of int
-        Ranks, this one among them; all of them must come here.
+        Ranks, this one included.
     mine : ndarray
-        Of the same shape and dtype on all.
+        Of the same shape and dtype on all ranks; it is not changed.
     join : callable
-        Of two arrays; associative but for rounding. It may not change them.
+        ``join(a, b)``, associative up to rounding. It may overwrite b, but not a.
     """
     result, me = np.ascontiguousarray(mine), list(group).index(comm.rank)
     if len(group) == 1:
         return result
-    step, below = 1, []
+    step, children = 1, []
     while step < len(group) and not me & step:
         if me + step < len(group):
             other = np.empty_like(result)
             comm.Recv(other, group[me + step], TAG)
             result = np.ascontiguousarray(join(result, other))
-            below.append(group[me + step])
+            children.append(group[me + step])
         step *= 2
     if me:
         comm.Send(result, group[me - step], TAG)
         result = np.empty_like(result)
         comm.Recv(result, group[me - step], TAG)
-    for child in reversed(below):
+    for child in reversed(children):
         comm.Send(result, child, TAG)
     return result
 
 
 def sum_over_ranks(comm: GangComm, mine: Array) -> Array:
-    """The sum over all ranks; the same bits on each of them."""
-    return tree_reduce(comm, range(comm.size), mine, np.add)
+    """The sum over all ranks, the same bits on each. Memory: one array besides `mine`."""
+    return tree_reduce(comm, range(comm.size), mine, _add)
+
+
+def _add(a: Array, b: Array) -> Array:
+    return np.add(a, b, out=b)

@@ -1,4 +1,4 @@
-"""Matrices from nothing: filled, diagonal, random."""
+"""New matrices: filled, diagonal, triangular, random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 
-UNIFORM = 1  # purpose of a stream: 0 is `random_normal`'s
+UNIFORM = 1  # purpose of the streams of `random_uniform`; that of `random_normal` is 0
 
 
 @routine("A")
@@ -25,14 +25,14 @@ def full(
     dtype: str = "float64",
     layout: str = "VC_STAR",
 ) -> DistMatrix:
-    """Matrix with the same value everywhere.
+    """Matrix in which all elements have the same value.
 
     Parameters
     ----------
     m, n : int
         Its shape, at least 1.
     value : complex
-        Of a real `dtype` without an imaginary part, of an integer one integral.
+        Without an imaginary part if `dtype` is real, a whole number if it is an integer dtype.
     dtype : str
         float32, float64, complex64, complex128, int32 or int64.
     layout : str
@@ -53,8 +53,7 @@ def full(
 
     Notes
     -----
-    No communication, no flops; ``m n / ranks`` words of memory (more where the layout keeps
-    copies).
+    No communication, no flops; ``m n / ranks`` words of memory (more if the layout keeps copies).
     """
     kind = _checked("full", m, n, dtype, layout)
     number = _as_dtype("full", value, kind)
@@ -99,17 +98,20 @@ def eye(
     n: int | None = None,
     dtype: str = "float64",
     layout: str = "VC_STAR",
+    k: int = 0,
 ) -> DistMatrix:
-    """Ones on the main diagonal, zeros elsewhere.
+    """Ones on a diagonal, zeros elsewhere.
 
     Parameters
     ----------
     m : int
         Rows.
     n : int, optional
-        Columns; as many as rows by default.
+        Columns; m by default.
     dtype, layout : str
         See `full`.
+    k : int
+        Which diagonal: the elements ``(i, i + k)``.
 
     Returns
     -------
@@ -122,11 +124,11 @@ def eye(
 
     Notes
     -----
-    No communication; ``m n / ranks`` words of memory.
+    No communication, no temporary; ``m n / ranks`` words of memory.
     """
     n = m if n is None else n
     A = ctx.zeros((m, n), _checked("eye", m, n, dtype, layout), layout)
-    _set_diagonal(A, np.ones(min(m, n), A.dtype))
+    _set_diagonal(A, np.ones(m, A.dtype), k)
     return A
 
 
@@ -145,7 +147,7 @@ def diag(ctx: Context, A: DistMatrix) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If A has several rows and several columns (`diagonal` takes the diagonal of those).
+        If A has more than one row and more than one column (see `diagonal`).
 
     Notes
     -----
@@ -154,7 +156,7 @@ def diag(ctx: Context, A: DistMatrix) -> DistMatrix:
     require(
         1 in A.shape,
         "ShapeError",
-        f"diag: A is {shape_text(A)}; it must be one row or one column (diagonal takes one out)",
+        f"diag: A is {shape_text(A)}; it must be one row or one column (see diagonal)",
     )
     values = ctx.to_layout(A, "STAR_STAR").local.reshape(-1)
     D = ctx.zeros((values.size, values.size), A.dtype)
@@ -171,7 +173,7 @@ def random_normal(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
     m, n : int
         Its shape.
     seed : int
-        The same seed and n give the same rows, whatever m and the number of ranks.
+        The same seed and n give the same rows, for any m and any number of ranks.
 
     Returns
     -------
@@ -184,9 +186,9 @@ def random_normal(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
 
     Notes
     -----
-    A Philox stream for each row, keyed by the seed and counted from the row's index; no
-    communication. About 4 microseconds a row and 20 nanoseconds an element. Source: Salmon et al.,
-    "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    A Philox stream for each row, with the seed as its key and the index of the row in its
+    counter; no communication. About 4 microseconds a row and 20 nanoseconds an element. Source:
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     require(m >= 1 and n >= 1, "ShapeError", f"random_normal: {m} x {n} is not a shape")
     A = ctx.empty((m, n), np.float64)
@@ -203,7 +205,7 @@ def random_uniform(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
     m, n : int
         Its shape.
     seed : int
-        The same seed and n give the same rows, whatever m and the number of ranks.
+        The same seed and n give the same rows, for any m and any number of ranks.
 
     Returns
     -------
@@ -225,13 +227,13 @@ def random_uniform(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
 
 
 class RowStreams:
-    """A stream of random numbers for each row: the same whoever draws from it.
+    """A stream of random numbers for each row, the same on every rank.
 
     Parameters
     ----------
     seed : int
     purpose : int
-        Streams of other purposes are others, with the same seed as well.
+        Streams of different purposes are independent, also with the same seed.
     """
 
     def __init__(self, seed: int, purpose: int = 0) -> None:
@@ -241,7 +243,7 @@ class RowStreams:
         self._state["state"]["counter"][3] = purpose
 
     def at(self, row: int) -> np.random.Generator:
-        """At the start of the stream of a row; good until the next is asked for."""
+        """The stream of a row from its start, valid until the next call."""
         self._state["state"]["counter"][2] = row
         self._bits.state = self._state
         return self._generator
@@ -266,12 +268,12 @@ def _fill_rows(
         copy_kernels.copy(A.local[part], some[: len(rows)])
 
 
-def _set_diagonal(A: DistMatrix, values: Array) -> None:
-    """Put `values`, which every rank has whole, on the diagonal."""
+def _set_diagonal(A: DistMatrix, values: Array, k: int = 0) -> None:
+    """Set elements ``(i, i + k)`` to ``values[i]``; every rank has all values."""
     local = block(A)
     for j, col in enumerate(A.cols):
-        if col in A.rows and col < values.size:
-            local[A.rows.index(col), j] = values[col]
+        if col - k in A.rows:
+            local[A.rows.index(col - k), j] = values[col - k]
 
 
 def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""Whole rows dealt to the ranks in turn: what triangular factorizations need of VC_STAR."""
+"""Rows in VC_STAR order: row i is on rank ``i % size``. For blocked triangular algorithms."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ import numpy as np
 from ali.blocks import Array, count_owned
 from ali.interface import Context
 
-PANEL_ROWS = 128  # columns of a panel: enough for BLAS, few beside the matrix
+PANEL_COLUMNS = 128  # enough for BLAS's full speed, and little memory compared with the matrix
 
 
 def rows_before(index: int, rank: int, size: int) -> int:
-    """How many of a rank's rows come before global row `index`."""
+    """How many of the rows of `rank` come before global row `index`."""
     return count_owned(index, rank, size)
 
 
 def owned_rows(start: int, rank: int, size: int) -> slice:
-    """Where a rank's rows lie in an array of the rows from `start` on."""
+    """Positions of the rows of `rank` in an array of the global rows from `start` on."""
     return slice((rank - start) % size, None, size)
 
 
 def gather_rows(ctx: Context, mine: Array, start: int, stop: int) -> Array:
-    """Global rows ``start`` to ``stop`` on every rank, from each rank's own of them. Collective.
+    """Gather global rows ``start`` to ``stop`` on every rank. Collective.
 
     Parameters
     ----------
-    mine : ndarray, shape (own rows, w)
+    mine : ndarray, shape (local rows, w)
+        This rank's rows of that range.
 
     Returns
     -------
-    ndarray, shape (stop - start, w), C-ordered; the same bits on all ranks
+    ndarray, shape (stop - start, w), C-ordered
+        The same bits on all ranks.
     """
     count, width = stop - start, mine.shape[1]
     if ctx.size == 1:

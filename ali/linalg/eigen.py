@@ -10,7 +10,7 @@ from ali.interface import Context, routine
 from ali.linalg.systems import copy_to_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
-LIMIT = 30_000  # beyond, one rank's LAPACK would take hours, and its integers come to their end
+LIMIT = 30_000  # above, LAPACK on one rank would take hours, and its 32-bit integers overflow
 
 
 @routine("W", "V")
@@ -20,7 +20,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Parameters
     ----------
     A : matrix, shape (n, n)
-        Hermitian, n up to 30000; only its lower triangle is looked at. Integers are promoted to
+        Hermitian, n up to 30000; only its lower triangle is read. Integers are promoted to
         float64.
 
     Returns
@@ -35,15 +35,15 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ShapeError
         If A is not square, or larger than the limit.
     ResourceError
-        If rank 0's node has not the memory.
+        If rank 0's node has too little memory.
     RoutineError
         If A holds NaN or inf, or LAPACK does not converge.
 
     Notes
     -----
-    Not distributed: A is gathered on rank 0, LAPACK's evr is run there, V is dealt out: about
+    Not distributed: A is gathered on rank 0, LAPACK's evr runs there, and V is distributed: about
     ``9 n^3`` flops on one rank, ``2 n^2`` words, ``3 n^2`` words of memory on rank 0, which are
-    asked for first. For a few eigenvalues of a large positive semidefinite matrix use
+    checked first. For a few eigenvalues of a large positive semidefinite matrix use
     `truncated_svd`; for all of a large one, load the library "scalapack" or "elemental".
     """
     n = require_square("eigh", A)
@@ -54,26 +54,26 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         'the library "scalapack" or "elemental", or use truncated_svd for the leading ones',
     )
     dtype = np.result_type(A.dtype, np.float32)
-    V = ctx.empty((n, n), dtype, "CIRC_CIRC")  # raises here where memory is short
-    spare = ctx.empty((n, n), dtype, "CIRC_CIRC")  # as much as LAPACK will take
+    V = ctx.empty((n, n), dtype, "CIRC_CIRC")  # fails here if memory is short
+    spare = ctx.empty((n, n), dtype, "CIRC_CIRC")  # the memory that LAPACK will use
     del spare
     rows = copy_to_rows(ctx, A, dtype)
     lower = block(rows)
     for i, row in enumerate(rows.rows):
-        lower[i, row + 1 :] = 0  # what is not looked at may hold anything
+        lower[i, row + 1 :] = 0  # the upper triangle may hold NaN
     scale = frobenius(ctx, rows)
     require(np.isfinite(scale), "RoutineError", f"eigh: A holds NaN or inf (its norm is {scale})")
     whole = ctx.to_layout(rows, "CIRC_CIRC")
     W = np.empty(n, np.zeros(0, dtype).real.dtype)
-    trouble = ""
+    failure = ""
     if ctx.rank == 0:
         try:
             W[...], V.local[...] = scipy.linalg.eigh(
                 whole.local, overwrite_a=True, check_finite=False, driver="evr"
             )
         except scipy.linalg.LinAlgError as error:
-            trouble = str(error)
-    trouble = ctx.comm.bcast(trouble)
-    require(not trouble, "RoutineError", f"eigh: {trouble}")
+            failure = str(error)
+    failure = ctx.comm.bcast(failure)
+    require(not failure, "RoutineError", f"eigh: {failure}")
     ctx.comm.Bcast(W)
     return ctx.new_replicated(W), ctx.to_layout(V, "VC_STAR")

@@ -1,9 +1,9 @@
-"""LU with partial pivoting over whole rows dealt to the ranks, without moving a row.
+"""LU with partial pivoting of a matrix in VC_STAR, without exchanging rows.
 
-Rows stay with their ranks: a row that has been chosen as pivot is sent to all, leaves the
-active ones, and its part of U is kept by the rank whose turn it is in VC_STAR. Each panel of
-active rows is gathered and factored on rank 0, so pivots are chosen once, for all. Source:
-Golub, Van Loan, "Matrix Computations", 4th ed., 3.4; LAPACK's getrf.
+Rows stay on their ranks. A pivot row is sent to all ranks and leaves the active rows; the rank that
+owns row i of U in VC_STAR keeps it. Each panel of active rows is gathered and factored on rank 0,
+which alone chooses the pivots. Source: Golub, Van Loan, "Matrix Computations", 4th ed., 3.4;
+LAPACK's getrf.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import scipy.linalg
 
 from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
-from ali.linalg.cyclic_rows import PANEL_ROWS, owned_rows, rows_before
+from ali.linalg.cyclic_rows import PANEL_COLUMNS, owned_rows, rows_before
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NOT_FINITE = -1
@@ -27,50 +28,56 @@ class Elimination(NamedTuple):
     Attributes
     ----------
     U : DistMatrix, shape (n, n), VC_STAR
-    Y : DistMatrix, shape (n, r), VC_STAR, or None if there was no B
+    Y : DistMatrix, shape (n, r), VC_STAR, or None without B
     order : ndarray of int64, shape (n,)
         Row of A that became row i of U.
-    trouble : int
-        0; k, if the k-th pivot (from 1) is exactly zero; NOT_FINITE. The same on all ranks.
+    failure : int
+        0; k if pivot k (from 1) is exactly zero; NOT_FINITE. The same on all ranks.
     """
 
     U: DistMatrix
     Y: DistMatrix | None
     order: Array
-    trouble: int
+    failure: int
 
 
-def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Elimination:
-    """Gaussian elimination of a square A, and of right-hand sides with it. Collective.
+def eliminate(
+    ctx: Context, A: DistMatrix, B: DistMatrix | None, into: DistMatrix | None = None
+) -> Elimination:
+    """Gaussian elimination of a square A and of right-hand sides B. Collective.
 
     Parameters
     ----------
     A : DistMatrix, shape (n, n), VC_STAR, floating point
     B : DistMatrix, shape (n, r), VC_STAR, of A's dtype; or None
+    into : DistMatrix, optional
+        Where to put Y; may be B.
 
     Notes
     -----
-    ``2/3 n^3 / ranks`` flops, and ``n^2 BLOCK`` on rank 0; a rank receives ``n^2 / 2`` words and
-    rank 0 as many again. Memory: a copy of A and B, and U.
+    ``2/3 n^3 / ranks`` flops, and ``n^2 PANEL_COLUMNS`` on rank 0; a rank receives ``n^2 / 2``
+    words, rank 0 twice as many. Memory: a copy of A and B, U and Y.
     """
     n, me, size = A.shape[0], ctx.rank, ctx.size
-    active = np.hstack([block(A), block(B)] if B is not None else [block(A)])
-    active = np.ascontiguousarray(active)
+    parts = [block(A)] if B is None else [block(A), block(B)]
+    active = np.empty((len(parts[0]), n + (0 if B is None else B.shape[1])), A.dtype)
+    for part, columns in zip(parts, (slice(n), slice(n, None)), strict=False):
+        copy_kernels.copy(active[:, columns], part)
     ids = np.arange(me, n, size)
-    alive = np.ones(n, bool)
+    remaining = np.ones(n, bool)
     order = np.empty(n, np.int64)
     U = ctx.zeros((n, n), A.dtype)
-    Y = None if B is None else ctx.empty(B.shape, B.dtype)
+    Y = None if B is None else into or ctx.empty(B.shape, B.dtype)
     u, y = block(U), None if Y is None else block(Y)
-    for cols in panels(n, PANEL_ROWS):
+    for cols in panels(n, PANEL_COLUMNS):
         ctx.check()
         start, stop = cols.start, cols.stop
         width = stop - start
-        corner, lower, pivots, trouble = _panel(ctx, active[:, :width], alive)
+        corner, lower, pivots, failure = _panel(ctx, active[:, :width], remaining)
         order[cols] = pivots
-        if trouble:
-            return Elimination(U, Y, order, trouble if trouble < 0 else start + trouble)
-        alive[pivots] = False
+        if failure:
+            return Elimination(U, Y, order, failure if failure < 0 else start + failure)
+        remaining[pivots] = False
         chosen = _chosen(ctx, active[:, width:], ids, pivots)
         upper = scipy.linalg.solve_triangular(
             corner, chosen, lower=True, unit_diagonal=True, check_finite=False
@@ -81,8 +88,9 @@ def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Elimination:
         u[place, stop:] = upper[mine, : n - stop]
         if y is not None:
             y[place] = upper[mine, n - stop :]
-        keep = alive[ids]
-        ids, active, lower = ids[keep], active[keep, width:], lower[keep]
+        keep = remaining[ids]
+        ids, lower = ids[keep], lower[keep]
+        active = _kept(active[:, width:], keep)
         strip = max(32, 4 * CHUNK // max(1, len(active) * active.itemsize))
         for some in panels(active.shape[1], strip):
             active[:, some] -= lower @ upper[:, some]
@@ -90,10 +98,19 @@ def eliminate(ctx: Context, A: DistMatrix, B: DistMatrix | None) -> Elimination:
     return Elimination(U, Y, order, 0)
 
 
-def _panel(ctx: Context, mine: Array, alive: Array) -> tuple[Array, Array, Array, int]:
-    """Factor a panel: its square corner, own rows of L (the chosen ones' mean nothing), pivots."""
+def _kept(rows: Array, keep: Array) -> Array:
+    """The rows marked in `keep`, moved to the front in their order, in place."""
+    index = np.flatnonzero(keep)
+    for some in panels(index.size, max(1, CHUNK // max(1, rows.shape[1] * rows.itemsize))):
+        if index[some.start] != some.start or index[some.stop - 1] != some.stop - 1:
+            rows[some] = rows[index[some]]  # no row moves back: those still to be read are intact
+    return rows[: index.size]
+
+
+def _panel(ctx: Context, mine: Array, remaining: Array) -> tuple[Array, Array, Array, int]:
+    """Factor a panel: its square corner, own rows of L (undefined for pivot rows), pivots."""
     width, size = mine.shape[1], ctx.size
-    owners = np.flatnonzero(alive) % size
+    owners = np.flatnonzero(remaining) % size
     counts = [int((owners == q).sum()) * width for q in range(size)]
     sent = np.ascontiguousarray(mine).reshape(-1)
     lower = np.empty(mine.shape, mine.dtype)
@@ -102,12 +119,12 @@ def _panel(ctx: Context, mine: Array, alive: Array) -> tuple[Array, Array, Array
     if ctx.rank == 0:
         packed = np.empty(sum(counts), mine.dtype)
         ctx.comm.Gatherv(sent, [packed, counts])
-        by_rank = np.argsort(owners, kind="stable")  # from the order of rows to that of ranks
+        by_rank = np.argsort(owners, kind="stable")  # row order to rank order
         panel = np.empty((owners.size, width), mine.dtype, order="F")
         panel[by_rank] = packed.reshape(-1, width)
         position = np.arange(owners.size)
         header[-1] = _factor(panel, position)
-        header[:-1] = np.flatnonzero(alive)[position[:width]]
+        header[:-1] = np.flatnonzero(remaining)[position[:width]]
         corner[...] = panel[:width]
         back = np.empty_like(panel)
         back[position] = panel
@@ -121,7 +138,7 @@ def _panel(ctx: Context, mine: Array, alive: Array) -> tuple[Array, Array, Array
 
 
 def _factor(panel: Array, position: Array) -> int:
-    """Overwrite a panel by its LU factors and `position` by where its rows came from."""
+    """Overwrite a panel by its LU factors and `position` by the origins of its rows."""
     if not np.isfinite(panel).all():
         return NOT_FINITE
     (getrf,) = scipy.linalg.get_lapack_funcs(("getrf",), (panel,))
@@ -147,7 +164,7 @@ def _chosen(ctx: Context, rest: Array, ids: Array, pivots: Array) -> Array:
 
 
 def parity(order: Array) -> int:
-    """1 or -1: whether a permutation takes an even number of exchanges."""
+    """1 for an even permutation, -1 for an odd one."""
     seen, sign = np.zeros(order.size, bool), 1
     for start in range(order.size):
         at, length = start, 0

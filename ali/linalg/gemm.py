@@ -1,6 +1,6 @@
-"""Products of distributed matrices: four ways, and which one moves the least.
+"""Products of distributed matrices: four algorithms, and the choice by communication.
 
-The ways differ in what stays where it is:
+The algorithms ("ways") differ in which matrix is not moved:
 
 ======== ============ =========== ============ ===================================
 way      A            B           C            words that a rank receives
@@ -11,7 +11,7 @@ inner    STAR_VC      VC_STAR     VC_STAR      ``m n`` (partial products are sum
 grid     MC_MR        MC_MR       MC_MR        ``m k / height + k n / width``
 ======== ============ =========== ============ ===================================
 
-Whatever is gathered comes in panels of `blocks.PANEL` bytes, never whole.
+Gathered operands come in panels of `blocks.PANEL` bytes.
 
 Sources: Schatz, van de Geijn, Poulson, "Parallel Matrix Multiplication: A
 Systematic Journey", SIAM J. Sci. Comput. 38(6), 2016 (stationary A, B and C);
@@ -25,6 +25,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.linalg
 
 from ali.blocks import CHUNK, Array, block, count_owned, panel_width, panels
 from ali.interface import Context
@@ -38,7 +39,7 @@ TAG = 11
 
 
 def plan(left: Distribution, right: Distribution) -> str:
-    """The way that makes a rank receive the fewest words, redistribution included.
+    """The way in which a rank receives the fewest words, redistribution included.
 
     Returns
     -------
@@ -75,7 +76,7 @@ def plan(left: Distribution, right: Distribution) -> str:
 
 
 def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMatrix:
-    """``A @ B`` in the layout that its way leaves it in. Collective."""
+    """``A @ B``, in the layout of C in the table above. Collective."""
     dtype = np.result_type(A.dtype, B.dtype)
     if ctx.size == 1:
         C = ctx.empty((A.shape[0], B.shape[1]), dtype)
@@ -105,7 +106,7 @@ def _rows(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
 
 
 def _cols(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
-    """``C^T = B^T A^T`` as in `_rows`: the transposes are views."""
+    """``C^T = B^T A^T``, as in `_rows`; the transposes are views."""
     B = ctx.to_layout(B, "STAR_VC")
     C = ctx.empty((A.shape[0], B.shape[1]), dtype, "STAR_VC")
     mine = _cast(block(B), dtype)
@@ -117,9 +118,9 @@ def _cols(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     return C
 
 
-def _stationary(ctx: Context, mine: Array, dealt_rows: Array, out: Array) -> None:
-    """``out = mine @ X``, where each rank holds its VC-dealt rows of ``X``; by column panels."""
-    k, n = mine.shape[1], dealt_rows.shape[1]
+def _stationary(ctx: Context, mine: Array, distributed: Array, out: Array) -> None:
+    """``out = mine @ X`` by panels of columns; `distributed` are this rank's VC rows of X."""
+    k, n = mine.shape[1], distributed.shape[1]
     width = min(n, panel_width(k, mine.itemsize))
     scratch = ctx.empty((k, width), mine.dtype, "STAR_STAR").local
     ranks = range(ctx.size)
@@ -127,23 +128,23 @@ def _stationary(ctx: Context, mine: Array, dealt_rows: Array, out: Array) -> Non
         count = cols.stop - cols.start
         panel = scratch[:, :count]
         shapes = [(count_owned(k, q, ctx.size), count) for q in ranks]
-        for q, part in _gathered(ctx.comm, ranks, dealt_rows[:, cols], shapes):
+        for q, part in _gathered(ctx.comm, ranks, distributed[:, cols], shapes):
             panel[q :: ctx.size] = part
         np.matmul(mine, panel, out=out[:, cols])
 
 
 def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
-    """Sum over the ranks of ``left @ right``, with rows dealt to their owners (VC_STAR).
+    """The sum over all ranks of ``left @ right``, in VC_STAR. Collective.
 
     Parameters
     ----------
     left, right : ndarray, shapes (m, k_local) and (k_local, n)
-        This rank's part of the contraction; of the same dtype.
+        This rank's part of the contracted dimension; of the same dtype.
 
     Notes
     -----
-    An element is summed in the order of the ranks wherever it is owned: where every
-    partial product is Hermitian to the last bit, so is the sum.
+    Each element is summed in the order of the ranks: if every partial product is Hermitian to
+    the last bit, so is the sum.
     """
     m, n, size = left.shape[0], right.shape[1], ctx.size
     C = ctx.empty((m, n), left.dtype)
@@ -154,7 +155,7 @@ def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
     mine = out.shape[0]
     for cols in panels(n, min(n, panel_width(m, left.itemsize))):
         count = cols.stop - cols.start
-        # Not right[:, cols] where that is all of it: NumPy halves the work of X.T @ X.
+        # The whole array, not a slice, if possible: NumPy halves the work of X.T @ X.
         partial = left @ (right if count == n else right[:, cols])
         outgoing = np.concatenate([partial[q::size].reshape(-1, order="F") for q in range(size)])
         incoming = np.empty((size, count, mine), partial.dtype)
@@ -167,7 +168,7 @@ def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
 
 
 def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
-    """SUMMA: panels of A along the rows of the grid, panels of B along its columns."""
+    """SUMMA: panels of A travel along the rows of the grid, panels of B along its columns."""
     A, B = ctx.to_layout(A, "MC_MR"), ctx.to_layout(B, "MC_MR")
     (m, k), n = A.shape, B.shape[1]
     C = ctx.zeros((m, n), dtype, "MC_MR")
@@ -176,12 +177,11 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     row, col = ctx.rank % height, ctx.rank // height
     across = [row + height * j for j in range(width)]
     down = [col * height + i for i in range(height)]
-    step = lcm(height, width)  # a panel starts at the first rank of both deals
-    longest = -(-m // height) + -(-n // width)  # not this rank's: all must cut alike
+    step = lcm(height, width)  # panels start at the first rank of a row and of a column
+    longest = -(-m // height) + -(-n // width)  # of rank 0, so that all ranks cut alike
     span = max(step, panel_width(longest, a.itemsize) // step * step)
     left = np.empty((a.shape[0], min(span, k)), dtype, order="F")
     right = np.empty((min(span, k), b.shape[1]), dtype, order="F")
-    strip = max(1, 4 * CHUNK // max(1, c.shape[0] * c.itemsize))  # sums stay in cache
     for ks in panels(k, span):
         count = ks.stop - ks.start
         cols = slice(ks.start // width, ks.start // width + count_owned(count, col, width))
@@ -192,18 +192,30 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
         shapes = [(count_owned(count, q, height), b.shape[1]) for q in range(height)]
         for q, part in _gathered(ctx.comm, down, b[rows], shapes):
             right[q:count:height] = part
-        for some in panels(c.shape[1], strip):
-            c[:, some] += left[:, :count] @ right[:count, some]
+        _add_product(c, left[:, :count], right[:count])
     return C
+
+
+def _add_product(c: Array, a: Array, b: Array) -> None:
+    """``c += a @ b``, for c in Fortran order; of inexact numbers without a temporary."""
+    if not (c.size and a.size):
+        return
+    if c.dtype.kind == "i":
+        strip = max(1, 4 * CHUNK // (c.shape[0] * c.itemsize))  # the sums stay in the cache
+        for some in panels(c.shape[1], strip):
+            c[:, some] += a @ b[:, some]
+        return
+    (gemm,) = scipy.linalg.get_blas_funcs(("gemm",), (a, b, c))
+    gemm(1.0, a, b, 1.0, c, overwrite_c=True)
 
 
 def _gathered(
     comm: GangComm, group: Sequence[int], mine: Array, shapes: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Array]]:
-    """The blocks of all members of a group of ranks, one after another; the own one first.
+    """The blocks of all members of a group of ranks, one after another, this rank's own first.
 
-    Ranks exchange in pairs at a growing distance. An array that is yielded is
-    overwritten when the next is asked for.
+    Ranks exchange in pairs at increasing distance. A yielded array is overwritten by the next
+    one.
     """
     me = group.index(comm.rank)
     yield me, mine

@@ -1,7 +1,7 @@
-"""The leading right singular vectors of a tall matrix from its Gram matrix: one pass, half exact.
+"""Leading right singular vectors of a tall matrix from its Gram matrix: one pass, half the digits.
 
-Squaring loses half the digits, so values below the root of the machine epsilon (times the
-largest) are noise here; above it this is the quickest way while the Gram matrix is small.
+Squaring loses half the digits: singular values below the square root of the machine epsilon
+(times the largest) are noise. For a small Gram matrix this is the fastest method.
 Source: Golub, Van Loan, "Matrix Computations", 4th ed., section 8.6.
 """
 
@@ -23,9 +23,9 @@ def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Arra
     local : ndarray, shape (local_m, n)
         This rank's rows of X; float or complex.
     rank : int
-        How many vectors, at most n.
+        Number of vectors, at most n.
     scale : float
-        A norm of X; the Gram matrix is that of ``X / scale`` where X's could over- or underflow.
+        A norm of X. The Gram matrix is that of ``X / scale`` if squares could over- or underflow.
 
     Returns
     -------
@@ -34,7 +34,8 @@ def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Arra
     Notes
     -----
     ``local_m n^2`` flops (twice that where complex), ``n^2`` words up a tree of ranks, then
-    ``9 n^3`` flops at most on rank 0; memory ``2 n^2`` and a panel of 32 MiB.
+    ``9 n^3`` flops at most on rank 0; memory ``2 n^2`` words and a
+    panel of 32 MiB.
     """
     n, dtype = local.shape[1], local.dtype
     gram = np.zeros((n, n), dtype)

@@ -1,7 +1,7 @@
-"""Parts of a matrix to places in another one, picked row by row and column by column.
+"""Copy selected rows and columns of a matrix to selected rows and columns of another.
 
-As in `redistribute`, each rank works out for itself what every other one needs of it: both
-sides know all indices, so none travels. Ranks exchange in pairs at a growing distance.
+Every rank knows all indices and computes which elements it sends and receives: no indices are
+sent. Ranks exchange in pairs at increasing distance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAG = 14
 
 
 class IndexMap(NamedTuple):
-    """Index ``source[k]`` of one matrix goes to index ``target[k]`` of the other (int64)."""
+    """Index ``source[k]`` of one matrix is copied to index ``target[k]`` of the other (int64)."""
 
     source: Array
     target: Array
@@ -40,9 +40,9 @@ def transfer(
 ) -> None:
     """``target[rows.target, cols.target] = source[rows.source, cols.source]``. Collective.
 
-    Both have the same dtype and any layouts; no place of the target may come twice. Each element
-    crosses the network at most once per copy that the target keeps; beside it two messages
-    of 16 MiB are needed, and the indices.
+    Both have the same dtype and any layouts; no element of the target may occur twice.
+    Each element crosses the network at most once per copy in the target's layout. Memory: two
+    messages of 16 MiB, and the indices.
     """
     me, size = ctx.rank, ctx.size
     groups = {member: group for group in source.distribution.owners() for member in group}
@@ -102,30 +102,30 @@ def _pairs(
     return [(rows, local_indices.rows), (cols, local_indices.cols)]
 
 
-def _narrow(side: Array, way: IndexMap, owned: range) -> IndexMap:
-    """The part of a way whose `side` is among the indices that a rank owns."""
+def _narrow(side: Array, index_map: IndexMap, owned: range) -> IndexMap:
+    """The part of a map whose `side` is among the indices that a rank owns."""
     if not owned:
         return IndexMap(side[:0], side[:0])
     mine = side % owned.step == owned.start % owned.step
-    return IndexMap(way.source[mine], way.target[mine])
+    return IndexMap(index_map.source[mine], index_map.target[mine])
 
 
 def _selection(
     maps: list[IndexMap], other: Distribution, rank: int, giving: bool, matrix: DistMatrix
 ) -> _Selection | None:
-    """What of my own part goes to, or comes from, the part of another rank."""
+    """The elements of this rank's part that go to, or come from, another rank."""
     theirs, found = other.local_indices(rank), []
-    for way, owned, mine in zip(
+    for index_map, owned, mine in zip(
         maps, (theirs.rows, theirs.cols), (matrix.rows, matrix.cols), strict=True
     ):
-        part = _narrow(way.target if giving else way.source, way, owned)
+        part = _narrow(index_map.target if giving else index_map.source, index_map, owned)
         index = part.source if giving else part.target
         found.append((index - mine.start) // max(1, mine.step))
     return _Selection(*found) if found[0].size and found[1].size else None
 
 
 def _sender(group: tuple[int, ...], receiver: int) -> int:
-    """Which rank of a group of copies serves `receiver`: itself if it can."""
+    """The rank in a group with equal copies that sends to `receiver`: itself if possible."""
     return receiver if receiver in group else group[receiver % len(group)]
 
 
@@ -155,7 +155,7 @@ def _put(local: Array, share: _Selection, values: Array) -> None:
 
 
 def _index(positions: Array) -> slice | Array:
-    """Positions as a slice, if they rise evenly: that is a view, and much quicker."""
+    """Positions as a slice if they rise evenly: a view, and much faster."""
     if positions.size == 1:
         return slice(int(positions[0]), int(positions[0]) + 1)
     steps = np.diff(positions)

@@ -1,4 +1,4 @@
-"""Rows, columns, slices, diagonals, and matrices put together."""
+"""Rows, columns, slices, triangles and diagonals of matrices; concatenation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def slice(
     ----------
     A : matrix, shape (m, n)
     row_start, row_stop, row_step, col_start, col_stop, col_step : int, optional
-        As in a Python slice: negative ones count from the end, steps may be negative, what is
-        beyond the end is cut off.
+        As in a Python slice: negative indices count from the end, steps may be negative, and
+        indices beyond the end are cut off.
 
     Returns
     -------
@@ -43,36 +43,36 @@ def slice(
     BadArgumentError
         If a step is 0.
     ShapeError
-        If nothing is left.
+        If the result has no rows or no columns.
 
     Notes
     -----
-    Each element crosses the network at most once per copy that the layout keeps; where step
-    and start are multiples of what A is dealt by, none does. Memory beside B: two messages of
+    Each element crosses the network at most once per copy in the layout; none does if step and
+    start are multiples of the stride of the layout. Memory in addition to B: two messages of
     16 MiB, and 32 bytes for each row and column of B.
     """
     steps = (row_step, col_step)
-    require(0 not in steps, "BadArgumentError", f"slice: steps are {steps}; 0 is none")
+    require(0 not in steps, "BadArgumentError", f"slice: steps are {steps}; a step cannot be 0")
     rows = range(*builtins.slice(row_start, row_stop, row_step).indices(A.shape[0]))
     cols = range(*builtins.slice(col_start, col_stop, col_step).indices(A.shape[1]))
     require(
         bool(rows) and bool(cols),
         "ShapeError",
-        f"slice: {len(rows)} rows and {len(cols)} columns of a {shape_text(A)} matrix are left; "
+        f"slice: {len(rows)} rows and {len(cols)} columns of a {shape_text(A)} matrix remain; "
         "a matrix has at least one of each",
     )
-    return _taken(ctx, A, np.array(rows), np.array(cols))
+    return _taken(ctx, A, *(np.arange(x.start, x.stop, x.step) for x in (rows, cols)))
 
 
 @routine("B")
 def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
-    """The rows of these indices, in their order: ``A[rows]``.
+    """The rows with these indices, in this order: ``A[rows]``.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
     rows : list of int
-        At least one, each from -m to m - 1 (negative ones count from the end); they may repeat.
+        At least one, each from -m to m - 1 (negative: from the end). Repetition is allowed.
 
     Returns
     -------
@@ -83,11 +83,11 @@ def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
     BadArgumentError
         If an index is out of range.
     ShapeError
-        If there is none.
+        If the list is empty.
 
     Notes
     -----
-    As `slice`; every rank holds the list.
+    As `slice`; every rank has the list.
     """
     index = _indices("take_rows", rows, A.shape[0], "rows")
     return _taken(ctx, A, index, np.arange(A.shape[1]))
@@ -95,13 +95,13 @@ def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
 
 @routine("B")
 def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
-    """The columns of these indices, in their order: ``A[:, cols]``.
+    """The columns with these indices, in this order: ``A[:, cols]``.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
     cols : list of int
-        At least one, each from -n to n - 1 (negative ones count from the end); they may repeat.
+        At least one, each from -n to n - 1 (negative: from the end). Repetition is allowed.
 
     Returns
     -------
@@ -112,11 +112,11 @@ def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
     BadArgumentError
         If an index is out of range.
     ShapeError
-        If there is none.
+        If the list is empty.
 
     Notes
     -----
-    As `slice`; every rank holds the list.
+    As `slice`; every rank has the list.
     """
     index = _indices("take_cols", cols, A.shape[1], "columns")
     return _taken(ctx, A, np.arange(A.shape[0]), index)
@@ -124,13 +124,13 @@ def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
 
 @routine("B")
 def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
-    """The rows for which a mask is not zero: ``A[mask]``.
+    """The rows where a mask is not zero: ``A[mask]``.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
     mask : matrix, shape (m, 1)
-        For instance the result of a comparison.
+        For example the result of a comparison.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If the mask is not a column of m, or all of it is zero.
+        If the mask has another shape, or only zeros.
 
     Notes
     -----
@@ -157,13 +157,13 @@ def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
 @routine("B")
 def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
-    """The columns for which a mask is not zero: ``A[:, mask]``.
+    """The columns where a mask is not zero: ``A[:, mask]``.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
     mask : matrix, shape (1, n)
-        For instance the result of a comparison.
+        For example the result of a comparison.
 
     Returns
     -------
@@ -172,7 +172,7 @@ def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If the mask is not a row of n, or all of it is zero.
+        If the mask has another shape, or only zeros.
 
     Notes
     -----
@@ -195,32 +195,32 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
     Parameters
     ----------
     A, B : matrices
-        As many columns (``axis=0``) or rows (1); any layouts and dtypes.
+        With equal numbers of columns (``axis=0``) or rows (1); any layouts and dtypes.
     axis : int
 
     Returns
     -------
-    C : matrix, NumPy's common dtype, layout of the larger of the two
+    C : matrix, NumPy's common dtype, layout of the larger operand
 
     Raises
     ------
     ShapeError
-        If the shapes do not go together.
+        If the shapes do not match.
     BadArgumentError
         If axis is neither 0 nor 1.
 
     Notes
     -----
-    Each element crosses the network at most once per copy that the layout keeps. Where dtypes
-    differ, one operand is copied locally first.
+    Each element crosses the network at most once per copy in the layout. If dtypes differ, one
+    operand is first copied locally.
     """
     require(axis in (0, 1), "BadArgumentError", f"concatenate: axis={axis} is neither 0 nor 1")
     other = 1 - axis
     require(
         A.shape[other] == B.shape[other],
         "ShapeError",
-        f"concatenate: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many "
-        f"{'columns' if axis == 0 else 'rows'}",
+        f"concatenate: A is {shape_text(A)} and B is {shape_text(B)}; their numbers of "
+        f"{'columns' if axis == 0 else 'rows'} must match",
     )
     dtype = np.result_type(A.dtype, B.dtype)
     shape = [A.shape[0], A.shape[1]]
@@ -240,9 +240,57 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
     return C
 
 
+@routine("B")
+def triu(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
+    """Upper triangle: a copy of A with zeros below the k-th diagonal.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    k : int
+        0: the main diagonal; above it k > 0, below it k < 0.
+
+    Returns
+    -------
+    B : matrix, shape (m, n), dtype and layout of A
+
+    Notes
+    -----
+    One local copy, no communication, no temporary.
+    """
+    B = _copied(ctx, A)
+    for j, col in enumerate(B.cols):
+        block(B)[_rows_below(B, col - k + 1) :, j] = 0
+    return B
+
+
+@routine("B")
+def tril(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
+    """Lower triangle: a copy of A with zeros above the k-th diagonal.
+
+    Parameters
+    ----------
+    A : matrix, shape (m, n)
+    k : int
+        0: the main diagonal; above it k > 0, below it k < 0.
+
+    Returns
+    -------
+    B : matrix, shape (m, n), dtype and layout of A
+
+    Notes
+    -----
+    One local copy, no communication, no temporary.
+    """
+    B = _copied(ctx, A)
+    for j, col in enumerate(B.cols):
+        block(B)[: _rows_below(B, col - k), j] = 0
+    return B
+
+
 @routine("D")
 def diagonal(ctx: Context, A: DistMatrix) -> DistMatrix:
-    """The main diagonal, as a column.
+    """The main diagonal as a column.
 
     Parameters
     ----------
@@ -270,7 +318,7 @@ def trace(ctx: Context, A: DistMatrix) -> complex:
     Returns
     -------
     trace : complex
-        With an imaginary part of 0 where A is real.
+        With an imaginary part of 0 if A is real.
 
     Notes
     -----
@@ -279,10 +327,23 @@ def trace(ctx: Context, A: DistMatrix) -> complex:
     return complex(diagonal_of(ctx, A).sum(dtype=np.complex128))
 
 
+def _copied(ctx: Context, A: DistMatrix) -> DistMatrix:
+    B = ctx.empty_like(A)
+    B.local[...] = A.local
+    return B
+
+
+def _rows_below(A: DistMatrix, row: int) -> int:
+    """How many of this rank's rows have a smaller index than `row`."""
+    return len(range(A.rows.start, min(row, A.rows.stop), A.rows.step))
+
+
 def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
     """The main diagonal, whole on every rank. Collective."""
     found = np.zeros(min(A.shape), A.dtype)
-    if any(group[0] == ctx.rank for group in A.distribution.owners()):  # each copy counts once
+    if any(
+        group[0] == ctx.rank for group in A.distribution.owners()
+    ):  # one rank of each group of copies
         local = block(A)
         for j, col in enumerate(A.cols):
             if col in A.rows:
@@ -298,13 +359,13 @@ def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
 
 
 def _indices(name: str, given: list[int], length: int, what: str) -> Array:
-    require(bool(given), "ShapeError", f"{name}: no {what} are asked for")
+    require(bool(given), "ShapeError", f"{name}: the list of {what} is empty")
     index = np.array(given, np.int64)
     wrong = (index < -length) | (index >= length)
     require(
         not wrong.any(),
         "BadArgumentError",
-        f"{name}: A has {length} {what}, and no {index[wrong][0] if wrong.any() else ''}",
+        f"{name}: A has {length} {what}, and index {int(index[wrong.argmax()])} is out of range",
     )
     return np.where(index < 0, index + length, index)
 
@@ -314,6 +375,6 @@ def _marked(ctx: Context, name: str, mask: DistMatrix) -> Array:
     require(
         index.size > 0,
         "ShapeError",
-        f"{name}: the mask is zero everywhere; a matrix has at least one row and column",
+        f"{name}: the mask has only zeros; a matrix has at least one row and column",
     )
     return index

@@ -1,4 +1,4 @@
-"""Kernel regression with random Fourier features, whose matrix need never be formed.
+"""Kernel regression with random Fourier features, whose matrix need not be formed.
 
 Sources: Rahimi, Recht, "Random features for large-scale kernel machines", NIPS 2007; Gittens
 et al., "Accelerating large-scale data analysis by offloading to high-performance computing
@@ -13,24 +13,24 @@ from ali.blocks import PANEL, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import RowStreams, normal_rows
-from ali.linalg.iterative import check_search, search
+from ali.linalg.iterative import checked_tol, column_dots, search
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
-PURPOSE = 4  # of the random streams: of frequencies, and one more of phases
+PURPOSE = 4  # random streams of the frequencies; those of the phases are PURPOSE + 1
 
 
 @routine("Z")
 def random_features(
     ctx: Context, X: DistMatrix, features: int, sigma: float, seed: int = 0
 ) -> DistMatrix:
-    """Random Fourier features of the rows of X, whose products are nearly a Gaussian kernel.
+    """Random Fourier features of the rows of X; their inner products approximate a Gaussian kernel.
 
     Parameters
     ----------
     X : matrix, shape (m, d), real
-        A sample in each row. Best in VC_STAR.
+        One sample in each row. Best in VC_STAR.
     features : int
-        How many, at least 1; the error falls with the root of it.
+        Number of features, at least 1; the error falls with its square root.
     sigma : float
         Width of the kernel ``exp(-|x - y|^2 / (2 sigma^2))``, above 0.
     seed : int
@@ -51,7 +51,7 @@ def random_features(
     Notes
     -----
     ``2 m d features / ranks`` flops and ``m features / ranks`` cosines, no communication. Memory
-    beside Z: ``d features`` on each rank.
+    in addition to Z: ``d features`` words on each rank, and 32 MiB.
     """
     _check("random_features", X, features, sigma)
     mapped = _Features(ctx, X, features, sigma, seed)
@@ -72,7 +72,7 @@ def random_features_ridge(
     sigma: float,
     lam: float,
     seed: int = 0,
-    tol: float = 1e-6,
+    tol: float = -1.0,
     max_iterations: int = 500,
     keep_bytes: int = 1 << 30,
 ) -> tuple[DistMatrix, int, float]:
@@ -81,20 +81,21 @@ def random_features_ridge(
     Parameters
     ----------
     X : matrix, shape (m, d), real
-        A sample in each row. Best in VC_STAR.
+        One sample in each row. Best in VC_STAR.
     Y : matrix, shape (m, r), real
-        What is to be predicted: values, or a column of 0 and 1 (or -1 and 1) for each class.
+        The targets: values, or a column of 0 and 1 (or -1 and 1) for each class.
     features, sigma, seed
         See `random_features`.
     lam : float
-        Above 0: W makes ``|Z W - Y|^2 / m + lam |W|^2`` least.
+        Above 0: W minimizes ``|Z W - Y|^2 / m + lam |W|^2``.
     tol : float
-        Relative residual of the normal equations that every column must reach.
+        Relative residual of the normal equations that every column must reach. Negative (the
+        default): 1e-6, or 1e-3 if X is of single precision.
     max_iterations : int
-        At most.
+        At most; 0 is 10 features.
     keep_bytes : int
-        The features are kept where a rank's part of them is no larger than this, and computed
-        again in every iteration where it is.
+        The features are kept if a rank's part of them has at most this size, else they are
+        computed in every iteration.
 
     Returns
     -------
@@ -102,7 +103,7 @@ def random_features_ridge(
         For `random_features_predict`.
     iterations : int
     residual : float
-        The largest relative residual of a column of the normal equations.
+        The largest relative residual of a column of the normal equations: at most tol.
 
     Raises
     ------
@@ -113,14 +114,15 @@ def random_features_ridge(
     BadArgumentError
         If features, sigma, lam, tol, max_iterations or keep_bytes is out of range.
     RoutineError
-        If X or Y holds NaN or inf, or max_iterations do not suffice.
+        If X or Y holds NaN or inf, or max_iterations or the precision do not suffice for tol.
 
     Notes
     -----
-    Conjugate gradients on ``(Z^T Z + m lam I) W = Z^T Y``, neither matrix formed. An iteration
-    costs ``4 m features r / ranks`` flops, and ``2 m d features / ranks`` with cosines where the
+    Conjugate gradients on ``(Z^T Z + m lam I) W = Z^T Y`` (see `conjugate_gradient`); the matrix is
+    not formed. Features have X's precision, W is computed in float64. An iteration
+    costs ``4 m features r / ranks`` flops, and ``2 m d features / ranks`` with cosines if the
     features are not kept; ``features r`` words in ``2 log2(ranks)`` messages. Memory on each
-    rank: ``(d + 5 r) features``, and 32 MiB or what is kept.
+    rank: ``(d + 7 r) features`` words, and 32 MiB or the kept features.
     """
     m, r = Y.shape
     name = "random_features_ridge"
@@ -129,37 +131,41 @@ def random_features_ridge(
     require(
         X.shape[0] == m,
         "ShapeError",
-        f"{name}: X is {shape_text(X)} and Y is {shape_text(Y)}; they must have as many rows",
+        f"{name}: X is {shape_text(X)} and Y is {shape_text(Y)}; the numbers of rows must match",
     )
     require(lam > 0, "BadArgumentError", f"{name}: lam={lam} is not above 0")
     require(keep_bytes >= 0, "BadArgumentError", f"{name}: keep_bytes={keep_bytes} is negative")
-    check_search(name, tol, max_iterations)
     mapped = _Features(ctx, X, features, sigma, seed)
+    tol = checked_tol(name, tol, mapped.dtype, 1e-6, max_iterations)
     right = block(ctx.to_layout(Y, "VC_STAR")).astype(mapped.dtype, copy=False)
-    most = -(-m // ctx.size) * features * mapped.dtype.itemsize  # not this rank's: all alike
+    most = (
+        -(-m // ctx.size) * features * mapped.dtype.itemsize
+    )  # of rank 0, so that all ranks decide alike
     if most <= keep_bytes:
         mapped.keep()
 
     def normal(W: Array) -> Array:
-        mine = np.zeros_like(W)
+        mine, short = np.zeros_like(W), W.astype(mapped.dtype)
         for part in mapped.parts():
             ctx.check()
             z = mapped.of(part)
-            mine += z.T @ (z @ W)
+            mine += z.T @ (z @ short)
         return np.asarray(sum_over_ranks(ctx.comm, mine) + (m * lam) * W)
 
     def dots(a: Array, b: Array) -> Array:
-        # W is whole on every rank, and rounding may differ between them: rank 0's counts.
-        products: Array = np.einsum("ij,ij->j", a, b).astype(np.float64)
+        # Every rank has all of W, and ranks may round differently: the result of rank 0 counts.
+        products = column_dots(a, b)
         ctx.comm.Bcast(products)
         return products
 
-    side = np.zeros((features, r), mapped.dtype)
+    side = np.zeros((features, r))
     for part in mapped.parts():
         side += mapped.of(part).T @ right[part]
     side = sum_over_ranks(ctx.comm, side)
-    W, count, residual = search(ctx, name, normal, dots, side, tol, max_iterations)
-    return ctx.new_replicated(W, "VC_STAR"), count, residual
+    largest = np.abs(side).max(axis=0)
+    limit = max_iterations or 10 * features
+    W, count, residual = search(ctx, name, normal, dots, side, largest, tol, limit)
+    return ctx.new_replicated(W.astype(mapped.dtype), "VC_STAR"), count, residual
 
 
 @routine("Y")
@@ -174,7 +180,7 @@ def random_features_predict(
         Best in VC_STAR.
     W : matrix, shape (features, r), real
     sigma, seed
-        Those with which W was found.
+        The values with which W was computed.
 
     Returns
     -------
@@ -190,7 +196,7 @@ def random_features_predict(
     Notes
     -----
     ``2 m (d + r) features / ranks`` flops, ``features r`` words received. Memory on each rank:
-    ``(d + r) features`` and 32 MiB of features at a time.
+    ``(d + r) features`` words, and 32 MiB of features at a time.
     """
     _check("random_features_predict", X, W.shape[0], sigma)
     require(
@@ -214,7 +220,7 @@ class _Features:
     def __init__(self, ctx: Context, X: DistMatrix, features: int, sigma: float, seed: int) -> None:
         self.dtype: np.dtype[np.generic] = np.result_type(X.dtype, np.float32)
         self._local = block(ctx.to_layout(X, "VC_STAR")).astype(self.dtype, copy=False)
-        # A stream for each feature: fewer features are the first of more.
+        # One stream for each feature: a smaller number of features gives the first of a larger one.
         frequencies = normal_rows(features, X.shape[1], seed, PURPOSE) / sigma
         streams = RowStreams(seed, PURPOSE + 1)
         phases = [streams.at(row).random() for row in range(features)]
@@ -227,7 +233,7 @@ class _Features:
         return list(panels(len(self._local), self._height))
 
     def keep(self) -> None:
-        """Compute all features once, and hold them."""
+        """Compute all features once and keep them."""
         self._kept = [self._computed(part) for part in self.parts()]
 
     def of(self, part: slice) -> Array:

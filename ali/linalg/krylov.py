@@ -1,4 +1,4 @@
-"""The leading singular vectors of a tall matrix by ARPACK, with the products on the gang.
+"""Leading singular vectors of a tall matrix by ARPACK, with products on all ranks.
 
 Source: Gittens et al., "Alchemist: An Apache Spark <=> MPI Interface",
 Concurrency Computat. Pract. Exper. 31, 2019 (truncated SVD by ARPACK on the Gram
@@ -20,7 +20,7 @@ SEED = 2018
 
 
 def basis_size(rank: int, n: int) -> int:
-    """Vectors that ARPACK keeps to find `rank` of `n`: its default."""
+    """The number of vectors that ARPACK keeps to find `rank` of `n`: its default."""
     return min(n, max(2 * rank + 1, 20))
 
 
@@ -29,15 +29,15 @@ def right_vectors(
 ) -> Array:
     """Orthonormal basis of the leading right singular vectors of X, on every rank. Collective.
 
-    ARPACK runs on rank 0, the others only multiply: ranks whose processors round
-    differently cannot come to different conclusions and wait for each other.
+    ARPACK runs on rank 0, and the other ranks multiply: ranks whose processors round differently
+    would otherwise take different decisions and deadlock.
 
     Parameters
     ----------
     local : ndarray, shape (local_m, n)
         This rank's rows of X; float or complex.
     rank : int
-        How many vectors; ``basis_size(rank, n) < n``.
+        Number of vectors; ``basis_size(rank, n) < n``.
     scale : float
         A norm of X: the operator is ``X^H X / scale^2``, which neither over- nor underflows.
     tol, max_iterations
@@ -58,19 +58,19 @@ def right_vectors(
     ``n basis_size`` on rank 0, ``n rank`` elsewhere.
     """
     n, dtype = local.shape[1], local.dtype
-    message = np.empty(n + 1, dtype)  # a vector, and whether to go on
+    message = np.empty(n + 1, dtype)  # a vector, and whether to continue
     found = np.empty((n, rank), dtype)
-    trouble = ""
+    failure = ""
     if ctx.rank == 0:
         try:
             found[...] = _arpack(ctx, local, message, rank, scale, tol, max_iterations)
         except ArpackNoConvergence as error:
-            trouble = (
+            failure = (
                 f"ARPACK found {len(error.eigenvalues)} of {rank} singular values before "
                 "max_iterations: allow more, give a larger tol, or ask for fewer"
             )
         except ArpackError as error:
-            trouble = f"ARPACK gave up: {error}"
+            failure = f"ARPACK failed: {error}"
         message[n] = 0
         ctx.comm.Bcast(message)
     else:
@@ -79,9 +79,9 @@ def right_vectors(
             if message[n] == 0:
                 break
             ctx.comm.Reduce(_gram_times(local, message[:n], scale), None)
-    trouble = ctx.comm.bcast(trouble)
-    if trouble:
-        raise Failure("RoutineError", f"truncated_svd: {trouble}")
+    failure = ctx.comm.bcast(failure)
+    if failure:
+        raise Failure("RoutineError", f"truncated_svd: {failure}")
     ctx.comm.Bcast(found)
     return found
 
@@ -107,7 +107,8 @@ def _arpack(
         message[n] = 1
         ctx.comm.Bcast(message)
         ctx.comm.Reduce(_gram_times(local, message[:n], scale), product)
-        # How many are needed is not known beforehand: half way after one basis, and so on.
+        # The number of products is not known beforehand: one basis counts as half of the work,
+        # the next as half of the rest.
         ctx.progress(1 - 0.5 ** (count / kept), f"ARPACK: {count} products")
         return product.copy()
 
@@ -124,7 +125,7 @@ def _arpack(
         maxiter=max_iterations or None,
         rng=random,
     )
-    # Complex problems go through ARPACK's solver for general matrices, whose vectors of a
+    # For complex matrices SciPy uses ARPACK's solver for general matrices, whose vectors of a
     # multiple value (zero, for a matrix of low rank) are not orthogonal.
     orthonormal, _ = scipy.linalg.qr(vectors, mode="economic", check_finite=False)
     return np.asarray(orthonormal)

@@ -1,4 +1,4 @@
-"""QR, and least squares through it."""
+"""QR, and least squares by QR."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import scipy.linalg
 
 from ali.blocks import Array, block, floating, require, shape_text
 from ali.interface import Context, routine
+from ali.linalg.cholesky_qr import cholesky_qr
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.gemm import inner
 from ali.linalg.tsqr import TallQR
@@ -25,22 +26,28 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Returns
     -------
     Q : matrix, shape (m, min(m, n)), VC_STAR
-        Orthonormal columns, whatever the rank of A.
+        Orthonormal columns, for A of any rank.
     R : matrix, shape (min(m, n), n), VC_STAR
-        Upper triangular with a real diagonal >= 0: for an A of full rank, Q and R do not
-        depend on the number of ranks (but for rounding).
+        Upper triangular with a real diagonal >= 0. For A of full rank, Q and R do not depend on
+        the number of ranks, except for rounding errors.
 
     Notes
     -----
-    TSQR, made for m/ranks > n: ``4 m n^2 / ranks + O(n^3 log ranks)`` flops, ``2 n^2`` words
-    in ``2 log2(ranks)`` messages on the longest way, ``m n / ranks + n^2 log ranks`` memory.
-    Ranks with no more than n rows hand them on as they are: the closer A is to square, the
-    more of it is gathered on rank 0 and factored there, for m = n all of it (``m n``
-    memory, ``4 m n^2`` flops on rank 0). A wide A is cut into ``[A1 A2]`` with a square A1
-    and ``R = [R1  Q^H A2]``. Source: Demmel, Grigori, Hoemmen, Langou 2012.
+    Where m/ranks >= 4 n and the condition number of A is below about the inverse root of the
+    machine epsilon (1e7 in float64), CholeskyQR2: ``4 m n^2 / ranks`` flops in products of
+    matrices, ``4 n^2`` words in ``4 log2(ranks)`` messages. Otherwise TSQR:
+    ``4 m n^2 / ranks + O(n^3 log ranks)`` flops, ``2 n^2`` words in ``2 log2(ranks)`` messages,
+    ``2 m n / ranks + n^2 log ranks`` words of memory. In TSQR ranks with at most n rows pass them
+    on unchanged: the closer A is to square, the more of it is gathered on rank 0 and factored
+    there; for m = n all of it (``m n`` memory, ``4 m n^2`` flops on rank 0). A wide A is cut into
+    ``[A1 A2]`` with a square A1 and ``R = [R1  Q^H A2]``. Q is orthonormal to rounding either
+    way. Sources: Fukaya et al. 2020 (CholeskyQR2); Demmel, Grigori, Hoemmen, Langou 2012 (TSQR).
     """
     (m, n), k = A.shape, min(A.shape)
     local = floating(block(ctx.to_layout(A, "VC_STAR")))
+    found = cholesky_qr(ctx, local, m)
+    if found is not None:
+        return ctx.new_from_rows(found[0], m), ctx.new_replicated(found[1], "VC_STAR")
     factors = TallQR(ctx.comm, local[:, :k])
     signs: Array | None = None
     corner = ctx.empty((k, k), local.dtype, "CIRC_CIRC")  # whole on rank 0
@@ -64,22 +71,22 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
 @routine("X")
 def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> DistMatrix:
-    """Least squares: the X of the smallest norm among those with the smallest |A X - B|.
+    """Least squares: the X of smallest norm that minimizes |A X - B|.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
-        Of any rank. Best in VC_STAR where tall, in STAR_VC where wide.
+        Of any rank. Best in VC_STAR if tall, in STAR_VC if wide.
     B : matrix, shape (m, r)
         Right-hand sides.
     rcond : float
         Singular values up to ``rcond`` times the largest count as zero; negative (the
-        default): max(m, n) times the machine epsilon, as NumPy's.
+        default): max(m, n) times the machine epsilon, as in NumPy.
 
     Returns
     -------
     X : matrix, shape (n, r), VC_STAR
-        `matrix_rank` and `svdvals` tell the rest of what NumPy's returns.
+        `matrix_rank` and `svdvals` return the other results of NumPy's lstsq.
 
     Raises
     ------
@@ -90,17 +97,18 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
 
     Notes
     -----
-    With s = min(m, n), l = max(m, n): TSQR of A (or of A^H) down to an s x s triangle, whose
-    SVD is taken on rank 0: ``4 l s^2 / ranks + O(s^3 log ranks) + 20 s^3`` flops, and two
-    products with r columns. Words: ``s^2 log2(ranks)`` and ``s r log2(ranks)``. Memory: ``l s /
-    ranks``, and ``4 s^2 + s r`` on rank 0: made for s up to some thousands. Sources: LAPACK's
-    gelsd in what it gives; Demmel et al. 2012 (TSQR).
+    With s = min(m, n), l = max(m, n): the triangle of TSQR of ``[A B]`` if A is tall (Q is not
+    formed), TSQR of A^H if it is wide; then the SVD of an s x s triangle on rank 0:
+    ``2 l s (s + r) / ranks`` flops (``4 l s^2 / ranks`` if wide) ``+ O(s^3 log ranks) + 20 s^3``.
+    Words: ``(s + r)^2 log2(ranks)``. Memory: ``2 l (s + r) / ranks``, and ``4 s^2 + s r`` on rank
+    0: suitable for s up to some thousands. Sources: LAPACK's gelsd (the same result); Demmel et
+    al. 2012 (TSQR); Golub, Van Loan, 4th ed., 5.3.3 (QR of ``[A B]``).
     """
     (m, n), r = A.shape, B.shape[1]
     require(
         B.shape[0] == m,
         "ShapeError",
-        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
+        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
     wide, small = m < n, min(m, n)
@@ -109,12 +117,13 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
     _refuse_nonfinite(ctx, "lstsq", tall, right)
-    factors = TallQR(ctx.comm, tall)
-    # A = Q R: X = R^+ (Q^H B). A = (Q R)^H: X = Q (R^H)^+ B.
-    side = right if wide else _q_adjoint_times(ctx, factors, right, small, dtype)
+    # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
+    factors = TallQR(ctx.comm, tall if wide else np.hstack([tall, right]), vectors=wide)
     X = np.empty((small, r), dtype)
     if factors.r is not None:
-        u, s, vh = scipy.linalg.svd(factors.r.conj().T if wide else factors.r, check_finite=False)
+        triangle = factors.r[:small, :small]
+        side = right if wide else factors.r[:small, small:]
+        u, s, vh = scipy.linalg.svd(triangle.conj().T if wide else triangle, check_finite=False)
         rank = int((s > limit * s[0]).sum())
         X[...] = vh[:rank].conj().T @ ((u[:, :rank].conj().T @ side) / s[:rank, None])
     if wide:
@@ -125,15 +134,15 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
 
 @routine("X")
 def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
-    """Ridge regression: the X that makes |A X - B|^2 + lam |X|^2 least.
+    """Ridge regression: the X that minimizes |A X - B|^2 + lam |X|^2.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
-        Best in VC_STAR where tall, in STAR_VC where wide.
+        Best in VC_STAR if tall, in STAR_VC if wide.
     B : matrix, shape (m, r)
     lam : float
-        Above 0; `lstsq` is what 0 would be. (Some write ``m lam`` here.)
+        Above 0; for 0 use `lstsq`. (Some authors write ``m lam``.)
 
     Returns
     -------
@@ -150,19 +159,20 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
 
     Notes
     -----
-    TSQR of ``[A; sqrt(lam) I]`` (of ``[A^H; sqrt(lam) I]`` where A is wide), so that no normal
-    equations square the condition. With s = min(m, n), l = max(m, n): ``4 l s^2 / ranks +
-    O(s^3 log ranks)`` flops, ``s^2 log2(ranks)`` words, memory ``l s / ranks + s^2 log ranks``:
-    made for s up to some thousands; beyond, `conjugate_gradient` or `random_features_ridge`.
-    Source: Golub, Van Loan, "Matrix Computations", 4th ed., 6.1.
+    TSQR of ``[A B; sqrt(lam) I 0]`` (of ``[A^H; sqrt(lam) I]`` if A is wide): no normal equations
+    square the condition. With s = min(m, n), l = max(m, n): ``2 l s (s + r) / ranks +
+    O(s^3 log ranks)`` flops (wide: ``4 l s^2 / ranks``), ``(s + r)^2 log2(ranks)`` words, memory
+    ``2 l (s + r) / ranks + s^2 log ranks``: suitable for s up to some thousands; for more use
+    `conjugate_gradient` or `random_features_ridge`. Source: Golub, Van Loan, "Matrix
+    Computations", 4th ed., 6.1.
     """
     (m, n), r = A.shape, B.shape[1]
     require(
         B.shape[0] == m,
         "ShapeError",
-        f"ridge: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
+        f"ridge: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
-    require(lam > 0, "BadArgumentError", f"ridge: lam={lam} is not above 0 (lstsq needs none)")
+    require(lam > 0, "BadArgumentError", f"ridge: lam={lam} is not above 0 (for 0 use lstsq)")
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
@@ -170,35 +180,26 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     _refuse_nonfinite(ctx, "ridge", tall, right)
     count = tall.shape[0]
+    if not wide:
+        tall = np.hstack([tall, right])
     if ctx.rank == 0:
-        tall = np.concatenate([tall, lam**0.5 * np.eye(small, dtype=dtype)])
-    factors = TallQR(ctx.comm, tall)
+        tall = np.concatenate([tall, lam**0.5 * np.eye(small, tall.shape[1], dtype=dtype)])
+    factors = TallQR(ctx.comm, tall, vectors=wide)
     X = np.empty((small, r), dtype)
     if wide:  # X = A^H (A A^H + lam)^-1 B, and Q R = [A^H; sqrt(lam)]: X is the top of Q R^-H B
         if factors.r is not None:
             X[...] = scipy.linalg.solve_triangular(factors.r, right, trans="C", check_finite=False)
         found = factors.times(X if ctx.rank == 0 else None, r, dtype)[:count]
         return ctx.new_from_rows(found, n)
-    padded = np.zeros((tall.shape[0], r), dtype)
-    padded[:count] = right
-    side = _q_adjoint_times(ctx, factors, padded, small, dtype)
     if factors.r is not None:
-        X[...] = scipy.linalg.solve_triangular(factors.r, side, check_finite=False)
+        triangle, side = factors.r[:small, :small], factors.r[:small, small:]
+        X[...] = scipy.linalg.solve_triangular(triangle, side, check_finite=False)
     ctx.comm.Bcast(X)
     return ctx.new_replicated(X, "VC_STAR")
-
-
-def _q_adjoint_times(
-    ctx: Context, factors: TallQR, right: Array, small: int, dtype: np.dtype[np.generic]
-) -> Array:
-    """``Q^H B`` on every rank, from this rank's rows of B."""
-    identity = np.eye(small, dtype=dtype) if factors.r is not None else None
-    own = factors.times(identity, small, dtype)
-    return sum_over_ranks(ctx.comm, own.conj().T @ right)
 
 
 def _refuse_nonfinite(ctx: Context, name: str, *arrays: Array) -> None:
     bad = np.array([not np.isfinite(array).all() for array in arrays], np.int64)
     found = sum_over_ranks(ctx.comm, bad)
-    for what, count in zip("AB", found.tolist(), strict=False):
-        require(count == 0, "RoutineError", f"{name}: {what} holds NaN or inf")
+    for letter, count in zip("AB", found.tolist(), strict=True):
+        require(count == 0, "RoutineError", f"{name}: {letter} holds NaN or inf")

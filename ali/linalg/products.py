@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ali.blocks import block, require, shape_text
+from ali.blocks import block, floating, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.gemm import inner, product
 from ali.linalg.views import OPERATIONS, operand
@@ -18,45 +18,45 @@ def matmul(
     transpose_a: str = "N",
     transpose_b: str = "N",
 ) -> DistMatrix:
-    """Matrix product C = A B, of A and B as they are, transposed or conjugated and transposed.
+    """Matrix product C = A B; each operand as it is, transposed, or conjugated and transposed.
 
     Parameters
     ----------
-    A : matrix, shape (m, k); (k, m) if it is to be transposed
-    B : matrix, shape (k, n); (n, k) if it is to be transposed
-        Any dtypes; C has the dtype that NumPy would give it (integers stay
-        integers and wrap around).
+    A : matrix, shape (m, k); (k, m) if transposed
+    B : matrix, shape (k, n); (n, k) if transposed
+        Any dtypes. C has the dtype of NumPy's product: integers stay integers and wrap around
+        as in NumPy (use `astype` before where they could overflow).
     transpose_a, transpose_b : str
         "N": as it is, "T": transposed, "C": conjugated and transposed.
 
     Returns
     -------
     C : matrix, shape (m, n)
-        In VC_STAR, STAR_VC or MC_MR: where the fewest words had to move. From A and B in
-        VC_STAR it is VC_STAR for a tall A and a small B, and for square ones on up to 5 ranks.
+        In VC_STAR, STAR_VC or MC_MR, whichever needs the least communication. For A and B in
+        VC_STAR it is VC_STAR if A is tall and B small, or if both are square on up to 5 ranks.
 
     Raises
     ------
     ShapeError
         If A's columns and B's rows differ in number.
     BadArgumentError
-        If transpose_a or transpose_b is none of the three.
+        If transpose_a or transpose_b is unknown.
 
     Notes
     -----
     ``2 m n k / ranks`` flops (of complex numbers four times as many). A rank receives the least
     of ``k n``, ``m k``, ``m n`` (one operand, or partial results, between all ranks) and
     ``m k / height + k n / width`` (SUMMA on the grid) words. A transposed operand counts as one
-    in the mirrored layout: its local block is looked at transposed and nothing is moved for it,
-    so that A^H B of A and B in VC_STAR takes ``m n`` words whatever k. Memory beyond the
-    matrices: three panels of 32 MiB, a copy of an operand whose layout does not fit, and for
-    "C" of a complex operand its local conjugate. Sources: see ali/linalg/gemm.py.
+    in the mirrored layout: it is a view of its local block and costs no communication, so that
+    A^H B of A and B in VC_STAR takes ``m n`` words for any k. Memory in addition to the matrices:
+    three panels of 32 MiB, a copy of an operand whose layout does not fit, and for "C" of a
+    complex operand its local conjugate. Sources: see ali/linalg/gemm.py.
     """
     for name, how in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
         require(
             how in OPERATIONS,
             "BadArgumentError",
-            f'matmul: {name}={how!r} is none of "N", "T" (transposed) and "C" (its conjugate)',
+            f'matmul: {name}={how!r} is not one of "N", "T" (transposed) and "C" (its conjugate)',
         )
     left, right = operand(A, transpose_a), operand(B, transpose_b)
     shapes = [
@@ -78,21 +78,22 @@ def gram(ctx: Context, A: DistMatrix) -> DistMatrix:
     Parameters
     ----------
     A : matrix, shape (m, n)
-        Best with whole rows on a rank (VC_STAR, VR_STAR).
+        Best with whole rows on a rank (VC_STAR, VR_STAR). Integers are promoted to float64,
+        so that sums of squares do not wrap (unlike ``matmul(A, A, "C")``, which is NumPy's).
 
     Returns
     -------
-    G : matrix, shape (n, n), dtype of A, VC_STAR
+    G : matrix, shape (n, n), VC_STAR
         Hermitian.
 
     Notes
     -----
     ``2 m n^2 / ranks`` flops (half of it for a real A with n up to 2048), ``n^2`` words received,
-    and two panels of 32 MiB of memory; for a complex A its conjugate as well.
+    and two panels of 32 MiB of memory; for a complex A also its local conjugate.
     """
-    if A.layout != "VR_STAR":  # rows dealt in another order: the sum is the same
+    if A.layout != "VR_STAR":  # whose rows are in another order: the sum is the same
         A = ctx.to_layout(A, "VC_STAR")
-    local = block(A)
+    local = floating(block(A))
     return inner(ctx, local.conj().T if local.dtype.kind == "c" else local.T, local)
 
 
@@ -104,17 +105,17 @@ def transpose(ctx: Context, A: DistMatrix, conjugate: bool = False) -> DistMatri
     ----------
     A : matrix, shape (m, n)
     conjugate : bool
-        Whether to conjugate as well.
+        Whether to conjugate the elements.
 
     Returns
     -------
     B : matrix, shape (n, m), dtype of A
-        In the mirrored layout (VC_STAR gives STAR_VC, MC_MR gives MR_MC): every
-        rank transposes what it holds, and nothing is communicated.
+        In the mirrored layout (VC_STAR gives STAR_VC, MC_MR gives MR_MC): every rank transposes
+        its local block.
 
     Notes
     -----
-    One local copy in cache-sized tiles; ``m n / ranks`` words of memory.
+    No communication. One local copy in cache-sized tiles; ``m n / ranks`` words of memory.
     """
     rows, cols = A.layout.split("_")
     B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, f"{cols}_{rows}")

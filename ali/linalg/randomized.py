@@ -1,4 +1,4 @@
-"""A basis of nearly all that a tall matrix does, from a few products with random vectors.
+"""A basis of the dominant row space of a tall matrix, from products with random vectors.
 
 Source: Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2), 2011,
 algorithm 4.4.
@@ -15,7 +15,7 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import normal_rows
 from ali.linalg.tsqr import TallQR
 
-PURPOSE = 2  # of the random streams: others than those of `random_normal`
+PURPOSE = 2  # random streams different from those of `random_normal`
 
 
 def range_basis(
@@ -23,17 +23,17 @@ def range_basis(
 ) -> Array:
     """Orthonormal basis of the row space of ``Q^H X``, on every rank. Collective.
 
-    Q is a basis of the range of ``X (X^H X)^power_iterations W`` for a random W, so that X is
-    nearly ``X Z Z^H`` with the basis Z.
+    Q is a basis of the range of ``X (X^H X)^power_iterations W`` for a random W: X is approximately
+    ``X Z Z^H`` with the returned basis Z.
 
     Parameters
     ----------
     local : ndarray, shape (local_m, n)
         This rank's rows of X; float or complex.
     size : int
-        How many vectors; at most n and the number of rows of X.
+        Number of vectors; at most n and the number of rows of X.
     scale : float
-        A norm of X, which is divided by it.
+        A norm of X; products are divided by it.
 
     Returns
     -------

@@ -1,15 +1,15 @@
-"""Sums, means, extremes and norms, of rows, of columns or of all; statistics of columns.
+"""Sums, means, extremes, norms and column statistics.
 
-With ``axis=0`` there is a number for each column, a (1, n) matrix; with 1 one for each row,
-(m, 1); with None one, (1, 1). The result lies beside the parts of A (of VC_STAR: a row on every
-rank, a column dealt like the rows), so that A minus its mean takes no communication.
+``axis=0`` gives one number for each column, a (1, n) matrix; 1 gives one for each row, (m, 1); None
+gives one number, (1, 1). The layout of the result matches A's (for A in VC_STAR: a row is on every
+rank, a column is distributed as A's rows), so that A minus its mean needs no communication.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import Array, frobenius, require, require_choice
+from ali.blocks import PANEL, Array, frobenius, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.block_reduction import (
     Measure,
@@ -29,7 +29,7 @@ NORMS = ("fro", "1", "inf", "2", "nuc", "max")
 
 @routine("R")
 def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
-    """Sum of the elements of each column (``axis=0``), each row (1) or all (None).
+    """Sum of each column (``axis=0``), each row (1) or all elements (None).
 
     Parameters
     ----------
@@ -39,29 +39,29 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     Returns
     -------
     R : matrix, shape (1, n), (m, 1) or (1, 1)
-        Beside A's parts (A in VC_STAR: STAR_STAR for axis 0, VC_STAR for 1); (1, 1) in
-        STAR_STAR. The dtype of A, int64 for int32.
+        In the layout that matches A's (A in VC_STAR: STAR_STAR for axis 0, VC_STAR for 1); (1, 1)
+        in STAR_STAR. The dtype of A; int64 for integers, which wraps as NumPy's sum does.
 
     Raises
     ------
     BadArgumentError
-        If axis is none of 0, 1 and None.
+        If axis is not 0, 1 or None.
 
     Notes
     -----
-    ``m n / ranks`` flops in one pass, in double precision. A tree over the ranks among which
-    what is summed is dealt out: ``2 log2(ranks)`` messages of the result's local part. MD and
-    CIRC layouts are redistributed to VC_STAR first.
+    ``m n / ranks`` flops in one pass, in double precision: 1024 elements of a column are added one
+    after another, their sums pairwise. Ranks add their sums in a tree: ``2 log2(ranks)`` messages
+    of the result's local part. MD and CIRC layouts are redistributed to VC_STAR first.
     """
     check_axis("sum", axis)
     measure, nothing = sum_measure(A.dtype)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
     return result_matrix(ctx, values, np.int64 if A.dtype.kind == "i" else A.dtype, layout, shape)
 
 
 @routine("R")
 def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
-    """Mean of each column (``axis=0``), each row (1) or of all (None).
+    """Mean of each column (``axis=0``), each row (1) or all elements (None).
 
     Parameters
     ----------
@@ -71,60 +71,60 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     Returns
     -------
     R : matrix, shape (1, n), (m, 1) or (1, 1)
-        As `sum` lays it out; the dtype of A, float64 for integers.
+        In the layout of `sum`; the dtype of A, float64 for integers.
 
     Raises
     ------
     BadArgumentError
-        If axis is none of 0, 1 and None.
+        If axis is not 0, 1 or None.
 
     Notes
     -----
-    As `sum`, which it is divided by the count.
+    `sum` (of integers in float64), divided by the count.
     """
     check_axis("mean", axis)
     kind = A.dtype if A.dtype.kind != "i" else np.dtype(np.float64)
-    wide = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype  # integers may not wrap
+    wide = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype  # sums of integers could wrap
     measure, nothing = sum_measure(wide)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
     return result_matrix(ctx, values / count, kind, layout, shape)
 
 
 @routine("R")
 def var(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
-    """Variance of each column (``axis=0``), each row (1) or of all (None).
+    """Variance of each column (``axis=0``), each row (1) or all elements (None).
 
     Parameters
     ----------
     A : matrix, shape (m, n)
     axis : int, optional
     ddof : int
-        The sum of squares is divided by the count minus this: 0 as NumPy, 1 for a sample.
+        The divisor is the count minus ddof: 0 as in NumPy, 1 for the variance of a sample.
 
     Returns
     -------
     R : matrix, shape (1, n), (m, 1) or (1, 1), real
-        As `sum` lays it out; A's precision, float64 for integers. nan or inf where the count is
+        In the layout of `sum`; A's precision, float64 for integers. nan or inf where the count is
         not above ddof.
 
     Raises
     ------
     BadArgumentError
-        If axis is none of 0, 1 and None, or ddof is negative.
+        If axis is not 0, 1 or None, or ddof is negative.
 
     Notes
     -----
-    ``4 m n / ranks`` flops in one pass. Each piece of 1 MiB is centred on its own mean, and
-    pieces and ranks are joined by Chan's rule: a mean much larger than the deviation costs no
-    digits. Three times the words of `sum`. Source: Chan, Golub, LeVeque 1983.
+    ``4 m n / ranks`` flops in one pass, in double precision. Each block of 1 MiB is centred on its
+    own mean; blocks and ranks are combined by Chan's rule, so that a mean much larger than the
+    deviation costs no digits. Three times the words of `sum`. Source: Chan, Golub, LeVeque 1983.
     """
-    return _spread(ctx, "var", A, axis, ddof, root=False)
+    return _deviation(ctx, "var", A, axis, ddof, root=False)
 
 
 @routine("R")
 def std(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
-    """Standard deviation of each column (``axis=0``), each row (1) or of all (None).
+    """Standard deviation of each column (``axis=0``), each row (1) or all elements (None).
 
     Parameters
     ----------
@@ -141,18 +141,18 @@ def std(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> 
     Raises
     ------
     BadArgumentError
-        If axis is none of 0, 1 and None, or ddof is negative.
+        If axis is not 0, 1 or None, or ddof is negative.
 
     Notes
     -----
     The square root of `var`, taken in double precision.
     """
-    return _spread(ctx, "std", A, axis, ddof, root=True)
+    return _deviation(ctx, "std", A, axis, ddof, root=True)
 
 
 @routine("R")
 def min(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
-    """Smallest element of each column (``axis=0``), each row (1) or of all (None).
+    """Smallest element of each column (``axis=0``), each row (1) or all elements (None).
 
     Parameters
     ----------
@@ -163,12 +163,12 @@ def min(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     Returns
     -------
     R : matrix, shape (1, n), (m, 1) or (1, 1), dtype of A
-        As `sum` lays it out; nan where there is a nan.
+        In the layout of `sum`; nan where a nan is among the elements.
 
     Raises
     ------
     BadArgumentError
-        If axis is none of 0, 1 and None.
+        If axis is not 0, 1 or None.
 
     Notes
     -----
@@ -179,7 +179,7 @@ def min(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
 @routine("R")
 def max(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
-    """Largest element of each column (``axis=0``), each row (1) or of all (None).
+    """Largest element of each column (``axis=0``), each row (1) or all elements (None).
 
     Parameters
     ----------
@@ -190,12 +190,12 @@ def max(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     Returns
     -------
     R : matrix, shape (1, n), (m, 1) or (1, 1), dtype of A
-        As `sum` lays it out; nan where there is a nan.
+        In the layout of `sum`; nan where a nan is among the elements.
 
     Raises
     ------
     BadArgumentError
-        If axis is none of 0, 1 and None.
+        If axis is not 0, 1 or None.
 
     Notes
     -----
@@ -219,7 +219,7 @@ def column_stats(
     Returns
     -------
     mean, std, min, max : matrices, shape (1, n)
-        As `sum` lays them out; A's precision, float64 for integers.
+        In the layout of `sum`; A's precision, float64 for integers.
 
     Raises
     ------
@@ -230,9 +230,13 @@ def column_stats(
 
     Notes
     -----
-    ``6 m n / ranks`` flops, one tree with messages of ``5 n`` words; accurate as `var`.
+    ``6 m n / ranks`` flops, one tree with messages of ``5 n`` words; as accurate as `var`.
     """
-    require(A.dtype.kind != "c", "DtypeError", f"column_stats: A is {A.dtype}, which has no order")
+    require(
+        A.dtype.kind != "c",
+        "DtypeError",
+        f"column_stats: A is {A.dtype}, and complex numbers have no order",
+    )
     _check_ddof("column_stats", ddof)
     basic, nothing = moment_measure(A.dtype)
 
@@ -252,14 +256,14 @@ def column_stats(
     kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype
     with np.errstate(all="ignore"):
         deviation = np.sqrt(values[2] / np.maximum(values[0] - ddof, 0))
-    wanted = (values[1], deviation, values[3], values[4])
-    first, second, third, fourth = (result_matrix(ctx, x, kind, layout, shape) for x in wanted)
+    statistics = (values[1], deviation, values[3], values[4])
+    first, second, third, fourth = (result_matrix(ctx, x, kind, layout, shape) for x in statistics)
     return first, second, third, fourth
 
 
 @routine("norm")
 def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
-    """A norm of a matrix; the Frobenius norm, without overflow or underflow on the way.
+    """A norm of a matrix, by default the Frobenius norm; without intermediate over- or underflow.
 
     Parameters
     ----------
@@ -268,7 +272,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     ord : str
         "fro": Frobenius; "1", "inf": largest sum of absolute values of a column, of a row;
         "2": largest singular value; "nuc": sum of the singular values; "max": largest absolute
-        value (no norm of products).
+        value (not submultiplicative).
 
     Returns
     -------
@@ -278,14 +282,14 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     Raises
     ------
     BadArgumentError
-        If `ord` is none of these.
+        If `ord` is unknown.
     RoutineError
         "2" and "nuc": if A holds NaN or inf.
 
     Notes
     -----
-    "fro": one pass over A in pieces of 1 MiB, in float64; two words from each rank. Source:
-    LAPACK's lassq. "1", "inf", "max": one pass, words as `sum` has. "2", "nuc": as `svdvals`.
+    "fro": one pass over A in blocks of 1 MiB, in float64; two words from each rank. Source:
+    LAPACK's lassq. "1", "inf", "max": one pass, words as `sum`. "2", "nuc": as `svdvals`.
     """
     require_choice("norm", "ord", ord, NORMS)
     if ord == "fro":
@@ -307,7 +311,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
 def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
     """The largest sum of absolute values of a column (``axis=0``) or of a row (1). Collective."""
     measure, nothing = sum_measure(A.dtype, absolute=True)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
     sums_of = result_matrix(ctx, values, np.float64, layout, shape)
     measure, nothing, join = extreme_measure(np.dtype(np.float64), largest=True)
     found, _, _ = reduce_matrix(ctx, sums_of, None, measure, nothing, join)
@@ -321,7 +325,7 @@ def _extreme(ctx: Context, name: str, A: DistMatrix, axis: int | None, largest: 
     return result_matrix(ctx, values, A.dtype, layout, shape)
 
 
-def _spread(
+def _deviation(
     ctx: Context, name: str, A: DistMatrix, axis: int | None, ddof: int, root: bool
 ) -> DistMatrix:
     check_axis(name, axis)

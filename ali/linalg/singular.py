@@ -1,4 +1,4 @@
-"""Singular values and vectors, and what they tell of a matrix."""
+"""Singular values and vectors, pseudoinverse and rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ali.linalg.randomized import range_basis
 from ali.linalg.tsqr import TallQR
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
-Basis = Callable[[Array, float], Array | None]  # of this rank's rows of X, and X's norm
+Basis = Callable[[Array, float], Array | None]  # from this rank's rows of X, and X's norm
 
 METHODS = ("arpack", "randomized", "gram")
 
@@ -35,7 +35,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     Parameters
     ----------
     A : matrix, shape (m, n)
-        Best in VC_STAR where tall, in STAR_VC where wide. Integers are promoted to float64.
+        Best in VC_STAR if tall, in STAR_VC if wide. Integers are promoted to float64.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
         Descending.
     U : matrix, shape (m, k), VC_STAR
     V : matrix, shape (n, k), VC_STAR
-        Orthonormal columns, whatever the rank of A.
+        Orthonormal columns, for A of any rank.
 
     Raises
     ------
@@ -52,9 +52,9 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
 
     Notes
     -----
-    With l = max(m, n): TSQR of A (or A^T) down to a k x k triangle, whose SVD is taken on
+    With l = max(m, n): TSQR of A (or A^T) gives a k x k triangle, whose SVD is computed on
     rank 0: ``6 l k^2 / ranks + 20 k^3`` flops, ``3 k^2`` words in each of ``log2(ranks)`` messages;
-    memory ``2 l k / ranks``, and ``4 k^2`` on rank 0: made for k up to some thousands.
+    memory ``2 l k / ranks``, and ``4 k^2`` on rank 0: suitable for k up to some thousands.
     Sources: Demmel et al. 2012 (TSQR); LAPACK's gesdd.
     """
     return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
@@ -72,31 +72,30 @@ def truncated_svd(
     power_iterations: int = 2,
     seed: int = 0,
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
-    """Leading singular values and vectors: A is nearly U diag(S) V^H.
+    """Leading singular values and vectors: A is approximately U diag(S) V^H.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
-        Best in VC_STAR where tall, in STAR_VC where wide: no copy is made then.
+        Best in VC_STAR if tall, in STAR_VC if wide: then A is not copied.
         Integers are promoted to float64.
     rank : int
-        How many, 1 to min(m, n).
+        Number of singular values, 1 to min(m, n).
     tol : float
-        "arpack": relative accuracy asked of the eigenvalues of the Gram matrix; 0 is
-        machine precision.
+        "arpack": relative accuracy of the eigenvalues of the Gram matrix; 0 is machine precision.
     max_iterations : int
-        "arpack": restarts at most; 0 is ten times min(m, n).
+        "arpack": maximum number of restarts; 0 is ten times min(m, n).
     method : str
-        "arpack": accurate to rounding. "randomized": a few passes over A whatever it holds, and
-        an error that depends on how fast its singular values fall off. "gram": the quickest while
-        min(m, n) is at most some thousands; singular values below the root of the machine
-        epsilon (1e-8 for float64) times the largest, and their vectors, are rounding.
+        "arpack": accurate to rounding. "randomized": a fixed number of passes over A; the
+        error depends on how fast its singular values decay. "gram": the fastest while
+        min(m, n) is at most some thousands; singular values below the square root of the machine
+        epsilon (1e-8 for float64) times the largest, and their vectors, are noise.
     oversampling : int
-        "randomized": how many more random vectors than `rank`, 0 or more.
+        "randomized": number of random vectors in addition to `rank`, 0 or more.
     power_iterations : int
-        "randomized": 0 for values that fall off fast; 2 is good for most, more for noise.
+        "randomized": 0 for fast decay; 2 for most matrices, more for noise.
     seed : int
-        "randomized": of the random vectors, which do not depend on the number of ranks.
+        "randomized": seed of the random vectors, which do not depend on the number of ranks.
 
     Returns
     -------
@@ -104,7 +103,7 @@ def truncated_svd(
         Descending.
     U : matrix, shape (m, rank), VC_STAR
     V : matrix, shape (n, rank), VC_STAR
-        Orthonormal columns, also where A has a smaller rank than asked for.
+        Orthonormal columns, also if A has a smaller rank.
 
     Raises
     ------
@@ -117,8 +116,8 @@ def truncated_svd(
     -----
     ARPACK on the Gram matrix of the smaller side, which is not formed; then a thin QR and
     a small SVD of the product of A with the vectors found, so that U is orthonormal and
-    the values are accurate to rounding times the largest. Where ARPACK would keep as many vectors
-    as there are (``max(2 rank + 1, 20) >= min(m, n)``) the SVD is dense, through TSQR.
+    the values are accurate to rounding times the largest. If ARPACK would keep all vectors
+    (``max(2 rank + 1, 20) >= min(m, n)``) the SVD is dense, through TSQR.
 
     With s = min(m, n), l = max(m, n): ``4 m n / ranks`` flops and two messages of s words a
     product, some 2 to 10 products per value; then ``6 l rank^2 / ranks`` flops. Memory per
@@ -184,8 +183,8 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Notes
     -----
-    As `svd` without vectors: with s = min(m, n), l = max(m, n), ``4 l s^2 / ranks + 3 s^3``
-    flops, of which the last are rank 0's.
+    As `svd` without vectors, and Q is not formed: with s = min(m, n), l = max(m, n),
+    ``2 l s^2 / ranks`` flops, ``3 s^3`` on rank 0, and a copy of A while its rank factors it.
     """
     return ctx.new_replicated(singular_values(ctx, "svdvals", A))
 
@@ -204,7 +203,7 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
     Returns
     -------
     X : matrix, shape (n, m)
-        In STAR_VC where A is tall, else in VC_STAR.
+        In STAR_VC if A is tall, else in VC_STAR.
 
     Raises
     ------
@@ -213,7 +212,8 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
 
     Notes
     -----
-    `svd`, then ``2 m n min(m, n) / ranks`` flops for the product of the factors.
+    `svd`, then ``2 m n min(m, n) / ranks`` flops for the product of the factors; memory: that of
+    `svd`, X, and the smaller factor on every rank.
     """
     (m, n), k = A.shape, min(A.shape)
     S, U, V = _decomposed(ctx, "pinv", A, k, lambda tall, scale: None)
@@ -234,14 +234,14 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
 
 @routine("rank")
 def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
-    """How many singular values of A are not zero, but for rounding.
+    """Numerical rank: how many singular values of A exceed a tolerance.
 
     Parameters
     ----------
     A : matrix, shape (m, n)
     rcond : float
         Singular values up to ``rcond`` times the largest count as zero; negative (the
-        default): max(m, n) times the machine epsilon, as NumPy's.
+        default): max(m, n) times the machine epsilon, as in NumPy.
 
     Returns
     -------
@@ -260,9 +260,9 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
 
 
 def singular_values(ctx: Context, name: str, A: DistMatrix) -> Array:
-    """All of them, descending, on every rank. Collective."""
+    """All singular values, descending, on every rank. Collective."""
     tall, _ = _tall(ctx, name, A)
-    factors = TallQR(ctx.comm, tall)
+    factors = TallQR(ctx.comm, tall, vectors=False)
     S = np.empty(min(A.shape), np.zeros(0, tall.dtype).real.dtype)
     if factors.r is not None:
         S[...] = np.linalg.svd(factors.r, compute_uv=False)
@@ -276,7 +276,7 @@ def _rank(values: Array, shape: tuple[int, int], rcond: float) -> int:
 
 
 def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:
-    """This rank's rows of X = A, or of X = A^T where A is wide, and A's norm."""
+    """This rank's rows of X = A, or of X = A^T if A is wide, and A's norm."""
     wide = A.shape[0] < A.shape[1]
     A = ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")
     tall = floating(block(A).T if wide else block(A))
@@ -298,7 +298,7 @@ def _decomposed(
     if scale > 0:
         basis = basis_of(tall, scale)
     elif rank < min(m, n):
-        basis = np.eye(min(m, n), rank, dtype=tall.dtype)  # any vectors are as good
+        basis = np.eye(min(m, n), rank, dtype=tall.dtype)  # any orthonormal vectors
     S, left, right = _project(ctx, tall, basis, rank)
     if m < n:  # A^T = X = left S right^H, so A = conj(right) S conj(left)^H
         left, right = right.conj(), left.conj()

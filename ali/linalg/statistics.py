@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ali.blocks import block, require, shape_text
+from ali.blocks import Array, block, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.block_reduction import join_moments, moment_measure, reduce_matrix
 from ali.linalg.collectives import tree_reduce
@@ -29,33 +29,35 @@ def pca(
     Parameters
     ----------
     A : matrix, shape (m, n), real
-        A row for each sample, at least two. Best in VC_STAR.
+        One sample in each row, at least two. Best in VC_STAR.
     k : int
-        How many components, 1 to min(m, n).
+        Number of components, 1 to min(m, n).
     center : bool
         Whether to subtract the columns' means.
     scale : bool
-        Whether to divide columns by their standard deviations (ddof 1); constant ones stay.
+        Whether to divide columns by their standard deviations (ddof 1). Constant columns are not
+        divided: those whose deviation is within the rounding error of computing it (the bound of
+        scikit-learn's StandardScaler).
     method : str
-        "arpack" or "randomized", see `truncated_svd`.
+        "arpack", "randomized" or "gram", see `truncated_svd`.
     seed : int
         For "randomized".
 
     Returns
     -------
     components : matrix, shape (k, n), STAR_STAR
-        Orthonormal rows, in the order of their variances; of each the element of the largest
-        absolute value is positive.
+        Orthonormal rows, by descending variance. In each row the element of the largest absolute
+        value is positive.
     explained_variance : matrix, shape (k, 1), STAR_STAR
-        With ddof 1, descending.
+        Variance of the scores (ddof 1), descending.
     mean : matrix, shape (1, n), STAR_STAR
-        What was subtracted (zeros without `center`).
+        The subtracted means; zeros without `center`.
     scores : matrix, shape (m, k), VC_STAR
         ``(A - mean) / deviation @ components.T``.
     explained_ratio : matrix, shape (k, 1), STAR_STAR
-        Of the sum of all variances.
+        Share of each component in the sum of all variances.
     deviation : matrix, shape (1, n), STAR_STAR
-        By what was divided (ones without `scale`).
+        The divisors of the columns; ones without `scale` and for constant columns.
 
     Raises
     ------
@@ -64,15 +66,17 @@ def pca(
     ShapeError
         If A has only one row.
     BadArgumentError
-        If k or `method` is not possible.
+        If k or `method` is out of range.
     RoutineError
-        If A holds NaN or inf, or ARPACK does not converge.
+        If A holds NaN or inf or its squares overflow, or ARPACK does not converge.
 
     Notes
     -----
-    Two passes over A, one copy of A, and a truncated SVD of it. Results are those of
-    scikit-learn's PCA (with ``svd_flip`` by components). Source: Jolliffe, "Principal Component
-    Analysis", 2nd ed., 2002.
+    Two passes over A, then a truncated SVD of a centred and scaled copy; means and deviations are
+    computed in float64. Memory: one copy of A and that of `truncated_svd`. Results equal those of
+    scikit-learn's PCA (with ``svd_flip`` by components). With `center`, constant columns are set to
+    exactly 0, so that their rounding errors form no component. Source: Jolliffe, "Principal
+    Component Analysis", 2nd ed., 2002.
     """
     m, n = A.shape
     require(A.dtype.kind != "c", "DtypeError", f"pca: A is {A.dtype}; it must be real")
@@ -87,17 +91,21 @@ def pca(
     measure, nothing = moment_measure(A.dtype)
     found, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
-        squares = found[2] if center else found[2] + m * found[1] ** 2
-        deviation = np.sqrt(found[2] / (m - 1)) if scale else np.ones(n)
+        constant = _constant(m, found[1], found[2])
+        deviation = np.where(constant, 1.0, np.sqrt(found[2] / (m - 1))) if scale else np.ones(n)
+        squares = np.where(constant, 0.0, found[2])
+        squares = squares if center else squares + m * found[1] ** 2
     require(
-        bool(np.isfinite(squares).all()), "RoutineError", "pca: A holds NaN or inf, or is too large"
+        bool(np.isfinite(squares).all()),
+        "RoutineError",
+        "pca: A holds NaN or inf, or its squares overflow",
     )
-    deviation[deviation == 0] = 1.0
     mean = found[1] if center else np.zeros(n)
     total = math.fsum((squares / deviation**2).tolist()) / (m - 1)
     X = ctx.empty(A.shape, dtype)
-    np.subtract(block(rows), mean, out=block(X), casting="same_kind")
-    block(X)[...] /= deviation.astype(dtype)
+    for j in range(n):  # in float64, a column at a time
+        column = (block(rows)[:, j] - mean[j]) / deviation[j]
+        block(X)[:, j] = 0 if center and constant[j] else column
     S, U, V = truncated_svd(ctx, X, k, method=method, seed=seed)
     components = np.ascontiguousarray(ctx.to_layout(V, "STAR_STAR").local.T)
     largest = np.argmax(np.abs(components), axis=1)
@@ -115,3 +123,13 @@ def pca(
         ctx.new_replicated((variance / total if total else variance).astype(dtype)),
         ctx.new_replicated(deviation[None, :].astype(dtype)),
     )
+
+
+def _constant(count: int, mean: Array, squares: Array) -> Array:
+    """Which columns have a variance within the rounding error of computing it.
+
+    The bound of scikit-learn's ``_is_constant_feature``, from Chan, Golub, LeVeque 1983.
+    """
+    eps = float(np.finfo(np.float64).eps)
+    variance = squares / count
+    return np.asarray(variance <= count * eps * variance + (count * mean * eps) ** 2)

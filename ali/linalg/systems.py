@@ -25,25 +25,25 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     Parameters
     ----------
     A : matrix, shape (n, n)
-        Hermitian positive definite. Only its lower triangle is looked at, and only the real
-        parts of its diagonal. Best in VC_STAR; integers are promoted to float64.
+        Hermitian positive definite. Only its lower triangle and the real parts of its
+        diagonal are read. Best in VC_STAR; integers are promoted to float64.
 
     Returns
     -------
     L : matrix, shape (n, n), VC_STAR
-        With a real diagonal > 0, and zeros above it.
+        With a real diagonal > 0.
 
     Raises
     ------
     ShapeError
         If A is not square.
     RoutineError
-        If a leading minor is not positive definite (the message says of which order), also
-        because of NaN.
+        If a leading minor is not positive definite (the message states its order), or A holds
+        NaN.
 
     Notes
     -----
-    ``n^3 / (3 ranks)`` flops (and ``n BLOCK^2 / 3`` on rank 0); a rank receives ``n^2 / 2`` words
+    ``n^3 / (3 ranks)`` flops (and ``128^2 n / 3`` on rank 0); a rank receives ``n^2 / 2`` words
     in two messages for each panel of 128 columns. Memory: L, and a panel of ``128 n`` words.
     Source: LAPACK's potrf; see ali/linalg/triangular.py.
     """
@@ -53,7 +53,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
 
 @routine("X")
 def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -> DistMatrix:
-    """Solution X of A X = B.
+    """Solve A X = B.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
         Right-hand sides. Best in VC_STAR, as A.
     assume : str
         "general": LU with partial pivoting. "positive": A is Hermitian positive definite, and
-        only its lower triangle is looked at; half the work, by Cholesky.
+        only its lower triangle is read; half the work, by Cholesky.
 
     Returns
     -------
@@ -72,12 +72,12 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     Raises
     ------
     ShapeError
-        If A is not square, or B has other rows.
+        If A is not square, or the numbers of rows differ.
     BadArgumentError
-        If `assume` is none of the two.
+        If `assume` is unknown.
     RoutineError
-        If A is singular to the last bit, holds NaN or inf, or is not positive definite where it
-        should be. A nearly singular A passes: see `condest`.
+        If a pivot is exactly zero, A holds NaN or inf, or A is not positive definite with
+        "positive". A nearly singular A is not detected: see `condest`.
 
     Notes
     -----
@@ -91,7 +91,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     require(
         B.shape[0] == A.shape[0],
         "ShapeError",
-        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
+        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
     require_choice("solve", "assume", assume, ASSUMPTIONS)
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
@@ -101,23 +101,23 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
         triangular_solve(ctx, L, X, lower=True)
         triangular_solve(ctx, L, X, lower=True, adjoint=True)
         return X
-    done = eliminate(ctx, as_rows(ctx, A, dtype), as_rows(ctx, B, dtype))
-    _refuse_singular("solve", done)
-    assert done.Y is not None
-    triangular_solve(ctx, done.U, done.Y, lower=False)
-    return done.Y
+    elimination = eliminate(ctx, as_rows(ctx, A, dtype), as_rows(ctx, B, dtype))
+    _refuse_singular("solve", elimination)
+    assert elimination.Y is not None
+    triangular_solve(ctx, elimination.U, elimination.Y, lower=False)
+    return elimination.Y
 
 
 @routine("X")
 def solve_triangular(
     ctx: Context, A: DistMatrix, B: DistMatrix, lower: bool = True, adjoint: bool = False
 ) -> DistMatrix:
-    """Solution X of A X = B, or of A^H X = B, with a triangular A.
+    """Solve A X = B, or A^H X = B, with a triangular A.
 
     Parameters
     ----------
     A : matrix, shape (n, n)
-        Best in VC_STAR. The other triangle is not looked at.
+        Best in VC_STAR. The other triangle is not read.
     B : matrix, shape (n, r)
     lower : bool
         Which triangle of A.
@@ -131,7 +131,7 @@ def solve_triangular(
     Raises
     ------
     ShapeError
-        If A is not square, or B has other rows.
+        If A is not square, or the numbers of rows differ.
     RoutineError
         If the diagonal of A holds a zero.
 
@@ -144,8 +144,8 @@ def solve_triangular(
     require(
         B.shape[0] == A.shape[0],
         "ShapeError",
-        f"solve_triangular: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many "
-        "rows",
+        f"solve_triangular: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of "
+        "rows must match",
     )
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
     X = copy_to_rows(ctx, B, dtype)
@@ -160,7 +160,7 @@ def solve_triangular(
 
 @routine("X")
 def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
-    """Inverse X of A. To solve a system, `solve` is quicker and more accurate.
+    """Inverse X of A. To solve a system, `solve` is faster and more accurate.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
     ShapeError
         If A is not square.
     RoutineError
-        If A is singular to the last bit, or holds NaN or inf.
+        If a pivot is exactly zero, or A holds NaN or inf.
 
     Notes
     -----
@@ -183,14 +183,14 @@ def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
     the memory of A.
     """
     require_square("inv", A)
-    X, done = _inverse(ctx, A)
-    _refuse_singular("inv", done)
+    X, elimination = _inverse(ctx, A)
+    _refuse_singular("inv", elimination)
     return X
 
 
 @routine("det")
 def det(ctx: Context, A: DistMatrix) -> complex:
-    """Determinant; of a large matrix it over- or underflows easily: see `slogdet`.
+    """Determinant. For large matrices it often over- or underflows: see `slogdet`.
 
     Parameters
     ----------
@@ -199,8 +199,7 @@ def det(ctx: Context, A: DistMatrix) -> complex:
     Returns
     -------
     det : complex
-        With an imaginary part of 0 where A is real. 0 for a matrix that is singular to the
-        last bit.
+        With an imaginary part of 0 if A is real. 0 if a pivot is exactly zero.
 
     Raises
     ------
@@ -216,13 +215,13 @@ def det(ctx: Context, A: DistMatrix) -> complex:
     require_square("det", A)
     sign, sizes = _pivots(ctx, "det", A)
     mantissa, exponent = 1.0, 0
-    for size in sizes.tolist():  # not by logarithms, which would cost digits
+    for size in sizes.tolist():  # logarithms would lose digits
         mantissa, more = math.frexp(mantissa * size)
         exponent += more
     try:
         return sign * math.ldexp(mantissa, exponent)
     except OverflowError:
-        # Not inf times the sign: that would make nan of a part that is 0.
+        # inf times the sign would turn a part that is 0 into nan.
         return complex(*(math.copysign(math.inf, x) if x else 0.0 for x in (sign.real, sign.imag)))
 
 
@@ -237,7 +236,7 @@ def slogdet(ctx: Context, A: DistMatrix) -> tuple[complex, float]:
     Returns
     -------
     sign : complex
-        Of absolute value 1 (1 or -1 where A is real), or 0.
+        Of absolute value 1 (1 or -1 if A is real), or 0.
     logabsdet : float
         Natural logarithm of the absolute value; -inf for a determinant of 0.
 
@@ -259,14 +258,13 @@ def slogdet(ctx: Context, A: DistMatrix) -> tuple[complex, float]:
 
 @routine("cond")
 def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
-    """Condition number ``|A| |A^-1|``: how much larger relative errors can get in `solve`.
+    """Condition number ``|A| |A^-1|``: the largest amplification of relative errors in `solve`.
 
     Parameters
     ----------
     A : matrix, shape (n, n); any shape for "2"
     ord : str
-        "1": in the norm of column sums, by the explicit inverse. "2": largest over smallest
-        singular value.
+        "1": in the 1-norm, from the explicit inverse. "2": largest over smallest singular value.
 
     Returns
     -------
@@ -284,24 +282,24 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
 
     Notes
     -----
-    "1": as `inv`, ``8/3 n^3 / ranks`` flops; not an estimate from below, as Hager's and Higham's
-    is, but the number up to the rounding of the inverse. "2": as `svdvals`, and accurate up to
-    1 / epsilon.
+    "1": as `inv`, ``8/3 n^3 / ranks`` flops; not a lower bound, as Hager's and Higham's
+    estimate is, but the condition number up to the rounding errors of the inverse. "2": as
+    `svdvals`; accurate up to 1 / epsilon.
     """
     require(ord in ("1", "2"), "BadArgumentError", f'condest: ord={ord!r} is neither "1" nor "2"')
     if ord == "2":
         values = singular_values(ctx, "condest", A).astype(np.float64)
         return float(values[0] / values[-1]) if values[-1] > 0 else math.inf
     require_square("condest", A)
-    X, done = _inverse(ctx, A)
-    if done.trouble > 0:
+    X, elimination = _inverse(ctx, A)
+    if elimination.failure > 0:
         return math.inf
-    _refuse_singular("condest", done)
+    _refuse_singular("condest", elimination)
     return largest_sum(ctx, A, 0) * largest_sum(ctx, X, 0)
 
 
 def copy_to_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
-    """A in VC_STAR and another dtype, to be written to."""
+    """A copy of A in VC_STAR with this dtype."""
     moved = ctx.to_layout(A, "VC_STAR")
     if moved is not A and moved.dtype == dtype:
         return moved
@@ -311,7 +309,7 @@ def copy_to_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> Di
 
 
 def as_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
-    """A in VC_STAR and another dtype, to be read; itself, if it is so."""
+    """A in VC_STAR with this dtype, read-only: A itself if possible."""
     return A if (A.layout, A.dtype) == ("VC_STAR", dtype) else copy_to_rows(ctx, A, dtype)
 
 
@@ -330,34 +328,34 @@ def _cholesky(
 
 
 def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Elimination]:
-    """The inverse, if the elimination tells of no trouble."""
+    """The inverse; undefined if the elimination reports a failure."""
     n, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
     identity = ctx.zeros((n, n), dtype)
     block(identity)[range(len(identity.rows)), identity.rows] = 1
-    done = eliminate(ctx, as_rows(ctx, A, dtype), identity)
-    X = done.Y
+    elimination = eliminate(ctx, as_rows(ctx, A, dtype), identity, into=identity)
+    X = elimination.Y
     assert X is not None
-    if not done.trouble:
-        triangular_solve(ctx, done.U, X, lower=False)
-    return X, done
+    if not elimination.failure:
+        triangular_solve(ctx, elimination.U, X, lower=False)
+    return X, elimination
 
 
 def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
     """The sign of the determinant, and the absolute values of its factors."""
-    done = eliminate(ctx, as_rows(ctx, A, np.result_type(A.dtype, np.float32)), None)
-    if done.trouble > 0:
+    elimination = eliminate(ctx, as_rows(ctx, A, np.result_type(A.dtype, np.float32)), None)
+    if elimination.failure > 0:
         return 0j, np.zeros(1)
-    _refuse_singular(name, done)
-    pivots = diagonal_of(ctx, done.U).astype(np.complex128)
+    _refuse_singular(name, elimination)
+    pivots = diagonal_of(ctx, elimination.U).astype(np.complex128)
     sizes = np.abs(pivots)
-    return complex(parity(done.order) * np.prod(pivots / sizes)), sizes
+    return complex(parity(elimination.order) * np.prod(pivots / sizes)), sizes
 
 
-def _refuse_singular(name: str, done: Elimination) -> None:
-    require(done.trouble != NOT_FINITE, "RoutineError", f"{name}: A holds NaN or inf")
+def _refuse_singular(name: str, elimination: Elimination) -> None:
+    require(elimination.failure != NOT_FINITE, "RoutineError", f"{name}: A holds NaN or inf")
     require(
-        done.trouble == 0,
+        elimination.failure == 0,
         "RoutineError",
-        f"{name}: A is singular: pivot {done.trouble} of {done.U.shape[0]} is exactly zero (lstsq "
-        "takes singular matrices)",
+        f"{name}: A is singular: pivot {elimination.failure} of {elimination.U.shape[0]} is "
+        "exactly zero (lstsq takes singular matrices)",
     )

@@ -1,8 +1,8 @@
-"""Cholesky factors, and systems with triangular matrices, over whole rows dealt to the ranks.
+"""Cholesky factors, and systems with triangular matrices, of matrices in VC_STAR.
 
-Blocked and right-looking: a panel's square corner is factored on rank 0 and sent to all, each
-rank solves for its rows of the panel, the panel goes to all, and each rank updates its own
-rows of what is left. Source: Golub, Van Loan, "Matrix Computations", 4th ed., 3.1 and 4.2;
+Blocked and right-looking: rank 0 factors the square corner of a panel and sends it to all ranks,
+each rank solves for its rows of the panel, all ranks gather the panel, and each rank updates its
+remaining rows. Source: Golub, Van Loan, "Matrix Computations", 4th ed., 3.1 and 4.2;
 LAPACK's potrf.
 """
 
@@ -14,12 +14,12 @@ import scipy.linalg
 from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.cyclic_rows import PANEL_ROWS, gather_rows, owned_rows, rows_before
+from ali.linalg.cyclic_rows import PANEL_COLUMNS, gather_rows, owned_rows, rows_before
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
-    """Overwrite a Hermitian matrix in VC_STAR, whose lower triangle is read, by its factor.
+    """Overwrite a Hermitian matrix in VC_STAR by its Cholesky factor; reads the lower triangle.
 
     Returns
     -------
@@ -29,12 +29,12 @@ def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
     """
     n, local = L.shape[0], block(L)
     me, size = ctx.rank, ctx.size
-    for cols in panels(n, PANEL_ROWS):
+    for cols in panels(n, PANEL_COLUMNS):
         ctx.check()
         start, stop = cols.start, cols.stop
         width, begin, end = stop - start, rows_before(start, me, size), rows_before(stop, me, size)
         corner = gather_rows(ctx, local[begin:end, cols], start, stop)
-        message = np.empty(width * width + 1, local.dtype)  # the factor, and what went wrong
+        message = np.empty(width * width + 1, local.dtype)  # the factor, and the failing minor
         if ctx.rank == 0:
             message[-1] = _factor(corner)
             message[:-1] = corner.reshape(-1)
@@ -43,7 +43,7 @@ def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
             return int(start + minor)
         corner = message[:-1].reshape(width, width)
         local[begin:end, cols] = corner[owned_rows(start, me, size)]
-        # X corner^H = panel, as corner conj(X)^T = ...: the rows of X^T are solved for.
+        # X corner^H = panel, solved as conj(corner) X^T = panel^T.
         below = local[end:, cols].T
         below = scipy.linalg.solve_triangular(
             corner.conj(), below, lower=True, check_finite=False
@@ -51,7 +51,7 @@ def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
         local[end:, cols] = below
         whole = gather_rows(ctx, below, stop, n)
         strip = max(32, 4 * CHUNK // max(1, (len(local) - end) * local.itemsize))
-        for some in panels(n - stop, strip):  # of the lower triangle, and little more
+        for some in panels(n - stop, strip):  # little more than the lower triangle
             at = rows_before(stop + some.start, me, size)
             update = below[at - end :] @ whole[some].conj().T
             local[at:, stop + some.start : stop + some.stop] -= update
@@ -66,7 +66,7 @@ def _factor(corner: Array) -> int:
     (potrf,) = scipy.linalg.get_lapack_funcs(("potrf",), (corner,))
     factor, info = potrf(corner, lower=True, clean=True)
     diagonal = np.diagonal(factor)
-    if info == 0 and not np.isfinite(diagonal).all():  # not every LAPACK looks for NaN
+    if info == 0 and not np.isfinite(diagonal).all():  # some LAPACKs do not detect NaN
         info = int(np.flatnonzero(~np.isfinite(diagonal))[0]) + 1
     corner[...] = factor
     return int(info)
@@ -77,23 +77,23 @@ def triangular_solve(
 ) -> int:
     """Overwrite X by the solution of ``T X = X`` or ``T^H X = X``; both in VC_STAR. Collective.
 
-    Only the triangle that is asked for is read.
+    Only the triangle chosen by `lower` is read.
 
     Returns
     -------
     int
         0, or the first position on the diagonal, from 1, that is zero; the same on all ranks.
-        X is spoilt then.
+        X is then undefined.
 
     Notes
     -----
-    ``n^2 r / ranks`` flops; per block of rows two messages to all, of the block's square and
-    of r words for each of its rows.
+    ``n^2 r / ranks`` flops; for each block of 128 rows two messages to all ranks, of the
+    block's square and of r words for each of its rows.
     """
     n, t, x = T.shape[0], block(T), block(X)
     me, size = ctx.rank, ctx.size
     forward = lower != adjoint
-    blocks = list(panels(n, PANEL_ROWS))
+    blocks = list(panels(n, PANEL_COLUMNS))
     for part in blocks if forward else reversed(blocks):
         ctx.check()
         start, stop = part.start, part.stop

@@ -1,4 +1,4 @@
-"""Tall-skinny QR: one pass over the rows, one R up a tree of ranks, one block down again.
+"""QR of tall matrices (TSQR): one pass over the rows, then a tree of small QRs over the ranks.
 
 Source: Demmel, Grigori, Hoemmen, Langou, "Communication-optimal parallel and
 sequential QR and LU factorizations", SIAM J. Sci. Comput. 34(1), 2012.
@@ -19,22 +19,16 @@ if TYPE_CHECKING:
 TAG = 12
 
 
-def _thin(rows: Array) -> tuple[Array, Array]:
-    # SciPy's, which takes Fortran order as it is: a third faster here than NumPy's.
-    q, r = scipy.linalg.qr(rows, mode="economic", check_finite=False)
-    return q, r
-
-
 class _Join(NamedTuple):
-    """Where this rank's R met that of `partner`: its own `rows` came first in the stack."""
+    """The QR of this rank's R, with `rows` rows, stacked on the R of `partner`."""
 
     partner: int
     rows: int
-    q: Array | None  # None: the stack was not taller than wide, and went on as it was
+    q: Array | None  # None: the stack was not taller than wide, and was passed on unchanged
 
 
 class TallQR:
-    """``X = Q R`` of a matrix whose rows are spread over the ranks. Collective.
+    """``X = Q R`` of a matrix whose rows are distributed over the ranks. Collective.
 
     Parameters
     ----------
@@ -42,24 +36,28 @@ class TallQR:
         The gang's communicator.
     local : ndarray, shape (local_m, n)
         This rank's rows of X, any number of them. Floating point.
+    vectors : bool
+        Whether Q is needed. Without it `times` may not be called; half the flops and no memory
+        for Q.
 
     Attributes
     ----------
     r : ndarray, shape (min(m, n), n), or None
-        Upper triangular, on rank 0; None elsewhere.
+        Upper triangular, on rank 0; None on the other ranks.
 
     Notes
     -----
-    Q keeps its columns orthonormal whatever the rank of X (Householder throughout).
-    Cost per rank: ``4 local_m n^2 + O(n^3 log ranks)`` flops, ``n^2`` words up and
-    ``n k`` down in ``log2(ranks)`` messages; memory ``local_m n + n^2 log ranks``.
-    A rank with no more rows than columns passes them on unchanged, so a square
-    matrix is gathered on rank 0.
+    The columns of Q are orthonormal for X of any rank (Householder reflections throughout).
+    Cost per rank: ``4 local_m n^2 + O(n^3 log ranks)`` flops, ``n^2`` words up the tree and
+    ``n k`` down in ``log2(ranks)`` messages; memory ``2 local_m n + n^2 log ranks`` words (without
+    Q: ``local_m n`` until the constructor returns). A rank with at most n rows passes them on
+    unchanged, so that a square matrix is gathered on rank 0.
     """
 
-    def __init__(self, comm: GangComm, local: Array) -> None:
+    def __init__(self, comm: GangComm, local: Array, *, vectors: bool = True) -> None:
         self._comm = comm
         self._n = local.shape[1]
+        self._vectors = vectors
         self._joins: list[_Join] = []
         self._parent: int | None = None
         self._q, rows = self._shrink(local)
@@ -78,7 +76,7 @@ class TallQR:
         self._top: Array | None = None
         self.r: Array | None = None
         if self._parent is None:
-            self._top, self.r = _thin(rows)
+            self._top, self.r = self._thin(rows)
 
     def times(self, factor: Array | None, columns: int, dtype: np.dtype[np.generic]) -> Array:
         """This rank's rows of ``Q @ factor``. Collective.
@@ -86,9 +84,9 @@ class TallQR:
         Parameters
         ----------
         factor : ndarray, shape (min(m, n), columns), or None
-            Looked at on rank 0 alone.
+            Read on rank 0 only.
         columns, dtype
-            Of `factor`, known on every rank.
+            Of `factor`; every rank gives them.
 
         Returns
         -------
@@ -107,12 +105,19 @@ class TallQR:
             part = part[:rows]
         return part if self._q is None else self._q @ part
 
-    @staticmethod
-    def _shrink(rows: Array) -> tuple[Array | None, Array]:
-        """(Q, R) where that makes the rows fewer, else (None, rows)."""
+    def _shrink(self, rows: Array) -> tuple[Array | None, Array]:
+        """(Q, R) if that reduces the number of rows, else (None, rows)."""
         if rows.shape[0] <= rows.shape[1]:
             return None, rows
-        return _thin(rows)
+        return self._thin(rows)
+
+    def _thin(self, rows: Array) -> tuple[Array | None, Array]:
+        # SciPy's QR takes Fortran order as it is: a third faster here than NumPy's.
+        if self._vectors:
+            q, r = scipy.linalg.qr(rows, mode="economic", check_finite=False)
+            return q, r
+        (r,) = scipy.linalg.qr(rows, mode="r", check_finite=False)
+        return None, r[: rows.shape[1]]
 
     def _send(self, rows: Array, to: int) -> None:
         self._comm.Send(np.array([rows.shape[0]]), to, TAG)

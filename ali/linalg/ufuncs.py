@@ -1,4 +1,4 @@
-"""Which functions there are element by element, and the dtypes of what they give."""
+"""The elementwise functions, and the dtypes of their results."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ UNARY: dict[str, Any] = {
     "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
     "trunc": np.trunc, "signbit": np.signbit,
 }  # fmt: skip
-PARTS = ("real", "imag")  # no ufuncs in NumPy
+PARTS = ("real", "imag")  # not ufuncs in NumPy
 
 
 def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
     known = [*table, *(PARTS if table is UNARY else ())]
     require(
-        op in table, "BadArgumentError", f"{name}: op={op!r}; it can be one of {', '.join(known)}"
+        op in table, "BadArgumentError", f"{name}: op={op!r}; it must be one of {', '.join(known)}"
     )
     return table[op]
 
@@ -60,7 +60,7 @@ def result_dtype(
 
 
 def number_of(name: str, value: complex, dtype: np.dtype[Any], kind: str) -> complex | float | int:
-    """The scalar as the Python number of its kind, as `elementwise_scalar` says."""
+    """The scalar as a Python number of its kind; see `elementwise_scalar`."""
     real = value.real
     if kind == "complex" or (kind == "" and value.imag != 0):
         return value

@@ -1,4 +1,4 @@
-"""A matrix looked at as its transpose: the mirrored layout, and not a word moved."""
+"""The transpose of a matrix as a view in the mirrored layout, without communication."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERATIONS = ("N", "T", "C")
 
 
 class _View:
-    """Stands where a matrix has its block of memory, and is an array that lies elsewhere."""
+    """In place of a `MemoryBlock`: an array that is a view of another matrix's block."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -27,12 +27,12 @@ class _View:
 
 
 def operand(A: DistMatrix, operation: str) -> DistMatrix:
-    """A ("N"), A^T ("T") or A^H ("C") to read from; not to be returned from a routine.
+    """A ("N"), A^T ("T") or A^H ("C"), read-only; a routine must not return it.
 
     Notes
     -----
     "T" is a view whose local block is C-ordered. "C" of a complex matrix copies the local
-    block once, since BLAS takes a conjugate only of what is transposed as well.
+    block once, since BLAS conjugates only together with a transposition.
     """
     if operation == "N":
         return A

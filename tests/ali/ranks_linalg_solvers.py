@@ -35,7 +35,7 @@ def small_blocks(width: int) -> Iterator[None]:
     """Panels of a few columns, so that there are many and the last is short."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (elimination, triangular):
-            patch.setattr(module, "PANEL_ROWS", width)
+            patch.setattr(module, "PANEL_COLUMNS", width)
         yield
 
 
