@@ -103,11 +103,11 @@ def _placement(config: EnvConfig) -> str | Reservation:
     """Resolve "auto": the CPUs of this task or actor, if they hold the ranks and one more."""
     if config.placement != "auto":
         return config.placement
-    if not ray.is_initialized():
-        return "own"
+    if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+        return "own"  # a driver
     try:
         inherited(1, 1 + config.num_workers * (config.cpus_per_worker or 1.0))
-    except ResourceError:  # too few, or this process is a driver
+    except ResourceError:
         return "own"
     return "inherit"
 

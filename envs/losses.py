@@ -27,18 +27,19 @@ in_this_process: Counter[str] = Counter()  # of all environments, for RLlib's me
 
 
 class RestartRate:
-    """Events within the last hour, for a limit per hour."""
+    """Events within a window of time, for a limit per hour."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = HOUR_S) -> None:
+        self._window_s = window_s
         self._times: deque[float] = deque()
 
     def add(self) -> None:
         """Count an event now."""
         self._times.append(time.monotonic())
 
-    def within_an_hour(self) -> int:
-        """The number of events within the last hour."""
-        while self._times and time.monotonic() - self._times[0] > HOUR_S:
+    def recent(self) -> int:
+        """The number of events within the window."""
+        while self._times and time.monotonic() - self._times[0] > self._window_s:
             self._times.popleft()
         return len(self._times)
 

@@ -346,7 +346,7 @@ class Simulation:
     def _recent_losses(self) -> int:
         """Gangs lost within the last hour; under RLlib those of all environments here."""
         rate = _rates[self.config.simulator()] if "ray.rllib" in sys.modules else self._rate
-        return rate.within_an_hour()
+        return rate.recent()
 
     def _end(self) -> None:
         self._running = False

@@ -15,8 +15,12 @@ import numpy as np
 from ali import Context, DistMatrix, routine
 from mpi_workers.failures import Failure
 
-OPTIONS = {"length": 20, "agents": 1, "limit": 1.5, "choices": 0, "size": 3}
-FAULTS = {"hang_at": 0, "native_hang_at": 0, "raise_at": 0, "exit_at": 0, "on_rank": -1}
+OPTIONS = {"length": 20, "agents": 1, "limit": 1.5, "choices": 0, "size": 3, "dtype": "float32"}
+FAULTS = {
+    "hang_at": 0, "native_hang_at": 0, "raise_at": 0, "exit_at": 0, "on_rank": -1,
+    "nan_push": None,  # the push after which the state, or the reward, is not finite
+    "nan_reward": False,
+}  # fmt: skip
 
 
 @routine()
@@ -50,11 +54,12 @@ def spec(ctx: Context) -> str:
     """What is observed and done."""
     o = ctx.state["options"]
     many = [o["agents"]] if o["agents"] > 1 else []
+    bounds = {"low": -100.0, "high": 100.0} if o["dtype"] == "float32" else {}
     action = {"shape": [*many, 1], "dtype": "float32", "low": -1.0, "high": 1.0}
     return json.dumps(
         {
             "name": "pendulum",
-            "observation": {"shape": [*many, o["size"]], "low": -100.0, "high": 100.0},
+            "observation": {"shape": [*many, o["size"]], "dtype": o["dtype"], **bounds},
             "action": {"n": o["choices"]} if o["choices"] else action,
             "agents": o["agents"],
             "episode_length": o["length"],
@@ -76,6 +81,7 @@ def seed(ctx: Context, seed: int) -> None:
 def reset(ctx: Context) -> None:
     """A new episode."""
     ctx.state["x"] = simulated(ctx.state["options"], ctx.state["random"])
+    ctx.state["push"] = None
 
 
 @routine()
@@ -95,6 +101,7 @@ def step(ctx: Context, action: list[float]) -> None:
             raise ArithmeticError(f"the mass flew off in step {n}")
         if n == o["exit_at"]:
             os._exit(7)
+    ctx.state["push"] = action[0]
     x = moved(o, ctx.state["x"], np.array(action))
     ctx.state["x"] = ctx.comm.allreduce(x / ctx.size) if ctx.size > 1 else x
 
@@ -102,14 +109,22 @@ def step(ctx: Context, action: list[float]) -> None:
 @routine("state")
 def get_state(ctx: Context) -> list[float]:
     """Angles and speeds."""
-    return ctx.state["x"].ravel()
+    o, x = ctx.state["options"], ctx.state["x"].ravel()
+    pushed = o["nan_push"] is not None and o["nan_push"] == ctx.state["push"]
+    broken = pushed and not o["nan_reward"]
+    if o["dtype"] == "uint8":
+        return np.full(x.shape, 300.0) if broken else np.round(np.clip(x, -1, 1) * 100 + 128)
+    return np.full(x.shape, np.nan) if broken else x
 
 
 @routine("score")
 def get_score(ctx: Context) -> list[float]:
     """The reward of each agent, the energy, and how many ranks compute this."""
-    x = ctx.state["x"]
-    return [*(-(x[:, 0] ** 2)), (x**2).sum(), ctx.size]
+    o, x = ctx.state["options"], ctx.state["x"]
+    reward = -(x[:, 0] ** 2)
+    if o["nan_reward"] and o["nan_push"] == ctx.state["push"]:
+        reward = reward * np.inf
+    return [*reward, (x**2).sum(), ctx.size]
 
 
 @routine("over")

@@ -53,7 +53,7 @@ def test_q6_tells_a_crystal_from_a_melt() -> None:
     melt, crystal, energy = local_gang.run(RANKS + "order", 2)
     assert melt < 0.3
     assert crystal == pytest.approx(1.0, abs=1e-6)
-    assert -8.6 < energy < -7.0  # lower than any glass, see the table in envs/README.md
+    assert -8.6 < energy < -7.0  # lower than any glass, see the table in docs/environments.md
 
 
 @pytest.mark.parametrize(

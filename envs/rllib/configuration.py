@@ -1,0 +1,147 @@
+"""`configure`: sets up an RLlib config for environments that run on gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from gymnasium.vector import VectorEnv
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+
+from alchemist_ray.runtime.ray_cluster import join_ray
+from envs.errors import EnvConfigError
+from envs.rllib.callbacks import GangCallbacks
+from envs.rllib.env_runner import SINGLE_AGENT, GangEnvRunner
+from envs.rllib.resources import (
+    RUNNER_CPUS,
+    SPANNING,
+    check_capacity,
+    cpus_per_rank,
+    env_runner_resources,
+)
+
+RUNNER_RESTARTS = 3
+
+
+def configure(
+    config: AlgorithmConfig,
+    env: Any,
+    *,
+    env_config: Mapping[str, Any],
+    num_env_runners: int = 1,
+    num_envs_per_env_runner: int = 1,
+    ranks_per_bundle: int | None = None,
+    max_runner_restarts: int = RUNNER_RESTARTS,
+) -> AlgorithmConfig:
+    """Set up an RLlib config for environments that run on gangs.
+
+    Parameters
+    ----------
+    config : AlgorithmConfig
+        Modified in place: environment, env runners, fault tolerance, callbacks. Training,
+        learners and model are not touched.
+    env : type or str
+        `HPCSimulatorEnv`, `HPCSimulatorVectorEnv`, or a class or registered name like them.
+    env_config : mapping
+        The environment's config, with ``num_workers``.
+    num_env_runners : int
+        Each has its own gang. With 0, the algorithm's own process has it.
+    num_envs_per_env_runner : int
+        Environments of a runner, each with its own gang. For a VectorEnv: its number of
+        sub-environments, which share its gangs.
+    ranks_per_bundle : int, optional
+        For gangs over several nodes, with an algorithm made by `spanning`: the largest number of
+        ranks that are placed together on a node. Default: a gang is on its runner's node.
+    max_runner_restarts : int
+        How often a runner whose process has died is restarted. Within a runner, environments are
+        recreated as often as their ``max_restarts`` (per hour) allows.
+
+    Returns
+    -------
+    AlgorithmConfig
+        `config`.
+
+    Raises
+    ------
+    EnvConfigError
+        For a config that cannot work, with the line to write instead.
+    ResourceError
+        If the empty cluster could not hold the runners and their gangs.
+
+    Notes
+    -----
+    Joins Ray, as an `AlchemistSession` does, and (except in a Tune trial) constructs the
+    environment once, with a gang of one rank, because RLlib does not show errors of its
+    construction in an env runner. Evaluation runners have gangs like the others.
+    """
+    if config.is_multi_agent:
+        raise EnvConfigError(SINGLE_AGENT)
+    settings = dict(env_config)
+    workers = settings.get("num_workers", 1)
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise EnvConfigError(f"num_workers={workers!r}: it must be an integer, at least 1")
+    vector = isinstance(env, type) and issubclass(env, VectorEnv)
+    gangs = settings.get("gangs", 1) if vector else num_envs_per_env_runner
+    resources: dict[str, Any] = {"num_cpus_per_env_runner": RUNNER_CPUS}
+    if num_env_runners == 0:
+        settings.setdefault("placement", "auto")
+    elif ranks_per_bundle is not None:
+        if gangs != 1 or ranks_per_bundle < 1:
+            raise EnvConfigError(
+                "ranks_per_bundle must be at least 1, with one environment and gang per runner"
+            )
+        settings.update(placement=SPANNING, ranks_per_bundle=ranks_per_bundle)
+    else:
+        each = cpus_per_rank(settings)
+        resources = env_runner_resources(workers, num_envs=gangs, cpus_per_worker=each)
+        settings["placement"] = "auto"
+    config.environment(env, env_config=settings)
+    config.env_runners(
+        env_runner_cls=GangEnvRunner,
+        num_env_runners=num_env_runners,
+        num_envs_per_env_runner=num_envs_per_env_runner,
+        gym_env_vectorize_mode="vector_entry_point" if vector else "sync",
+        sample_timeout_s=None,  # each step has its own time limit
+        **resources,
+    )
+    config.fault_tolerance(
+        restart_failed_sub_environments=True,
+        restart_failed_env_runners=True,
+        max_num_env_runner_restarts=max_runner_restarts,
+        delay_between_env_runner_restarts_s=1.0,
+    )
+    _add_callbacks(config)
+    join_ray(None)
+    check_capacity(config, gangs * workers)
+    if isinstance(env, type) and ray.util.get_current_placement_group() is None:
+        _try_out(env, settings, num_envs_per_env_runner, vector)
+    return config
+
+
+def _try_out(env: type, settings: dict[str, Any], num_envs: int, vector: bool) -> None:
+    """Construct the environment here once, and close it. Raises its errors."""
+    alone = {**settings, "num_workers": 1, "placement": "own"}
+    alone.pop("ranks_per_bundle", None)
+    if vector:
+        alone["gangs"] = 1
+        if "copies" not in alone and "num_envs" not in alone:
+            alone["num_envs"] = num_envs
+    made: Any = env(alone)
+    try:
+        if vector and made.num_envs != num_envs:
+            raise EnvConfigError(
+                f"the VectorEnv has {made.num_envs} sub-environments (copies x agents), and "
+                f"num_envs_per_env_runner is {num_envs}: write\n"
+                f"configure(..., num_envs_per_env_runner={made.num_envs})"
+            )
+    finally:
+        made.close()
+
+
+def _add_callbacks(config: AlgorithmConfig) -> None:
+    existing = config.callbacks_class
+    kinds = existing if isinstance(existing, list) else [existing]
+    if GangCallbacks not in kinds:
+        config.callbacks([kind for kind in kinds if kind is not RLlibCallback] + [GangCallbacks])

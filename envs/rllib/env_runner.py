@@ -1,0 +1,110 @@
+"""An RLlib env runner for gangs: placement, restarts, permanent errors, metrics."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import ray
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.runtime.placement import Reservation, within
+from envs import losses
+from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
+from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
+
+MAX_RESTARTS = 10  # if the environment's config has none
+# Errors that a new environment may fix. Other errors of this package end the sampling.
+TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
+SINGLE_AGENT = (
+    "these environments are single-agent for RLlib: remove .multi_agent(...). The agents of a "
+    "simulation are sub-environments of HPCSimulatorVectorEnv, which share one policy"
+)
+
+
+class GangEnvRunner(SingleAgentEnvRunner):
+    """An env runner that places gangs, limits restarts, and reports why it has given up.
+
+    Attributes
+    ----------
+    gave_up : AlchemistError or None
+        The permanent error that ended sampling.
+    """
+
+    gave_up: AlchemistError | None = None
+    _recreated: losses.RestartRate | None = None
+    _reported: Counter[str] | None = None
+
+    def make_env(self) -> None:
+        """Create the environment, also again after a failure."""
+        if self.config.is_multi_agent:
+            raise EnvConfigError(SINGLE_AGENT)
+        # RLlib calls this in its exception handler and does not pass the exception.
+        cause = sys.exc_info()[1]
+        if isinstance(cause, AlchemistError) and not isinstance(cause, TRANSIENT):
+            raise cause
+        settings = dict(self.config.env_config)
+        if cause is not None:
+            self._count_failure(cause, settings.get("max_restarts", MAX_RESTARTS))
+        if settings.get("placement") == SPANNING:
+            self.config = self.config.copy(copy_frozen=False)
+            settings["placement"] = self._bundles(settings)
+            settings.pop("ranks_per_bundle")
+            self.config.env_config = settings
+        super().make_env()
+
+    def _count_failure(self, cause: BaseException, most: int) -> None:
+        self._recreated = self._recreated or losses.RestartRate()
+        self._recreated.add()
+        if self._recreated.recent() > most:
+            raise RestartLimitError(
+                f"{cause}\nThe environment was recreated {most} times within an hour "
+                "(max_restarts), and this was its next failure"
+            )
+
+    def _bundles(self, env_config: dict[str, Any]) -> str | Reservation:
+        """The placement of this runner's gang: its part of the trial's bundles."""
+        group = ray.util.get_current_placement_group()
+        if group is None:  # not under Tune: a reservation of its own blocks nothing
+            return "own"
+        bundles = gang_bundles(env_config)
+        each = len(bundles)
+        last = group.bundle_count - each * (self.config.num_env_runners - self.worker_index)
+        mine = range(last - each, last)
+        specs = [group.bundle_specs[index].get("CPU") for index in mine if index > 0]
+        if specs != [bundle["CPU"] for bundle in bundles]:
+            raise EnvConfigError(
+                "ranks_per_bundle needs an algorithm whose trials have bundles for gangs: pass "
+                "spanning(PPO) instead of PPO to tune.Tuner"
+            )
+        return within(group, mine, cpus_per_rank(env_config))
+
+    def get_metrics(self) -> Any:
+        """RLlib's metrics, and the losses of this process's environments."""
+        reported = self._reported if self._reported is not None else Counter()
+        for name in losses.DESCRIPTIONS:
+            total = losses.in_this_process[name]
+            self.metrics.log_value(name, total - reported[name], reduce="lifetime_sum")
+            reported[name] = total
+        self._reported = reported
+        return super().get_metrics()
+
+    def apply(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on this runner; a permanent error is raised, not the end of the actor."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return func(*args, **kwargs)
+            except AlchemistError as error:
+                if not isinstance(error, TRANSIENT):
+                    self.gave_up = error
+                raise
+
+        try:
+            return super().apply(noted, *args, **kwargs)
+        except SystemExit:  # RLlib converts every error to this
+            if self.gave_up is None:
+                raise
+            raise self.gave_up from None  # the actor survives and can report the error
