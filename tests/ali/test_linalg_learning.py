@@ -69,10 +69,10 @@ WORDS = {
     "features": "BadArgumentError: random_features: features=0 is below 1",
     "sigma": "BadArgumentError: random_features: sigma=0.0 is not above 0",
     "features complex": "DtypeError: random_features: X is complex64; it must be real",
-    "ridge rows": "ShapeError: random_features_ridge: X is 4 x 3 and Y is 1 x 3; they must have",
+    "ridge rows": "ShapeError: random_features_ridge: X is 4 x 3 and Y is 1 x 3; the numbers",
     "ridge lam": "BadArgumentError: random_features_ridge: lam=0.0 is not above 0",
     "ridge nan": "RoutineError: random_features_ridge: the matrices hold NaN or inf",
-    "ridge iterations": "RoutineError: random_features_ridge: a relative residual of 5.5e-01 after",
+    "ridge iterations": "RoutineError: random_features_ridge: did not converge: a relative res",
     "predict complex": "DtypeError: random_features_predict: W is complex64; it must be real",
 }
 

@@ -64,7 +64,7 @@ def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
         "svd of nothing": "ShapeError",
     }
     assert "A is 4 x 3 (T) and B is 5 x 5 (N)" in said["matmul transposed"]
-    assert said["norm"].endswith("is none of fro, 1, inf, max")
+    assert said["norm"].endswith("is not one of fro, 1, inf, max")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

@@ -193,7 +193,7 @@ def test_the_plan_is_what_happens(session: AlchemistSession) -> None:
             assert plan.moved_nbytes[0] == 0 or plan.operands[0] != left
         C = session.send_matrix(np.ones((7, 2)))
         assert (A @ C).layout == A.plan("matmul", C).layout
-    with pytest.raises(ShapeError, match="do not go together"):
+    with pytest.raises(ShapeError, match="do not broadcast"):
         A.plan("add", C)
 
 
