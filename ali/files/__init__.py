@@ -1,11 +1,11 @@
 """Matrices in files: .npy, HDF5, Zarr, Parquet and CSV, read and written by all ranks at once.
 
-A session has it behind ``load_matrix``, ``handle.save``, ``checkpoint`` and ``restore``.
+Implements ``load_matrix``, ``handle.save``, ``checkpoint`` and ``restore`` of a session.
 """
 
 from ali.files import folders, routines
 
-# Under other names than their own: a function `load` here would be the hook of `PythonLibrary`.
+# Renamed, because `PythonLibrary` calls a module's function `load` when it loads the library.
 load_routine = routines.load
 save_routine = routines.save
 inspect_routine = routines.inspect

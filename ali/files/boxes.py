@@ -1,7 +1,6 @@
-"""A matrix cut into boxes: what a rank reads or writes at once, and which rank does it.
+"""A matrix cut into boxes, which ranks read or write at once, and their assignment to ranks.
 
-Every rank works out all of it from the matrix's shape and what the file's format says of
-itself, so nothing about it travels.
+Every rank computes all of it from the matrix's shape and the file's grain, so nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from numpy.typing import NDArray
 from mpi_workers.matrix.layout import Shape
 
 PIECE = 16 << 20  # 16 MiB: sequential for a disk, small beside a rank's part
-SEVERAL = 4  # boxes for each rank, at least: one more or less is not too much then
-HULL = 4  # what lies this close together is read with what lies between
+SEVERAL = 4  # least number of boxes per rank: one more or less is a small imbalance
+HULL = 4  # indices in a range of this many times their number are read with the gaps
 
 Array = NDArray[Any]
-Pick = range | NDArray[np.int64]  # which indices of a file, in the order of the matrix
+Pick = range | NDArray[np.int64]  # indices of a file, in the order of the matrix
 
 
 class Box(NamedTuple):
@@ -35,16 +34,16 @@ class Box(NamedTuple):
 
 
 class Grain(NamedTuple):
-    """What a format reads or writes for its own sake, at its smallest: its chunks.
+    """The smallest unit that a format reads or writes: its chunks.
 
     Attributes
     ----------
     rows, cols : int
-        Regular chunks of so many rows and columns.
+        Height and width of regular chunks.
     bands : sequence of int, optional
-        First rows of chunks that are not equally high; instead of `rows`.
+        First rows of chunks of unequal heights; instead of `rows`.
     by_columns : bool
-        Elements of a column lie together, so whole columns are one stretch of the file.
+        Columns are contiguous in the file.
     """
 
     rows: int = 1
@@ -52,16 +51,21 @@ class Grain(NamedTuple):
     bands: Sequence[int] | None = None
     by_columns: bool = False
 
+    def elements(self, shape: Shape) -> int:
+        """Elements of the largest chunk of a file of this shape."""
+        heights = [self.rows] if self.bands is None else np.diff([*self.bands, shape[0]])
+        return int(max(heights, default=0)) * self.cols
+
 
 def share(count: int, rank: int, size: int) -> range:
-    """The contiguous part of `count` things that a rank of `size` has."""
+    """The contiguous part of `count` items that a rank of `size` has."""
     return range(count * rank // size, count * (rank + 1) // size)
 
 
 def cut(shape: Shape, itemsize: int, size: int, grain: Grain) -> list[Box]:
     """Boxes of about `PIECE` bytes, in the file's order, that tile a matrix along its grain.
 
-    No chunk lies in two of them. There are several for each rank where the chunks allow.
+    No chunk lies in two boxes. Each rank has several boxes where the chunks allow.
     """
     if grain.by_columns:
         turned = cut(shape[::-1], itemsize, size, Grain(grain.cols, grain.rows))
@@ -79,7 +83,7 @@ def cut(shape: Shape, itemsize: int, size: int, grain: Grain) -> list[Box]:
 
 
 def _bands(m: int, fair: int, row_bytes: int, grain: Grain) -> list[tuple[int, int]]:
-    """Half-open stretches of rows: whole chunks, a piece's worth or a few, if that is less."""
+    """Half-open bands of rows: whole chunks of about `PIECE` bytes, or of `fair` rows if fewer."""
     most = max(1, min(fair, PIECE // max(1, row_bytes)))
     if grain.bands is None:
         height = max(1, most // grain.rows) * grain.rows
@@ -96,7 +100,7 @@ def _bands(m: int, fair: int, row_bytes: int, grain: Grain) -> list[tuple[int, i
 
 
 def chosen(grain: Grain, rows: Pick, cols: Pick, shape: Shape) -> Grain:
-    """The grain of a matrix that is made of some rows and columns of a file."""
+    """The grain of a matrix of some rows and columns of a file."""
     if len(cols) != shape[1] or not _is_run(cols):
         grain = grain._replace(cols=1)
     if _is_run(rows) and len(rows) == shape[0]:
@@ -118,9 +122,9 @@ def _is_run(pick: Pick) -> bool:
 
 
 def runs(pick: Pick) -> list[tuple[slice, range, Any]]:
-    """How to read these indices in stretches: where each goes, what to read, what to keep of it.
+    """Contiguous ranges to read for these indices: target, range to read, selection from it.
 
-    What lies close together is read with what lies between.
+    Close indices are read together with the gaps between them.
     """
     if _is_run(pick):
         return [(slice(0, len(pick)), pick, slice(None))]  # type: ignore[list-item]
@@ -136,7 +140,7 @@ def runs(pick: Pick) -> list[tuple[slice, range, Any]]:
 
 
 def gathered(read: Callable[[range, range], Array], rows: Pick, cols: Pick) -> Array:
-    """Any rows and columns, through a function that reads stretches of both."""
+    """Any rows and columns, through a function that reads contiguous ranges of both."""
     down, across = runs(rows), runs(cols)
     if len(down) == len(across) == 1:
         (_, these_rows, keep_rows), (_, these_cols, keep_cols) = down[0], across[0]

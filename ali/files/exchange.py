@@ -1,15 +1,16 @@
-"""Between boxes of a file and a matrix in any layout, round by round, over MPI.
+"""Exchange between boxes of a file and a matrix in any layout, in rounds, over MPI.
 
-In a round every rank has one box. Whose elements they are is arithmetic on ranges, as in
-`mpi_workers.matrix.redistribution`: each pair of ranks knows what it has for the other. So a rank
-reads what lies together in the file, whatever its layout deals out to it, and needs three
-boxes of memory beside its part of the matrix: the one it reads, one to send, one to receive.
+In a round every rank has one box. The owners of its elements follow from arithmetic on ranges, as
+in `mpi_workers.matrix.redistribution`, so no index is sent. Each rank reads contiguous parts of the
+file whatever the layout, and needs three boxes of memory besides its part of the matrix: one
+that it reads, one to send, one to receive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ Array = NDArray[Any]
 
 
 class Rounds:
-    """Who has which box when."""
+    """The box of each rank in each round."""
 
     def __init__(self, ctx: Context, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
@@ -41,13 +42,13 @@ class Rounds:
 
 
 class Room:
-    """Memory that is used again: the first touch of fresh memory costs more than the copy."""
+    """Memory that is reused: touching fresh memory costs more than the copy."""
 
     def __init__(self) -> None:
         self._held: dict[str, NDArray[np.uint8]] = {}
 
     def take(self, what: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """A C-ordered array, good until the same is taken again."""
+        """A C-ordered array, valid until the same name is taken again."""
         nbytes = shape[0] * shape[1] * dtype.itemsize
         held = self._held.get(what)
         if held is None or held.nbytes < nbytes:
@@ -62,18 +63,18 @@ def scatter(
     read: Callable[[Box], Array],
     path: str,
 ) -> None:
-    """Fill a matrix with boxes that ranks read. Collective.
+    """Fill a matrix with boxes that the ranks read. Collective.
 
     Parameters
     ----------
     read : callable
-        A box's elements, in any order and of any dtype that casts to the matrix's. May raise.
+        Returns a box's elements, in any order and any dtype that casts to the matrix's. May raise.
     path : str
         For messages.
 
     Notes
     -----
-    Elements are cast where they are read, and cross the network once per copy of the layout.
+    Elements are cast by the reading rank, and cross the network once per copy of the layout.
     """
     rounds, room = Rounds(ctx, boxes), Room()
     for number in range(rounds.count):
@@ -100,6 +101,65 @@ def scatter(
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
+def scatter_rows(
+    ctx: Context,
+    matrix: DistMatrix,
+    boxes: Sequence[Box],
+    order: NDArray[np.int64],
+    read: Callable[[Box], Array],
+    path: str,
+) -> None:
+    """Like `scatter`, where row i of the boxes is row ``order[i]`` of the matrix. Collective."""
+    rounds, distribution = Rounds(ctx, boxes), matrix.distribution
+    for number in range(rounds.count):
+        ctx.check()
+        mine = rounds.box(ctx.rank, number)
+        values = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
+        for distance in range(ctx.size):
+            taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
+            sends = _row_cuts(mine, order, matrix, distribution.local_indices(taker))
+            theirs = rounds.box(giver, number)
+            receives = _row_cuts(theirs, order, matrix, distribution.local_indices(ctx.rank))
+            for cut, place in zip_longest(sends, receives):
+                packed = buffer = request = None
+                if cut is not None and mine is not None and values is not None:
+                    part = values[cut.positions][:, as_slice(cut.cols, mine.cols.start)]
+                    packed = np.ascontiguousarray(part, matrix.dtype)
+                if place is not None and distance:
+                    buffer = np.empty((len(place.rows), len(place.cols)), matrix.dtype)
+                    request = ctx.comm.Irecv(buffer.reshape(-1).view(np.uint8), giver, TAG)
+                if packed is not None and distance:
+                    ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
+                if request is not None:
+                    request.Wait()
+                if place is not None:
+                    rows = (place.rows - matrix.rows.start) // matrix.rows.step
+                    cols = positions(matrix.cols, place.cols)
+                    matrix.local[rows, cols] = buffer if distance else packed
+        ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
+
+
+class _RowCut(NamedTuple):
+    """Some rows of a box and their part of the columns: one message."""
+
+    positions: NDArray[np.int64]  # in the box
+    rows: NDArray[np.int64]  # of the matrix
+    cols: range
+
+
+def _row_cuts(
+    box: Box | None, order: NDArray[np.int64], matrix: DistMatrix, part: LocalIndices
+) -> list[_RowCut]:
+    """The elements of a box in a rank's part of the matrix, cut alike on both sides."""
+    if box is None or not part.size:
+        return []
+    rows, cols = order[box.rows.start : box.rows.stop], intersect(part.cols, box.cols)
+    owned = np.flatnonzero((rows - part.rows.start) % part.rows.step == 0)
+    height = max(1, MESSAGE // (max(1, len(cols)) * matrix.dtype.itemsize))
+    cuts = [owned[i : i + height] for i in range(0, len(owned) if cols else 0, height)]
+    return [_RowCut(cut, rows[cut], cols) for cut in cuts]
+
+
 def gather(
     ctx: Context,
     matrix: DistMatrix,
@@ -107,7 +167,7 @@ def gather(
     write: Callable[[Box, Array], None],
     path: str,
 ) -> None:
-    """Hand a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
+    """Pass a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
     rounds, room = Rounds(ctx, boxes), Room()
     group_of = {member: group for group in matrix.distribution.owners() for member in group}
     for number in range(rounds.count):
@@ -142,7 +202,7 @@ def gather(
 
 
 def _serves(group_of: dict[int, tuple[int, ...]], rank: int, taker: int) -> bool:
-    """Whether, of all that hold what `rank` holds, it is the one to give it to `taker`."""
+    """Whether `rank`, among all ranks with the same elements, sends them to `taker`."""
     group = group_of.get(rank)
     if group is None:
         return False
@@ -150,7 +210,7 @@ def _serves(group_of: dict[int, tuple[int, ...]], rank: int, taker: int) -> bool
 
 
 def _common(box: Box | None, local_indices: LocalIndices) -> LocalIndices:
-    """What a box and a rank's part of the matrix share, as global indices."""
+    """The intersection of a box and a rank's part of the matrix, as global indices."""
     if box is not None:
         rows, cols = (
             intersect(local_indices.rows, box.rows),
@@ -171,7 +231,7 @@ def _local(matrix: DistMatrix, part: LocalIndices) -> Array:
 
 
 def _cuts(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[slice, slice]]:
-    """Regions of at most `MESSAGE` bytes; both sides of a message cut alike."""
+    """Regions of at most `MESSAGE` bytes, the same on both sides of a message."""
     m, n = shape
     width = max(1, min(n, MESSAGE // itemsize))
     height = max(1, MESSAGE // (width * itemsize))
@@ -187,7 +247,7 @@ def _pass(
     to: tuple[int, Array | None],
     frm: tuple[int, Array | None],
 ) -> None:
-    """Send one share and receive another; C-ordered on the way, cast before it."""
+    """Send one share and receive another, C-ordered and cast before sending."""
     (taker, source), (giver, target) = to, frm
     sends = [] if source is None else list(_cuts(source.shape, dtype.itemsize))
     receives = [] if target is None else list(_cuts(target.shape, dtype.itemsize))

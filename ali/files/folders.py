@@ -1,4 +1,4 @@
-"""A folder of matrices that appears whole, with a manifest: what checkpoints are kept in."""
+"""A folder of matrices with a manifest that appears in one step: the form of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 
 MANIFEST = "manifest.json"
+FORMAT = "alchemist-on-ray checkpoint"
 
 
 @routine("folder")
@@ -20,7 +21,7 @@ def begin_folder(ctx: Context, path: str, token: str) -> str:
     Parameters
     ----------
     path : str
-        Where it is to be in the end.
+        The final path.
     token : str
         Part of the hidden name.
 
@@ -32,14 +33,15 @@ def begin_folder(ctx: Context, path: str, token: str) -> str:
     Raises
     ------
     FileError
-        If it cannot be made, or there is a folder that is no checkpoint.
+        If it cannot be created, or the path exists and is not a checkpoint.
     """
 
     final = ctx.comm.bcast(os.path.realpath(path))
 
     def make() -> None:
         if os.path.exists(final) and not _is_checkpoint(Path(final)):
-            raise Failure("FileError", f"{path} is there and no checkpoint: choose another name")
+            words = f"{path} exists and is not a checkpoint: choose another name"
+            raise Failure("FileError", words)
         os.makedirs(hidden(final, token), exist_ok=True)
 
     together(ctx, path, make if ctx.rank == 0 else lambda: None)
@@ -48,19 +50,19 @@ def begin_folder(ctx: Context, path: str, token: str) -> str:
 
 @routine()
 def end_folder(ctx: Context, path: str, token: str, manifest: str | None = None) -> None:
-    """Put a folder that `begin_folder` began in its place in one step, or give it up.
+    """Rename a folder of `begin_folder` to its final path in one step, or remove it.
 
     Parameters
     ----------
     path, token : str
         As given to `begin_folder`.
     manifest : str, optional
-        What its manifest.json is to say. Without it the folder is removed.
+        The text of its manifest.json. Without it the folder is removed.
 
     Raises
     ------
     FileError
-        If it cannot be written; the old folder is as it was.
+        If it cannot be written; the old folder is unchanged.
     """
     temporary = hidden(os.path.realpath(path), token)
     if manifest is None:
@@ -77,7 +79,7 @@ def end_folder(ctx: Context, path: str, token: str, manifest: str | None = None)
 
 @routine("manifest")
 def manifest(ctx: Context, path: str) -> str:
-    """What the manifest.json of a checkpoint says.
+    """The text of the manifest.json of a checkpoint.
 
     Parameters
     ----------
@@ -87,7 +89,7 @@ def manifest(ctx: Context, path: str) -> str:
     Raises
     ------
     FileError
-        If it is none, or not whole.
+        If the folder is not a checkpoint, or is incomplete.
     """
     place = Place(str(Path(path, MANIFEST)))
     agree_on(ctx, place)
@@ -104,4 +106,13 @@ def manifest(ctx: Context, path: str) -> str:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    return folder.is_dir() and (not os.listdir(folder) or (folder / MANIFEST).is_file())
+    """Whether a folder is empty, or its manifest.json is one of a checkpoint."""
+    if not folder.is_dir():
+        return False
+    if not os.listdir(folder):
+        return True
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT

@@ -1,9 +1,9 @@
-"""What a format of files has to do, and which there are.
+"""The interface of a file format, and the table of formats.
 
-A format is a module with a `Format` named `FORMAT`. Reading: `open` gives a `Source`, on all
-ranks at once, which says what is in the file and reads any rows and columns of it on its own.
-Writing: `create` on rank 0, a `Sink` on each rank for its boxes, `finish` on all. Everything
-else (which rank, which layout, atomicity, agreement on errors) is done once, elsewhere.
+A format is a module with a `Format` named `FORMAT`. Reading: `open` returns a `Source` on all
+ranks at once; it describes the file and reads any rows and columns on its own. Writing: `create`
+on rank 0, a `Sink` on each rank for its boxes, `finish` on all. Assignment to ranks, layouts,
+atomic replacement and agreement on errors are common code in other modules.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user said besides the path; what a format has no use for it refuses.
+    """The user's options besides the path; a format refuses options that it does not support.
 
     Attributes
     ----------
     dataset : str, optional
-        Name inside of an HDF5 file or a Zarr group.
+        Name inside an HDF5 file or a Zarr group.
     header : bool, optional
-        Whether the first line of a CSV file has names; None: if a field of it is no number.
+        Whether the first line of a CSV file has names; None: decided from its fields.
     delimiter : str
-        Between the fields of a CSV file.
+        The separator of fields in a CSV file.
     names : sequence of str
-        Of the columns, to be written.
+        Names of the columns to write.
     append : bool
         Keep the other data sets of an HDF5 file.
     """
@@ -62,7 +62,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a file says of the matrix in it; the same on all ranks."""
+    """The description of the matrix in a file; the same on all ranks."""
 
     shape: Shape
     dtype: np.dtype[Any]  # of the file: any kind of number, any byte order
@@ -72,7 +72,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A matrix that is to be written."""
+    """A matrix to be written."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -83,7 +83,7 @@ class Source(Protocol):
     """A matrix in a file, open for reading on this rank."""
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        """What is there; of text and tables, as it will be for this dtype and these columns.
+        """The matrix in the file; for text and tables, with this dtype and these columns.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class Source(Protocol):
         """
 
     def read(self, rows: Pick, cols: Pick) -> Array:
-        """These elements, of the dtype that `about` said; good until the next call."""
+        """These elements, in the dtype of `about`; valid until the next call."""
 
     def close(self) -> None: ...
 
@@ -101,37 +101,38 @@ class Sink(Protocol):
     """A matrix in a file, open for writing on this rank."""
 
     def write(self, box: Box, values: Array) -> None:
-        """Put these elements, C-ordered, where they belong. Boxes of a rank come in order."""
+        """Write the C-ordered elements of a box. Boxes of a rank come in order."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the writing, and wait until the elements of this rank are on the disk."""
 
 
 class Format(Protocol):
-    """One format of files."""
+    """A file format."""
 
-    folders: bool  # whether what it writes is a folder
-    urls: bool  # whether it can be written behind a URL; see `remote.py`
+    folders: bool  # whether it writes a folder
+    urls: bool  # whether it can be written to a URL; see `remote.py`
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         """Collective; fails on all ranks alike."""
 
     def create(self, path: str, spec: Spec, old: str) -> Any:
-        """Begin a file, on rank 0; what it returns goes to all ranks.
+        """Create a file on rank 0; the result is sent to all ranks.
 
-        `old` is the file that it will replace; behind a URL it is `path` itself.
+        `old` is the path that it will replace; for a URL it is `path` itself.
         """
 
     def grain(self, spec: Spec) -> Grain:
-        """How its boxes are to be cut."""
+        """The grain at which boxes are cut."""
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> Sink:
-        """This rank's end of a file that was begun."""
+        """The sink of this rank for a created file."""
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """When all boxes are written and sinks closed. Collective."""
+        """Called when all boxes are written and sinks closed. Collective."""
 
     def owns(self, folder: str) -> bool:
-        """Whether a folder is of this format, and may be replaced by another."""
+        """Whether a folder holds one matrix of this format and nothing else: it may be replaced."""
 
 
 def format_of(place: Place) -> Format:
@@ -140,7 +141,7 @@ def format_of(place: Place) -> Format:
     if name is None:
         raise Failure(
             "BadArgumentError",
-            f"{place.path}: the suffix {place.suffix!r} is of no format known here; there are "
+            f"{place.path}: unknown suffix {place.suffix!r}; known suffixes are "
             + ", ".join(SUFFIXES),
         )
     found: Format = importlib.import_module(f"ali.files.{name}").FORMAT
@@ -148,13 +149,16 @@ def format_of(place: Place) -> Format:
 
 
 def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype[Any]:
-    """The dtype of a matrix for a file's elements. Raises `Failure` (DtypeError)."""
+    """The dtype of a matrix for a file's elements. Raises `Failure` (DtypeError).
+
+    Conversions to a narrower dtype are allowed; `casting` checks the elements.
+    """
     try:
         dtype = check_dtype(have.newbyteorder("=") if wanted is None else wanted)
     except ValueError as error:
         hint = ""
         if wanted is None and have.kind in "biuf":
-            hint = "; say which one to convert to, e.g. dtype='float64'"
+            hint = "; choose one to convert to, such as dtype='float64'"
         raise Failure("DtypeError", f"{path}: {error}{hint}") from None
     if have.kind not in "biufc" or not np.can_cast(have, dtype, "same_kind"):
         raise Failure(
@@ -164,7 +168,7 @@ def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype
 
 
 def checked_shape(shape: Sequence[int], path: str) -> Shape:
-    """Rows and columns; what has one dimension is one column. Raises `Failure` (ShapeError)."""
+    """Rows and columns; a one-dimensional array is one column. Raises `Failure` (ShapeError)."""
     if len(shape) not in (1, 2):
         raise Failure("ShapeError", f"{path}: an array of shape {tuple(shape)} is not a matrix")
     m, n = (*shape, 1)[:2]
@@ -174,6 +178,6 @@ def checked_shape(shape: Sequence[int], path: str) -> Shape:
 
 
 def refuse(place: Place, what: str, given: object) -> None:
-    """For an option that a format has no use for. Raises `Failure` (BadArgumentError)."""
+    """Refuse an option that a format does not support. Raises `Failure` (BadArgumentError)."""
     if given:
         raise Failure("BadArgumentError", f"{place.path}: {place.suffix} files have no {what}")

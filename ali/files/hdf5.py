@@ -1,9 +1,9 @@
 """HDF5 through h5py, without parallel HDF5.
 
-Written is one contiguous data set. HDF5 says where in the file it lies (``H5Dget_offset``), and
-every rank writes its elements there itself: no turns, no file per rank, and an ordinary file.
-Read in the same way where elements lie plainly in one stretch; chunked, compressed and virtual
-data sets through h5py, every rank its own chunks.
+A matrix is written as one contiguous data set. ``H5Dget_offset`` gives its offset in the file, and
+every rank writes its elements there directly: no turns, no file per rank, and an ordinary file.
+Contiguous data sets are read in the same way; chunked, compressed and virtual ones through h5py,
+each rank its own chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ali.files.raw import RawFormat, RawSource
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
-DEFAULT = "data"  # the data set that is written if none is named
+DEFAULT = "data"  # name of a data set that is written without a name
 
 
 class Hdf5(RawFormat):
@@ -29,7 +29,7 @@ class Hdf5(RawFormat):
         return together(ctx, place.path, lambda: self._open(place, options))
 
     def _open(self, place: Place, options: Options) -> Source:
-        refuse(place, "header to speak of", options.header)
+        refuse(place, "header lines", options.header)
         h5py = extra(place.path, "h5py")
         remote: Any = None
         if place.is_url:
@@ -40,7 +40,8 @@ class Hdf5(RawFormat):
         except OSError as error:
             if remote is not None:
                 remote.close()
-            raise Failure("FileError", f"{place.path} is not a whole HDF5 file: {error}") from None
+            words = f"{place.path} is not a complete HDF5 file: {error}"
+            raise Failure("FileError", words) from None
         try:
             dataset = _dataset(h5py, file, options.dataset, place.path)
             shape = checked_shape(dataset.shape, place.path)
@@ -51,7 +52,7 @@ class Hdf5(RawFormat):
                     "which are not numbers",
                 )
             offset = dataset.id.get_offset()
-            # The bytes are NumPy's own only if HDF5 has no other name for the type.
+            # The bytes are NumPy's only if HDF5's type for the dtype is the same.
             plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
             if offset is None or not plain or remote is not None or dataset.external:
                 return ChunkedSource(file, dataset, remote)
@@ -70,7 +71,14 @@ class Hdf5(RawFormat):
             shutil.copyfile(old, path)
         with h5py.File(path, "r+" if appending else "x") as file:
             name = spec.options.dataset or DEFAULT
-            if name in file:
+            kind = file.get(name, getclass=True)
+            if kind not in (None, h5py.Dataset):
+                raise Failure(
+                    "FileError",
+                    f"{old}: {name!r} is a group, whose contents would be lost: choose another "
+                    "dataset=...",
+                )
+            if kind is not None:
                 del file[name]
             contiguous = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             contiguous.set_layout(h5py.h5d.CONTIGUOUS)
@@ -91,7 +99,7 @@ class Hdf5(RawFormat):
 
 
 class ChunkedSource:
-    """A data set that only HDF5 itself can read."""
+    """A data set that only the HDF5 library can read."""
 
     def __init__(self, file: Any, dataset: Any, remote: Any) -> None:
         self._file = file
@@ -142,8 +150,8 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     if found:
         raise Failure(
             "BadArgumentError",
-            f"{path} has {len(found)} data sets: say which one, dataset={found[0]!r} "
-            f"(there are {', '.join(found)})",
+            f"{path} has {len(found)} data sets: choose one, such as dataset={found[0]!r} "
+            f"(it has {', '.join(found)})",
         )
     names: list[str] = []
     file.visititems(lambda inner, item: names.append(inner))

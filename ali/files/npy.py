@@ -21,7 +21,7 @@ class Npy(RawFormat):
 
     def _open(self, place: Place, options: Options) -> RawSource:
         refuse(place, "data sets inside", options.dataset)
-        refuse(place, "header to speak of", options.header)
+        refuse(place, "header lines", options.header)
         file = place.open()
         try:
             head = io.BytesIO(file.read(0, min(HEADER, file.size)))

@@ -1,42 +1,45 @@
-"""Every rank reads its own elements, where that is less work than to exchange them.
+"""Every rank reads its own elements, where that is less work than an exchange.
 
-Ranks on one node share the cache of its files: what one of them has brought from the disk is
-there for all, and a rank that skips the others' rows copies no byte too many. Between nodes,
-and for elements that lie scattered one by one, it pays to read what lies together and to
-exchange it (`exchange.scatter`).
+Ranks on one node share its page cache: bytes that one rank has read from the disk are there for
+all, and a rank that skips the others' rows copies no extra byte. Between nodes, and for elements
+that are scattered one by one, ranks read contiguous boxes and exchange them (`exchange.scatter`).
 """
 
 from __future__ import annotations
 
 from typing import Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
+
 from ali.files.boxes import PIECE, Array, Pick
+from ali.files.casting import converted, narrows
 from ali.files.formats import Source
 from ali.files.paths import together
 from ali.interface import Context
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LocalIndices
 
-# An element that goes through boxes is read, packed, sent, received and placed if it is for another
-# rank, read and placed if it is not: so many times the work of reading it once, measured.
+# Work of an element that is read, packed, sent, received and placed, over the work of one that is
+# only read; measured.
 EXCHANGE = 3
 
 
 @runtime_checkable
 class Direct(Source, Protocol):
-    """A source that can read elements that lie apart, straight to where they belong."""
+    """A source that can read scattered elements straight into a matrix."""
 
     def take(self, rows: range, cols: range, target: Array) -> None:
         """These elements (ranges of positive step) into an array of any strides and dtype."""
 
     def toll(self, rows: range, cols: range) -> int:
-        """How many bytes of the file `take` would read for them."""
+        """Bytes of the file that `take` reads for these elements."""
 
 
 def pays(
     source: Source, matrix: DistMatrix, rows: Pick, cols: Pick, ranks: int
 ) -> TypeGuard[Direct]:
-    """Whether ranks of one node should each read their own part. The same on all ranks."""
+    """Whether each rank of a node should read its own part. The same on all ranks."""
     if not isinstance(source, Direct):
         return False
     if not (isinstance(rows, range) and isinstance(cols, range)) or min(rows.step, cols.step) < 1:
@@ -58,35 +61,43 @@ def fill(
     Parameters
     ----------
     rows, cols : range
-        Which ones of the file they are.
+        The rows and columns of the file that are loaded.
     path : str
         For messages.
 
     Notes
     -----
-    No messages but at the end, and 4 MiB of memory beside the matrix.
+    No messages except at the end; 4 MiB of memory besides the matrix, and a piece of 16 MiB if
+    the dtype becomes narrower.
     """
     mine = matrix.distribution.local_indices(ctx.rank)
-    together(ctx, path, lambda: _fill(ctx, matrix, mine, source, rows, cols))
+    wanted = _in_file(mine, rows, cols) if mine.size else None
+
+    def work() -> None:
+        if wanted is not None:
+            _fill(ctx, matrix, source, wanted, path)
+
+    together(ctx, path, work)
 
 
 def _fill(
-    ctx: Context, matrix: DistMatrix, mine: LocalIndices, source: Direct, rows: range, cols: range
+    ctx: Context, matrix: DistMatrix, source: Direct, in_file: tuple[range, range], path: str
 ) -> None:
-    if not mine.size:
-        return
-    in_file = _in_file(mine, rows, cols)
-    # Along the lines of the file, so that a piece of the work is a piece of the file.
-    axis = 1 if source.about(None, None).grain.by_columns else 0
+    about = source.about(None, None)
+    checked = narrows(about.dtype, matrix.dtype)
+    # Along the lines of the file, so that a piece of the work is contiguous in the file.
+    axis = 1 if about.grain.by_columns else 0
     count = len(in_file[axis])
-    step = max(1, PIECE * count // (mine.size * matrix.dtype.itemsize))
+    step = max(1, PIECE * count // (matrix.local.size * matrix.dtype.itemsize))
     for start in range(0, count, step):
         ctx.check()
         part = slice(start, min(start + step, count))
-        if axis == 0:
-            source.take(in_file[0][part], in_file[1], matrix.local[part])
-        else:
-            source.take(in_file[0], in_file[1][part], matrix.local[:, part])
+        pick = (part, slice(None)) if axis == 0 else (slice(None), part)
+        target = matrix.local[pick]
+        room = np.empty(target.shape, about.dtype.newbyteorder("=")) if checked else target
+        source.take(in_file[0][pick[0]], in_file[1][pick[1]], room)
+        if checked:
+            copy_kernels.copy(target, converted(room, matrix.dtype, path))
         ctx.progress(part.stop / count, f"{part.stop} of {count} {('rows', 'columns')[axis]}")
 
 

@@ -1,8 +1,8 @@
 """Parquet through pyarrow: columns of numbers, from one file or a folder of them.
 
-Read are row groups, of each only the columns that are wanted. Written is a folder with a file
-per rank, which pandas, Dask, Spark and pyarrow read as one table. Not compressed and without
-dictionaries, which would take all NaNs for one.
+Row groups are read, and only the selected columns of each. A matrix is written as a folder with
+one file per rank, which pandas, Dask, Spark and pyarrow read as one table; without compression,
+and without dictionaries, which would merge all NaNs into one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from ali.files.boxes import Array, Box, Grain, Pick
 from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
-from ali.files.paths import Place, extra, together
+from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
@@ -26,7 +26,7 @@ def _pyarrow(path: str) -> Any:
 
 
 def names_of(spec: Spec) -> list[str]:
-    """The columns' names, as given or made up. Raises `Failure` (BadArgumentError)."""
+    """The columns' names, as given or c0, c1, ... Raises `Failure` (BadArgumentError)."""
     n, names = spec.shape[1], list(spec.options.names)
     if not names:
         return [f"c{j}" for j in range(n)]
@@ -43,7 +43,7 @@ class Parquet:
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         refuse(place, "data sets inside", options.dataset)
-        refuse(place, "header to speak of", options.header)
+        refuse(place, "header lines", options.header)
 
         def look() -> tuple[list[str], dict[int, tuple[list[tuple[str, str]], list[int]]]]:
             pyarrow = _pyarrow(place.path)
@@ -54,7 +54,7 @@ class Parquet:
                     with _opened(pyarrow, place, paths[k]) as file:
                         found[k] = _look(file)
                 except pyarrow.ArrowException as error:
-                    words = f"{paths[k]} is not a whole Parquet file: {error}"
+                    words = f"{paths[k]} is not a complete Parquet file: {error}"
                     raise Failure("FileError", words) from None
             return paths, found
 
@@ -68,7 +68,7 @@ class Parquet:
             for path, schema in zip(paths, schemas, strict=True):
                 if schema != schemas[0]:
                     raise Failure(
-                        "FileError", f"{path} has other columns than {Path(paths[0]).name}"
+                        "FileError", f"{path} has different columns than {Path(paths[0]).name}"
                     )
             groups = [(k, g, rows) for k in range(len(paths)) for g, rows in enumerate(told[k][1])]
             return ParquetSource(place, paths, schemas[0], [g for g in groups if g[2]])
@@ -95,11 +95,13 @@ class Parquet:
         return ParquetSink(_pyarrow(path), f"{path}/part-{rank:05d}.parquet", created)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """All of it is there."""
+        """Nothing is left to do."""
 
     def owns(self, folder: str) -> bool:
-        names = os.listdir(folder)
-        return all(name.endswith(".parquet") or name[0] in "._" for name in names)
+        return all(
+            entry.is_file() and (entry.name.endswith(".parquet") or entry.name[0] in "._")
+            for entry in os.scandir(folder)
+        )
 
 
 def _opened(pyarrow: Any, place: Place, path: str) -> Any:
@@ -116,16 +118,12 @@ def _look(file: Any) -> tuple[list[tuple[str, str]], list[int]]:
     return columns, [about.row_group(g).num_rows for g in range(about.num_row_groups)]
 
 
-_KINDS = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"}
-
-
-def _dtype(kind: str) -> np.dtype[Any] | None:
-    """NumPy's dtype for a type of Arrow's; None if it is not a number."""
-    try:
-        found = np.dtype(_KINDS.get(kind, kind))
-    except TypeError:
-        return None
-    return found if found.kind in "biuf" else None
+# NumPy's dtypes of Arrow's types that are numbers.
+DTYPES_OF_ARROW = {
+    "bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64",
+    "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
+    "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
+}  # fmt: skip
 
 
 class ParquetSource:
@@ -154,14 +152,13 @@ class ParquetSource:
             kinds = []
             for j in cols:
                 name, arrow = self._schema[int(j)]
-                kind = _dtype(arrow)
-                if kind is None:
+                if arrow not in DTYPES_OF_ARROW:
                     raise Failure(
                         "DtypeError",
-                        f"{self._place.path}: column {name!r} is of type {arrow}, which is not a "
-                        "number: choose others with columns=[...]",
+                        f"{self._place.path}: column {name!r} has type {arrow}, which is not a "
+                        "number: choose other columns with columns=[...], or convert it",
                     )
-                kinds.append(kind)
+                kinds.append(np.dtype(DTYPES_OF_ARROW[arrow]))
             self._dtype = np.result_type(*kinds)
         return About(shape, self._dtype, Grain(bands=tuple(self._starts[:-1])), names)
 
@@ -200,7 +197,7 @@ class ParquetSource:
             raise Failure(
                 "DtypeError",
                 f"{self._paths[self._groups[g][0]]}: column {name!r} has missing values, which "
-                f"{self._dtype} cannot say: drop them, or make it a column of floats",
+                f"{self._dtype} cannot represent: drop them, or convert the column to floats",
             )
         values: Array = column.to_numpy()
         return values
@@ -212,7 +209,7 @@ class ParquetSource:
 
 
 class ParquetSink:
-    """One file, made by the first box that comes: a rank without boxes makes none."""
+    """The file of a rank, created by its first box: a rank without boxes creates none."""
 
     def __init__(self, pyarrow: Any, path: str, names: list[str]) -> None:
         self._pyarrow = pyarrow
@@ -234,6 +231,7 @@ class ParquetSink:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+            flush(self._path)
 
 
 FORMAT = Parquet()

@@ -1,7 +1,7 @@
-"""Where files are: the same for all ranks, replaced whole or not at all.
+"""Paths of files: the same file on all ranks, replaced in one step or not at all.
 
-What is saved is written beside its place under a hidden name, flushed to the disk, and
-put there by one rename when every rank is done. Nothing that reads the old file notices.
+A matrix is saved under a hidden name in the same folder, flushed to the disk, and renamed when
+every rank is done. Readers of the old file are not disturbed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import glob
 import importlib
 import os
+import re
 import shutil
 import stat
 import traceback
@@ -36,14 +37,14 @@ EXTRA = "pip install 'alchemist-on-ray[files]'"
 
 
 def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
-    """Run what may fail on any rank, and fail on all of them alike if it does. Collective.
+    """Run `work` on every rank; if it fails on one, fail on all with the same error. Collective.
 
-    `work` may not communicate. The error is that of the lowest rank, and names it.
+    `work` must not communicate. The error is that of the lowest rank, and names it.
 
     Raises
     ------
     Failure
-        As `work` raised it; FileError for everything else (ResourceError for want of memory).
+        As `work` raised it; ResourceError for lack of memory; FileError for any other exception.
     """
     value: Any = None
     failure: Failure | None = None
@@ -57,7 +58,7 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
         failure = Failure("ResourceError", f"{path}: out of memory: {error}")
     except OSError as error:
         failure = Failure("FileError", f"{path}: {error.strerror or error}")
-    except Exception as error:  # what a format's library says of the file
+    except Exception as error:  # of a format's library
         failure = Failure("FileError", f"{path}: {type(error).__name__}: {error}")
         failure.facts["traceback"] = traceback.format_exc()
     told = ctx.comm.allgather(None if failure is None else failure.to_map())
@@ -70,7 +71,7 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
 
 
 def extra(path: str, module: str) -> Any:
-    """A library that only some formats need.
+    """Import a library that only some formats need.
 
     Raises
     ------
@@ -83,7 +84,7 @@ def extra(path: str, module: str) -> Any:
         if error.name != module.partition(".")[0]:
             raise
         raise Failure(
-            "FileError", f"{path}: this needs {error.name}, which is not installed: {EXTRA}"
+            "FileError", f"{path}: this format needs {error.name}, which is not installed: {EXTRA}"
         ) from None
 
 
@@ -92,7 +93,7 @@ def extra(path: str, module: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path as the user gave it: on a file system that all nodes share, or a URL of fsspec's."""
+    """A path as the user gave it: on a file system that all nodes share, or a URL for fsspec."""
 
     path: str
 
@@ -110,25 +111,40 @@ class Place:
         return fs, str(inside)
 
     def members(self, ending: str) -> list[str]:
-        """Paths of the files of a folder that end so, in order; of a file, itself."""
+        """Paths of the files in a folder with this ending, in natural order; of a file, itself.
+
+        Raises
+        ------
+        Failure
+            FileError, if the folder has subfolders: their files would be left out silently.
+        """
         if self.is_url:
             fs, inside = self.filesystem()
-            names = fs.ls(inside, detail=False) if fs.isdir(inside) else [inside]
+            if not fs.isdir(inside):
+                return [inside]
+            found = [(e["name"], e["type"] == "directory") for e in fs.ls(inside, detail=True)]
+            found = [(n, folder) for n, folder in found if n.rstrip("/") != inside.rstrip("/")]
+        elif os.path.isdir(self.path):
+            found = [(entry.path, entry.is_dir()) for entry in os.scandir(self.path)]
         else:
-            whole = Path(self.path)
-            names = [str(p) for p in whole.iterdir()] if whole.is_dir() else [self.path]
-        if len(names) == 1 and not names[0].endswith(ending):
-            return names
-        return sorted(n for n in names if n.endswith(ending) and Path(n).name[0] not in "._")
+            return [self.path]
+        shown = [(name, folder) for name, folder in found if Path(name).name[0] not in "._"]
+        for name, folder in shown:
+            if folder:
+                raise Failure(
+                    "FileError",
+                    f"{self.path} has subfolders ({Path(name).name}): a partitioned table is not "
+                    "read; give the path of one folder of files",
+                )
+        return sorted((name for name, _ in shown if name.endswith(ending)), key=_natural)
 
     def seen(self) -> tuple[str, int, int]:
-        """What this rank sees: kind, size in bytes, and when it was last changed."""
+        """Kind, size in bytes and modification time, as this rank sees them."""
         if self.is_url:
             fs, inside = self.filesystem()
             about = fs.info(inside)
             return about["type"], int(about.get("size") or 0), 0
-        # Opened first: a network's file system then looks again, and it may be one that we
-        # are not allowed to read.
+        # Opening makes a network file system refresh its attributes, and checks the permission.
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             about = os.fstat(fd)
@@ -145,13 +161,20 @@ class Place:
         return Bytes(self)
 
 
-def agree_on(ctx: Context, place: Place) -> int:
-    """From how many nodes the ranks look at it, and that all see the same there. Collective.
+def _natural(path: str) -> list[str | int]:
+    """Sorts part.2 before part.10, as Dask does."""
+    parts: list[str | int] = [*re.split(r"(\d+)", Path(path).name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts
+
+
+def agree_on(ctx: Context, place: Place) -> list[str]:
+    """Check that all ranks see the same file; the node of each rank. Collective.
 
     Raises
     ------
     Failure
-        FileError: it is missing, cannot be read, or is another one on some nodes.
+        FileError, if it is missing, cannot be read, or differs between nodes.
     """
     told: tuple[str, int, int] | str
     try:
@@ -167,7 +190,7 @@ def agree_on(ctx: Context, place: Place) -> int:
     if errors:
         rank, words, node = errors[0]
         if len(errors) < len(everyone):
-            words += f", and other nodes have it: give a path that {node} sees as well"
+            words += f", but other nodes have it: give a path that {node} sees too"
         raise Failure(
             "FileError", f"{words} (rank {rank})", rank=rank, path=place.path, agreed=True
         )
@@ -176,12 +199,12 @@ def agree_on(ctx: Context, place: Place) -> int:
             raise Failure(
                 "FileError",
                 f"{place.path} is not the same file on {everyone[0][1]} and on {node} (rank "
-                f"{rank}): give a path that all nodes share, and that nobody is writing to",
+                f"{rank}): give a path that all nodes share, of a file that is not being written",
                 rank=rank,
                 path=place.path,
                 agreed=True,
             )
-    return len({node for _, node in everyone})
+    return [node for _, node in everyone]
 
 
 class Bytes:
@@ -218,7 +241,7 @@ class Bytes:
         flat = rooms.reshape(-1).data
         for start in range(0, count * nbytes, nbytes):
             room = flat[start : start + nbytes]
-            # A row may take a microsecond to read: nothing is done for it that need not be.
+            # Reading a row may take a microsecond: keep the overhead small.
             if self._fd < 0 or os.preadv(self._fd, [room], offset) < nbytes:
                 self._fill(room, offset)
             offset += apart
@@ -233,8 +256,8 @@ class Bytes:
             if not got:
                 raise Failure(
                     "FileError",
-                    f"{self.path} is truncated: it ends at byte {offset}, and {len(view)} more "
-                    "are wanted there",
+                    f"{self.path} is truncated: it ends at byte {offset}, but {len(view)} more "
+                    "bytes are needed",
                 )
             view = view[got:]
             offset += got
@@ -263,7 +286,7 @@ class Bytes:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a folder and what is named after it; others may be removing it too."""
+    """Remove a file or a folder and all names that begin with it; other ranks may do the same."""
     for found in glob.glob(glob.escape(path) + "*"):
         if os.path.isdir(found) and not os.path.islink(found):
             shutil.rmtree(found, ignore_errors=True)
@@ -273,7 +296,7 @@ def remove(path: str) -> None:
 
 
 def hidden(path: str, token: str) -> str:
-    """The name under which something is written until it is whole."""
+    """The name under which a file or folder is written until it is complete."""
     whole = Path(path)
     return str(whole.parent / f".{whole.name}.{token}.part")
 
@@ -282,18 +305,18 @@ def hidden(path: str, token: str) -> str:
 def replacing(
     ctx: Context, path: str, token: str | None, may_replace: Callable[[Path], bool]
 ) -> Iterator[str]:
-    """Write something under the name that this gives; afterwards it is at `path`. Collective.
+    """Write under the yielded name; at the end of the block rename it to `path`. Collective.
 
-    If any rank fails inside, nothing has happened. The block has to end on all ranks alike.
+    If a rank fails inside, the old file is unchanged. The block must end on all ranks alike.
 
     Parameters
     ----------
     path : str
-        Where it is to be; a symbolic link is followed.
+        The final path; a symbolic link is followed.
     token : str, optional
         Makes the hidden name unique.
     may_replace : callable
-        Whether a *folder* that is there now is one of ours, and no one's holiday pictures.
+        Whether an existing *folder* may be replaced.
     """
     path = os.path.realpath(path)
     token = ctx.comm.bcast(token or uuid.uuid4().hex[:12])
@@ -302,12 +325,12 @@ def replacing(
     def check() -> None:
         final = Path(path)
         if not final.parent.is_dir():
-            raise Failure("FileError", f"{path}: there is no folder {final.parent}")
+            raise Failure("FileError", f"{path}: the folder {final.parent} does not exist")
         if final.is_dir() and not may_replace(final):
             raise Failure(
                 "FileError",
-                f"{path} is a folder with other things in it, and would be lost: choose another "
-                "name or remove it first",
+                f"{path} is a folder with other contents, which would be lost: choose another name "
+                "or remove it first",
             )
 
     together(ctx, path, check)
@@ -315,7 +338,7 @@ def replacing(
         yield temporary
         together(ctx, path, (lambda: _publish(temporary, path)) if ctx.rank == 0 else _nothing)
     except BaseException:
-        remove(temporary)  # on every rank: the last one to leave finds all of it
+        remove(temporary)  # on every rank: the last one removes all of it
         raise
 
 
@@ -324,7 +347,7 @@ def _nothing() -> None:
 
 
 def _publish(temporary: str, path: str) -> None:
-    """Flush all of it to the disk, then put it in its place in one step."""
+    """Flush it to the disk, then put it in its place in one step."""
     for folder, _, names in os.walk(temporary):
         for name in names:
             flush(os.path.join(folder, name))
@@ -342,7 +365,7 @@ def _publish(temporary: str, path: str) -> None:
 
 
 def flush(path: str) -> None:
-    """Wait until a file, or a folder's names, are on the disk."""
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -351,7 +374,7 @@ def flush(path: str) -> None:
 
 
 def begin_flush(fd: int, offset: int = 0, nbytes: int = 0) -> None:
-    """Have the disk begin with what was written (to the end, by default), and do not wait."""
+    """Start writing the bytes (by default all) to the disk, without waiting."""
     _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(nbytes), SYNC_FILE_RANGE_WRITE)
 
 

@@ -1,4 +1,4 @@
-"""Elements that lie one after the other in a file, as in .npy and in contiguous HDF5 data sets."""
+"""Elements that are contiguous in a file, as in .npy and in contiguous HDF5 data sets."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import Shape
 
-STRIP = 4 << 20  # 4 MiB: rows of which some are taken; larger ones do not stay in the cache
-APART = 4 << 10  # 4 KiB: of what is skipped, shorter stretches cost more than to read them
+STRIP = 4 << 20  # 4 MiB: lines read at once to select from them; more would leave the cache
+APART = 4 << 10  # 4 KiB: reading a shorter gap costs less than skipping it
 
 Array = NDArray[Any]
 
 
 class Lines(NamedTuple):
-    """Lines of so many elements, of which parts of some are wanted: what is read for them."""
+    """Lines of `length` elements, and the bytes read for a part of some of them."""
 
     length: int
     itemsize: int
 
     def stretch(self, part: range) -> range:
-        """What is read of a line: no more than the ends of the part, or all of it."""
+        """The range of a line that is read: the hull of the part, or all of it."""
         ends = range(part.start, part[-1] + 1)
         short = (self.length - len(ends)) * self.itemsize < APART
         return range(self.length) if short else ends
 
     def skips(self, lines: range, stretch: range) -> bool:
-        """Whether lines are read one by one, and not with what lies between them."""
+        """Whether lines are read one by one, without the gaps between them."""
         return (lines.step * self.length - len(stretch)) * self.itemsize >= APART
 
     def toll(self, lines: range, part: range) -> int:
-        """Bytes that are read."""
+        """The number of bytes that are read."""
         stretch = self.stretch(part)
         count = len(lines) if self.skips(lines, stretch) else lines[-1] + 1 - lines.start
         return count * len(stretch) * self.itemsize
 
 
 class RawSource:
-    """A C- or Fortran-ordered matrix from a byte of a file on.
+    """A C- or Fortran-ordered matrix at an offset of a file.
 
-    Its lines are rows, or columns in Fortran's order. They are read whole, a stretch at a time,
-    and the wanted elements taken; what is long enough is skipped by `take`.
+    Its lines are rows, or columns in Fortran's order. `read` reads whole lines and selects from
+    them; `take` skips long gaps.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RawSource:
         return self._all.toll(*((cols, rows) if self._by_columns else (rows, cols)))
 
     def _strip(self, lines: range, stretch: range) -> Array:
-        """A stretch of each of some lines; good until the next call."""
+        """A stretch of each of some lines; valid until the next call."""
         if not self._all.skips(lines, stretch):
             return self._whole(range(lines.start, lines[-1] + 1))[:: lines.step]
         row_bytes, first = (
@@ -123,7 +123,7 @@ class RawSource:
         return room.view(self._dtype)
 
     def _rows(self, count: int, length: int) -> NDArray[np.uint8]:
-        """Memory for so many lines of so many elements, used again by the next."""
+        """Memory for `count` lines of `length` elements, reused by the next call."""
         nbytes = count * length * self._dtype.itemsize
         if self._room.nbytes < nbytes:
             self._room = np.empty(nbytes, np.uint8)
@@ -134,7 +134,7 @@ class RawSource:
 
 
 class RawSink:
-    """Boxes of whole rows, or parts of rows, of a C-ordered matrix from a byte of a file on."""
+    """Writes boxes of a C-ordered matrix at an offset of a file."""
 
     def __init__(self, path: str, offset: int, shape: Shape, dtype: np.dtype[Any]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -160,7 +160,7 @@ class RawSink:
         begin_flush(self._fd, first, values.nbytes)
 
     def close(self) -> None:
-        """Also waits until it is on the disk, so that a full one is noticed."""
+        """Flush to the disk: a full disk is noticed here, and each rank flushes its own writes."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
@@ -170,9 +170,9 @@ class RawSink:
 
 
 class RawFormat:
-    """What formats share that are one file with all elements in one stretch, when they write.
+    """Common code to write formats that are one file with all elements contiguous.
 
-    What their `create` returns is where in the file the elements begin.
+    Their `create` returns the offset of the elements in the file.
     """
 
     folders = False
@@ -185,7 +185,7 @@ class RawFormat:
         return RawSink(path, created, spec.shape, spec.dtype)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """All of it is there."""
+        """Nothing is left to do."""
 
     def owns(self, folder: str) -> bool:
         return False

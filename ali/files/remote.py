@@ -1,8 +1,8 @@
-"""An array behind a URL, which is not there before it is whole.
+"""An array at a URL, which becomes visible when it is complete.
 
-An object store can rename nothing and replace one object at a time. So a Zarr array is written
-only where nothing is, its chunks by the ranks that have them, and last the one object without which
-nobody sees an array, its metadata. What fails before that is deleted.
+An object store cannot rename, and replaces one object at a time. A Zarr array is therefore written
+only where nothing exists: the ranks write their chunks, and the metadata, without which no reader
+sees an array, is written last. After a failure the chunks are deleted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CHUNKS = "c"  # the prefix of all chunks
 
 @contextlib.contextmanager
 def appearing(ctx: Context, place: Place) -> Iterator[None]:
-    """Write an array to a URL inside this block, which has to end on all ranks alike. Collective.
+    """Write an array to a URL inside this block, which must end on all ranks alike. Collective.
 
     Raises
     ------
     Failure
-        FileError if something is there, or it cannot be written; nothing of it is there then.
+        FileError if something exists there, or it cannot be written; then nothing is left.
     """
 
     def look() -> None:
@@ -37,17 +37,17 @@ def appearing(ctx: Context, place: Place) -> Iterator[None]:
         if names - {CHUNKS}:
             raise Failure(
                 "FileError",
-                f"{place.path}: something is there, and what is behind a URL cannot be replaced "
-                "whole: choose another name or remove it first",
+                f"{place.path} exists, and a URL cannot be replaced in one step: choose another "
+                "name or remove it first",
             )
         if names:
-            _remove(place)  # chunks alone: of a save whose gang was killed
+            _remove(place)  # only chunks: left by a save whose gang was killed
 
     together(ctx, place.path, look if ctx.rank == 0 else lambda: None)
     try:
         yield
     except BaseException:
-        _remove(place)  # on every rank: the last one to leave finds all of it
+        _remove(place)  # on every rank: the last one removes all of it
         raise
 
 
@@ -61,27 +61,27 @@ def _names(place: Place) -> set[str]:
 
 
 def _remove(place: Place) -> None:
-    with contextlib.suppress(Exception):  # it is not there, or others are removing it too
+    with contextlib.suppress(Exception):  # it does not exist, or other ranks are removing it
         fs, inside = place.filesystem()
         fs.invalidate_cache()
         fs.rm(inside, recursive=True)
 
 
 class RemoteArray:
-    """A rank's end of it: writes chunks, keeps the metadata back.
+    """The sink of a rank: writes chunks, but no metadata.
 
     Parameters
     ----------
     options : dict
-        Of `zarr.create_array`, the same on all ranks.
+        Options of `zarr.create_array`, the same on all ranks.
     """
 
     def __init__(self, path: str, spec: Spec, options: dict[str, Any]) -> None:
         zarr = extra(path, "zarr")
-        # A chunk of zeros has to be written as well: it might be of -0.0.
+        # Chunks of zeros must be written too: they may contain -0.0.
         with zarr.config.set({"array.write_empty_chunks": True}):
             metadata = _model(path, spec, options).metadata
-            local = path.startswith(("file:", "local:"))  # where alone there are folders to make
+            local = path.startswith(("file:", "local:"))  # only these need folders to be created
             store = zarr.storage.FsspecStore.from_url(path, {"auto_mkdir": True} if local else None)
             where = zarr.storage.StorePath(store)
             self._array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
@@ -94,7 +94,7 @@ class RemoteArray:
 
 
 def publish(path: str, spec: Spec, options: dict[str, Any]) -> None:
-    """Let everybody see the array."""
+    """Write the metadata: the array becomes visible."""
     made: dict[str, Any] = {}
     _model(path, spec, options, made)
     fs, inside = Place(path).filesystem()
@@ -104,7 +104,7 @@ def publish(path: str, spec: Spec, options: dict[str, Any]) -> None:
 def _model(
     path: str, spec: Spec, options: dict[str, Any], objects: dict[str, Any] | None = None
 ) -> Any:
-    """The array without its elements, in memory; its objects are found in `objects`."""
+    """The array without its elements, in memory; its objects are stored in `objects`."""
     zarr = extra(path, "zarr")
     store = zarr.storage.MemoryStore(objects)
     return zarr.create_array(store, shape=spec.shape, dtype=spec.dtype, **options)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ali.files import boxes, exchange, own, remote
+from ali.files.casting import converted
 from ali.files.formats import (
     About,
     Format,
     Options,
-    Source,
     Spec,
     format_of,
     matrix_dtype,
@@ -24,9 +25,11 @@ from ali.files.paths import Place, agree_on, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.matrix.layout import LAYOUTS, as_slice
+from mpi_workers.matrix.memory import available_bytes, readable
 
 Picked = boxes.Pick
+COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
 @routine("A")
@@ -44,29 +47,32 @@ def load(
     header: bool | None = None,
     delimiter: str = ",",
 ) -> DistMatrix:
-    """Matrix from a file that all nodes see; every rank reads a part of it.
+    """Read a matrix from a file that all nodes see; every rank reads a part of it.
 
     Parameters
     ----------
     path : str
-        Its suffix says the format: .npy, .h5, .hdf5, .zarr, .parquet (a file or a folder),
-        .csv. With ``://`` in it, a URL for fsspec.
+        Its suffix selects the format: .npy, .h5, .hdf5, .zarr, .parquet (a file or a folder),
+        .csv. A path with ``://`` is a URL for fsspec.
     dataset : str, optional
-        Which one, in an HDF5 file or a Zarr group with several.
+        Name of the array in an HDF5 file or a Zarr group with several.
     rows, columns : str, optional
         A slice, as in Python: ``"10:20"``, ``"::2"``.
     row_list, column_list : list of int, optional
-        Indices instead, in any order; negative ones count from the end.
+        Indices instead, in any order; negative ones count from the end. Shuffled rows of a file
+        with chunks (or of CSV) are read in order and permuted during the exchange.
     column_names : list of str, optional
-        Names instead, of Parquet and of CSV with a header.
+        Names instead, for Parquet and for CSV with a header.
     layout : str
-        One of Elemental's 14.
+        Layout of the result.
     dtype : str, optional
-        Convert to it. Default: the file's own; of CSV, float64.
+        Convert to this dtype; a number out of its range is an error. Default: the file's own;
+        for CSV, float64.
     header : bool, optional
-        Whether the first line of a CSV file has names. Default: if a field of it is no number.
+        Whether the first line of a CSV file has names. Default: true if one of its fields is
+        neither a number nor a missing value; a first line 0,1,2 needs an explicit value.
     delimiter : str
-        Between the fields of a CSV file.
+        The separator of fields in a CSV file.
 
     Returns
     -------
@@ -77,22 +83,22 @@ def load(
     FileError
         If the file is missing, unreadable, truncated, ragged, or not the same on all nodes.
     DtypeError, ShapeError, LayoutError
-        If what it has is no matrix of ours.
+        If it does not contain a matrix of a supported dtype, or an element is out of range.
     BadArgumentError
-        If the format does not know such an option, or there is no such row, column or data set.
+        If the format does not support an option, or a row, column or data set does not exist.
     ResourceError
-        If a rank's node has not the memory.
+        If a rank's node has not enough memory, for the matrix or for a chunk of the file.
 
     Notes
     -----
-    Each rank reads stretches that lie together in the file, in pieces of about 16 MiB (or a
-    chunk of the file, where that is larger), and the ranks exchange them over MPI. Ranks on one
-    node read what is their own, where elements lie plainly in the file (.npy, contiguous HDF5,
-    uncompressed Zarr) and that is less work: see `ali.files.own`.
+    Each rank reads contiguous parts of the file, in boxes of about 16 MiB (or one chunk of the
+    file, if that is larger), and the ranks exchange them over MPI. Where elements are stored
+    plainly (.npy, contiguous HDF5, uncompressed Zarr), ranks on one node read their own elements
+    if that is less work: see `ali.files.own`.
     """
     place = Place(path)
     if layout not in LAYOUTS:
-        raise Failure("LayoutError", f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
+        raise Failure("LayoutError", f"unknown layout {layout!r}; use one of {', '.join(LAYOUTS)}")
     nodes = agree_on(ctx, place)
     options = Options(dataset=dataset, header=header, delimiter=delimiter)
     source = format_of(place).open(ctx, place, options)
@@ -105,7 +111,7 @@ def load(
             if column_names is not None:
                 across: Picked = _named(column_names, there.names, path)
                 if columns is not None or column_list is not None:
-                    raise Failure("BadArgumentError", f"{path}: columns are chosen twice")
+                    raise Failure("BadArgumentError", f"{path}: columns are given twice")
             else:
                 across = _picked(columns, column_list, n, f"{path}: columns")
             wanted = None if dtype is None else matrix_dtype(np.dtype("b"), dtype, path)
@@ -115,20 +121,49 @@ def load(
         down, across, there, kind = together(ctx, path, look)
         shape = (len(down), len(across))
         A = ctx.empty(shape, kind, layout)
-        one_cache = nodes == 1 and not place.is_url
+        one_cache = len(set(nodes)) == 1 and not place.is_url
         if one_cache and own.pays(source, A, down, across, ctx.size):
             own.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
             return A
-        grain = boxes.chosen(there.grain, down, across, there.shape)
+        order = _reading_order(down, there.grain)
+        in_order = down if order is None else np.asarray(down)[order]
+        grain = boxes.chosen(there.grain, in_order, across, there.shape)
         cut = boxes.cut(shape, there.dtype.itemsize, ctx.size, grain)
-        exchange.scatter(ctx, A, cut, lambda box: _read(source, down, across, box), path)
+        together(ctx, path, lambda: _check_memory(path, there, cut, nodes.count(nodes[ctx.rank])))
+
+        def read(box: boxes.Box) -> boxes.Array:
+            rows, cols = in_order[as_slice(box.rows)], across[as_slice(box.cols)]
+            return converted(source.read(rows, cols), kind, path)
+
+        if order is None:
+            exchange.scatter(ctx, A, cut, read, path)
+        else:
+            exchange.scatter_rows(ctx, A, cut, order, read, path)
         return A
     finally:
         source.close()
 
 
-def _read(source: Source, rows: Picked, cols: Picked, box: boxes.Box) -> boxes.Array:
-    return source.read(rows[box.rows.start : box.rows.stop], cols[box.cols.start : box.cols.stop])
+def _reading_order(rows: Picked, grain: boxes.Grain) -> NDArray[np.int64] | None:
+    """The order in which shuffled rows visit each chunk of the file once; None: as they are."""
+    if isinstance(rows, range) or (grain.bands is None and grain.rows == 1):
+        return None
+    return None if (np.diff(rows) >= 0).all() else np.argsort(rows, kind="stable")
+
+
+def _check_memory(path: str, there: About, cut: Sequence[boxes.Box], ranks: int) -> None:
+    """Refuse chunks that are too large, decompressed, for the `ranks` of this node."""
+    box = max(len(box.rows) * len(box.cols) for box in cut)
+    nbytes = max(there.grain.elements(there.shape), box) * there.dtype.itemsize
+    spare = available_bytes()
+    if COPIES * nbytes * ranks > spare:
+        raise Failure(
+            "ResourceError",
+            f"{path}: a chunk of this file has {readable(nbytes)}; {ranks} ranks of node "
+            f"{os.uname().nodename} need {readable(COPIES * nbytes * ranks)} to read such chunks, "
+            f"and {readable(spare)} are available: use fewer ranks per node, or write the file "
+            "with smaller chunks",
+        )
 
 
 @routine()
@@ -150,40 +185,40 @@ def save(
     A : matrix, shape (m, n)
         In any layout.
     path : str
-        Its suffix says the format, as in `load`; Parquet becomes a folder with a file for each
-        rank, Zarr a folder. What is there already is replaced in one step at the end.
-        With ``://`` in it, a URL for fsspec where nothing is: Zarr only.
+        Its suffix selects the format, as in `load`; Parquet is a folder with one file per rank,
+        Zarr a folder. An existing file, or folder of the same format, is replaced in one step at
+        the end. A path with ``://`` is a URL for fsspec at which nothing exists: Zarr only.
     dataset : str, optional
-        Name in the HDF5 file. Default: ``data``.
+        Name in the HDF5 file. Default: ``data``. A group is never replaced.
     columns : list of str, optional
         Names of the columns, in Parquet and CSV. Default in Parquet: c0, c1, ...
     header : bool, optional
-        Whether CSV begins with the names. Default: if there are any.
+        Whether CSV begins with the names. Default: if names are given.
     delimiter : str
-        Between the fields of a CSV file.
+        The separator of fields in a CSV file.
     append : bool
-        Keep the other data sets of the HDF5 file. It is copied first, so that a save that fails
-        leaves it whole.
+        Keep the other data sets of the HDF5 file. It is copied first, so that a failed save
+        leaves it unchanged.
     token : str, optional
-        Part of the hidden name under which it is written. Default: a random one.
+        Part of the hidden name under which it is written. Default: random.
 
     Raises
     ------
     FileError
         If it cannot be written, or the folder is not the same on all nodes. The old file is
-        as it was, and nothing else is there.
+        unchanged, and no other file is left.
     DtypeError
         For complex numbers in Parquet and CSV.
     BadArgumentError
-        If the format does not know such an option.
+        If the format does not support an option.
     """
     place = Place(path)
     kind = format_of(place)
     if place.is_url and not kind.urls:
         raise Failure(
             "BadArgumentError",
-            f"{path}: behind a URL only .zarr is written, whose parts are objects of their own; "
-            "other formats are saved to paths",
+            f"{path}: only .zarr can be saved to a URL, because its chunks are separate objects; "
+            "save other formats to a path",
         )
     options = Options(
         dataset=dataset, header=header, delimiter=delimiter, names=columns or (), append=append
@@ -216,8 +251,8 @@ def _write(
         if temporary != path and not os.path.exists(temporary):
             raise Failure(
                 "FileError",
-                f"{path}: what rank 0 writes there, node {os.uname().nodename} does not see: give "
-                "a path that all nodes share",
+                f"{path}: node {os.uname().nodename} does not see the file that rank 0 created: "
+                "give a path that all nodes share",
             )
 
     together(ctx, path, see)
@@ -227,7 +262,7 @@ def _write(
         exchange.gather(ctx, A, cut, sink.write, path)
         together(ctx, path, sink.close)
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
+        with contextlib.suppress(Exception):  # the first error is reported
             sink.close()
         raise
     kind.finish(ctx, temporary, spec, path)
@@ -241,7 +276,7 @@ def inspect(
     header: bool | None = None,
     delimiter: str = ",",
 ) -> tuple[int, int, str, list[str]]:
-    """What `load` would find in a file, without its elements.
+    """Shape, dtype and column names of the matrix in a file, without its elements.
 
     Parameters
     ----------
@@ -253,9 +288,9 @@ def inspect(
     m, n : int
         Shape of the whole.
     dtype : str
-        Of the file; it may be one that a matrix cannot have, such as uint8.
+        The file's dtype, which may be one that a matrix cannot have, such as uint8.
     columns : list of str
-        Names of the columns, if it has any.
+        Names of the columns, if they have names.
 
     Raises
     ------
@@ -283,9 +318,9 @@ def inspect(
 
 
 def _picked(text: str | None, indices: Sequence[int] | None, length: int, what: str) -> Picked:
-    """Which of `length` rows or columns are meant. Raises `Failure` (BadArgumentError)."""
+    """The selected rows or columns of `length`. Raises `Failure` (BadArgumentError)."""
     if text is not None and indices is not None:
-        raise Failure("BadArgumentError", f"{what} are chosen twice")
+        raise Failure("BadArgumentError", f"{what} are given twice")
     picked: Picked = range(length)
     if text is not None:
         picked = range(length)[_slice(text, what)]
@@ -293,10 +328,12 @@ def _picked(text: str | None, indices: Sequence[int] | None, length: int, what: 
         index = np.asarray(indices, np.int64)
         wrong = index[(index < -length) | (index >= length)]
         if wrong.size:
-            raise Failure("BadArgumentError", f"{what}: {wrong[0]} is not below {length}")
+            raise Failure(
+                "BadArgumentError", f"{what}: index {wrong[0]} is out of range for {length}"
+            )
         picked = np.where(index < 0, index + length, index)
     if not len(picked):
-        raise Failure("ShapeError", f"{what}: none of {length} are chosen")
+        raise Failure("ShapeError", f"{what}: none of {length} are selected")
     return picked
 
 
@@ -309,17 +346,17 @@ def _slice(text: str, what: str) -> slice:
         found = slice(*numbers)
         range(1)[found]
     except ValueError:
-        raise Failure("BadArgumentError", f"{what}: {text!r} is not a slice, as 10:20") from None
+        raise Failure("BadArgumentError", f"{what}: {text!r} is not a slice like 10:20") from None
     return found
 
 
 def _named(names: Sequence[str], known: Sequence[str], path: str) -> Picked:
     if not known:
-        raise Failure("BadArgumentError", f"{path}: its columns have no names: give their numbers")
+        raise Failure("BadArgumentError", f"{path}: its columns have no names: give numbers")
     missing = [name for name in names if name not in known]
     if missing:
         shown = ", ".join(list(known)[:20])
         raise Failure("BadArgumentError", f"{path} has no column {missing[0]!r}; it has {shown}")
     if not names:
-        raise Failure("ShapeError", f"{path}: columns: none are chosen")
+        raise Failure("ShapeError", f"{path}: columns: none are selected")
     return np.array([list(known).index(name) for name in names], np.int64)

@@ -1,11 +1,12 @@
 """CSV through pyarrow: numbers in lines, with or without a line of names.
 
-The file is cut into stretches of bytes. Every rank counts the lines of its own, so all know
-which rows begin where, and each parses its stretches by itself. A line is a row: no line break
-inside of quotes, blank lines only at the end. An empty field is NaN.
+The file is cut into stretches of bytes. Every rank counts the lines of its own stretches, so that
+all know the first row of each, and parses stretches independently. A line is a row: line breaks
+inside quotes are not supported, and blank lines are allowed only at the end. A field that is empty
+or marks a missing value (`MISSING`) is NaN.
 
-Written are the shortest decimals that read back as the same number; of a NaN only that it is
-one is kept.
+Numbers are written as the shortest decimals that read back as the same number; the payload of a NaN
+is lost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ BLOCK = 1 << 20  # 1 MiB of text is parsed at once
 COPY = 4 << 20
 LINE = 64 << 20  # 64 MiB: no line of numbers is longer
 PARSED = ("float32", "float64", "int32", "int64")
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
+NUMBER = re.compile(
+    r"[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE
+)
 
 
 def _pyarrow(path: str) -> Any:
@@ -76,7 +81,7 @@ class Csv:
         return CsvSink(_pyarrow(path), _part(path, rank), spec)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """Put the ranks' parts one after the other."""
+        """Concatenate the ranks' parts."""
         part = _part(path, ctx.rank)
         head = together(ctx, old, lambda: os.path.getsize(path))
         sizes = ctx.comm.allgather(together(ctx, old, lambda: os.path.getsize(part)))
@@ -87,7 +92,7 @@ class Csv:
 
 
 def _part(path: str, rank: int) -> str:
-    return f"{path}.{rank}"  # removed with `path`, whatever happens
+    return f"{path}.{rank}"  # removed together with `path`
 
 
 def _copy(part: str, path: str, offset: int) -> None:
@@ -95,23 +100,36 @@ def _copy(part: str, path: str, offset: int) -> None:
         target.seek(offset)
         while data := source.read(COPY):
             target.write(data)
+        target.flush()
+        os.fsync(target.fileno())
     os.unlink(part)
 
 
 def _delimiter(path: str, options: Options) -> str:
     if len(options.delimiter) != 1 or options.delimiter in '"\r\n0123456789.+-':
         raise Failure(
-            "BadArgumentError", f"{path}: delimiter={options.delimiter!r} cannot part numbers"
+            "BadArgumentError", f"{path}: delimiter={options.delimiter!r} cannot separate numbers"
         )
     return options.delimiter
 
 
-def _is_number(field: str) -> bool:
-    try:
-        float(field.strip() or "nan")
-    except ValueError:
-        return False
-    return True
+def _is_header(fields: list[str], path: str) -> bool:
+    """Whether the first line has names: if a field is neither a number nor a missing value.
+
+    Raises
+    ------
+    Failure
+        BadArgumentError for 0,1,2: pandas' header of a table without names, or a row.
+    """
+    fields = [field.strip() for field in fields]
+    numbers = fields[1:] if fields[0] == "" else fields  # pandas' index has an empty name
+    if len(fields) > 1 and numbers == [str(j) for j in range(len(numbers))]:
+        raise Failure(
+            "BadArgumentError",
+            f"{path}: its first line, {','.join(fields[:4])}..., is a row or column numbers as "
+            "pandas writes them: give header=False or header=True",
+        )
+    return not all(field in MISSING or NUMBER.fullmatch(field) for field in fields)
 
 
 class CsvSource:
@@ -120,8 +138,8 @@ class CsvSource:
         self._delimiter = _delimiter(place.path, options)
         self._pyarrow = _pyarrow(place.path)
         self._dtype = np.dtype(np.float64)
-        self._starts: list[int] = []  # first row of each stretch, and the number of all rows
-        self._bytes: list[int] = []  # first byte of each, and the end
+        self._starts: list[int] = []  # first row of each stretch, then the number of rows
+        self._bytes: list[int] = []  # first byte of each stretch, then the end
         self._file = place.open()
         try:
             self._look(options.header)
@@ -135,20 +153,26 @@ class CsvSource:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise Failure("FileError", f"{self._path} is not text in UTF-8") from None
-        if not text.strip():
-            raise Failure("FileError", f"{self._path} has no rows: it is empty or begins blank")
+        if not text.strip(self._blanks()):
+            raise Failure(
+                "FileError", f"{self._path} has no rows: it is empty or its first line is blank"
+            )
         fields = next(csv.reader([text], delimiter=self._delimiter))
         if header is None:
-            header = not all(map(_is_number, fields))
+            header = _is_header(fields, self._path)
         self._names = [field.strip() for field in fields] if header else []
         self._cols = len(fields)
         self._begin = after if header else (3 if line.startswith(b"\xef\xbb\xbf") else 0)
-        self._end = _end(self._file)
+        self._end = _end(self._file, self._blanks().encode())
         if self._end <= self._begin:
-            raise Failure("ShapeError", f"{self._path} has names of columns and no rows")
+            raise Failure("ShapeError", f"{self._path} has names of columns but no rows")
+
+    def _blanks(self) -> str:
+        """White space that does not separate fields."""
+        return " \t\r\n".replace(self._delimiter, "")
 
     def count(self, rank: int, size: int) -> list[tuple[int, int]]:
-        """First byte and number of the lines that begin in each stretch of a rank's bytes."""
+        """First byte and number of lines that begin in each stretch of a rank's bytes."""
         mine = share(self._end - self._begin, rank, size)
         found = []
         for first in range(mine.start, mine.stop, BLOCK):
@@ -164,7 +188,7 @@ class CsvSource:
         return found
 
     def index(self, stretches: list[tuple[int, int]]) -> None:
-        """Take note of the stretches of all ranks."""
+        """Store the stretches of all ranks."""
         self._bytes = [first for first, _ in stretches] + [self._end]
         self._starts = [0]
         for _, lines in stretches:
@@ -191,13 +215,30 @@ class CsvSource:
                         "DtypeError",
                         f"{self._path}: {self._column(int(j))} has empty fields between rows "
                         f"{self._starts[k]} and {self._starts[k + 1]}, which {self._dtype} cannot "
-                        "say: load it as float64",
+                        "represent: load it as float64",
                     )
                 out[places, number] = column.to_numpy()[wanted]
+                if self._dtype.kind == "f" and np.isinf(out[places, number]).any():
+                    self._check_infinities(k, int(j), wanted)
         return out
 
-    def _parsed(self, k: int, cols: Pick) -> Any:
+    def _check_infinities(self, k: int, j: int, rows: Array) -> None:
+        """Refuse numbers that Arrow has parsed as infinities, such as 1e400."""
+        column = self._parsed(k, range(j, j + 1), as_text=True).column(f"f{j}").to_pylist()
+        for row in rows.tolist():
+            number = (column[row] or "").strip()
+            if re.fullmatch(r"[+-]?(inf|infinity)", number, re.I):
+                continue
+            if NUMBER.fullmatch(number) and np.isinf(np.array(number).astype(self._dtype)):
+                raise Failure(
+                    "DtypeError",
+                    f"{self._path}: row {self._starts[k] + row}, {self._column(j)}: {number} is "
+                    f"out of range of {self._dtype}",
+                )
+
+    def _parsed(self, k: int, cols: Pick, *, as_text: bool = False) -> Any:
         pyarrow = self._pyarrow
+        kind = pyarrow.string() if as_text else pyarrow.from_numpy_dtype(self._dtype)
         text = self._file.read(self._bytes[k], self._bytes[k + 1])
         wanted = [f"f{j}" for j in dict.fromkeys(int(j) for j in cols)]
         ragged: list[Any] = []
@@ -221,8 +262,8 @@ class CsvSource:
                 ),
                 pyarrow.csv.ConvertOptions(
                     include_columns=wanted,
-                    column_types=dict.fromkeys(wanted, pyarrow.from_numpy_dtype(self._dtype)),
-                    null_values=[""],
+                    column_types=dict.fromkeys(wanted, kind),
+                    null_values=list(MISSING),
                 ),
             )
         except pyarrow.ArrowException as error:
@@ -235,19 +276,19 @@ class CsvSource:
             raise Failure(
                 "FileError",
                 f"{self._path}: rows {self._starts[k]} to {self._starts[k + 1]} read as "
-                f"{table.num_rows} rows: has a quoted field a line break in it?",
+                f"{table.num_rows} rows: does a quoted field contain a line break?",
             )
         return table
 
     def _unreadable(self, k: int, ragged: list[Any], said: str) -> Failure:
-        """What the user is told of text that is no matrix of numbers."""
+        """The error for text that is not a matrix of numbers."""
         if ragged:
             row = ragged[0]
             number = "" if row.number is None else f" {self._starts[k] + row.number - 1}"
             return Failure(
                 "FileError",
-                f"{self._path} is ragged: row{number} has {row.actual_columns} fields, and the "
-                f"first has {row.expected_columns}",
+                f"{self._path} is ragged: row{number} has {row.actual_columns} fields; the first "
+                f"has {row.expected_columns}",
             )
         found = re.search(r"In CSV column #(\d+):(?: Row #(\d+):)?.*?invalid value '(.*?)'", said)
         if found is None:
@@ -268,7 +309,7 @@ class CsvSource:
 
 
 def _first_line(file: Bytes) -> tuple[bytes, int]:
-    """The first line without its end, and where the next begins."""
+    """The first line without its line break, and the offset of the next."""
     length = 64 << 10
     while True:
         head = file.read(0, min(length, file.size))
@@ -276,25 +317,25 @@ def _first_line(file: Bytes) -> tuple[bytes, int]:
             line, _, _ = head.partition(b"\n")
             return line.rstrip(b"\r"), min(len(line) + 1, file.size)
         if length > LINE:
-            raise Failure("FileError", f"{file.path}: its first line has no end after {LINE} bytes")
+            raise Failure("FileError", f"{file.path}: its first line is longer than {LINE} bytes")
         length *= 4
 
 
 def _blank(text: bytes) -> int:
-    """Where the first blank line begins, or -1."""
+    """Offset of the first blank line, or -1."""
     if text.startswith((b"\n", b"\r\n")):
         return 0
     found = [at + 1 for at in (text.find(b"\n\n"), text.find(b"\n\r\n")) if at >= 0]
     return min(found, default=-1)
 
 
-def _end(file: Bytes) -> int:
-    """Where the last row ends: before the white space at the end of the file."""
+def _end(file: Bytes, blanks: bytes) -> int:
+    """End of the last row: before the white space at the end of the file."""
     stop = file.size
     while stop:
         start = max(0, stop - (64 << 10))
         tail = file.read(start, stop)
-        if kept := tail.rstrip(b" \t\r\n"):
+        if kept := tail.rstrip(blanks):
             return start + len(kept)
         stop = start
     return 0

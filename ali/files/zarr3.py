@@ -1,28 +1,30 @@
 """Zarr through zarr-python: version 3 is written, 2 and 3 are read.
 
-Boxes are whole chunks, so no two ranks write the same one. Chunks are not compressed. As the
-format has it, a chunk that is not there reads as the array's fill value.
+Boxes are whole chunks, so that no two ranks write the same one. Chunks are not compressed. A
+missing chunk reads as the array's fill value, as the format specifies.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ali.files.boxes import Array, Box, Grain, Pick, gathered
 from ali.files.formats import About, Options, Sink, Source, Spec, checked_shape, refuse
-from ali.files.paths import Place, begin_flush, extra, together
+from ali.files.paths import Place, begin_flush, extra, flush, together
 from ali.files.raw import Lines, RawSource
 from ali.files.remote import RemoteArray, publish
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
 CHUNK = 8 << 20  # 8 MiB
-PLAIN = 1 << 15  # elements of a chunk, at least, for which its file is opened by every rank
+PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file directly
 
 
 def _chunks(spec: Spec) -> tuple[int, int]:
@@ -33,7 +35,7 @@ def _chunks(spec: Spec) -> tuple[int, int]:
 
 
 def _created(spec: Spec) -> dict[str, Any]:
-    """How arrays are made."""
+    """Options of zarr.create_array."""
     return {"chunks": _chunks(spec), "compressors": None, "fill_value": 0, "zarr_format": 3}
 
 
@@ -45,7 +47,7 @@ class Zarr:
         return together(ctx, place.path, lambda: self._open(place, options))
 
     def _open(self, place: Place, options: Options) -> ZarrSource:
-        refuse(place, "header to speak of", options.header)
+        refuse(place, "header lines", options.header)
         zarr = extra(place.path, "zarr")
         try:
             opened = zarr.open(place.path, mode="r")
@@ -83,9 +85,14 @@ class Zarr:
             )
 
     def owns(self, folder: str) -> bool:
-        known = {"zarr.json", ".zarray", ".zgroup"}
-        names = os.listdir(folder)
-        return not names or bool(known & set(names))
+        names = set(os.listdir(folder))
+        if not names or ".zarray" in names:
+            return ".zgroup" not in names
+        try:
+            node = json.loads(Path(folder, "zarr.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(node, dict) and node.get("node_type") == "array"  # not a group
 
 
 class ZarrSource:
@@ -93,7 +100,7 @@ class ZarrSource:
         self._array = array
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        # Of a sharded array, the shard is what is read for its own sake.
+        # A sharded array is read shard by shard.
         rows, columns = (*(self._array.shards or self._array.chunks), 1)[:2]
         shape = (*self._array.shape, 1)[:2]
         return About(shape, np.dtype(self._array.dtype), Grain(rows, columns))
@@ -112,7 +119,7 @@ class ZarrSource:
 
 
 class PlainChunks(ZarrSource):
-    """Chunks on a disk that have their elements as they are in memory: read without Zarr."""
+    """Uncompressed chunks in files, with elements as in memory: read without zarr-python."""
 
     def take(self, rows: range, cols: range, target: Array) -> None:
         """See `own.Direct`."""
@@ -149,7 +156,7 @@ class PlainChunks(ZarrSource):
 
 
 def _cells(indices: range, width: int) -> Iterator[tuple[int, slice, range]]:
-    """Chunk by chunk: its number, which of the indices are in it, and which of its own they are."""
+    """For each chunk: its number, the slice of `indices` in it, and their positions in it."""
     at = 0
     while at < len(indices):
         number = indices[at] // width
@@ -161,7 +168,7 @@ def _cells(indices: range, width: int) -> Iterator[tuple[int, slice, range]]:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether `PlainChunks` can read it, and it pays: a chunk is a file to be opened."""
+    """Whether `PlainChunks` can read it, and chunks are large enough to open their files."""
     if array.metadata.zarr_format != 3 or len(array.shape) != 2 or array.shards is not None:
         return False
     if array.compressors or array.filters or array.chunks[0] * array.chunks[1] < PLAIN:
@@ -174,8 +181,9 @@ class ZarrSink:
     def __init__(self, path: str, chunks: tuple[int, int]) -> None:
         self._path = path
         self._chunks = chunks
+        self._written: list[str] = []
         zarr = extra(path, "zarr")
-        # A chunk of zeros has to be written as well: it might be of -0.0.
+        # Chunks of zeros must be written too: they may contain -0.0.
         with zarr.config.set({"array.write_empty_chunks": True}):
             self._array = zarr.open_array(path, mode="r+")
 
@@ -186,22 +194,30 @@ class ZarrSink:
                 name = f"{self._path}/c/{i // self._chunks[0]}/{j // self._chunks[1]}"
                 with open(name, "rb") as file:
                     begin_flush(file.fileno())
+                self._written.append(name)
 
     def close(self) -> None:
-        """Rank 0 flushes the folder."""
+        """Flush the chunks of this rank, and their folders."""
+        written, self._written = self._written, []
+        for name in written:
+            flush(name)
+        for folder in {os.path.dirname(name) for name in written}:
+            flush(folder)
+        if written:
+            flush(f"{self._path}/c")
 
 
 def _array(zarr: Any, opened: Any, name: str | None, path: str) -> Any:
     if isinstance(opened, zarr.Array):
         if name is not None:
-            raise Failure("BadArgumentError", f"{path} is one array, and has no {name!r} inside")
+            raise Failure("BadArgumentError", f"{path} is one array, and contains no {name!r}")
         return opened
     names = sorted(opened.array_keys())
     if name is None and len(names) == 1:
         name = names[0]
     if name is None:
         kind = "BadArgumentError" if names else "FileError"
-        raise Failure(kind, f"{path} is a group: say dataset=... (it has {', '.join(names)})")
+        raise Failure(kind, f"{path} is a group: choose dataset=... (it has {', '.join(names)})")
     try:
         found = opened[name]
     except KeyError:

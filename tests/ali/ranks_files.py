@@ -58,12 +58,33 @@ def everything(gang: Gang, folder: str) -> dict[str, Any]:
     # They use this module.
     from tests.ali.ranks_files_bad import atomic, refused  # noqa: PLC0415
     from tests.ali.ranks_files_remote import url_atomic, url_round_trips  # noqa: PLC0415
+    from tests.ali.ranks_files_strict import (  # noqa: PLC0415
+        conversions,
+        durable,
+        kept,
+        large_chunks,
+        shuffled,
+        tables,
+    )
 
     patch = small()
     try:
         return {
             what.__name__: what(gang, own_folder(gang, folder, what.__name__))
-            for what in (round_trips, parts, atomic, refused, url_round_trips, url_atomic)
+            for what in (
+                round_trips,
+                parts,
+                atomic,
+                refused,
+                url_round_trips,
+                url_atomic,
+                kept,
+                conversions,
+                tables,
+                durable,
+                large_chunks,
+                shuffled,
+            )
         }
     finally:
         patch.undo()

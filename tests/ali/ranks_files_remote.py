@@ -67,7 +67,7 @@ def url_atomic(gang: Gang, folder: Path) -> list[str]:
     routines.save(check.ctx, matrix, url)
     before = bits(check.whole(routines.load(check.ctx, url)))
     said = check.said(lambda: routines.save(check.ctx, matrix, url))
-    if not said.startswith(f"FileError: {url}: something is there"):
+    if not said.startswith(f"FileError: {url} exists, and a URL cannot"):
         wrong.append(f"over another: {said}")
     if bits(check.whole(routines.load(check.ctx, url))) != before:
         wrong.append("the other one was changed")

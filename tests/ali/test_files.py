@@ -71,6 +71,36 @@ def test_what_is_no_matrix_is_refused_by_all_ranks_alike(ranks: int) -> None:
     assert results(ranks)["refused"] == []
 
 
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_a_refused_save_changes_nothing(ranks: int) -> None:
+    assert results(ranks)["kept"] == []
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_numbers_out_of_range_are_refused_and_others_are_converted(ranks: int) -> None:
+    assert results(ranks)["conversions"] == []
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_tables_and_text_are_read_as_their_writers_meant_them(ranks: int) -> None:
+    assert results(ranks)["tables"] == []
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_each_rank_flushes_what_it_has_written(ranks: int) -> None:
+    assert results(ranks)["durable"] == []
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_a_chunk_larger_than_memory_is_refused(ranks: int) -> None:
+    assert results(ranks)["large_chunks"] == []
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_shuffled_rows_read_each_chunk_once(ranks: int) -> None:
+    assert results(ranks)["shuffled"] == []
+
+
 IN_A_SMALL_DISK = """
 import json, subprocess, sys
 from mpi_workers.testing import local_gang
@@ -146,7 +176,7 @@ class TestFiles(LibraryTests):
         Case("load", {"path": f"{FOLDER}/B.npy"}, raises="FileError"),
         Case("save", {"A": A, "path": f"{FOLDER}/saved.npy"}, []),
         Case("save", {"A": A, "path": f"{FOLDER}/saved.zarr"}, []),
-        Case("save", {"A": A, "path": f"{FOLDER}/no/saved.npy"}, raises="there is no folder"),
+        Case("save", {"A": A, "path": f"{FOLDER}/no/saved.npy"}, raises="does not exist"),
         Case("inspect", {"path": f"{FOLDER}/A.npy"}, [5, 4, "float64", []]),
         Case("begin_folder", {"path": f"{FOLDER}/new", "token": "t"},
              [f"{FOLDER}/.new.t.part"]),

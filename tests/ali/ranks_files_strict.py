@@ -1,0 +1,368 @@
+"""What ranks do with files: nothing lost, no wrong number, each byte on the disk."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ali.files import exchange, folders, own, paths, routines, text
+from ali.files.paths import hidden
+from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.rank.gang import Gang
+from tests.ali.ranks_files import BASE, SUFFIXES, Checks, bits, values, written_by_others
+
+M, N = BASE.shape
+
+
+# --- saves that are refused ---
+
+
+def kept(gang: Gang, folder: Path) -> list[str]:
+    """A save that is refused leaves every byte that was there."""
+    check = Checks(gang, folder)
+    check.by_rank_0(lambda: existing(folder))
+    A = check.ctx.new_replicated(BASE, "MC_MR")
+    C = check.ctx.new_replicated(BASE.astype(np.complex64), "MC_MR")
+    saves: tuple[tuple[Any, str, dict[str, Any], str], ...] = (
+        (A, "groups.h5", {"dataset": "deep", "append": True}, "'deep' is a group"),
+        (A, "groups.h5", {"dataset": "deep/plain/x", "append": True}, "FileError"),
+        (A, "groups.h5", {"columns": ["a"]}, "have no names"),
+        (A, "group2.zarr", {}, "other contents"),
+        (A, "group3.zarr", {}, "other contents"),
+        (A, "array.zarr", {"dataset": "x"}, "no data sets"),
+        (A, "damaged.zarr", {}, "other contents"),
+        (A, "tables.parquet", {}, "other contents"),
+        (C, "table.parquet", {}, "no complex numbers"),
+        (A, "table.parquet", {"columns": ["a", "a"]}, "different names"),
+        (C, "old.csv", {}, "no complex numbers"),
+        (A, "old.csv", {"delimiter": "."}, "cannot separate"),
+        (A, "old.npy", {"append": True}, "no other data sets"),
+        (A, "folder.npy", {}, "other contents"),
+        (A, "folder.h5", {}, "other contents"),
+        (A, "folder.csv", {}, "other contents"),
+    )
+    wrong = []
+    before = contents(folder)
+    for matrix, name, options, words in saves:
+        said = check.said(
+            lambda: routines.save(check.ctx, matrix, str(folder / name), **options)  # noqa: B023
+        )
+        if words not in said or contents(folder) != before:
+            wrong.append(f"{name} {options}: {said}")
+    said = check.said(lambda: folders.begin_folder(check.ctx, str(folder / "app"), "t"))
+    if "is not a checkpoint" not in said or contents(folder) != before:
+        wrong.append(f"checkpoint: {said}")
+    return wrong
+
+
+def existing(folder: Path) -> None:
+    """Files and folders that a save must not replace."""
+    import h5py  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+    import zarr  # noqa: PLC0415
+
+    with h5py.File(folder / "groups.h5", "w") as file:
+        file["deep/plain"] = BASE
+    for version in (2, 3):
+        group = zarr.open_group(str(folder / f"group{version}.zarr"), mode="w", zarr_format=version)
+        group.create_array("inner", data=BASE)
+    zarr.create_array(str(folder / "array.zarr"), data=BASE)
+    (folder / "damaged.zarr").mkdir()
+    (folder / "damaged.zarr" / "zarr.json").write_text("{")
+    table = pa.table({"a": BASE[:, 0]})
+    (folder / "tables.parquet" / "inner.parquet").mkdir(parents=True)
+    pq.write_table(table, folder / "tables.parquet" / "inner.parquet" / "0.parquet")
+    (folder / "table.parquet").mkdir()
+    pq.write_table(table, folder / "table.parquet" / "0.parquet")
+    (folder / "old.csv").write_text("1,2\n")
+    np.save(folder / "old.npy", BASE)
+    for name in ("folder.npy", "folder.h5", "folder.csv"):
+        (folder / name).mkdir()
+        np.save(folder / name / "inner.npy", BASE)
+    (folder / "app").mkdir()
+    (folder / "app" / "manifest.json").write_text('{"name": "a web application"}')
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# --- numbers that a dtype cannot hold ---
+
+TOO_LARGE: tuple[tuple[Any, str, str], ...] = (  # element, dtype of the file, dtype asked for
+    (2**40, "int64", "int32"),
+    (-(2**31) - 1, "int64", "int32"),
+    (2**63, "uint64", "int64"),
+    (2**31, "uint32", "int32"),
+    (1e300, "float64", "float32"),
+    (-1e39, "float64", "float32"),
+    (complex(0, 1e300), "complex128", "complex64"),
+    (complex(np.inf, 1e300), "complex128", "complex64"),
+)
+FITS: tuple[tuple[Any, str, str], ...] = (
+    (-(2**31), "int64", "int32"),
+    (2**63 - 1, "uint64", "int64"),
+    (0.1, "float64", "float32"),
+    (1e-300, "float64", "float32"),
+    (-np.inf, "float64", "float32"),
+    (np.nan, "float64", "float32"),
+    (complex(np.nan, np.inf), "complex128", "complex64"),
+    (2**53 + 1, "int64", "float64"),
+)
+
+
+def conversions(gang: Gang, folder: Path) -> list[str]:
+    """Elements out of range are refused by name; others become what NumPy makes of them."""
+    import h5py  # noqa: PLC0415
+
+    check = Checks(gang, folder)
+    wrong = []
+    for number, (value, have, want) in enumerate((*TOO_LARGE, *FITS)):
+        array = np.ones((M, N), have)
+        array[M - 2, 3] = value
+        for way in (0, own.EXCHANGE, 1000):
+            own.EXCHANGE = way
+            for suffix in (".npy", ".h5"):
+                path = folder / f"{number}{way}{suffix}"
+
+                def make(path: Path = path, array: Any = array) -> None:
+                    if path.suffix == ".npy":
+                        np.save(path, array)
+                        return
+                    with h5py.File(path, "w") as file:
+                        file.create_dataset("data", data=array, chunks=(5, 4), compression="gzip")
+
+                check.by_rank_0(make)
+                found = None
+
+                def load(path: Path = path, want: str = want, number: int = number) -> None:
+                    nonlocal found
+                    layout = LAYOUTS[number % len(LAYOUTS)]
+                    found = routines.load(check.ctx, str(path), dtype=want, layout=layout)
+
+                said = check.said(load)
+                if number < len(TOO_LARGE):
+                    good = said.startswith(f"DtypeError: {path}: ") and "out of range" in said
+                    good &= str(array[M - 2, 3]) in said
+                else:
+                    assert found is not None, said
+                    good = np.array_equal(check.whole(found), array.astype(want), equal_nan=True)
+                if not good:
+                    wrong.append(f"{value} from {have} to {want}, {suffix} {way}: {said}")
+    own.EXCHANGE = 3
+    return wrong
+
+
+# --- tables and text ---
+
+nan = np.nan
+TEXTS: tuple[tuple[str, dict[str, Any], Any], ...] = (  # text, options, what it is
+    ("1\t2\n3\t\n", {"delimiter": "\t"}, [[1, 2], [3, nan]]),
+    ("\t2\n3\t\n\t\n", {"delimiter": "\t"}, [[nan, 2], [3, nan], [nan, nan]]),
+    ("1 2\n3 \n\n", {"delimiter": " "}, [[1, 2], [3, nan]]),
+    ("1,2 \n3,4 \t\n \n", {}, [[1, 2], [3, 4]]),
+    ("1,NA\n3,4\nNA,null\n", {}, [[1, nan], [3, 4], [nan, nan]]),
+    ("NA,N/A\n3,4\n", {}, [[nan, nan], [3, 4]]),
+    ("nan,-Inf\n3,4\n", {}, [[nan, -np.inf], [3, 4]]),
+    ("NA,x\n3,4\n", {}, [[3, 4]]),
+    ("2020_01,2020_02\n3,4\n", {}, [[3, 4]]),
+    ("0,1,2\n3,4,5\n", {}, "BadArgumentError: {}: its first line, 0,1,2..., is a row or"),
+    (",0,1\n0,4,5\n", {}, "BadArgumentError: {}: its first line, ,0,1..., is a row or"),
+    ("0,1,2\n3,4,5\n", {"header": True}, [[3, 4, 5]]),
+    ("0,1,2\n3,4,5\n", {"header": False}, [[0, 1, 2], [3, 4, 5]]),
+    ("0\n1\n", {}, [[0], [1]]),
+    ("1,2\n1e400,4\n", {}, "DtypeError: {}: row 1, column 0: 1e400 is out of range of float64"),
+    ("1,2\n3,-1e39\n", {"dtype": "float32"}, "DtypeError: {}: row 1, column 1: -1e39 is out of"),
+    ("1,2\n3,4294967296\n", {"dtype": "int32"}, "DtypeError: {}: row 1, column 1: '4294967296'"),
+)
+
+
+def tables(gang: Gang, folder: Path) -> list[str]:
+    """Texts and Parquet folders as their writers meant them, or an error that says why not."""
+    check = Checks(gang, folder)
+    wrong = []
+    for number, (content, options, wanted) in enumerate(TEXTS):
+        path = folder / f"{number}.csv"
+        check.by_rank_0(lambda: path.write_bytes(content.encode()))  # noqa: B023
+        wrong += expect(check, path, options, wanted)
+    check.by_rank_0(lambda: parquet_files(folder))
+    column = np.arange(12.0).reshape(-1, 1)
+    for name, options, wanted in (
+        ("parts.parquet", {}, column),
+        ("parts.parquet", {"row_list": [11, 2, 10]}, column[[11, 2, 10]]),
+        ("partitioned.parquet", {}, "FileError: {} has subfolders (year=2020)"),
+        ("types.parquet", {"column_names": ["x"]}, [[1.0], [2.0]]),
+        (
+            "types.parquet",
+            {"column_names": ["money"]},
+            "DtypeError: {}: column 'money' has type dec",
+        ),
+        (
+            "types.parquet",
+            {"column_names": ["pair"]},
+            "DtypeError: {}: column 'pair' has type struct",
+        ),
+        (
+            "types.parquet",
+            {"column_names": ["word"]},
+            "DtypeError: {}: column 'word' has type dicti",
+        ),
+        (
+            "types.parquet",
+            {"column_names": ["day"]},
+            "DtypeError: {}: column 'day' has type date32",
+        ),
+    ):
+        wrong += expect(check, folder / name, options, wanted)
+        wrong += expect(check, f"file://{folder / name}", options, wanted)
+    return wrong
+
+
+def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any) -> list[str]:
+    found = None
+
+    def load() -> None:
+        nonlocal found
+        found = check.whole(routines.load(check.ctx, str(path), **options))
+
+    said = check.said(load)
+    if isinstance(wanted, str):
+        good = said.startswith(wanted.replace("{}", str(path)))
+    else:
+        good = found is not None and np.array_equal(found, wanted, equal_nan=True)
+    return [] if good else [f"{path} {options}: {said} {found}, not {wanted}"]
+
+
+def parquet_files(folder: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    for name in ("parts.parquet", "partitioned.parquet/year=2020"):
+        (folder / name).mkdir(parents=True)
+        for k in range(12):
+            pq.write_table(pa.table({"x": [float(k)]}), folder / name / f"part.{k}.parquet")
+    columns = {
+        "x": [1.0, 2.0],
+        "money": pa.array([Decimal("1.50"), Decimal("2.50")]),
+        "pair": pa.array([{"a": 1}, {"a": 2}]),
+        "word": pa.array(["a", "b"]).dictionary_encode(),
+        "day": pa.array([1, 2], pa.date32()),
+    }
+    pq.write_table(pa.table(columns), folder / "types.parquet")
+
+
+# --- on the disk ---
+
+
+def durable(gang: Gang, folder: Path) -> list[str]:
+    """Before the rename each rank has called fsync for the files that it wrote itself."""
+    check = Checks(gang, folder)
+    wrong = []
+    array = values((40, 4), "float64", 4)
+    matrix = check.ctx.new_replicated(array, "VC_STAR")
+    for suffix in SUFFIXES:
+        path = folder / f"A{suffix}"
+        flushed: set[str] = set()
+        real = os.fsync
+
+        def fsync(fd: int, flushed: set[str] = flushed, real: Any = real) -> None:
+            flushed.add(os.readlink(f"/proc/self/fd/{fd}"))
+            real(fd)
+
+        def publish(temporary: str, final: str, flushed: set[str] = flushed) -> None:
+            flushed.add("published")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            patch.setattr(paths, "_publish", publish)
+            routines.save(check.ctx, matrix, str(path), token="t")
+        temporary = hidden(str(path), "t")
+        everyone = check.gang.comm.allgather(flushed - {"published"})
+        files = [str(p) for p in Path(temporary).rglob("*") if p.is_file()] or [temporary]
+        data = [name for name in files if not name.endswith("zarr.json")]
+        if any(all(name not in some for some in everyone) for name in data):
+            wrong.append(f"{suffix}: not all of {data} are in {everyone}")
+        writers = [some for some in everyone if any(name in some for name in data)]
+        if len(writers) != gang.size or (
+            suffix in (".zarr", ".parquet") and overlaps(data, everyone)
+        ):
+            wrong.append(f"{suffix}: flushed by the wrong ranks: {everyone}")
+        gang.comm.Barrier()
+        check.by_rank_0(lambda: paths.remove(temporary))  # noqa: B023
+    return wrong
+
+
+def overlaps(names: list[str], flushed: list[set[str]]) -> bool:
+    """Whether a file was flushed by more than one rank."""
+    return any(sum(name in some for some in flushed) > 1 for name in names)
+
+
+# --- chunks ---
+
+
+def large_chunks(gang: Gang, folder: Path) -> list[str]:
+    """A chunk that does not fit into the node's memory is refused before it is read."""
+    check = Checks(gang, folder)
+    wrong = []
+    check.by_rank_0(lambda: written_by_others(folder))
+    for name, options in (
+        ("many.h5", {"dataset": "packed"}),
+        ("sharded.zarr", {}),
+        ("sharded.zarr", {"rows": "3:4"}),
+        ("one.parquet", {"columns": ":3"}),
+    ):
+        path = str(folder / name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(routines, "available_bytes", lambda: 64 * 8 * 2 * gang.size)
+            said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
+            if said != "nothing":
+                wrong.append(f"{name} {options} fits: {said}")
+            patch.setattr(routines, "available_bytes", lambda: 12 * 8 * 2 * gang.size - 1)
+            said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
+            if not said.startswith(f"ResourceError: {path}: a chunk of this file has"):
+                wrong.append(f"{name} {options} does not fit: {said}")
+    return wrong
+
+
+def shuffled(gang: Gang, folder: Path) -> list[str]:
+    """Rows in any order; no stretch of a text is parsed more often than in order."""
+    check = Checks(gang, folder)
+    wrong = []
+    check.by_rank_0(lambda: written_by_others(folder))
+    rows = [int(i) for i in np.random.default_rng(gang.size).permutation(M)] + [3, 3, 0]
+    parsed = [0]
+    parse = text.CsvSource._parsed
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parsed[0] += 1
+        return parse(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text.CsvSource, "_parsed", counted)
+        patch.setattr(exchange, "MESSAGE", 64)
+        for name, options in (
+            ("plain.csv", {}),
+            ("folder.parquet", {}),
+            ("many.h5", {"dataset": "packed"}),
+            ("sharded.zarr", {}),
+            ("fortran.npy", {}),
+        ):
+            for layout in LAYOUTS:
+                picked = {**options, "row_list": rows, "column_list": [4, 1, 2], "layout": layout}
+                found = check.whole(routines.load(check.ctx, str(folder / name), **picked))
+                if bits(found) != bits(BASE[rows][:, [4, 1, 2]]):
+                    wrong.append(f"{name} {layout}: {found}")
+        parsed[0] = 0
+        routines.load(check.ctx, str(folder / "plain.csv"))
+        in_order = gang.comm.allreduce(parsed[0])
+        parsed[0] = 0
+        routines.load(check.ctx, str(folder / "plain.csv"), row_list=rows[:M])
+        if gang.comm.allreduce(parsed[0]) > 2 * in_order:
+            wrong.append(f"{parsed[0]} stretches parsed instead of {in_order}")
+    return wrong
