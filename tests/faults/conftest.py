@@ -1,4 +1,4 @@
-"""A gang to break, another that must not notice, and the table of what was measured."""
+"""A gang to break, a second gang that must not be affected, and the measured times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleEr
 from alchemist_ray.runtime.driver import NAMESPACE, find_driver
 from tests.support import report, traces
 
-NEWS_S = 3.0  # the caller knows of a fault within
-CLEAN_S = 3.0  # and nothing of the gang is left within
+ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
+CLEANUP_LIMIT_S = 3.0  # from there until nothing of the gang is left
 LIBRARY = Path(__file__).with_name("breaking.py")
 MATRIX = np.arange(600.0).reshape(60, 10)
 
@@ -44,11 +44,11 @@ def record(fault: str, error_s: float, clean_s: float | None, error: BaseExcepti
     _measured.append((fault, error_s, clean_s, name))
 
 
-# --- what a gang leaves ---------------------------------------------------------------
+# --- leftovers of a gang ----------------------------------------------------------------
 
 
 def left() -> set[str]:
-    """What gangs have on this machine and in the cluster now."""
+    """Return the processes, files and placement groups of all gangs."""
     parts = [pid for pid, line in traces.processes().items() if traces.PART in line]
     found = {f"process {pid}" for pid in parts if not _stands(pid)}
     found |= set(map(str, traces.folders() | traces.shared_memory()))
@@ -65,7 +65,7 @@ def _stands(pid: int) -> bool:
 
 
 def assert_clean(before: set[str]) -> float:
-    """Wait until nothing is left but what was there `before`; seconds until it was so."""
+    """Wait until nothing is left that was not in `before`; return the seconds that took."""
     now: set[str] = set()
 
     def clean() -> bool:
@@ -73,7 +73,7 @@ def assert_clean(before: set[str]) -> float:
         now.update(left() - before)
         return not now
 
-    took = traces.wait_until(clean, CLEAN_S)
+    took = traces.wait_until(clean, CLEANUP_LIMIT_S)
     assert took is not None, f"left behind: {', '.join(sorted(now))}"
     return took
 
@@ -98,12 +98,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
 
-# --- how to strike --------------------------------------------------------------------
+# --- how to inject a fault ------------------------------------------------------------
 
 
 @dataclass
-class Told:
-    """What a call came back with, and how long after the blow."""
+class Outcome:
+    """The result or error of a call, and the seconds from the fault to its end."""
 
     seconds: float
     result: Any = None
@@ -111,51 +111,53 @@ class Told:
 
 
 class Call:
-    """A call in a thread of its own, so that something can happen to it."""
+    """A call in its own thread, so that a fault can be injected meanwhile."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._ended = 0.0
-        self._told = Told(0.0)
+        self._outcome = Outcome(0.0)
         self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
         self._thread.start()
 
     def _run(self, call: Callable[[], Any]) -> None:
         try:
-            self._told.result = call()
+            self._outcome.result = call()
         except BaseException as error:
-            self._told.error = error
+            self._outcome.error = error
         self._ended = time.monotonic()
 
     @property
     def under_way(self) -> bool:
         return self._thread.is_alive()
 
-    def told(self, since: float, limit_s: float = 20.0) -> Told:
+    def outcome(self, since: float, limit_s: float = 20.0) -> Outcome:
         self._thread.join(limit_s)
         assert not self._thread.is_alive(), f"the call did not end in {limit_s} s"
-        self._told.seconds = self._ended - since
-        return self._told
+        self._outcome.seconds = self._ended - since
+        return self._outcome
 
 
-def strike(blow: Callable[[], Any], call: Callable[[], Any], after_s: float = 0.3) -> Told:
-    """Begin a call, let the blow fall while it is under way, and see what comes of the call."""
+def inject_during(
+    cause: Callable[[], Any], call: Callable[[], Any], after_s: float = 0.3
+) -> Outcome:
+    """Start a call, cause the fault while it runs, and return its outcome."""
     under = Call(call)
     time.sleep(after_s)
-    assert under.under_way, "the call ended before the blow"
+    assert under.under_way, "the call ended before the fault"
     start = time.monotonic()
-    blow()
-    return under.told(start)
+    cause()
+    return under.outcome(start)
 
 
-def until_told(blow: Callable[[], Any], call: Callable[[], Any]) -> Told:
-    """Let the blow fall, then call and call again until the call fails."""
+def inject_and_retry(cause: Callable[[], Any], call: Callable[[], Any]) -> Outcome:
+    """Cause the fault, then repeat the call until it fails."""
     start = time.monotonic()
-    blow()
+    cause()
     while time.monotonic() - start < 20:
         try:
             call()
         except AlchemistError as error:
-            return Told(time.monotonic() - start, error=error)
+            return Outcome(time.monotonic() - start, error=error)
         time.sleep(0.005)
     raise AssertionError("no call has failed")
 
@@ -174,7 +176,7 @@ class Gang:
         self.start()
 
     def start(self) -> None:
-        """Request workers (again) and give them something to keep."""
+        """Request workers (again), load the library and send a matrix."""
         self.ranks = [worker.pid for worker in self.session.request_workers(self.workers)]
         traces.note_segments()
         self.proxy = traces.parent_of(self.ranks[0])
@@ -187,7 +189,7 @@ class Gang:
         return self.session._manager.actor
 
     def works(self) -> bool:
-        """Whether it is whole and gives right answers."""
+        """Check that it has all its ranks and gives correct results."""
         assert [worker.pid for worker in self.session.list_workers()] == self.ranks
         assert self.lib.total() == sum(range(self.workers))
         B = self.lib.twice(self.A)
@@ -195,15 +197,15 @@ class Gang:
         B.free()
         return True
 
-    def lost(self, fault: str, told: Told, *words: str) -> None:
-        """It was lost as it should be: told in time and in words, clean, and it can go on."""
-        error = told.error
+    def lost(self, fault: str, outcome: Outcome, *words: str) -> None:
+        """Check that it ended as specified: error in time, nothing left, and a new gang works."""
+        error = outcome.error
         assert isinstance(error, GroupFailedError), repr(error)
         for word in words:
             assert word in str(error), str(error)
-        assert told.seconds < NEWS_S, f"told after {told.seconds:.2f} s"
+        assert outcome.seconds < ERROR_LIMIT_S, f"the error came after {outcome.seconds:.2f} s"
         gone_s = assert_clean(self.before)
-        record(fault, told.seconds, gone_s, error)
+        record(fault, outcome.seconds, gone_s, error)
         with pytest.raises(GroupFailedError):
             self.session.send_matrix(MATRIX)
         with pytest.raises(GroupFailedError):
@@ -211,7 +213,7 @@ class Gang:
         self.again()
 
     def again(self) -> None:
-        """The session of a lost gang starts the next; what it had is stale."""
+        """Start the next gang of the session; the handles of the lost gang are stale."""
         lib, old = self.lib, self.A
         self.start()
         assert self.works()
@@ -225,7 +227,7 @@ class Gang:
             lib.total()
 
     def kill_agent(self) -> None:
-        """Kill this node's agent. Its fork server stays while another gang's proxy lives."""
+        """Kill this node's agent. Its fork server stays while another gang has a proxy."""
         pids = agent_pids()
         self.before.add(f"process {pids['fork-server']}")
         kill(pids["agent"])
@@ -237,7 +239,7 @@ class Gang:
 
 @pytest.fixture(scope="package")
 def gangs(cluster: str) -> Iterator[tuple[Gang, Gang]]:
-    """One gang of 3 to be broken again and again, and one of 2 beside it."""
+    """A gang of 3 for all faults, and a gang of 2 that must not be affected."""
     second = Gang(2)
     first = Gang(3)
     yield first, second
@@ -247,14 +249,14 @@ def gangs(cluster: str) -> Iterator[tuple[Gang, Gang]]:
 
 @pytest.fixture
 def bystander(gangs: tuple[Gang, Gang]) -> Iterator[Gang]:
-    """Another session's gang, which must not notice anything."""
+    """A gang of another session; afterwards it must work as before."""
     yield gangs[1]
     assert gangs[1].works()
 
 
 @pytest.fixture
 def gang(gangs: tuple[Gang, Gang], bystander: Gang) -> Iterator[Gang]:
-    """A gang of 3 to be broken; a test that leaves it broken has failed."""
+    """A gang of 3 for one fault; after the test the session must have a working gang."""
     gang = gangs[0]
     if not gang.session._alive():
         gang.start()

@@ -201,10 +201,10 @@ class Inside:
             if not in_time:
                 raise TimeoutError
             raise AssertionError("the process on the host is gone; what it said is above")
-        told = json.loads(line)
-        if "error" in told:
-            raise AssertionError(told["error"])
-        return told["value"]
+        outcome = json.loads(line)
+        if "error" in outcome:
+            raise AssertionError(outcome["error"])
+        return outcome["value"]
 
     def end(self) -> None:
         assert self._process.stdin is not None

@@ -142,7 +142,7 @@ def until_lost(name: str) -> dict[str, Any]:
         try:
             sessions[name].list_workers()
         except AlchemistError as error:
-            return told(error)
+            return outcome(error)
         time.sleep(0.01)
 
 
@@ -172,11 +172,11 @@ def _lost_in(call: Any) -> dict[str, Any]:
     try:
         call()
     except AlchemistError as error:
-        return told(error)
+        return outcome(error)
     return {"kind": "none", "message": "the call ended well", "at": time.monotonic()}
 
 
-def told(error: AlchemistError) -> dict[str, Any]:
+def outcome(error: AlchemistError) -> dict[str, Any]:
     """An error as JSON, with the time on the clock that all hosts share."""
     facts = {key: value for key, value in error.facts.items() if key != "tail"}
     return {

@@ -20,7 +20,7 @@ import ray
 from alchemist_ray.errors import TransferError
 from alchemist_ray.gang import connection as gangs
 from alchemist_ray.transfer import scheduling
-from tests.faults.conftest import NEWS_S, Gang, agent_pids, kill, record, strike
+from tests.faults.conftest import ERROR_LIMIT_S, Gang, agent_pids, inject_during, kill, record
 from tests.faults.test_transfers import held_by
 
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
@@ -54,7 +54,7 @@ def persisted() -> Any:
     return x
 
 
-def test_a_task_that_is_killed_however_often_it_is_tried(gang: Gang) -> None:
+def test_a_task_that_is_killed_at_every_retry(gang: Gang) -> None:
     known = len(gang.session.list_matrices())
     x = chunked(1).map_blocks(suicide, meta=META)
     start = time.monotonic()
@@ -67,8 +67,10 @@ def test_a_task_that_is_killed_however_often_it_is_tried(gang: Gang) -> None:
 
 def test_a_rank_killed_while_chunks_are_computed_and_sent(gang: Gang) -> None:
     x = chunked().map_blocks(slow, meta=META)
-    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(x), after_s=0.6)
-    gang.lost("kill -9 of a rank while dask chunks are sent", told, "rank 1", "SIGKILL")
+    outcome = inject_during(
+        lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(x), after_s=0.6
+    )
+    gang.lost("kill -9 of a rank while dask chunks are sent", outcome, "rank 1", "SIGKILL")
 
 
 def test_a_rank_killed_while_it_is_sent_a_dataset(
@@ -84,11 +86,11 @@ def test_a_rank_killed_while_it_is_sent_a_dataset(
         start(self)
 
     monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
-    told = strike(
+    outcome = inject_during(
         lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
     )
     monkeypatch.undo()
-    gang.lost("kill -9 of a rank while a Dataset is sent", told, "rank 1", "SIGKILL")
+    gang.lost("kill -9 of a rank while a Dataset is sent", outcome, "rank 1", "SIGKILL")
 
 
 def test_an_agent_killed_while_it_sends_chunks(
@@ -105,15 +107,15 @@ def test_an_agent_killed_while_it_sends_chunks(
 
     monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
 
-    def blow() -> None:
+    def cause() -> None:
         gang.kill_agent()
         kill(gang.ranks[1], signal.SIGCONT)
 
-    told = strike(blow, lambda: gang.session.send_matrix(x))
+    outcome = inject_during(cause, lambda: gang.session.send_matrix(x))
     monkeypatch.undo()
-    assert isinstance(told.error, TransferError), repr(told.error)
-    assert told.seconds < NEWS_S + gangs.NEWS_S + scheduling.END_S
-    record("kill -9 of the agent while it sends chunks", told.seconds, None, told.error)
+    assert isinstance(outcome.error, TransferError), repr(outcome.error)
+    assert outcome.seconds < ERROR_LIMIT_S + gangs.ERROR_LIMIT_S + scheduling.END_S
+    record("kill -9 of the agent while it sends chunks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()
     B = gang.session.send_matrix(x)
@@ -125,15 +127,15 @@ def test_a_rank_killed_while_tasks_fetch(gang: Gang) -> None:
     H = gang.session.send_matrix(np.ones((120_000, 20)))
     x = H.to_dask((10_000, -1)).map_blocks(slow, meta=META)
     assert x.sum().compute(scheduler=ray_dask_get) == 2 * H.shape[0] * H.shape[1]  # workers are up
-    told = strike(
+    outcome = inject_during(
         lambda: kill(gang.ranks[2]), lambda: x.sum().compute(scheduler=ray_dask_get), after_s=0.6
     )
-    assert told.error is not None
-    assert "rank 2" in str(told.error) or "Stale" in str(told.error), str(told.error)
+    assert outcome.error is not None
+    assert "rank 2" in str(outcome.error) or "Stale" in str(outcome.error), str(outcome.error)
     gang.again()
 
 
-def test_workers_let_go_of_what_they_have_mapped(gang: Gang) -> None:
+def test_workers_release_their_mappings(gang: Gang) -> None:
     """A worker of Ray's lives on, and must not keep the memory of a gang that is gone."""
 
     @ray.remote
@@ -186,17 +188,17 @@ def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: 
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["equal"]
-    assert told["spilled"] == []
-    assert told["grown_kb"] < 200_000, told  # of 430 MB; a part of the store may be mapped
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["equal"]
+    assert outcome["spilled"] == []
+    assert outcome["grown_kb"] < 200_000, outcome  # of 430 MB; a part of the store may be mapped
 
 
-def test_the_agent_holds_nothing_after(gang: Gang, by_agents: None) -> None:
+def test_the_agent_holds_nothing_afterwards(gang: Gang, by_agents: None) -> None:
     gang.session.send_matrix(persisted()).free()
     agent = agent_pids()["agent"]
     gang.session.yield_workers()
-    deadline = time.monotonic() + NEWS_S
+    deadline = time.monotonic() + ERROR_LIMIT_S
     while held_by(agent) > 1 << 20 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert held_by(agent) < 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import NEWS_S, record
+from tests.faults.conftest import ERROR_LIMIT_S, record
 from tests.faults.hosts import Host, Hosts, why_not
 from tests.support import traces
 
@@ -71,16 +71,16 @@ def pair() -> Iterator[Pair]:
         yield Pair(hosts)
 
 
-def strike(
-    pair: Pair, meanwhile: str, blow: Callable[[], Any], limit_s: float
+def inject_during(
+    pair: Pair, meanwhile: str, cause: Callable[[], Any], limit_s: float
 ) -> tuple[dict[str, Any], float]:
     """Let the blow fall while the session is busy; what it was told, and after how long."""
     pair.near.begin(f"{INSIDE}:{meanwhile}", "gang")
     time.sleep(1.0)
     start = time.monotonic()
-    blow()
-    told = pair.near.result(limit_s + 10)
-    return told, told["at"] - start
+    cause()
+    outcome = pair.near.result(limit_s + 10)
+    return outcome, outcome["at"] - start
 
 
 def gone(pair: Pair, host: Host, since: float, limit_s: float) -> float:
@@ -123,7 +123,7 @@ def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:
     assert pair.call("product", "gang") < 1e-10
 
 
-def test_a_library_that_one_host_does_not_have_is_told_of(pair: Pair) -> None:
+def test_a_library_that_one_host_does_not_have_is_reported(pair: Pair) -> None:
     kind, message = pair.call("load_own_file", "gang")
     assert kind == "LibraryNotFoundError"
     assert f"on node {pair.far.name}" in message
@@ -134,16 +134,18 @@ def test_a_library_that_one_host_does_not_have_is_told_of(pair: Pair) -> None:
 def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhile: str) -> None:
     rank = pair.on(pair.far)[-1]
     start = time.monotonic()
-    told, seconds = strike(pair, meanwhile, lambda: pair.far.signal(pair.pid(rank)), NEWS_S)
-    assert told["kind"] == "GroupFailedError"
-    assert f"rank {rank} " in told["message"]
-    assert "SIGKILL" in told["message"]
-    assert pair.far.name in told["message"]
-    assert seconds < NEWS_S
-    gone_s = max(gone(pair, host, start + 1.0, NEWS_S) for host in (pair.near, pair.far))
+    outcome, seconds = inject_during(
+        pair, meanwhile, lambda: pair.far.signal(pair.pid(rank)), ERROR_LIMIT_S
+    )
+    assert outcome["kind"] == "GroupFailedError"
+    assert f"rank {rank} " in outcome["message"]
+    assert "SIGKILL" in outcome["message"]
+    assert pair.far.name in outcome["message"]
+    assert seconds < ERROR_LIMIT_S
+    gone_s = max(gone(pair, host, start + 1.0, ERROR_LIMIT_S) for host in (pair.near, pair.far))
     state = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
     record(
-        f"2 hosts: kill -9 of a far rank, gang {state[meanwhile]}", seconds, gone_s, told["kind"]
+        f"2 hosts: kill -9 of a far rank, gang {state[meanwhile]}", seconds, gone_s, outcome["kind"]
     )
     assert pair.unharmed()
     pair.start()
@@ -153,20 +155,20 @@ def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhi
 def test_a_rank_killed_on_the_near_host_ends_the_gang_on_both(pair: Pair) -> None:
     rank = pair.on(pair.near)[0]
     start = time.monotonic()
-    told, seconds = strike(
-        pair, "compute_until_lost", lambda: pair.near.signal(pair.pid(rank)), NEWS_S
+    outcome, seconds = inject_during(
+        pair, "compute_until_lost", lambda: pair.near.signal(pair.pid(rank)), ERROR_LIMIT_S
     )
-    assert told["kind"] == "GroupFailedError"
-    assert f"rank {rank} " in told["message"]
-    assert "SIGKILL" in told["message"]
-    assert seconds < NEWS_S
-    gone_s = max(gone(pair, host, start + 1.0, NEWS_S) for host in (pair.near, pair.far))
-    record("2 hosts: kill -9 of a near rank, gang in MPI", seconds, gone_s, told["kind"])
+    assert outcome["kind"] == "GroupFailedError"
+    assert f"rank {rank} " in outcome["message"]
+    assert "SIGKILL" in outcome["message"]
+    assert seconds < ERROR_LIMIT_S
+    gone_s = max(gone(pair, host, start + 1.0, ERROR_LIMIT_S) for host in (pair.near, pair.far))
+    record("2 hosts: kill -9 of a near rank, gang in MPI", seconds, gone_s, outcome["kind"])
     assert pair.unharmed()
     pair.start()
 
 
-def test_a_gang_lives_through_a_short_break_of_the_link(pair: Pair) -> None:
+def test_a_gang_survives_a_short_break_of_the_link(pair: Pair) -> None:
     pair.near.begin(f"{INSIDE}:churn", "gang", 3.0)
     time.sleep(0.5)
     pair.far.cut()
@@ -179,15 +181,15 @@ def test_a_gang_lives_through_a_short_break_of_the_link(pair: Pair) -> None:
 @pytest.mark.parametrize("meanwhile", ["compute_until_lost", "send_until_lost"])
 def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> None:
     start = time.monotonic()
-    told, seconds = strike(pair, meanwhile, pair.far.cut, LINK_S)
+    outcome, seconds = inject_during(pair, meanwhile, pair.far.cut, LINK_S)
     try:
-        assert told["kind"] == "GroupFailedError"
-        assert pair.far.name in told["message"]
-        assert "network" in told["message"]
+        assert outcome["kind"] == "GroupFailedError"
+        assert pair.far.name in outcome["message"]
+        assert "network" in outcome["message"]
         assert seconds < LINK_S
         gone_s = max(gone(pair, host, start + 1.0, LINK_S) for host in (pair.near, pair.far))
         state = STATES[meanwhile]
-        record(f"2 hosts: the link is cut, gang {state}", seconds, gone_s, told["kind"])
+        record(f"2 hosts: the link is cut, gang {state}", seconds, gone_s, outcome["kind"])
         assert pair.unharmed()
     finally:
         pair.far.mend()
@@ -207,12 +209,12 @@ def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
 
 
 def test_a_host_that_is_lost_ends_the_gang(pair: Pair) -> None:
-    told, seconds = strike(pair, "compute_until_lost", pair.far.kill, LINK_S)
-    assert told["kind"] == "GroupFailedError"
-    assert pair.far.name in told["message"]
+    outcome, seconds = inject_during(pair, "compute_until_lost", pair.far.kill, LINK_S)
+    assert outcome["kind"] == "GroupFailedError"
+    assert pair.far.name in outcome["message"]
     assert seconds < LINK_S
-    gone_s = gone(pair, pair.near, time.monotonic() - seconds, NEWS_S)
-    record("2 hosts: the far host is lost", seconds, gone_s, told["kind"])
+    gone_s = gone(pair, pair.near, time.monotonic() - seconds, ERROR_LIMIT_S)
+    record("2 hosts: the far host is lost", seconds, gone_s, outcome["kind"])
     assert pair.unharmed()
     pair.call("close", "gang")
     assert len(pair.call("request", "next", 2)) == 2

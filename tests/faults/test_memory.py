@@ -56,27 +56,27 @@ def limited(cluster: str) -> Iterator[int]:
     folder.rmdir()
 
 
-def test_an_oom_kill_is_named_and_the_neighbour_unharmed(limited: int) -> None:
+def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
     with AlchemistSession(1) as neighbour, AlchemistSession(2) as als:
         x = neighbour.send_matrix(np.arange(12.0).reshape(4, 3))
-        with pytest.raises(GroupFailedError) as told:
+        with pytest.raises(GroupFailedError) as outcome:
             als.run(greedy, 2.0)
-        assert "rank 1" in str(told.value)
-        assert "OOM killer (signal 9): the memory limit" in str(told.value)
-        assert f"({LIMIT} bytes)" in str(told.value)
-        assert told.value.rank == 1
+        assert "rank 1" in str(outcome.value)
+        assert "OOM killer (signal 9): the memory limit" in str(outcome.value)
+        assert f"({LIMIT} bytes)" in str(outcome.value)
+        assert outcome.value.rank == 1
         assert neighbour.run(lambda comm: comm.allreduce(1)) == 1
         np.testing.assert_array_equal(x.fetch(), np.arange(12.0).reshape(4, 3))
 
 
-def test_a_node_that_is_being_taken_away_says_so(session: AlchemistSession) -> None:
+def test_a_terminated_node_is_named_in_the_error(session: AlchemistSession) -> None:
     rank = session.list_workers()[0].pid
     proxy = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
     noted = Path(tempfile.gettempdir()).glob("alchemist-g*/pid")
     assert proxy in [int(path.read_text()) for path in noted]
     os.kill(proxy, signal.SIGTERM)  # as a pod's preStop does, see kuberay/
-    with pytest.raises(GroupFailedError, match="is being taken away \\(SIGTERM\\)") as told:
+    with pytest.raises(GroupFailedError, match="is being taken away \\(SIGTERM\\)") as outcome:
         session.run(lambda comm: comm.barrier())
-    assert told.value.facts["cause"] == "node leaving"
+    assert outcome.value.facts["cause"] == "node leaving"
     session.request_workers(2)
     assert session.run(lambda comm: comm.allreduce(1)) == 2

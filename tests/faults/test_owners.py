@@ -19,17 +19,17 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import StaleHandleError
 from alchemist_ray.runtime.driver import find_driver
 from tests.faults.conftest import (
+    ERROR_LIMIT_S,
     LIBRARY,
-    NEWS_S,
     Gang,
     agent_pids,
     assert_clean,
+    inject_and_retry,
+    inject_during,
     kill,
     left,
     pid_of,
     record,
-    strike,
-    until_told,
 )
 from tests.support import traces
 
@@ -61,23 +61,27 @@ AlchemistSession(6)
 
 def test_a_manager_killed_while_idle_ends_the_gang(gang: Gang) -> None:
     pid = pid_of(gang.manager)
-    told = until_told(lambda: kill(pid), gang.session.list_workers)
-    gang.lost("kill -9 of an idle gang's GroupManager", told, "GroupManager", "gone")
+    outcome = inject_and_retry(lambda: kill(pid), gang.session.list_workers)
+    gang.lost("kill -9 of an idle gang's GroupManager", outcome, "GroupManager", "gone")
 
 
 def test_a_manager_killed_while_ranks_compute_ends_the_gang(gang: Gang) -> None:
     pid = pid_of(gang.manager)
-    told = strike(lambda: kill(pid), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of the GroupManager, ranks in MPI", told, "GroupManager", "gone")
+    outcome = inject_during(lambda: kill(pid), lambda: gang.lib.churn(30.0))
+    gang.lost("kill -9 of the GroupManager, ranks in MPI", outcome, "GroupManager", "gone")
 
 
-def test_a_call_through_ray_learns_of_a_killed_manager(gang: Gang) -> None:
+def test_a_call_through_ray_fails_with_a_killed_manager(gang: Gang) -> None:
     pid = pid_of(gang.manager)
-    told = strike(lambda: kill(pid), lambda: ray.get(gang.lib.collective.remote(missing=1)))
-    assert isinstance(told.error, ray.exceptions.RayActorError)
-    assert told.seconds < NEWS_S
+    outcome = inject_during(
+        lambda: kill(pid), lambda: ray.get(gang.lib.collective.remote(missing=1))
+    )
+    assert isinstance(outcome.error, ray.exceptions.RayActorError)
+    assert outcome.seconds < ERROR_LIMIT_S
     gone_s = assert_clean(gang.before)
-    record("kill -9 of the GroupManager, called with .remote()", told.seconds, gone_s, told.error)
+    record(
+        "kill -9 of the GroupManager, called with .remote()", outcome.seconds, gone_s, outcome.error
+    )
     gang.again()
 
 
@@ -86,39 +90,39 @@ def test_a_call_through_ray_learns_of_a_killed_manager(gang: Gang) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_proxy_ends_the_gang(gang: Gang, number: signal.Signals) -> None:
-    told = strike(lambda: kill(gang.proxy, number), lambda: gang.lib.churn(30.0))
+    outcome = inject_during(lambda: kill(gang.proxy, number), lambda: gang.lib.churn(30.0))
     what = "is gone" if number == signal.SIGKILL else "is being taken away (SIGTERM)"
-    gang.lost(f"{number.name} to a proxy", told, f"node {os.uname().nodename} {what}")
+    gang.lost(f"{number.name} to a proxy", outcome, f"node {os.uname().nodename} {what}")
 
 
-def test_a_gang_outlives_its_zygote(gang: Gang) -> None:
+def test_a_gang_outlives_its_fork_server(gang: Gang) -> None:
     fork_server = agent_pids()["fork-server"]
-    told = strike(lambda: kill(fork_server), lambda: gang.lib.churn(0.6))
-    assert told.error is None
+    outcome = inject_during(lambda: kill(fork_server), lambda: gang.lib.churn(0.6))
+    assert outcome.error is None
     assert gang.works()
     start = time.monotonic()
     gang.session.yield_workers()
     seconds = time.monotonic() - start
-    assert seconds < NEWS_S
+    assert seconds < ERROR_LIMIT_S
     gone_s = assert_clean(gang.before)
     record("kill -9 of the fork server: gang unharmed, then yielded", seconds, gone_s, "-")
     gang.start()
     assert agent_pids()["fork-server"] != fork_server
 
 
-def test_nothing_is_left_when_zygote_and_proxy_are_killed(gang: Gang) -> None:
-    def blow() -> None:
+def test_nothing_is_left_when_fork_server_and_proxy_are_killed(gang: Gang) -> None:
+    def cause() -> None:
         kill(agent_pids()["fork-server"])
         kill(gang.proxy)
 
-    told = until_told(blow, gang.session.list_workers)
-    gang.lost("kill -9 of the fork server and a proxy", told, "is gone")
+    outcome = inject_and_retry(cause, gang.session.list_workers)
+    gang.lost("kill -9 of the fork server and a proxy", outcome, "is gone")
 
 
 def test_a_gang_outlives_its_agent(gang: Gang) -> None:
     old = agent_pids()
-    told = strike(gang.kill_agent, lambda: gang.lib.churn(0.6))
-    assert told.error is None
+    outcome = inject_during(gang.kill_agent, lambda: gang.lib.churn(0.6))
+    assert outcome.error is None
     assert gang.works()
     start = time.monotonic()
     gang.session.yield_workers()
@@ -134,8 +138,8 @@ def test_a_gang_outlives_its_agent(gang: Gang) -> None:
 
 def test_a_gang_started_by_a_lost_agent_leaves_nothing(gang: Gang) -> None:
     gang.kill_agent()
-    told = until_told(lambda: kill(gang.ranks[0]), gang.session.list_workers)
-    gang.lost("kill -9 of the agent, then of a rank", told, "rank 0", "SIGKILL")
+    outcome = inject_and_retry(lambda: kill(gang.ranks[0]), gang.session.list_workers)
+    gang.lost("kill -9 of the agent, then of a rank", outcome, "rank 0", "SIGKILL")
 
 
 def test_a_gang_outlives_the_driver_actor(gang: Gang) -> None:
@@ -196,17 +200,17 @@ def before(gang: Gang) -> set[str]:
     return left()
 
 
-def run_and_end(address: str, before: set[str], then: str, blow: Any) -> tuple[float, float]:
+def run_and_end(address: str, before: set[str], then: str, cause: Any) -> tuple[float, float]:
     cpus = free_cpus()
     program = Program(address, then)
     try:
         time.sleep(0.5)
         start = time.monotonic()
-        start = blow(program) or start
-        assert traces.wait_until(program.gone, NEWS_S) is not None
+        start = cause(program) or start
+        assert traces.wait_until(program.gone, ERROR_LIMIT_S) is not None
         gone_s = time.monotonic() - start
         assert_clean(before)
-        assert traces.wait_until(lambda: free_cpus() == cpus, NEWS_S, 0.05) is not None
+        assert traces.wait_until(lambda: free_cpus() == cpus, ERROR_LIMIT_S, 0.05) is not None
         return gone_s, time.monotonic() - start
     finally:
         program.end()
@@ -216,7 +220,7 @@ def run_and_end(address: str, before: set[str], then: str, blow: Any) -> tuple[f
     ("state", "then"),
     [("idle", "time.sleep(60)"), ("computing", "lib.churn(60.0)")],
 )
-def test_a_killed_program_takes_its_gang_along(
+def test_a_killed_program_ends_its_gang(
     cluster: str, gang: Gang, before: set[str], state: str, then: str
 ) -> None:
     told_s, gone_s = run_and_end(cluster, before, then, lambda program: program.process.kill())
@@ -252,7 +256,7 @@ def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
     record("kill -9 of a program that waits for CPUs", gone_s, gone_s, "(reservation gone)")
 
 
-def test_a_killed_actor_takes_its_gang_along(cluster: str, gang: Gang) -> None:
+def test_a_killed_actor_ends_its_gang(cluster: str, gang: Gang) -> None:
     """A session inside a Ray actor, as RLlib's env runners have them."""
     before = left()
     cpus = free_cpus()
@@ -262,10 +266,10 @@ def test_a_killed_actor_takes_its_gang_along(cluster: str, gang: Gang) -> None:
     pid = pid_of(owner)
     start = time.monotonic()
     kill(pid)
-    took = traces.wait_until(lambda: not any(map(traces.alive, ranks)), NEWS_S)
+    took = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
     assert took is not None
     assert_clean(before)
-    assert traces.wait_until(lambda: free_cpus() == cpus, NEWS_S, 0.05) is not None
+    assert traces.wait_until(lambda: free_cpus() == cpus, ERROR_LIMIT_S, 0.05) is not None
     gone_s = time.monotonic() - start
     record("kill -9 of a Ray actor that has a session", took, gone_s, "(ranks and CPUs gone)")
 
@@ -285,7 +289,7 @@ def test_a_handle_of_a_program_that_is_gone_is_stale(cluster: str, gang: Gang) -
         A.fetch()
 
 
-def test_a_launch_that_is_broken_off_leaves_nothing(gang: Gang) -> None:
+def test_an_interrupted_launch_leaves_nothing(gang: Gang) -> None:
     """Ctrl-C while the session waits for CPUs."""
     before = left()
     rest = AlchemistSession(2)

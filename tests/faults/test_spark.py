@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.connection import NEWS_S as LOOKS_S
-from tests.faults.conftest import NEWS_S, Call, Gang, Told, kill, record
+from alchemist_ray.gang.connection import NEWS_S as WATCH_S
+from tests.faults.conftest import ERROR_LIMIT_S, Call, Gang, Outcome, kill, record
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks, sparks
 
@@ -27,79 +26,76 @@ pytestmark = SPARK
 AGAIN_S = 60.0  # Spark has to notice, and runs the task once more
 
 
-def slow(spark: Any, told: Path, seconds: float) -> Any:
-    """A frame that takes its time in the middle of each partition, and says who computes it."""
+def slow(spark: Any, folder: Path, seconds: float) -> Any:
+    """Return a frame whose partitions pause halfway when they are sent.
+
+    The first pass over a partition is the one that counts its rows; it does not pause. Later
+    passes leave the process id of their Python worker in `folder`.
+    """
 
     def rows(batches: Any) -> Any:
         import os
         import time
 
-        waits = (told / "go").exists()  # not yet when rows are counted
+        from pyspark import TaskContext
+
+        counted = folder / f"counted{TaskContext.get().partitionId()}"
+        pauses = counted.exists()
         for batch in batches:
             half = batch.num_rows // 2
             yield batch.slice(0, half)
-            if waits:
-                (told / f"pid{os.getpid()}").touch()
+            if pauses:
+                (folder / f"pid{os.getpid()}").touch()
                 time.sleep(seconds)
-                waits = False
+                pauses = False
             yield batch.slice(half)
+        counted.touch()
 
     return spark.range(0, 400_000, 1, 2).mapInArrow(rows, "id long")
 
 
-def counted(gang: Gang, frame: Any, told: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The frame, planned: its partitions have been counted, and the next that looks is sending."""
-    from alchemist_ray.transfer import sources
-
-    plan = sources.source_for(frame, None, gang.session.connection)
-    (told / "go").touch()
-    monkeypatch.setattr(sources, "plan", lambda *_: plan)
-    return plan
-
-
-def sending(told: Path) -> Iterator[int]:
+def sending(outcome: Path) -> Iterator[int]:
     """The Python workers that are sending."""
-    assert traces.wait_until(lambda: any(told.glob("pid*")), 60.0) is not None
+    assert traces.wait_until(lambda: any(outcome.glob("pid*")), 60.0) is not None
     time.sleep(0.3)
-    return (int(path.name[3:]) for path in told.glob("pid*"))
+    return (int(path.name[3:]) for path in outcome.glob("pid*"))
 
 
-def struck(gang: Gang, blow: Callable[[], Any], told: Path) -> Told:
+def injected(gang: Gang, frame: Any, cause: Callable[[], Any], outcome: Path) -> Outcome:
     """Let the blow fall when Spark is sending; seconds are counted from the blow."""
-    under = Call(lambda: gang.session.send_matrix(np.ones((2, 2))))
-    next(sending(told))
+    under = Call(lambda: gang.session.send_matrix(frame))
+    next(sending(outcome))
     assert under.under_way, "the transfer was over before the blow"
     start = time.monotonic()
-    blow()
-    return under.told(start)
+    cause()
+    return under.outcome(start)
 
 
-def broken(gang: Gang, fault: str, told: Told, limit_s: float, *words: str) -> None:
+def broken(gang: Gang, fault: str, outcome: Outcome, limit_s: float, *words: str) -> None:
     """The transfer alone is broken, and it can be done again."""
-    assert isinstance(told.error, TransferError), repr(told.error)
+    assert isinstance(outcome.error, TransferError), repr(outcome.error)
     for word in words:
-        assert word in str(told.error), str(told.error)
-    assert told.seconds < limit_s
-    record(fault, told.seconds, None, told.error)
+        assert word in str(outcome.error), str(outcome.error)
+    assert outcome.seconds < limit_s
+    record(fault, outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == 1  # the gang's own
     assert gang.works()
 
 
 def test_an_executor_killed_halfway_through_a_send(
-    gang: Gang, sparks: Sparks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gang: Gang, sparks: Sparks, tmp_path: Path
 ) -> None:
     spark = sparks.on_ray()
-    counted(gang, slow(spark, tmp_path, 4.0), tmp_path, monkeypatch)
+    frame = slow(spark, tmp_path, 4.0)
 
-    def blow() -> None:
+    def cause() -> None:
         worker = next(sending(tmp_path))
         executor = traces.parent_of(traces.parent_of(worker))
         assert "java" in traces.command_line(executor)
         kill(executor)
 
-    told = struck(gang, blow, tmp_path)
-    monkeypatch.undo()
-    broken(gang, "kill -9 of a Spark executor halfway", told, AGAIN_S, "again", "executor")
+    outcome = injected(gang, frame, cause, tmp_path)
+    broken(gang, "kill -9 of a Spark executor halfway", outcome, AGAIN_S, "again", "executor")
     A = gang.session.send_matrix(spark.range(0, 1000, 1, 4))
     np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(1000))
     A.free()
@@ -107,41 +103,34 @@ def test_an_executor_killed_halfway_through_a_send(
 
 
 def test_a_rank_killed_halfway_through_sparks_send(
-    gang: Gang, sparks: Sparks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gang: Gang, sparks: Sparks, tmp_path: Path
 ) -> None:
     spark = sparks.local()
-    counted(gang, slow(spark, tmp_path, 20.0), tmp_path, monkeypatch)
-    told = struck(gang, lambda: kill(gang.ranks[1]), tmp_path)
-    monkeypatch.undo()
-    gang.lost("kill -9 of a rank halfway through Spark's send", told, "rank 1", "SIGKILL")
+    frame = slow(spark, tmp_path, 20.0)
+    outcome = injected(gang, frame, lambda: kill(gang.ranks[1]), tmp_path)
+    gang.lost("kill -9 of a rank halfway through Spark's send", outcome, "rank 1", "SIGKILL")
 
 
-def test_a_python_worker_killed_halfway(
-    gang: Gang, sparks: Sparks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_worker_killed_halfway(gang: Gang, sparks: Sparks, tmp_path: Path) -> None:
     spark = sparks.local()
-    counted(gang, slow(spark, tmp_path, 6.0), tmp_path, monkeypatch)
-    told = struck(gang, lambda: [kill(pid) for pid in sending(tmp_path)], tmp_path)
-    monkeypatch.undo()
-    broken(gang, "kill -9 of Spark's Python workers", told, AGAIN_S, "Python worker")
+    frame = slow(spark, tmp_path, 6.0)
+    outcome = injected(gang, frame, lambda: [kill(pid) for pid in sending(tmp_path)], tmp_path)
+    broken(gang, "kill -9 of Spark's Python workers", outcome, AGAIN_S, "Python worker")
 
 
-def test_sparks_jvm_killed_halfway(
-    gang: Gang, sparks: Sparks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sparks_jvm_killed_halfway(gang: Gang, sparks: Sparks, tmp_path: Path) -> None:
     from pyspark import SparkContext
 
     spark = sparks.local()
-    counted(gang, slow(spark, tmp_path, 6.0), tmp_path, monkeypatch)
+    frame = slow(spark, tmp_path, 6.0)
     jvm = next(
         pid
         for pid, line in traces.processes().items()
         if "java" in line.partition(" ")[0] and traces.parent_of(pid) == os.getpid()
     )
-    told = struck(gang, lambda: kill(jvm), tmp_path)
-    monkeypatch.undo()
-    limit_s = NEWS_S + LOOKS_S + 2.0
-    broken(gang, "kill -9 of Spark's JVM halfway", told, limit_s, "JVM")
+    outcome = injected(gang, frame, lambda: kill(jvm), tmp_path)
+    limit_s = ERROR_LIMIT_S + WATCH_S + 2.0
+    broken(gang, "kill -9 of Spark's JVM halfway", outcome, limit_s, "JVM")
     sparks.stop()
     assert SparkContext._gateway is None
     A = gang.session.send_matrix(sparks.local().range(5))  # and another may start

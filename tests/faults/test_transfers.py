@@ -20,15 +20,15 @@ from alchemist_ray.gang import connection as gangs
 from alchemist_ray.transfer.object_store import ObjectStoreSource
 from alchemist_ray.transfer.sources import NumPySource
 from tests.faults.conftest import (
-    NEWS_S,
+    ERROR_LIMIT_S,
     Call,
     Gang,
-    Told,
+    Outcome,
     agent_pids,
+    inject_during,
     kill,
     pid_of,
     record,
-    strike,
 )
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
@@ -41,7 +41,7 @@ def tall() -> np.ndarray[Any, Any]:
     return np.ones(TALL)
 
 
-def halfway(monkeypatch: pytest.MonkeyPatch, blow: Callable[[], Any]) -> list[float]:
+def halfway(monkeypatch: pytest.MonkeyPatch, cause: Callable[[], Any]) -> list[float]:
     """Let the blow fall when a part of the next transfer has moved; when it fell."""
     when: list[float] = []
 
@@ -50,7 +50,7 @@ def halfway(monkeypatch: pytest.MonkeyPatch, blow: Callable[[], Any]) -> list[fl
         def moved(part: int) -> None:
             if not when and part < nbytes:
                 when.append(time.monotonic())
-                blow()
+                cause()
 
         yield moved
 
@@ -58,12 +58,12 @@ def halfway(monkeypatch: pytest.MonkeyPatch, blow: Callable[[], Any]) -> list[fl
     return when
 
 
-def told_by(call: Callable[[], Any], when: list[float]) -> Told:
+def told_by(call: Callable[[], Any], when: list[float]) -> Outcome:
     under = Call(call)
-    told = under.told(0.0)
+    outcome = under.outcome(0.0)
     assert when, "the transfer was over before the blow"
-    told.seconds -= when[0]
-    return told
+    outcome.seconds -= when[0]
+    return outcome
 
 
 def held_by(pid: int) -> int:
@@ -80,9 +80,9 @@ def test_a_rank_killed_halfway_through_a_send(
     gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when = halfway(monkeypatch, lambda: kill(gang.ranks[1]))
-    told = told_by(lambda: gang.session.send_matrix(tall), when)
+    outcome = told_by(lambda: gang.session.send_matrix(tall), when)
     monkeypatch.undo()
-    gang.lost("kill -9 of a rank halfway through a send", told, "rank 1", "SIGKILL")
+    gang.lost("kill -9 of a rank halfway through a send", outcome, "rank 1", "SIGKILL")
     assert held_by(os.getpid()) < 1 << 20
 
 
@@ -91,9 +91,9 @@ def test_a_rank_killed_halfway_through_a_fetch(
 ) -> None:
     T = gang.session.send_matrix(tall)
     when = halfway(monkeypatch, lambda: kill(gang.ranks[2]))
-    told = told_by(T.fetch, when)
+    outcome = told_by(T.fetch, when)
     monkeypatch.undo()
-    gang.lost("kill -9 of a rank halfway through a fetch", told, "rank 2", "SIGKILL")
+    gang.lost("kill -9 of a rank halfway through a fetch", outcome, "rank 2", "SIGKILL")
 
 
 def test_a_manager_killed_halfway_through_a_send(
@@ -101,15 +101,15 @@ def test_a_manager_killed_halfway_through_a_send(
 ) -> None:
     pid = pid_of(gang.manager)
     when = halfway(monkeypatch, lambda: kill(pid))
-    told = told_by(lambda: gang.session.send_matrix(tall), when)
+    outcome = told_by(lambda: gang.session.send_matrix(tall), when)
     monkeypatch.undo()
-    gang.lost("kill -9 of the GroupManager halfway through a send", told, "GroupManager", "gone")
+    gang.lost("kill -9 of the GroupManager halfway through a send", outcome, "GroupManager", "gone")
 
 
 def test_a_stopped_rank_killed_while_a_fetch_waits_for_it(gang: Gang) -> None:
     kill(gang.ranks[0], signal.SIGSTOP)
-    told = strike(lambda: kill(gang.ranks[0]), gang.A.fetch)
-    gang.lost("kill -9 of a stopped rank that a fetch waits for", told, "rank 0", "SIGKILL")
+    outcome = inject_during(lambda: kill(gang.ranks[0]), gang.A.fetch)
+    gang.lost("kill -9 of a stopped rank that a fetch waits for", outcome, "rank 0", "SIGKILL")
 
 
 def test_a_stopped_rank_killed_while_a_send_waits_for_it(
@@ -123,9 +123,11 @@ def test_a_stopped_rank_killed_while_a_send_waits_for_it(
         return send(self, *args)
 
     monkeypatch.setattr(NumPySource, "send", stopping)
-    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(np.ones((9, 9))))
+    outcome = inject_during(
+        lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(np.ones((9, 9)))
+    )
     monkeypatch.undo()
-    gang.lost("kill -9 of a stopped rank that a send waits for", told, "rank 1", "SIGKILL")
+    gang.lost("kill -9 of a stopped rank that a send waits for", outcome, "rank 1", "SIGKILL")
 
 
 def blocks(n: int, rows: int = 20_000) -> list[Any]:
@@ -146,9 +148,9 @@ def test_a_rank_killed_while_it_is_sent_blocks(
 
     monkeypatch.setattr(ObjectStoreSource, "send", stopping)
     pieces = blocks(4)
-    told = strike(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(pieces))
+    outcome = inject_during(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(pieces))
     monkeypatch.undo()
-    gang.lost(f"kill -9 of a rank while {sender} sends it blocks", told, "rank 1", "SIGKILL")
+    gang.lost(f"kill -9 of a rank while {sender} sends it blocks", outcome, "rank 1", "SIGKILL")
 
 
 def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
@@ -164,16 +166,18 @@ def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     pieces = blocks(4)
     known = len(gang.session.list_matrices())
 
-    def blow() -> None:
+    def cause() -> None:
         gang.kill_agent()
         kill(gang.ranks[1], signal.SIGCONT)
 
-    told = strike(blow, lambda: gang.session.send_matrix(pieces))
+    outcome = inject_during(cause, lambda: gang.session.send_matrix(pieces))
     monkeypatch.undo()
-    assert isinstance(told.error, TransferError), repr(told.error)
-    assert "could not read or send" in str(told.error)
-    assert told.seconds < NEWS_S + gangs.NEWS_S  # in which it looks whether the gang is lost
-    record("kill -9 of the agent while it sends blocks", told.seconds, None, told.error)
+    assert isinstance(outcome.error, TransferError), repr(outcome.error)
+    assert "could not read or send" in str(outcome.error)
+    assert (
+        outcome.seconds < ERROR_LIMIT_S + gangs.ERROR_LIMIT_S
+    )  # in which it looks whether the gang is lost
+    record("kill -9 of the agent while it sends blocks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()
     B = gang.session.send_matrix(pieces)
@@ -181,7 +185,7 @@ def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     B.free()
 
 
-def test_an_agent_lets_go_of_a_gang_that_is_gone(gang: Gang, by_agents: None) -> None:
+def test_an_agent_releases_a_gang_that_has_ended(gang: Gang, by_agents: None) -> None:
     """Mapped memory of ranks is held by whoever has mapped it, though they be dead."""
     gang.session.yield_workers()
     gang.start()
@@ -192,20 +196,20 @@ def test_an_agent_lets_go_of_a_gang_that_is_gone(gang: Gang, by_agents: None) ->
     kill(pid_of(gang.manager))
     with pytest.raises(AlchemistError):
         gang.session.list_workers()
-    deadline = time.monotonic() + NEWS_S
+    deadline = time.monotonic() + ERROR_LIMIT_S
     while held_by(agent) > held and time.monotonic() < deadline:
         time.sleep(0.02)
     assert held_by(agent) <= held
     gang.again()
 
 
-def test_transfers_in_two_threads_both_learn_of_a_dead_rank(gang: Gang) -> None:
+def test_transfers_in_two_threads_both_fail_with_a_killed_rank(gang: Gang) -> None:
     kill(gang.ranks[1], signal.SIGSTOP)
     fetches = [Call(gang.A.fetch), Call(gang.A.fetch)]
     time.sleep(0.3)
     start = time.monotonic()
     threading.Timer(0.0, kill, (gang.ranks[1],)).start()
-    told = [fetch.told(start) for fetch in fetches]
-    for each in told:
+    outcome = [fetch.outcome(start) for fetch in fetches]
+    for each in outcome:
         assert "rank 1" in str(each.error), repr(each.error)
-    gang.lost("kill -9 of a rank, two fetches at once", max(told, key=lambda t: t.seconds))
+    gang.lost("kill -9 of a rank, two fetches at once", max(outcome, key=lambda t: t.seconds))
