@@ -24,6 +24,7 @@ UNITS = (
     ("tests/faults/test_hosts.py",),
     ("tests/faults",),
     ("tests/envs/test_rllib.py",),
+    ("tests/docs/test_examples.py",),
     ("tests/ali/test_files.py",),
     ("tests/ali/test_conformance.py",),
     ("tests/alchemist_ray/observe/test_doctor_nodes.py",),
