@@ -64,7 +64,7 @@ def _detail(times: dict[str, float]) -> str:
 
 
 def _overhead(als: AlchemistSession) -> str:
-    """What an expression costs where there is next to nothing to compute."""
+    """The cost of an expression on a very small matrix."""
     A = als.send_matrix(np.ones(SMALL))
     row = np.ones(SMALL[1])
     works: dict[str, Any] = {

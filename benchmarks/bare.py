@@ -1,6 +1,6 @@
-"""The same routines in a bare mpiexec program: no Ray, no session, no data from outside.
+"""The same routines in a plain mpiexec program: no Ray, no session, no data from outside.
 
-Run on ranks by `mpi_workers.testing.local_gang`; what a session adds is measured against this.
+Run on ranks by `mpi_workers.testing.local_gang`; the overhead of a session is measured against this.
 """
 
 from __future__ import annotations

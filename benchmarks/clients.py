@@ -1,4 +1,4 @@
-"""Dask, Ray Data and Spark: sending and fetching beside NumPy, the same bytes in the same run."""
+"""Dask, Ray Data and Spark: send and fetch, compared with NumPy: same bytes, same run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENTS = {"dask": "Dask", "data": "Ray Data"}
 
 
 def run() -> Report:
-    """All clients; Spark's rows come from a module of their own, which needs a Java."""
+    """All clients; Spark's rows are in `clients_spark.py` and need a Java."""
     report = Report("clients")
     with AlchemistSession(2, progress=False) as als:
         for client, name in CLIENTS.items():
@@ -74,7 +74,7 @@ def _add_client(report: Report, als: AlchemistSession, client: str, name: str) -
 
 
 def _dask_array(A: Any, parts: int) -> Any:
-    """The array in the object store, as `persist` leaves it."""
+    """The array in the object store, as after `persist`."""
     import dask.array as da
     from ray.util.dask import ray_dask_get
 

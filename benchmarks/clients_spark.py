@@ -1,7 +1,7 @@
-"""The rows of Spark in the table of clients: a local Spark on the same cores.
+"""The rows of Spark in the table of clients, for a local Spark on the same cores.
 
 `add_rows` is called by `clients.py`. Everything sent is cached in the JVM first; NumPy's rate is
-that of the same bytes in the same session, taken in turns.
+that of the same bytes in the same session, measured alternately.
 """
 
 from __future__ import annotations

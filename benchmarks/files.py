@@ -1,4 +1,4 @@
-"""Files: load and save by 2 ranks, beside the format's own library in one process and the disk.
+"""Files: load and save by 2 ranks, compared with the format's library in one process and the disk.
 
 ``python -m benchmarks.files``; with ``large`` as an argument, 4 GB through `send_blocks`, into a
 file and back, with an object store of 500 MB.

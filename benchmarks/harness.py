@@ -1,8 +1,8 @@
-"""What every benchmark shares: ratios within one run, a table, JSON, a picture.
+"""Common code of the benchmarks: ratios within one run, a table, JSON, a picture.
 
-The machines are small and shared, so absolute times mean little. Each measure
-is taken in turns with its own yardstick, and the best of several rounds of both
-is compared: what is reported is a ratio.
+The machines are small and shared, so absolute times mean little. Each value
+is measured alternately with its reference, and the ratio of the best rounds of both
+is reported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How long one competitor takes for an operation; `ratio` is to the operation's yardstick."""
+    """The time of one implementation of an operation; `ratio` is to the first implementation."""
 
     operation: str
     who: str
@@ -67,7 +67,7 @@ class Peer:
 
 @dataclass(slots=True)
 class Report:
-    """The rows of one benchmark, and how its competitors did."""
+    """The rows of one benchmark, and the times of other implementations."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
@@ -89,19 +89,21 @@ class Report:
         print(row.line(), flush=True)
 
     def compare(self, peer: Peer) -> None:
-        """Note a competitor; the first of an operation is its yardstick."""
+        """Record an implementation; the first of an operation is its reference."""
         self.peers.append(peer)
         print(peer.line(), flush=True)
 
     def unit(self, operation: str) -> float:
-        """The yardstick's time."""
+        """The time of the reference."""
         return next(peer.compute_s for peer in self.peers if peer.operation == operation)
 
     def table(self) -> str:
         head = "| what | measured | target | | detail |\n|---|---|---|---|---|\n"
         text = head + "\n".join(row.line() for row in self.rows) + "\n"
         if self.peers:
-            text += "\n| operation | who | compute, s | with transfers, s | x the first |\n"
+            text += (
+                "\n| operation | implementation | compute, s | with transfers, s | x the first |\n"
+            )
             text += "|---|---|---|---|---|\n"
             order = list(dict.fromkeys(peer.operation for peer in self.peers))
             by_operation = sorted(self.peers, key=lambda peer: order.index(peer.operation))

@@ -1,7 +1,7 @@
-"""What a gang loses of the machine: the HPC check (`alchemist bench hpc`) beside a bare mpiexec.
+"""The HPC check (`alchemist bench hpc`) in a gang, compared with a plain mpiexec program.
 
-The same routines on the same number of ranks, in turns: in a gang of Ray's, and in a plain MPI
-program. Nothing of ours stands between ranks, so the ratios should be 1.
+The same routines on the same number of ranks, alternately in a gang and in a plain MPI
+program. A gang adds nothing between ranks, so the ratios should be 1.
 """
 
 from __future__ import annotations

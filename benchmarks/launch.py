@@ -1,4 +1,4 @@
-"""Starting a gang, calling it, letting it idle."""
+"""Start of a gang, an empty call, an idle gang."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Linear algebra: every library, end to end and compute only, beside its peers, in one run.
+"""Linear algebra: every library and its peers, end to end and compute only, in one run.
 
 One core per rank, one BLAS thread per rank; NumPy and Dask have the same cores. Spark runs as a
-program of its own (`spark_mllib.py`), and so do the bare mpiexec programs (`bare.py`).
+program of its own (`spark_mllib.py`), and so do the plain mpiexec programs (`bare.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _loaded(als: AlchemistSession, report: Report) -> dict[str, Any]:
 
 
 class _Ours:
-    """A routine of ours on data of the user's: compute only, and with sending and fetching."""
+    """A routine of a library on the user's data: compute only, and with send and fetch."""
 
     def __init__(
         self,

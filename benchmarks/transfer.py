@@ -1,4 +1,4 @@
-"""Sending and fetching: against one thread's np.copyto, and against a plain socket stream."""
+"""Send and fetch, compared with np.copyto on one thread and with a plain socket stream."""
 
 from __future__ import annotations
 
