@@ -21,12 +21,18 @@ import pytest
 from tests.support import traces
 
 PROGRAM = """\
-import json, os, sys, time
+import json, os, socket, sys, time
 import ray
 from alchemist_ray import AlchemistSession
+def is_open(port):
+    with socket.socket() as sock:
+        return sock.connect_ex((host, port)) == 0
+host, _, gcs = os.environ["RAY_ADDRESS"].partition(":")
+metrics = int(gcs) + 6
 with AlchemistSession(2) as als:
     total = als.run(lambda comm: comm.allreduce(comm.rank + 1))
     print(json.dumps({"total": total, "cpus": ray.cluster_resources()["CPU"],
+          "open": {"gcs": is_open(int(gcs)), "metrics": is_open(metrics), "client": is_open(10001)},
           "token": oct(os.stat(os.environ["RAY_AUTH_TOKEN_PATH"]).st_mode & 0o777)}), flush=True)
     time.sleep(float(sys.argv[1]))
 sys.exit(7)
@@ -86,7 +92,8 @@ def told(process: subprocess.Popen[str]) -> Any:
 
 def test_a_job_runs_and_passes_the_exit_code_on(job: Any, tmp_path: Path) -> None:
     process = job(0)
-    assert told(process) == {"total": 3, "cpus": 2.0, "token": "0o600"}
+    ports = {"gcs": True, "metrics": False, "client": False}
+    assert told(process) == {"total": 3, "cpus": 2.0, "token": "0o600", "open": ports}
     _, said = process.communicate(timeout=60)
     assert process.returncode == 7, said
     assert "Ray is up on 1 node with 2 CPUs" in said
@@ -106,6 +113,7 @@ def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
     if number == signal.SIGTERM:
         assert process.returncode == number  # the program's: Ray has it leave with that
         assert "SIGTERM: ending the program" in said
+        assert said.splitlines()[-1] == "alchemist: the job was ended by SIGTERM; exit code 15"
     assert time.monotonic() - begin < 30
 
 

@@ -1,0 +1,59 @@
+"""Nodes that other users may share are reported, or refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from alchemist_ray.deploy.slurm import sharing
+from alchemist_ray.deploy.slurm.allocation import Allocation, Node
+from alchemist_ray.errors import JobError
+
+JOB = Allocation("slurm", "7", (Node("nid1", 4), Node("nid2", 4)), uses_srun=True)
+
+
+def nodes(cores: int, others: list[str]) -> dict[str, dict[str, Any]]:
+    return {
+        "nid1": {"cores": 4, "others": []},
+        "nid2": {"cores": cores, "others": others},
+    }
+
+
+def test_whole_nodes_need_no_warning() -> None:
+    assert sharing.check(JOB, nodes(4, []), "refuse") == []
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (nodes(8, []), r"nid2 \(4 of 8 CPUs are this job's\)"),
+        (nodes(4, ["ada", "bob"]), r"nid2 \(processes of ada, bob\)"),
+        (nodes(4, list("abcdef")), r"nid2 \(processes of a, b, c, d, \.\.\.\)"),
+    ],
+)
+def test_a_shared_node_is_named_or_refused(found: dict[str, Any], reason: str) -> None:
+    [warning] = sharing.check(JOB, found, "warn")
+    assert "nid1" not in warning
+    assert sharing.check(JOB, found, "allow") == []
+    with pytest.raises(JobError, match=f"{reason}.*nodes.shared of the site file is 'refuse'"):
+        sharing.check(JOB, found, "refuse")
+
+
+def test_a_job_of_one_node_opens_no_mpi_port() -> None:
+    alone = Allocation("slurm", "7", JOB.nodes[1:], uses_srun=True)
+    assert sharing.check(alone, nodes(8, ["ada"]), "refuse") == []
+
+
+def test_other_people_are_seen_by_their_processes() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    uid = 54321
+    with subprocess.Popen(["sleep", "60"], user=uid) as process:
+        try:
+            assert str(uid) in sharing.other_users()
+        finally:
+            process.kill()
+    assert str(uid) not in sharing.other_users()
