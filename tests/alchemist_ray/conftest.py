@@ -1,4 +1,4 @@
-"""A gang of 3 that the tests of a file share: none of them harms it."""
+"""A gang of 3 that the tests of a file share; they leave it intact."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def gang(cluster: str) -> Iterator[AlchemistSession]:
 
 @pytest.fixture
 def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
-    """The same, without what the last test has left on it, and sound after the next."""
+    """The same gang without matrices; after the test it must still work."""
     yield gang
     for handle in gang.list_matrices():
         handle.free()
-    assert gang.run(lambda comm: comm.allreduce(comm.rank)) == 3  # whatever happened, it goes on
+    assert gang.run(lambda comm: comm.allreduce(comm.rank)) == 3

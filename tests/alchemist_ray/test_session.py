@@ -1,4 +1,4 @@
-"""What a user does with a session."""
+"""Sessions: the public methods and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: arrays to try, and what counts as the same."""
+"""Shared by the tests of this folder: test arrays, and the comparison with NumPy."""
 
 from __future__ import annotations
 

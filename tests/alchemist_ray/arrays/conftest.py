@@ -1,4 +1,4 @@
-"""One gang of three ranks for all tests of this folder: none of them harms it."""
+"""One gang of three ranks for all tests of this folder; they leave it intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on handles give what they give on NumPy arrays."""
+"""Operators on handles give the results of NumPy."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_integers_beyond_the_floats_stay_exact(session: AlchemistSession) -> Non
     same(session.xp.full((2, 2), big), np.full((2, 2), big))
 
 
-def test_in_place_operators_bind_the_name_anew(session: AlchemistSession) -> None:
+def test_in_place_operators_rebind_the_name(session: AlchemistSession) -> None:
     a = values((5, 3), "float64")
     A = B = session.send_matrix(a)
     B -= a.mean(axis=0)
@@ -197,7 +197,7 @@ def test_the_plan_is_what_happens(session: AlchemistSession) -> None:
         A.plan("add", C)
 
 
-def test_the_client_knows_the_ranks_functions() -> None:
+def test_both_sides_list_the_same_functions() -> None:
     assert set(BINARY) == rules.BINARY
     assert {*UNARY, *PARTS} == rules.UNARY
 

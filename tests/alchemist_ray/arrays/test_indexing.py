@@ -1,4 +1,4 @@
-"""``A[rows, cols]`` of a handle is what it is of a NumPy array."""
+"""``A[rows, cols]`` of a handle selects the elements that NumPy selects."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_what_chunks_share_is_computed_once(als: AlchemistSession) -> None:
     assert ray.get(counter.count.remote()) == 2
 
 
-def test_sizes_that_dask_does_not_know_are_found_out(als: AlchemistSession, senders: None) -> None:
+def test_unknown_chunk_sizes_are_determined(als: AlchemistSession, senders: None) -> None:
     x = da.from_array(A, chunks=(30, -1))
     positive = x[x[:, 0] > 0]
     assert np.isnan(positive.shape[0])
@@ -143,7 +143,7 @@ def test_a_retried_task_is_not_counted_twice(als: AlchemistSession) -> None:
     assert ray.get(counter.count.remote()) == 2
 
 
-def test_nobodys_configuration_is_changed(als: AlchemistSession) -> None:
+def test_no_configuration_is_changed(als: AlchemistSession) -> None:
     before = repr(dask.config.config)
     als.send_matrix(da.ones((20, 20), chunks=5) + 1).to_dask().sum().compute(scheduler="sync")
     assert repr(dask.config.config) == before
@@ -164,7 +164,7 @@ def _broken(block: Any) -> Any:
 
 
 @pytest.mark.parametrize("unknown", [False, True])
-def test_what_a_chunk_raises_comes_with_its_traceback(als: AlchemistSession, unknown: bool) -> None:
+def test_an_error_of_a_chunk_includes_its_traceback(als: AlchemistSession, unknown: bool) -> None:
     x = da.from_array(A, chunks=(50, 15)).map_blocks(_broken, dtype=A.dtype)
     if unknown:
         x = x[x[:, 0] > 0]

@@ -1,4 +1,4 @@
-"""One import changes the engine: the drop-ins give what dask gives."""
+"""The replacements for dask.array.linalg give dask's results after changing one import."""
 
 from __future__ import annotations
 

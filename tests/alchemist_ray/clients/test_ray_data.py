@@ -1,4 +1,4 @@
-"""Datasets become matrices, and matrices Datasets, rows in order."""
+"""Ray Datasets become matrices and matrices become Datasets, with their rows in order."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _broken(batch: Any) -> Any:
     raise KeyError("no data today")
 
 
-def test_what_a_function_raises_comes_with_its_traceback(als: AlchemistSession) -> None:
+def test_an_error_of_a_function_includes_its_traceback(als: AlchemistSession) -> None:
     dataset = data.range(100, override_num_blocks=4).map_batches(_broken)
     with pytest.raises(TransferError, match="no data today") as caught:
         als.send_matrix(dataset)

@@ -89,7 +89,7 @@ def test_options_make_another_function() -> None:
         ray.get(pids.options(num_workers=100).remote())
 
 
-def test_errors_come_at_ray_get() -> None:
+def test_errors_are_raised_by_ray_get() -> None:
     @alchemist_ray.mpi_function(num_workers=2, idle_s=IDLE_S)
     def broken(comm: Any, how: str) -> Any:
         if how == "raise" and comm.rank == 1:

@@ -189,7 +189,7 @@ def test_progress_reaches_the_bar(cluster: str, capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 2])
-def test_an_exception_comes_with_its_rank_and_traceback(als: AlchemistSession, rank: int) -> None:
+def test_an_exception_names_its_rank_and_traceback(als: AlchemistSession, rank: int) -> None:
     def broken(comm: Any, where: int) -> None:
         if where in (-1, comm.rank):
             raise ValueError("no luck")
@@ -204,7 +204,7 @@ def test_an_exception_comes_with_its_rank_and_traceback(als: AlchemistSession, r
     assert "worker.py" not in shown  # our own frames tell a user nothing
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(als: AlchemistSession) -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported(als: AlchemistSession) -> None:
     def broken(comm: Any) -> None:
         import threading  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What ranks print comes to the one who waits, with its rank."""
+"""Output of ranks is printed by the caller that waits, with the rank number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def total(comm: Any) -> int:
     return ranks
 
 
-def test_prints_come_with_their_rank(
+def test_printed_lines_name_their_rank(
     als: AlchemistSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def speak(comm: Any) -> None:

@@ -129,9 +129,7 @@ def test_an_exit_code_is_an_error(als: AlchemistSession, tmp_path: Path, code: s
         MPI.COMM_WORLD.Barrier()
         """,
     )
-    with pytest.raises(
-        RoutineError, match=r"script\.py exited with code .* on rank 1"
-    ) as caught:
+    with pytest.raises(RoutineError, match=r"script\.py exited with code .* on rank 1") as caught:
         als.run_script(path)
     assert caught.value.rank == 1
     assert caught.value.facts["exit_code"] == (3 if code == "3" else 1)

@@ -1,4 +1,4 @@
-"""Results of expressions are freed when nothing holds them, and not a moment before."""
+"""Results of expressions are freed when no handle refers to them, and not before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_garbage_of_an_idle_process_is_freed_too(session: AlchemistSession) -> N
     assert wait_for(lambda: held(session) == {A.id})
 
 
-def test_a_loop_holds_no_more_than_its_last_result(session: AlchemistSession) -> None:
+def test_a_loop_keeps_only_its_last_result(session: AlchemistSession) -> None:
     A = session.send_matrix(np.ones((4, 3)))
     for _ in range(50):
         A = 0.5 * (A + A @ np.eye(3))
@@ -121,7 +121,7 @@ def test_a_temporary_that_is_pickled_stays_valid(session: AlchemistSession) -> N
     assert not B.temporary
 
 
-def test_a_call_that_is_not_waited_for_holds_its_arguments(session: AlchemistSession) -> None:
+def test_an_asynchronous_call_keeps_its_arguments(session: AlchemistSession) -> None:
     lib = session.load_library("linalg")
     echo = session.load_library("echo")
     A = session.send_matrix(np.ones((50, 3)))
@@ -174,7 +174,7 @@ def test_threads_may_drop_what_they_like(session: AlchemistSession) -> None:
     assert held(session) == {A.id}
 
 
-def test_garbage_of_a_gang_that_is_gone_harms_nobody(cluster: str) -> None:
+def test_handles_of_an_ended_gang_are_collected_without_harm(cluster: str) -> None:
     with AlchemistSession(1) as als:
         A = als.xp.ones((2, 2))
         B = A + 1

@@ -107,7 +107,7 @@ def test_wrong_arguments_are_refused_with_the_right_signature(
     assert echo.who() == [0, 1]
 
 
-def test_unknown_libraries_and_routines_say_what_there_is(session: AlchemistSession) -> None:
+def test_errors_for_unknown_names_list_the_known_ones(session: AlchemistSession) -> None:
     with pytest.raises(LibraryNotFoundError, match="Shipped: linalg"):
         session.load_library("no_such_library")
     with pytest.raises(LibraryNotFoundError, match="no file"):

@@ -1,4 +1,4 @@
-"""Shared objects behind a session: what a user of a C library sees."""
+"""Shared objects behind a session, from the view of a C library's user."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_matrix_goes_into_a_file_and_comes_back(
+def test_a_saved_matrix_loads_unchanged(
     session: AlchemistSession, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"a{suffix}"
@@ -165,7 +165,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_old_file(
 # --- checkpoints ---
 
 
-def test_a_checkpoint_comes_back_on_a_gang_of_another_size(
+def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
     session: AlchemistSession, tmp_path: Path
 ) -> None:
     matrices = {

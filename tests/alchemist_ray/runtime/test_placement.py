@@ -63,7 +63,7 @@ finally:
 """
 
 
-def test_strategies_are_kept_over_nodes_there_are_and_nodes_that_come() -> None:
+def test_strategies_hold_on_present_and_added_nodes() -> None:
     done = subprocess.run(
         [sys.executable, "-c", NODES],
         env={**os.environ, VARIABLE: "3x2"},
@@ -94,7 +94,7 @@ def test_a_strategy_that_cannot_be_is_refused_at_once(cluster: str) -> None:
         als.request_workers(2)
 
 
-def test_a_cluster_that_grows_is_reckoned_as_it_can_become(
+def test_an_autoscaling_cluster_counts_with_its_maximum_size(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "3x8")  # the node of 8 CPUs that is there is one of the three

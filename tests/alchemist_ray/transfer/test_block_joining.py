@@ -33,7 +33,7 @@ def blocks_of(whole: Any, rows: list[int], cols: list[int]) -> list[ArrayBlock]:
 
 @settings(max_examples=200, deadline=None)
 @given(cuts, cuts, st.randoms(), st.integers(0, 1601), st.sampled_from(["f4", "f8"]))
-def test_every_element_comes_once(
+def test_every_element_arrives_once(
     rows: list[int], cols: list[int], order: Any, least: int, dtype: str
 ) -> None:
     whole = np.arange(1600, dtype="f4").reshape(40, 40)
@@ -49,7 +49,7 @@ def test_every_element_comes_once(
     assert (times == 1).all()
 
 
-def test_large_blocks_come_as_they_are_and_all_at_once() -> None:
+def test_large_blocks_are_not_joined() -> None:
     whole = np.arange(1600.0).reshape(40, 40)
     blocks = blocks_of(whole, [0, 20, 39, 40], [0, 40])
     below = ArrayBlock(whole[:1] + 1, (40, 0))

@@ -1,4 +1,4 @@
-"""Matrices that come in pieces: from an iterator, from arrays on a disk."""
+"""Matrices that arrive in blocks: from an iterator, from arrays on a disk."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
 
 
 def private_bytes() -> int:
-    """Memory that is this process's alone: what is shared with ranks belongs to them."""
+    """Private memory of this process; memory shared with ranks is theirs."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) << 10

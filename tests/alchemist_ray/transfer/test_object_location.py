@@ -1,4 +1,4 @@
-"""Objects are looked at where they are; what is small and here stays open until it is sent."""
+"""Objects are located on their node; small local objects stay open until they are sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_larger_ones_do_not(refs: list[Any], monkeypatch: pytest.MonkeyPatch) ->
     assert looked == [((*shape, "<i8"), ref) for shape, ref in zip(SHAPES, refs, strict=True)]
 
 
-def test_what_lies_elsewhere_is_looked_at_there(refs: list[Any], by_agents: None) -> None:
+def test_remote_objects_are_located_on_their_node(refs: list[Any], by_agents: None) -> None:
     looked = object_location.inspect_objects([refs[1], refs[0], refs[1]], LABELS, ArrayDecoder())
     assert looked == [((*SHAPES[i], "<i8"), refs[i]) for i in (1, 0, 1)]
 

@@ -1,4 +1,4 @@
-"""Matrices go to the gang and come back as they were."""
+"""Matrices are sent and fetched unchanged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_layout_returns_what_was_sent(session: AlchemistSession) -> None:
     assert session.list_matrices() == []
 
 
-def test_every_dtype_and_what_floats_can_hold(session: AlchemistSession) -> None:
+def test_every_dtype_and_special_float_values(session: AlchemistSession) -> None:
     for dtype in DTYPES:
         matrix = some((20, 6), dtype)
         if matrix.dtype.kind in "fc":
@@ -88,7 +88,7 @@ def test_every_dtype_and_what_floats_can_hold(session: AlchemistSession) -> None
     ],
     ids=["transposed", "strided", "fortran", "read-only", "big-endian", "one-row", "1-D", "list"],
 )
-def test_any_array_is_cut_as_it_lies(session: AlchemistSession, make) -> None:
+def test_arrays_of_any_memory_layout_are_sent(session: AlchemistSession, make) -> None:
     source = make(some((41, 30)))
     fetched = session.send_matrix(source, layout="MC_MR").fetch()
     expected = np.asarray(source, dtype=float)
@@ -289,7 +289,7 @@ def test_a_handle_works_in_a_task(session: AlchemistSession) -> None:
     np.testing.assert_array_equal(other.fetch(), matrix)
 
 
-def test_times_are_told_per_rank(session: AlchemistSession, capsys) -> None:
+def test_times_are_printed_per_rank(session: AlchemistSession, capsys) -> None:
     handle = session.send_matrix(some((100, 10)), print_times=True)
     handle.fetch(print_times=True)
     told = capsys.readouterr().out
@@ -300,7 +300,7 @@ def test_times_are_told_per_rank(session: AlchemistSession, capsys) -> None:
 
 
 def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
-    """What a process on another node sees: no Unix sockets, a stream per rank."""
+    """A process on another node has no Unix sockets and one stream per rank."""
     client = session.connection
     rank_endpoints = client.rank_endpoints
     far = RankEndpoints(rank_endpoints.token, tuple(a[1:] for a in rank_endpoints.addresses))
@@ -317,7 +317,7 @@ def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
 
 
 def test_places_are_asked_for_owner_by_owner(gang: AlchemistSession) -> None:
-    """Together, Ray ends this process now and then: an owner's answer may come before all asked."""
+    """Asked for together, Ray sometimes ends this process: an owner may answer too early."""
 
     @ray.remote(num_cpus=0)
     class Owner:

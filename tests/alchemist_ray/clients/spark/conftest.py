@@ -1,4 +1,4 @@
-"""One gang of 3, and one Spark, for all tests of this folder."""
+"""One gang of 3 and one Spark for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ X = np.random.default_rng(5).standard_normal((103, 7))
 
 @pytest.fixture(scope="package")
 def gang(cluster: str) -> Iterator[AlchemistSession]:
-    """One session for all tests of the folder: none of them harms it."""
+    """One session for all tests of the folder; they leave it intact."""
     with AlchemistSession(3) as opened:
         yield opened
 
 
 @pytest.fixture
 def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
-    """The same, without what the last test has left on it."""
+    """The same gang without matrices."""
     yield gang
     for handle in gang.list_matrices():
         handle.free()

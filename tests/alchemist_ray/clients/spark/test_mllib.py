@@ -1,4 +1,4 @@
-"""The drop-ins beside MLlib: the same lines, the same results."""
+"""The replacements for MLlib run the same lines and give the same results."""
 
 # ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
 # for itself.
@@ -153,7 +153,7 @@ def test_the_condition_number_of_the_paper(als: AlchemistSession, spark: Any) ->
     assert CondEst(row_matrix(spark, THEIRS)) == pytest.approx(np.linalg.cond(X))
 
 
-def test_what_was_sent_is_freed(als: AlchemistSession, spark: Any) -> None:
+def test_sent_matrices_are_freed(als: AlchemistSession, spark: Any) -> None:
     matrix = row_matrix(spark, OURS)
     matrix.computeSVD(2)
     matrix.computeGramianMatrix()

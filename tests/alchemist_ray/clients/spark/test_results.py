@@ -62,7 +62,7 @@ def test_what_cannot_be_is_refused(als: AlchemistSession, spark: Any) -> None:
         als.send_matrix(X).to_spark(spark, kind="Table")
 
 
-def test_a_frame_whose_matrix_is_gone_says_so(als: AlchemistSession, spark: Any) -> None:
+def test_a_frame_whose_matrix_was_freed_reports_it(als: AlchemistSession, spark: Any) -> None:
     A = als.send_matrix(X)
     frame = A.to_spark(spark)
     A.free()

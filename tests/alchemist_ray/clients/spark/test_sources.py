@@ -1,4 +1,4 @@
-"""Everything of Spark's that is a matrix, into a gang: values, order, and what is refused."""
+"""All matrix types of Spark are sent to a gang: values, order, and refused input."""
 
 # ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
 # for itself.
@@ -154,7 +154,7 @@ def test_rows_of_several_lengths_are_refused(als: AlchemistSession, spark: Any) 
     refused(als, spark.createDataFrame(vectors, ["v"]).coalesce(1), ShapeError, "'v'", "3 elements")
 
 
-def test_a_source_that_changes_is_found_out(
+def test_a_source_that_changes_is_detected(
     als: AlchemistSession, spark: Any, tmp_path: Any
 ) -> None:
     """Its rows are counted, and are more when they are sent."""
@@ -191,7 +191,7 @@ def test_rows_that_are_not_there_are_zero(als: AlchemistSession, spark: Any) -> 
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_numbers_that_come_twice_are_refused(
+def test_duplicate_row_numbers_are_refused(
     als: AlchemistSession, spark: Any, partitions: int
 ) -> None:
     from pyspark.mllib.linalg import Matrices
@@ -219,7 +219,7 @@ def test_rows_and_blocks_outside_the_matrix_are_refused(als: AlchemistSession, s
     refused(als, BlockMatrix(blocks, 2, 2, 4, 2), ShapeError, "block (0, 0)", "(1, 2)")
 
 
-def test_entries_that_come_twice_add_up_as_in_mllib(als: AlchemistSession, spark: Any) -> None:
+def test_duplicate_entries_are_added_as_in_mllib(als: AlchemistSession, spark: Any) -> None:
     from pyspark.mllib.linalg.distributed import CoordinateMatrix
 
     entries = [(0, 0, 1.0), (2, 1, 2.0), (2, 1, 0.5)]
@@ -255,7 +255,7 @@ def test_local_vectors_and_matrices(als: AlchemistSession, spark: Any) -> None:
     np.testing.assert_array_equal(als.send_matrix(Vectors.sparse(3, [1], [2.0])), [[0], [2], [0]])
 
 
-def test_an_error_in_the_users_own_code_is_told(als: AlchemistSession, spark: Any) -> None:
+def test_an_error_in_user_code_is_reported(als: AlchemistSession, spark: Any) -> None:
     def bad(batches: Any) -> Any:
         for batch in batches:
             if batch.num_rows:
@@ -278,7 +278,7 @@ def test_an_error_in_the_users_own_code_is_told(als: AlchemistSession, spark: An
     layout=st.sampled_from(LAYOUTS),
     seed=st.integers(0, 99),
 )
-def test_any_shape_in_any_partitions_comes_back(
+def test_any_shape_in_any_partitions_is_returned_unchanged(
     als: AlchemistSession, spark: Any, m: int, n: int, partitions: int, layout: str, seed: int
 ) -> None:
     from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
@@ -311,7 +311,7 @@ def test_many_partitions_share_few_tasks(
 
 
 def test_executors_need_neither_ray_nor_us(als: AlchemistSession, spark: Any) -> None:
-    """Their Python workers stay, and show what they have imported."""
+    """Python workers are reused, so they show which modules the transfer imported."""
 
     def loaded(batches: Any) -> Any:
         import sys

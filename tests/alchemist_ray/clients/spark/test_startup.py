@@ -1,4 +1,4 @@
-"""Spark on Ray: started, used, stopped; and what is said when it cannot start."""
+"""Spark on Ray is started, used and stopped; errors when it cannot start."""
 
 # ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
 # for itself.
@@ -30,7 +30,7 @@ def javas() -> list[str]:
 
 
 def nothing_left(cpus: float) -> None:
-    """No JVM of Spark's, and the CPUs free that were free before."""
+    """Wait until no JVM of Spark runs and the CPUs are free again."""
     assert traces.wait_until(lambda: not javas(), 20.0, 0.1) is not None, javas()
 
     def free() -> bool:
@@ -39,7 +39,7 @@ def nothing_left(cpus: float) -> None:
     assert traces.wait_until(free, 20.0, 0.1) is not None
 
 
-def test_a_start_that_cannot_be_is_refused_at_once(sparks: Sparks, tmp_path: Path) -> None:
+def test_an_impossible_start_is_refused_at_once(sparks: Sparks, tmp_path: Path) -> None:
     from alchemist_ray.clients.spark import init_spark
 
     sparks.stop()
@@ -66,7 +66,7 @@ def test_a_start_that_cannot_be_is_refused_at_once(sparks: Sparks, tmp_path: Pat
     nothing_left(cpus)
 
 
-def test_ctrl_c_is_pythons_again_when_spark_is_stopped(sparks: Sparks) -> None:
+def test_stopping_spark_restores_pythons_ctrl_c(sparks: Sparks) -> None:
     """PySpark's handler, left behind, would raise an AttributeError."""
     sparks.stop()
     sparks.local()
@@ -76,7 +76,7 @@ def test_ctrl_c_is_pythons_again_when_spark_is_stopped(sparks: Sparks) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_start_that_takes_too_long_is_ended_and_cleared_away(sparks: Sparks) -> None:
+def test_a_start_that_takes_too_long_is_ended_and_cleaned_up(sparks: Sparks) -> None:
     from alchemist_ray.clients.spark import init_spark
 
     sparks.stop()
@@ -86,7 +86,7 @@ def test_a_start_that_takes_too_long_is_ended_and_cleared_away(sparks: Sparks) -
     nothing_left(cpus)
 
 
-def test_a_jvm_that_dies_at_the_start_is_told_of(sparks: Sparks) -> None:
+def test_a_jvm_that_ends_at_the_start_is_reported(sparks: Sparks) -> None:
     from alchemist_ray.clients.spark import init_spark
 
     sparks.stop()
@@ -100,7 +100,7 @@ def test_a_jvm_that_dies_at_the_start_is_told_of(sparks: Sparks) -> None:
 
 
 def ctrl_c_cancels_jobs(spark: Any) -> None:
-    """Those of a program that waits for Spark itself."""
+    """Ctrl-C cancels the jobs of a program that waits for Spark itself."""
     jobs = spark.sparkContext.statusTracker()
 
     def press() -> None:
@@ -115,10 +115,10 @@ def ctrl_c_cancels_jobs(spark: Any) -> None:
     assert traces.wait_until(lambda: not jobs.getActiveJobsIds(), 20.0, 0.1) is not None
 
 
-def test_spark_on_ray_there_and_back_and_gone(
+def test_spark_on_ray_sends_receives_and_leaves_nothing(
     als: AlchemistSession, sparks: Sparks, tmp_path: Path
 ) -> None:
-    """Sent from executors, and kept when Spark is gone."""
+    """Matrices sent by executors outlive Spark."""
     from alchemist_ray.clients.spark import init_spark
 
     sparks.stop()

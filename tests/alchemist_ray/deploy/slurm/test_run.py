@@ -117,7 +117,7 @@ def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
     assert time.monotonic() - begin < 30
 
 
-def test_what_is_no_program(job: Any, tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_is_reported(job: Any, tmp_path: Path) -> None:
     (tmp_path / "program.py").unlink()
     process = job(0)
     _, said = process.communicate(timeout=100)
