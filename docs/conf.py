@@ -34,7 +34,6 @@ suppress_warnings = ["toc.not_included"]  # test READMEs are pages that no table
 # --- the API reference ----------------------------------------------------------------
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 default_role = "py:obj"  # `Handle.fetch` in a docstring links to it where it is documented
