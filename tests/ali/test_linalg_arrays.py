@@ -78,7 +78,7 @@ WORDS = {
     "scalar power": "RoutineError: elementwise_scalar: integers to negative integer powers",
     "astype": "DtypeError: astype: dtype='float16'; a matrix is one of float32",
     "drop": "DtypeError: astype: complex64 to float64 would drop the imaginary parts",
-    "axis": "BadArgumentError: sum: axis=2; it can be 0",
+    "axis": "BadArgumentError: sum: axis=2; it must be 0",
     "ddof": "BadArgumentError: var: ddof=-1 is negative",
     "complex stats": "DtypeError: column_stats: A is complex64",
     "ord": "BadArgumentError: norm: ord='3' is not one of fro, 1, inf",
