@@ -1,34 +1,188 @@
-"""Which Ray cluster a session is in."""
+"""The Ray cluster of a session: which one it joins, and which it never joins.
+
+A session joins the cluster of its own process (`ray.init`, a Ray worker, a batch job), the one
+that `RAY_ADDRESS` names, or a head that runs on this machine as this user from the same
+``RAY_TMPDIR``. A cluster of another user is never joined: its owner could run code here, and
+would run functions and data of this user there. Where there is no such cluster, a session starts
+one of its own, whose session folder no other user can read.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import ray
 
-from alchemist_ray.errors import SessionError
+from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.runtime.batch_job import adopt
+from alchemist_ray.runtime.ray_probe import ClusterFacts, probe
 
-LAPTOP_CPUS = 4  # a Ray that we start ourselves has room for at least so many workers
+LAPTOP_CPUS = 4  # a Ray that a session starts has room for at least so many workers
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+TMPDIR_VARIABLE = "RAY_TMPDIR"
+SOCKET_PATH_LIMIT = 107  # bytes of the path of a Unix socket
+RAY_FOLDER = "r"  # in the private folder: Ray opens its own folder to every user
+# Below it, as long as such paths get.
+SOCKET_PATH = "r/session_2026-11-22_00-00-00_000000_0000000/sockets/plasma_store"
+
+log = logging.getLogger(__name__)
 
 
 def join_ray(workers: int | None) -> bool:
-    """Be in a Ray cluster: this process's, its batch job's, one that runs here, or a new one.
+    """Join a Ray cluster, or start one; whether one was started.
 
-    Returns whether a new one was started. A new one has a CPU for every core, and
-    at least `LAPTOP_CPUS` (or `workers`): on a small machine ranks share cores.
+    A new one has a CPU for every core, and at least `LAPTOP_CPUS` (or `workers`): on a small
+    machine ranks share cores.
+
+    Raises
+    ------
+    SessionError
+        If the cluster that `RAY_ADDRESS` names is not there, or is of another version of Ray or
+        Python.
+    AuthError
+        If that cluster wants a token that this process does not have.
     """
     if ray.is_initialized():
         return False
     if adopt(os.environ):
         raise SessionError(
-            "this job's Ray wants its token, and ray was imported before it was said so: import "
-            "alchemist_ray before ray, or start the program with `alchemist slurm run -- ...`"
+            "this job's Ray wants its token, and ray was imported before the token was known: "
+            "import alchemist_ray before ray, or start the program with `alchemist slurm run -- "
+            "...`"
         )
-    try:
-        ray.init(address="auto")
+    given = os.environ.get(ADDRESS_VARIABLE, "")
+    if given and given != "auto" and "://" not in given:
+        check(given, probe(given), f"{ADDRESS_VARIABLE}={given}")
+    if given and given != "auto":
+        ray.init(address=given)
         return False
-    except ConnectionError:
-        cpus = max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0)
-        ray.init(num_cpus=cpus, include_dashboard=False)
-        return True
+    found = own_head()
+    if found is not None:
+        try:
+            check(found, probe(found), f"the Ray head at {found}")
+        except (SessionError, AuthError) as error:
+            log.warning("%s. The session starts a Ray cluster of its own", error)
+        else:
+            ray.init(address=found)
+            log.info("joined the Ray cluster at %s", found)
+            return False
+    start_ray(max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0))
+    return True
+
+
+def start_ray(cpus: int) -> None:
+    """Start a Ray cluster for this process, in a folder that only this user can enter."""
+    tighten(Path("~/.ray").expanduser(), Path("~/.ray/auth_token").expanduser())
+    folder = private_folder()
+    options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}
+    ray.init(num_cpus=cpus, include_dashboard=False, **options)
+    log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
+
+
+def check(address: str, facts: ClusterFacts, what: str) -> None:
+    """Raise `SessionError` or `AuthError` if this process cannot join a cluster."""
+    if facts.wants_token:
+        raise AuthError(
+            f"{what} wants a token that this process does not have: set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN_PATH to the file with the cluster's token"
+        )
+    if facts.error:
+        raise SessionError(
+            f"{what} does not answer as a Ray head ({facts.error}): is the cluster up, and is "
+            "the port that of its GCS (6379 by default)?"
+        )
+    if facts.ray_version != ray.__version__:
+        raise SessionError(
+            f"{what} runs Ray {facts.ray_version}, and this process has Ray {ray.__version__}: "
+            "install the same version"
+        )
+    own = platform.python_version()
+    if facts.python_version.split(".")[:2] != own.split(".")[:2]:
+        raise SessionError(
+            f"{what} runs Python {facts.python_version}, and this process runs {own}: use the "
+            "same minor version"
+        )
+
+
+# --- heads on this machine ---
+
+
+def own_head() -> str | None:
+    """Address of a Ray head of this user on this machine, started from the same RAY_TMPDIR."""
+    wanted = Path(os.environ.get(TMPDIR_VARIABLE) or "/tmp/ray").resolve()
+    folders = [wanted, _default_folder() / RAY_FOLDER, _short_folder() / RAY_FOLDER]
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if process.stat().st_uid != os.getuid():
+                continue
+            argv = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has just ended
+        if Path(argv[0]).name != "raylet":
+            continue
+        options = dict(
+            part.removeprefix("--").partition("=")[::2] for arg in argv for part in arg.split()
+        )
+        folder = options.get("temp_dir") or options.get("temp-dir", "")
+        if folder and Path(folder).resolve() in folders and options.get("gcs-address"):
+            return options["gcs-address"]
+    return None
+
+
+# --- folders and tokens ---
+
+
+def _default_folder() -> Path:
+    """The folder of the clusters that sessions of this user start."""
+    return Path(tempfile.gettempdir()).resolve() / f"ray-{os.getuid()}"
+
+
+def _short_folder() -> Path:
+    return Path(f"/tmp/ray-{os.getuid()}")
+
+
+def private_folder() -> Path | None:
+    """Ray's folder, in one of mode 700; None where Ray's default has to do.
+
+    ``RAY_TMPDIR`` comes first; it is a short path, as Unix sockets lie below it.
+    """
+    if os.environ.get(TMPDIR_VARIABLE):
+        return None
+    folder = _default_folder()
+    if len(f"{folder}/{SOCKET_PATH}") > SOCKET_PATH_LIMIT:
+        folder = _short_folder()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+    except OSError as error:
+        log.warning("no private folder for Ray: %s: %s", folder, error.strerror)
+        return None
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        log.warning("%s belongs to another user; other users can read this cluster's files", folder)
+        return None
+    if about.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder / RAY_FOLDER
+
+
+def tighten(folder: Path, token: Path) -> None:
+    """Make Ray's token readable by its owner alone, or warn where it is not ours."""
+    for path, mode in ((folder, 0o700), (token, 0o600)):
+        try:
+            about = path.stat()
+        except OSError:
+            continue
+        if not about.st_mode & 0o077:
+            continue
+        if about.st_uid == os.getuid():
+            path.chmod(mode)
+        else:
+            log.warning("%s can be read by other users and belongs to user %s", path, about.st_uid)
