@@ -1,34 +1,34 @@
-"""Every error a user can meet, in one tree::
+"""The errors that users see, in one tree::
 
     AlchemistError
     ├── GroupError                the gang of ranks
-    │   ├── LaunchError           did not start (in time); nothing is left of it
-    │   └── GroupFailedError      lost a rank, and so was ended as a whole
-    ├── LibraryError              a library or a call of it
+    │   ├── LaunchError           the gang did not start in time; nothing is left of it
+    │   └── GroupFailedError      a rank was lost, so the whole gang was ended
+    ├── LibraryError              a library or a call of one of its routines
     │   ├── LibraryNotFoundError
     │   ├── LibraryLoadError
     │   ├── NoSuchRoutineError    (also an AttributeError)
     │   ├── BadArgumentError      (also a TypeError)
-    │   ├── RoutineError          raised on a rank; the gang goes on
-    │   └── CancelledError        the call was ended from outside; the gang goes on
-    │       └── CallTimeoutError  ... because its time was over (also a TimeoutError)
+    │   ├── RoutineError          an exception on a rank; the gang continues
+    │   └── CancelledError        the call was cancelled; the gang continues
+    │       └── CallTimeoutError  it exceeded its time limit (also a TimeoutError)
     ├── MatrixError               a matrix or its handle
-    │   ├── MatrixNotFoundError   never was, or was freed
-    │   ├── StaleHandleError      of a gang that is gone
+    │   ├── MatrixNotFoundError   it never existed, or was freed
+    │   ├── StaleHandleError      its gang has ended
     │   ├── ShapeError            (also a ValueError)
     │   ├── LayoutError           (also a ValueError)
     │   ├── DtypeError            (also a TypeError)
-    │   ├── IncompleteMatrixError elements are missing or came twice
+    │   ├── IncompleteMatrixError elements are missing or duplicate
     │   └── FileError             a file that cannot be read or written as a matrix
-    ├── TransferError             data did not get through
-    ├── ResourceError             not enough CPUs or memory; said before any is taken
+    ├── TransferError             data did not arrive
+    ├── ResourceError             not enough CPUs or memory; nothing was allocated
     ├── AuthError                 wrong token or protocol version
-    ├── JobError                  Ray could not be had in a job of a batch system
-    │   └── SiteError             no such site, or its file is wrong (also a ValueError)
+    ├── JobError                  Ray did not start, or was not found, in a batch job
+    │   └── SiteError             unknown site, or an invalid site file (also a ValueError)
     └── SessionError              the session is closed or has no workers
 
-Every message names the thing at fault and what to do. Details are attributes:
-`rank`, `traceback`, ... (None where they do not apply).
+Every message names the thing at fault and what to do about it. Details are attributes: `rank` and
+`traceback` (None where they do not apply), and `facts`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AlchemistError(Exception):
     Attributes
     ----------
     rank : int or None
-        The rank at fault, where one is.
+        The rank at fault, if there is one.
     traceback : str or None
         The rank's own traceback.
     facts : dict
@@ -68,42 +68,42 @@ class AlchemistError(Exception):
 
 
 class GroupError(AlchemistError):
-    """Something about the gang of ranks."""
+    """An error of the gang."""
 
 
 class LaunchError(GroupError):
-    """The gang did not start; whatever had started is gone again."""
+    """The gang did not start. Everything that had started was ended."""
 
 
 class GroupFailedError(GroupError):
-    """A rank (or what held the gang together) died, so the whole gang was ended.
+    """A rank, a node's proxy or the GroupManager was lost, so the whole gang was ended.
 
-    Its matrices are gone; the session can `request_workers` again.
+    Its matrices are lost. The session can call `request_workers` again.
     """
 
 
 class LibraryError(AlchemistError):
-    """Something about a library."""
+    """An error of a library or of a call of a routine."""
 
 
 class LibraryNotFoundError(LibraryError):
-    """No library of that name, or no file at that path."""
+    """There is no library of this name, or no file at this path."""
 
 
 class LibraryLoadError(LibraryError):
-    """The library was found and could not be loaded."""
+    """The library was found but could not be loaded."""
 
 
 class NoSuchRoutineError(LibraryError, AttributeError):
-    """The library has no routine of that name."""
+    """The library has no routine of this name."""
 
 
 class BadArgumentError(LibraryError, TypeError):
-    """Arguments that do not fit the routine's signature."""
+    """The arguments do not fit the routine's signature."""
 
 
 class RoutineError(LibraryError):
-    """A routine failed on a rank; the gang and its matrices are unharmed."""
+    """A routine raised on a rank. The gang and its matrices are unchanged."""
 
     def __str__(self) -> str:
         message = str(self.args[0])
@@ -113,70 +113,70 @@ class RoutineError(LibraryError):
 
 
 class CancelledError(LibraryError):
-    """The call was cancelled; the gang and its matrices are unharmed."""
+    """The call was cancelled. The gang and its matrices are unchanged."""
 
 
 class CallTimeoutError(CancelledError, TimeoutError):
-    """The call took longer than its `timeout_s`, and was cancelled."""
+    """The call exceeded its `timeout_s` and was cancelled."""
 
 
 class MatrixError(AlchemistError):
-    """Something about a matrix or its handle."""
+    """An error of a matrix or its handle."""
 
 
 class MatrixNotFoundError(MatrixError):
-    """No such matrix in the gang: it never was, or it was freed."""
+    """The gang has no such matrix: it never existed, or was freed."""
 
 
 class StaleHandleError(MatrixError):
-    """The handle belongs to a gang that is gone."""
+    """The handle belongs to a gang that has ended."""
 
 
 class ShapeError(MatrixError, ValueError):
-    """A shape that does not fit."""
+    """The shape does not fit."""
 
 
 class LayoutError(MatrixError, ValueError):
-    """Not one of the 14 layouts, or one that cannot be used here."""
+    """An unknown layout, or one that cannot be used here."""
 
 
 class DtypeError(MatrixError, TypeError):
-    """Not one of the six dtypes that a matrix can have."""
+    """A dtype that a matrix cannot have, or values that it cannot represent."""
 
 
 class IncompleteMatrixError(MatrixError):
-    """A matrix whose elements have not all arrived, or some twice."""
+    """Elements of a matrix are missing, or were sent twice."""
 
 
 class FileError(MatrixError):
-    """A file is missing, damaged, out of reach or full: nothing was loaded, nothing replaced.
+    """A file cannot be read or written as a matrix. Nothing was loaded, nothing was replaced.
 
-    `rank` is who met it, ``facts["path"]`` the file.
+    `rank` is the rank that found it, ``facts["path"]`` the file.
     """
 
 
 class TransferError(AlchemistError):
-    """Data did not get from one side to the other; what had arrived was thrown away."""
+    """Data could not be transferred. The part that had arrived was freed."""
 
 
 class ResourceError(AlchemistError):
-    """The cluster has not the CPUs or the memory that were asked for."""
+    """The cluster does not have the requested CPUs or memory."""
 
 
 class AuthError(AlchemistError):
-    """Wrong token, or another version of the protocol."""
+    """A wrong token, or another version of the protocol."""
 
 
 class JobError(AlchemistError):
-    """Ray could not be started or found in a job of Slurm or PBS; what had started was ended."""
+    """Ray was not started or found in a job of Slurm or PBS. Everything that had started was ended."""
 
 
 class SiteError(JobError, ValueError):
-    """There is no such site file, or it says what no site can have."""
+    """The site file does not exist or is invalid."""
 
 
 class SessionError(AlchemistError):
-    """The session cannot do that in its state (closed, or without workers)."""
+    """The session is closed or has no workers."""
 
 
 def _rebuild(kind: type[AlchemistError], message: str, facts: dict[str, Any]) -> AlchemistError:
@@ -191,11 +191,11 @@ def _tree(kind: type[AlchemistError]) -> dict[str, type[AlchemistError]]:
 
 
 def from_failure(failure: Failure) -> AlchemistError:
-    """The user's error for a failure that came from the MPI side."""
+    """The user's error for a failure from the MPI side."""
     kind = _tree(AlchemistError).get(failure.kind, AlchemistError)
     return kind(failure.message, **failure.facts)
 
 
 def to_failure(error: AlchemistError) -> Failure:
-    """The failure by which an error travels over a socket."""
+    """The failure that carries an error over a socket."""
     return Failure(type(error).__name__, str(error.args[0]), **error.facts)
