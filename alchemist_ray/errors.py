@@ -168,7 +168,7 @@ class AuthError(AlchemistError):
 
 
 class JobError(AlchemistError):
-    """Ray was not started or found in a job of Slurm or PBS. Everything that had started was ended."""
+    """Ray did not start, or was not found, in a job of Slurm or PBS; nothing is left of it."""
 
 
 class SiteError(JobError, ValueError):
