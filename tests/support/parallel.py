@@ -28,6 +28,7 @@ UNITS = (
     ("tests/ali/test_files.py",),
     ("tests/ali/test_conformance.py",),
     ("tests/alchemist_ray/observe/test_doctor_nodes.py",),
+    ("tests/alchemist_ray/deploy/slurm/test_run.py",),
     ("tests/envs/test_train.py",),
     ("tests/envs/test_faults.py",),
     ("tests/alchemist_ray/arrays",),
