@@ -1,59 +1,53 @@
-"""Memory that other processes of the node can map, recycled because first touch is slow.
+"""Memory that other processes of the node can map, kept warm because first touch is slow.
 
-Fresh pages cost ten times a warm copy, so blocks come from a pool of memfd
-segments. A segment returns to its pool when the last array that looks at it is
-gone. A memfd has no name: nothing is left behind when a process is killed.
+Fresh pages cost ten times a warm copy, so blocks come from a pool of memfd segments. A segment
+returns to its pool when the last array on it is deleted, and to the system when it has been idle
+for `IDLE_S`. A memfd has no name: nothing remains when a process is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.cgroup import MemoryCgroup
 
 PAGE = mmap.PAGESIZE
-SAFE = 1 << 20  # 1 MiB: below this a new segment is not worth a look at what is free
-SMALL = 1 << 16  # 64 KiB: below this a recycled segment may be any number of times too big
+UNCHECKED_BYTES = 1 << 20  # 1 MiB: up to this size free memory is not checked
+ANY_FIT_BYTES = 1 << 16  # 64 KiB: a warm segment up to this size may be any number of times too big
+IDLE_S = 30.0  # warm memory is returned to the system after this time
 
 _ids = itertools.count(1)
 
 
 def available_bytes() -> int:
-    """Bytes that this node can still give: the kernel's estimate, and the cgroup's limit."""
+    """Bytes that can be allocated: the kernel's estimate for the node, and the cgroups' limits."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
     available = int(fields["MemAvailable"].split()[0]) << 10
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        try:
-            bound = Path(limit).read_text().strip()
-            if bound.isdigit():
-                available = min(available, int(bound) - int(Path(used).read_text()))
-        except OSError:
-            continue
-    return max(0, available)
+    cgroup = MemoryCgroup.find()
+    bound = cgroup.available() if cgroup is not None else None
+    return max(0, available if bound is None else min(available, bound))
 
 
 def readable(nbytes: float) -> str:
-    """``"1.5 GB"``: bytes for people, in decimal units."""
+    """A number of bytes for messages, in decimal units: ``"1.5 GB"``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if nbytes < 1000 or unit == "TB":
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -72,17 +66,17 @@ class Segment:
         self.tainted = False
         self.fd = -1
         try:
-            # The kernel would fill the node and kill somebody before it says no.
-            if self.nbytes > SAFE and self.nbytes > available_bytes():
+            # The allocation would succeed and trigger the OOM killer later.
+            if self.nbytes > UNCHECKED_BYTES and self.nbytes > available_bytes():
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             if not shared:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
                 self.map = mmap.mmap(-1, self.nbytes, flags=flags)
                 return
             self.fd = os.memfd_create("alchemist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # Allocated now, so that a lack of memory is an error here and not a SIGBUS later.
+            # Allocate now: a lack of memory is an error here, and would be a SIGBUS later.
             os.posix_fallocate(self.fd, 0, self.nbytes)
-            # Whoever maps it can write, but not pull the pages from under the rank.
+            # Processes that map it can write, but not remove the rank's pages.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self.map = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
@@ -94,13 +88,20 @@ class Segment:
                 ) from error
             raise
 
+    def release(self) -> None:
+        """Return the pages to the system, also those that other processes still map."""
+        if self.fd >= 0:
+            with contextlib.suppress(OSError):
+                self.map.madvise(mmap.MADV_REMOVE)
+        self.close()
+
     def close(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)  # the mapping goes with its last view
+            os.close(self.fd)  # the mapping ends with its last view
 
 
 class MemoryBlock:
-    """A stretch of a segment, lent to whoever holds this object or an array made from it."""
+    """A part of a segment, lent until this object and all arrays made from it are deleted."""
 
     def __init__(self, segment: Segment, nbytes: int) -> None:
         self.segment = segment
@@ -122,12 +123,12 @@ class MemoryBlock:
 
 
 class Pool:
-    """Lends blocks and keeps returned segments warm, up to `keep_bytes`.
+    """Lends blocks and keeps returned segments warm, for `IDLE_S` and up to `keep_bytes`.
 
     Parameters
     ----------
     keep_bytes : int
-        Most bytes kept for reuse; what is over is given back to the system.
+        Most bytes kept for reuse.
     shared : bool
         Whether other processes may map the segments (by file descriptor).
     """
@@ -136,80 +137,146 @@ class Pool:
         self.keep_bytes = keep_bytes
         self.shared = shared
         self._lock = threading.Lock()
-        self._idle: list[Segment] = []
+        self._idle: dict[Segment, float] = {}  # when they came back, oldest first
         # Finalizers may run anywhere, even inside `take`: they only append here.
         self._returned: deque[Segment] = deque()
+        self._large_returned: SimpleQueue[None] = SimpleQueue()
         self._live: set[int] = set()
+        self._trimmer: threading.Thread | None = None
+        _pools.add(self)
 
     def take(self, nbytes: int) -> MemoryBlock:
-        """A block of `nbytes`, from a warm segment where one fits.
+        """A block of `nbytes`, from a warm segment if one fits.
 
         Raises
         ------
         Failure
-            ResourceError, if the system has no memory for it.
+            ResourceError, if there is not enough memory.
         """
         with self._lock:
-            self._settle()
+            self._collect()
             segment = self._fitting(nbytes)
             if segment is not None:
-                self._idle.remove(segment)
-        if segment is None:  # fresh pages take their time: others must not wait for them
+                del self._idle[segment]
+        if segment is None:  # without the lock: page faults take long
             segment = Segment(nbytes, shared=self.shared)
-            with self._lock:
-                self._live.add(segment.id)
+        with self._lock:
+            self._live.add(segment.id)
+            if segment.nbytes > UNCHECKED_BYTES:
+                self._start_trimmer()
         block = MemoryBlock(segment, nbytes)
-        weakref.finalize(block, self._returned.append, segment).atexit = False
+        weakref.finalize(block, self._give_back, segment).atexit = False
         return block
+
+    def _give_back(self, segment: Segment) -> None:
+        self._returned.append(segment)
+        if segment.nbytes > UNCHECKED_BYTES:
+            self._large_returned.put(None)
 
     def has_warm(self, nbytes: int) -> bool:
         """Whether `take` would find a warm segment."""
         with self._lock:
-            self._settle()
+            self._collect()
             return self._fitting(nbytes) is not None
 
     def _fitting(self, nbytes: int) -> Segment | None:
         """The smallest warm segment that holds `nbytes` without much waste."""
-        fitting = [
-            s for s in self._idle
-            if s.nbytes >= nbytes and (s.nbytes <= SMALL or s.nbytes <= nbytes + nbytes // 4)
-        ]  # fmt: skip
-        return min(fitting, key=lambda s: s.nbytes, default=None)
+        limit = max(ANY_FIT_BYTES, nbytes + nbytes // 4)
+        fitting = [segment for segment in self._idle if nbytes <= segment.nbytes <= limit]
+        return min(fitting, key=lambda segment: segment.nbytes, default=None)
 
     def is_live(self, segment_id: int) -> bool:
         """Whether a segment of this pool still exists (lent or warm)."""
         with self._lock:
-            self._settle()
+            self._collect()
             return segment_id in self._live
 
     def idle_bytes(self) -> int:
-        """Bytes kept warm that nothing uses."""
+        """Bytes that are kept warm and not in use."""
         with self._lock:
-            self._settle()
+            self._collect()
             return sum(segment.nbytes for segment in self._idle)
 
-    def trim(self, keep_bytes: int = 0) -> None:
-        """Give warm memory back to the system until at most `keep_bytes` are kept."""
-        with self._lock:
-            self._settle()
-            self._trim(keep_bytes)
+    def trim(self, keep_bytes: int = 0, idle_s: float = 0.0) -> int:
+        """Return warm memory to the system.
 
-    def _settle(self) -> None:
+        Parameters
+        ----------
+        keep_bytes : int
+            Keep at most so many bytes, those that were used last.
+        idle_s : float
+            Keep segments that came back in this time.
+
+        Returns
+        -------
+        int
+            Bytes returned.
+        """
+        with self._lock:
+            self._collect()
+            return self._trim(keep_bytes, time.monotonic() - idle_s)
+
+    def make_room(self, nbytes: int) -> int:
+        """Return warm memory to the system, except a segment for `nbytes`; returns its size."""
+        with self._lock:
+            self._collect()
+            kept = self._fitting(nbytes)
+            for segment in [segment for segment in self._idle if segment is not kept]:
+                self._drop(segment)
+            return kept.nbytes if kept is not None else 0
+
+    def _collect(self) -> None:
         while self._returned:
             segment = self._returned.popleft()
+            self._idle[segment] = time.monotonic()
             if segment.tainted:
                 self._drop(segment)
-            else:
-                self._idle.append(segment)
-        self._trim(self.keep_bytes)
+        self._trim(self.keep_bytes, time.monotonic())
 
-    def _trim(self, keep_bytes: int) -> None:
+    def _trim(self, keep_bytes: int, before: float) -> int:
         kept = sum(segment.nbytes for segment in self._idle)
-        while self._idle and kept > keep_bytes:
-            segment = self._idle.pop(0)  # the one that has been idle longest
-            kept -= segment.nbytes
+        dropped = 0
+        for segment, since in list(self._idle.items()):
+            if kept - dropped <= keep_bytes or since > before:
+                break
+            dropped += segment.nbytes
             self._drop(segment)
+        return dropped
 
     def _drop(self, segment: Segment) -> None:
+        del self._idle[segment]
         self._live.discard(segment.id)
-        segment.close()
+        segment.release()
+
+    def _start_trimmer(self) -> None:
+        if self._trimmer is None or not self._trimmer.is_alive():
+            self._trimmer = threading.Thread(target=self._trim_idle, daemon=True)
+            self._trimmer.start()
+
+    def _trim_idle(self) -> None:
+        """Return segments that have been idle for `IDLE_S`; ends when none is left."""
+        while True:
+            self._large_returned.get()  # without a time limit: an unused pool costs nothing
+            while self.idle_bytes():
+                time.sleep(IDLE_S / 2)
+                self.trim(idle_s=IDLE_S)
+            with self._lock:
+                if not self._live and not self._returned:
+                    self._trimmer = None
+                    return
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+        self._trimmer = None
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,21 +1,24 @@
-"""The matrices that a rank keeps between commands, by id."""
+"""The parts of matrices that a rank keeps between commands, by id."""
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.allocations import NodeAllocations
+from mpi_workers.matrix.dist_matrix import DistMatrix, local_nbytes
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.memory import Pool, available_bytes, readable
+from mpi_workers.matrix.memory import UNCHECKED_BYTES, Pool, available_bytes, readable
 
 
 class Entry:
-    """A matrix and how much of it has arrived."""
+    """A matrix and the number of its elements that have arrived."""
 
     __slots__ = ("matrix", "received", "sealed")
 
@@ -33,38 +36,62 @@ class Storage:
     rank : int
         This rank.
     pool : Pool
-        Where blocks come from.
+        Provides the memory.
+    allocations : NodeAllocations, optional
+        Shared by the ranks of the node. None: this is the only one.
     """
 
-    def __init__(self, rank: int, pool: Pool) -> None:
+    def __init__(self, rank: int, pool: Pool, allocations: NodeAllocations | None = None) -> None:
         self.rank = rank
         self.pool = pool
+        self.allocations = allocations
         self._lock = threading.Lock()
         self._entries: dict[int, Entry] = {}
 
     def new(self, distribution: Distribution, dtype: np.dtype[Any]) -> DistMatrix:
-        """Memory for this rank's part of a matrix; its elements are not set.
+        """Memory for this rank's part of a matrix, with undefined elements.
 
         Raises
         ------
         Failure
-            ResourceError, if this node has not enough memory.
+            ResourceError, if this node does not have enough memory.
         """
-        nbytes = distribution.local_indices(self.rank).size * dtype.itemsize
-        # What is small, or lies warm in the pool, is there: no need to ask the system.
-        asked = nbytes > 1 << 20 and not self.pool.has_warm(nbytes)
-        spare = available_bytes() if asked else nbytes
-        if nbytes > spare + self.pool.idle_bytes():
-            m, n = distribution.shape
-            raise Failure(
-                "ResourceError",
-                f"rank {self.rank} needs {readable(nbytes)} for its part of a {m} x {n} {dtype} "
-                f"matrix in {distribution.layout}, and its node has {readable(spare)} left: "
-                "free handles, or ask for workers on more nodes",
-            )
-        if nbytes > spare:
-            self.pool.trim()
-        return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes))
+        nbytes = local_nbytes(distribution, self.rank, dtype)
+        if nbytes <= UNCHECKED_BYTES or self.pool.has_warm(nbytes):
+            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes))
+        with self._admit(nbytes) as spare:
+            if spare is not None:
+                m, n = distribution.shape
+                raise Failure(
+                    "ResourceError",
+                    f"rank {self.rank} needs {readable(nbytes)} for its part of a {m} x {n} "
+                    f"{dtype} matrix in {distribution.layout}, and its node has {readable(spare)} "
+                    "left: free handles, or request workers on more nodes",
+                )
+            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes))
+
+    @contextlib.contextmanager
+    def _admit(self, nbytes: int) -> Iterator[int | None]:
+        """None if there is room for an allocation, else the bytes that are available."""
+        if self.allocations is not None:
+            with self.allocations.admit(nbytes, lambda: self.pool.trim() > 0) as spare:
+                yield spare
+            return
+        while nbytes > (available := available_bytes()):
+            if not self.pool.trim():
+                yield available
+                return
+        yield None
+
+    def make_room(self, distribution: Distribution, dtype: np.dtype[Any]) -> int:
+        """Return idle memory to the system, except a segment for a part of this matrix.
+
+        Returns
+        -------
+        int
+            Bytes of that segment.
+        """
+        return self.pool.make_room(local_nbytes(distribution, self.rank, dtype))
 
     def put(self, matrix_id: int, matrix: DistMatrix, *, sealed: bool) -> None:
         with self._lock:
@@ -81,22 +108,22 @@ class Storage:
         return found
 
     def sealed(self, matrix_id: object) -> DistMatrix:
-        """A matrix that is whole. Raises `Failure` (not found, incomplete)."""
+        """A complete matrix. Raises `Failure` (not found, incomplete)."""
         entry = self.entry(matrix_id)
         if not entry.sealed:
             raise Failure(
                 "IncompleteMatrixError",
-                f"matrix {matrix_id} is still being sent: its elements are not all there",
+                f"matrix {matrix_id} is still being sent: elements are missing",
             )
         return entry.matrix
 
     def count(self, entry: Entry, elements: int) -> None:
-        """Note that `elements` more have arrived."""
+        """Add `elements` to those that have arrived."""
         with self._lock:
             entry.received += elements
 
     def seal(self, matrix_id: int) -> None:
-        """Declare a matrix whole. Raises `Failure` if elements are missing or came twice."""
+        """Mark a matrix as complete. Raises `Failure` if elements are missing or came twice."""
         entry = self.entry(matrix_id)
         wanted = entry.matrix.local.size
         with self._lock:
@@ -109,6 +136,6 @@ class Storage:
             entry.sealed = True
 
     def free(self, matrix_id: int) -> None:
-        """Forget a matrix; its memory is recycled once no reader looks at it any more."""
+        """Forget a matrix; its memory is recycled when no reader uses it any more."""
         with self._lock:
             self._entries.pop(matrix_id, None)

@@ -96,7 +96,8 @@ class RankCommands:
     # --- matrices ---
 
     def reserve(self, body: Body) -> Body:
-        return {"idle": self._storage.pool.idle_bytes()}
+        distribution = Distribution(body["layout"], tuple(body["shape"]), self.gang.grid)
+        return {"idle": self._storage.make_room(distribution, np.dtype(body["dtype"]))}
 
     def create(self, body: Body) -> None:
         distribution = Distribution(body["layout"], tuple(body["shape"]), self.gang.grid)

@@ -82,7 +82,8 @@ class Gang:
     def part(self, colour: int) -> Gang:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
         world = MPI.Intracomm(self._world.Split(colour, self.rank))
-        return Gang(world, Storage(world.rank, self._storage.pool), self._report)
+        storage = Storage(world.rank, self._storage.pool, self._storage.allocations)
+        return Gang(world, storage, self._report)
 
     def new(
         self, shape: tuple[int, int], dtype: Any, layout: str, *, zero: bool = True

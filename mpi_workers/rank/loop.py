@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from mpi_workers.data.server import DataServer
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.matrix.allocations import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
@@ -44,7 +45,8 @@ class RankLoop:
 
     def __init__(self, config: RankConfig, loader: Loader, runner: Runner) -> None:
         world = MPI.COMM_WORLD
-        storage = Storage(world.rank, Pool(config.keep_bytes, shared=True))
+        allocations = NodeAllocations(Path(config.directory), world.rank, world.size)
+        storage = Storage(world.rank, Pool(config.keep_bytes, shared=True), allocations)
         path = f"{config.directory}/rank{world.rank}.sock"
         self._server = DataServer(storage, config.token, path, config.host)
         waits.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)

@@ -1,17 +1,23 @@
-"""Blocks come back warm when the last array on them is gone, and not before."""
+"""Blocks return to the pool when the last array on them is deleted; allocations are admitted."""
 
 from __future__ import annotations
 
 import gc
 import mmap
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import memory
+from mpi_workers.matrix import allocations, memory
+from mpi_workers.matrix.allocations import NodeAllocations
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import PAGE, Pool, available_bytes, readable
 from mpi_workers.matrix.storage import Storage
@@ -75,7 +81,7 @@ def test_a_segment_much_too_big_is_not_lent(pool: Pool) -> None:
 
 
 def test_small_blocks_share_any_small_segment(pool: Pool) -> None:
-    segment = pool.take(memory.SMALL).segment.id
+    segment = pool.take(memory.ANY_FIT_BYTES).segment.id
     gc.collect()
     assert pool.take(10).segment.id == segment
 
@@ -100,18 +106,18 @@ def test_a_tainted_segment_is_never_lent_again(pool: Pool) -> None:
     assert pool.take(MIB).segment.id != segment
 
 
-def test_no_more_is_kept_than_asked_for() -> None:
+def test_the_pool_keeps_at_most_its_limit() -> None:
     pool = Pool(3 * MIB, shared=False)
     blocks = [pool.take(MIB) for _ in range(5)]
     ids = [block.segment.id for block in blocks]
     while blocks:
-        del blocks[0]  # the first is idle longest
+        del blocks[0]  # the first has been idle longest
     gc.collect()
     assert pool.idle_bytes() == 3 * MIB
     assert [pool.is_live(n) for n in ids] == [False, False, True, True, True]
 
 
-def test_trim_gives_memory_back(pool: Pool) -> None:
+def test_trim_returns_memory(pool: Pool) -> None:
     lent, returned = pool.take(MIB), pool.take(2 * MIB)
     ids = lent.segment.id, returned.segment.id
     del returned
@@ -119,6 +125,76 @@ def test_trim_gives_memory_back(pool: Pool) -> None:
     pool.trim()
     assert pool.idle_bytes() == 0
     assert [pool.is_live(n) for n in ids] == [True, False]
+
+
+def test_make_room_keeps_only_a_segment_that_fits(pool: Pool) -> None:
+    blocks = [pool.take(n * MIB) for n in (2, 4, 8)]
+    ids = [block.segment.id for block in blocks]
+    del blocks
+    gc.collect()
+    assert pool.make_room(4 * MIB) == 4 * MIB
+    assert [pool.is_live(n) for n in ids] == [False, True, False]
+    assert pool.make_room(5 * MIB) == 0
+    assert pool.idle_bytes() == 0
+
+
+def test_idle_memory_is_returned_after_some_time(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "IDLE_S", 0.2)
+    for _ in range(2):  # the thread that returns memory ends, and is started again
+        lent, returned = pool.take(2 * MIB), pool.take(2 * MIB)
+        ids = lent.segment.id, returned.segment.id
+        del returned
+        gc.collect()
+        deadline = time.monotonic() + 5
+        while pool.is_live(ids[1]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [pool.is_live(n) for n in ids] == [True, False]
+        del lent
+        gc.collect()
+
+
+def test_a_returned_segment_takes_no_memory_although_another_process_maps_it() -> None:
+    pool = Pool(MIB, shared=True)
+    block = pool.take(MIB // 2)
+    block.array()[...] = 7
+    fd = os.dup(block.segment.fd)
+    try:
+        with mmap.mmap(fd, MIB // 2) as other:
+            assert other[:2] == b"\7\7"
+            assert os.fstat(fd).st_blocks * 512 == MIB // 2
+            del block
+            gc.collect()
+            pool.trim()
+            assert os.fstat(fd).st_blocks == 0
+            assert other[:2] == b"\0\0"
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_can_use_the_pool_of_a_busy_parent() -> None:
+    pool = Pool(MIB, shared=False)
+    over = threading.Event()
+
+    def use() -> None:
+        while not over.is_set():
+            pool.take(PAGE)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        for _ in range(50):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(5)
+                pool.take(PAGE)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_every_segment_of_a_dropped_block_closes_its_descriptor() -> None:
@@ -154,16 +230,16 @@ def test_a_shared_segment_leaves_no_name() -> None:
     assert block.nbytes == MIB
 
 
-def test_more_than_the_system_has_is_a_resource_error_before_anything_is_taken(
+def test_a_block_larger_than_free_memory_is_refused_before_allocation(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Never with a size that is really too large: where the check is broken, the kernel kills.
+    # A size that is really too large would trigger the OOM killer if the check failed.
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 * MIB)
     words = r"no room for a block of 3\.1 MB .*: Cannot allocate"
     with pytest.raises(Failure, match=words) as error:
         pool.take(3 * MIB)
     assert error.value.kind == "ResourceError"
-    pool.take(PAGE).array()[...] = 1  # and the pool goes on
+    pool.take(PAGE).array()[...] = 1  # and the pool stays usable
 
 
 @pytest.fixture
@@ -171,7 +247,7 @@ def storage() -> Storage:
     return Storage(1, Pool(64 * MIB, shared=False))
 
 
-def test_storage_gives_a_rank_its_own_part(storage: Storage) -> None:
+def test_storage_allocates_the_rank_s_own_part(storage: Storage) -> None:
     matrix = storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32"))
     assert matrix.local.shape == (2, 3)
     assert list(matrix.rows) == [1, 3]
@@ -179,22 +255,79 @@ def test_storage_gives_a_rank_its_own_part(storage: Storage) -> None:
     assert matrix.leading_dimension == 2
 
 
-def test_storage_asks_before_it_takes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_refuses_a_matrix_larger_than_free_memory(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mpi_workers.matrix.storage.available_bytes", lambda: MIB)
     with pytest.raises(Failure, match=r"rank 1 needs .* STAR_STAR.*free handles") as error:
         storage.new(Distribution("STAR_STAR", (1024, 512), (1, 2)), np.dtype("float64"))
     assert error.value.kind == "ResourceError"
 
 
-def test_storage_gives_up_warm_memory_when_it_is_short(
+def test_storage_returns_warm_memory_when_memory_is_short(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.pool.take(8 * MIB)
     gc.collect()
-    monkeypatch.setattr("mpi_workers.matrix.storage.available_bytes", lambda: MIB)
+    free = lambda: 9 * MIB - storage.pool.idle_bytes()  # noqa: E731
+    monkeypatch.setattr("mpi_workers.matrix.storage.available_bytes", free)
     kept = storage.new(Distribution("STAR_STAR", (1024, 512), (1, 2)), np.dtype("float64"))
     assert storage.pool.idle_bytes() == 0
     assert kept.local.nbytes == 4 * MIB
+
+
+class Node:
+    """Memory that four ranks share, each on a thread."""
+
+    def __init__(self, folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = free
+        self._lock = threading.Lock()
+        self._ranks = [NodeAllocations(folder, rank, 4) for rank in range(4)]
+        monkeypatch.setattr(allocations, "available_bytes", lambda: self.free)
+
+    def allocate(self, rank: int, nbytes: int) -> int | None:
+        """None if it was admitted, else the bytes that were available."""
+        with self._ranks[rank].admit(nbytes, lambda: False) as spare:
+            if spare is None:
+                time.sleep(0.02)  # the others decide before the pages are there
+                with self._lock:
+                    self.free -= nbytes
+            return spare
+
+    def allocate_all(self, nbytes: int) -> list[int | None]:
+        with ThreadPoolExecutor(4) as executor:
+            return list(executor.map(lambda rank: self.allocate(rank, nbytes), range(4)))
+
+
+def test_ranks_of_a_node_never_take_more_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, 10 * MIB, monkeypatch)
+    assert sorted(node.allocate_all(7 * MIB), key=str) == [3 * MIB, 3 * MIB, 3 * MIB, None]
+    assert node.free == 3 * MIB
+
+
+def test_a_rank_waits_for_allocations_under_way_before_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, 10 * MIB, monkeypatch)
+    assert node.allocate_all(10 * MIB // 4) == [None] * 4
+    assert node.free == 0
+
+
+def test_a_rank_returns_its_idle_memory_before_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, 2 * MIB, monkeypatch)
+
+    def make_room() -> bool:
+        found, node.free = node.free < 5 * MIB, 5 * MIB
+        return found
+
+    with NodeAllocations(tmp_path, 0, 4).admit(4 * MIB, make_room) as spare:
+        assert spare is None
+    with NodeAllocations(tmp_path, 0, 4).admit(6 * MIB, make_room) as spare:
+        assert spare == 5 * MIB
 
 
 @pytest.mark.parametrize(
@@ -206,7 +339,7 @@ def test_storage_gives_up_warm_memory_when_it_is_short(
         (lambda s: s.entry("1"), "MatrixNotFoundError"),
     ],
 )
-def test_a_matrix_that_is_not_whole_is_not_usable(
+def test_an_incomplete_matrix_is_not_usable(
     storage: Storage, ask: Callable[[Storage], object], kind: str
 ) -> None:
     storage.put(
@@ -218,7 +351,7 @@ def test_a_matrix_that_is_not_whole_is_not_usable(
     assert error.value.kind == kind
 
 
-def test_a_matrix_is_whole_when_every_element_has_arrived(storage: Storage) -> None:
+def test_a_matrix_is_complete_when_every_element_has_arrived(storage: Storage) -> None:
     matrix = storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32"))
     storage.put(1, matrix, sealed=False)
     storage.count(storage.entry(1), 5)
@@ -231,7 +364,7 @@ def test_a_matrix_is_whole_when_every_element_has_arrived(storage: Storage) -> N
         storage.sealed(1)
 
 
-def test_available_bytes_is_what_the_machine_has() -> None:
+def test_available_bytes_are_at_most_the_machine_s_memory() -> None:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < available_bytes() <= pages
 
@@ -240,5 +373,5 @@ def test_available_bytes_is_what_the_machine_has() -> None:
     ("nbytes", "text"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e9, "2.0 GB"), (5e16, "50000.0 TB")],
 )
-def test_bytes_for_people(nbytes: float, text: str) -> None:
+def test_readable_uses_decimal_units(nbytes: float, text: str) -> None:
     assert readable(nbytes) == text

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, OomWatch, memory_cgroup
+from mpi_workers.matrix.cgroup import V1 as V1_NAMES
+from mpi_workers.matrix.cgroup import MemoryCgroup
+from mpi_workers.node.cgroup import OomWatch
 
 KILLED = 9  # as waitpid says it
 WORDS = "was killed by signal 9 (SIGKILL)"
@@ -61,10 +63,8 @@ def test_version_one_is_read_where_it_is_mounted(tmp_path: Path, membership: Pat
     membership.write_text(V1)
     v1(tmp_path, "job", 0, 500_000)
     v1(tmp_path, "job/step", 3)
-    assert memory_cgroup(V1, tmp_path) == (
-        tmp_path / "memory/job/step",
-        ("memory.oom_control", "memory.limit_in_bytes"),
-    )
+    found = MemoryCgroup.find(membership, tmp_path)
+    assert found == MemoryCgroup(tmp_path / "memory/job/step", tmp_path, V1_NAMES)
     watch = OomWatch(membership, tmp_path)
     assert watch.explained(KILLED, WORDS) == WORDS  # it has killed, but before
     v1(tmp_path, "job/step", 4)
@@ -99,11 +99,10 @@ def test_nothing_to_read_is_no_error(tmp_path: Path, membership: Path) -> None:
 
 
 def test_the_controller_of_this_machine_is_found() -> None:
-    here = memory_cgroup(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    here = MemoryCgroup.find()
     if here is None:
         pytest.skip("this process is under no memory controller")
-    folder, files = here
-    assert all(os.access(folder / name, os.R_OK) for name in files[:1])
+    assert os.access(here.folder / here.names.events, os.R_OK)
 
 
 LIMIT = 64 << 20  # 64 MiB
@@ -125,17 +124,16 @@ for greed in (0, 1 << 30):
 @pytest.fixture
 def small() -> Iterator[Path]:
     """A memory cgroup of this test's own."""
-    found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
+    found = MemoryCgroup.find()
     if found is None or os.getuid() != 0:
         pytest.skip("a memory cgroup can only be made by root, where there is a controller")
-    above, (_, limit_file) = found
-    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
+    folder = found.folder / f"alchemist-test-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir()
     except OSError as error:
         pytest.skip(f"no memory cgroup can be made here: {error}")
     try:
-        (folder / limit_file).write_text(f"{LIMIT}\n")
+        (folder / found.names.limit).write_text(f"{LIMIT}\n")
         yield folder
     except OSError as error:
         pytest.skip(f"no memory limit can be set here: {error}")

@@ -1,0 +1,115 @@
+"""The memory controller of this process's cgroup: limits and use, along the path to the root.
+
+cgroup v2 and v1. In a container the controller's files are at the mount itself; otherwise
+``/proc/self/cgroup`` gives the folder below it (systemd, Slurm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+NO_LIMIT = 1 << 60  # v1 writes a number near 2**63 instead of "max"
+RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # in memory.stat
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """Names of the controller's files."""
+
+    events: str
+    limit: str
+    usage: str
+    prefix: str  # of the fields of memory.stat that include the cgroups below
+
+
+V2 = FileNames("memory.events", "memory.max", "memory.current", "")
+V1 = FileNames("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCgroup:
+    """This process's cgroup in the memory controller.
+
+    Attributes
+    ----------
+    folder, mount : Path
+        Of the cgroup, and of the file system.
+    names : FileNames
+        Of the files in it.
+    """
+
+    folder: Path
+    mount: Path
+    names: FileNames
+
+    @classmethod
+    def find(cls, membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> MemoryCgroup | None:
+        """The cgroup, or None if there is no memory controller."""
+        try:
+            lines = membership.read_text().splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            number, _, rest = line.partition(":")
+            controllers, _, below = rest.partition(":")
+            if "memory" in controllers.split(","):
+                top, names = mount / "memory", V1
+            elif number == "0":
+                top, names = mount, V2
+            else:
+                continue
+            for folder in (top / below.lstrip("/"), top):
+                if (folder / names.events).is_file():
+                    return cls(folder, mount, names)
+        return None
+
+    def _limits(self) -> Iterator[tuple[Path, int]]:
+        """This cgroup and those above it that have a limit, with the limit in bytes."""
+        for folder in (self.folder, *self.folder.parents):
+            limit = _number(folder / self.names.limit)
+            if limit is not None and limit < NO_LIMIT:
+                yield folder, limit
+            if folder == self.mount:
+                return
+
+    def limit(self) -> int | None:
+        """The lowest limit in bytes; None if there is none."""
+        return min((limit for _, limit in self._limits()), default=None)
+
+    def available(self) -> int | None:
+        """Bytes below the nearest limit, page cache not counted as used; None without a limit."""
+        spare = []
+        for folder, limit in self._limits():
+            used = _number(folder / self.names.usage)
+            if used is not None:
+                spare.append(limit - max(0, used - self._reclaimable(folder)))
+        return min(spare, default=None)
+
+    def _reclaimable(self, folder: Path) -> int:
+        """Bytes that the kernel takes back before it reports a lack of memory."""
+        fields = _fields(folder / "memory.stat")
+        return sum(fields.get(self.names.prefix + name, 0) for name in RECLAIMABLE)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed in this cgroup for lack of memory."""
+        return _fields(self.folder / self.names.events).get("oom_kill", 0)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,52 @@
+"""Folders for sockets, and programs that run as another user of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHER_UID = 65534  # nobody
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A private folder with a path short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="sec-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def other_user() -> Iterator[Spawn]:
+    """Starts a Python program, given as text, as another user: ``spawn(program, *args)``."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start processes of another user")
+    started: list[subprocess.Popen[str]] = []
+
+    def spawn(program: str, *args: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", program, *args],
+            user=OTHER_UID,
+            group=OTHER_UID,
+            extra_groups=[],
+            pass_fds=fds,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield spawn
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,232 @@
+"""Random frames to every listening socket: refusals or answers, no crash, no growth.
+
+5,000 frames; a million with ``make test-long``. A failure prints the seed: set
+``ALCHEMIST_FUZZ_SEED`` to repeat it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from mpi_workers.wire import frames, sockets
+from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.frames import Kind
+from mpi_workers.wire.handshake import ConnectingSide
+from tests.support import ranks
+from tests.support.long import scaled
+from tests.support.malformed import (
+    ALL,
+    DISTRIBUTION,
+    HELLO,
+    INVALID,
+    INVALID_MAPS,
+    LISTENERS,
+    MALFORMED,
+    SEALED,
+    UNAUTHENTICATED,
+    UNPROVED,
+    UNSEALED,
+    framed,
+)
+
+FRAMES = scaled(5_000, 1_000_000)
+SEED = int(os.environ.get("ALCHEMIST_FUZZ_SEED", random.randrange(1 << 32)))
+WAIT_S = 10.0
+CHECK_EVERY = 200  # connections
+STAGES = ("stranger", "challenged", "peer")
+KNOWN = [*MALFORMED.values(), *UNAUTHENTICATED.values(), *UNPROVED.values()]
+KNOWN += [*INVALID.values(), *INVALID_MAPS.values()]
+ANSWERS = {
+    "stranger": {Kind.CHALLENGE, Kind.REFUSED},
+    "challenged": {Kind.REFUSED},
+    "peer": {Kind.WELCOME, Kind.REFUSED, Kind.DATA, Kind.MAP, Kind.SYNC, Kind.REPLY},
+}
+
+pytestmark = pytest.mark.timeout(scaled(120, 7200), func_only=True)
+
+
+class Echo:
+    """An `Acceptor` whose peers are answered by a thread: that of rank channels and of Slurm."""
+
+    def __init__(self) -> None:
+        sock, self.address = sockets.listen_tcp("127.0.0.1")
+        self._acceptor = Acceptor([sock], ranks.TOKEN, {})
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.closing(self._acceptor):
+            while not self._over.is_set():
+                for connection, _fields in self._acceptor.poll(0.05):
+                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        with connection, contextlib.suppress(frames.WireError, OSError):
+            while True:
+                frame = connection.recv(WAIT_S)
+                if frame.payload_nbytes:
+                    return
+                connection.send(Kind.REPLY, frame.body)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(WAIT_S)
+
+
+class Fuzzer:
+    """Makes byte strings that are nearly valid frames."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+
+    def value(self, depth: int = 0) -> Any:
+        dice = self.dice
+        kinds = 8 if depth < 3 else 6
+        match dice.randrange(kinds):
+            case 0:
+                return dice.choice([None, True, False, 0, 1, -1, SEALED, UNSEALED])
+            case 1:
+                return dice.choice([1 << 31, 1 << 63, (1 << 64) - 1, -(1 << 63), 20, 30, 600])
+            case 2:
+                return dice.random() * 10 ** dice.randrange(-300, 300)
+            case 3:
+                return dice.randbytes(dice.choice([0, 1, 31, 32, 33, 200]))
+            case 4:
+                return "x" * dice.choice([0, 1, 32, 300])
+            case 5:
+                return list(ALL)
+            case 6:
+                return [self.value(depth + 1) for _ in range(dice.randrange(5))]
+            case _:
+                return {f"k{i}": self.value(depth + 1) for i in range(dice.randrange(4))}
+
+    def body(self) -> dict[str, Any]:
+        names = ("matrix", "region", "known", "write", "written", "tiled", "nonce", "proof")
+        body = {name: self.value() for name in (*names, "fields", "op") if self.dice.random() < 0.3}
+        if self.dice.random() < 0.6:
+            body["matrix"] = self.dice.choice([SEALED, UNSEALED])
+        if self.dice.random() < 0.6:
+            body["region"] = list(ALL)
+        if self.dice.random() < 0.5:
+            body.update(HELLO)
+        return body
+
+    def frame(self) -> bytes:
+        """A frame, possibly with a wrong length, flipped bytes, or cut off."""
+        dice = self.dice
+        if dice.random() < 0.2:
+            data = bytearray(dice.choice(KNOWN))
+        else:
+            kind = dice.choice(list(Kind)) if dice.random() < 0.9 else dice.randrange(1 << 16)
+            payload = dice.randbytes(dice.choice([0, 0, 0, 1, 64]))
+            claimed = dice.choice([None, None, None, 0, 8, 4800, (1 << 64) - 1])
+            data = bytearray(framed(kind, msgpack.packb(self.body()), payload, claimed))
+        if dice.random() < 0.3:
+            for _ in range(dice.randrange(1, 4)):
+                data[dice.randrange(len(data))] = dice.randrange(256)
+        if dice.random() < 0.1:
+            del data[dice.randrange(len(data)) :]
+        return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ranks.Host]:
+    with ranks.Host(1, handshake_timeout_s=2.0) as host:
+        host.new(SEALED, DISTRIBUTION, "float64")
+        host.fill(SEALED)
+        host.new(UNSEALED, DISTRIBUTION, "float64")
+        yield host
+        assert host.unhandled() == []
+
+
+@pytest.fixture(scope="module")
+def addresses(host: ranks.Host) -> Iterator[dict[str, str]]:
+    """Every kind of listener: a rank's two, an asyncio one, an acceptor's."""
+    echo = Echo()
+    own = {"unix": host.addresses[0][0], "tcp": host.addresses[0][1], "control": host.control}
+    assert set(own) == set(LISTENERS)
+    yield {**own, "acceptor": echo.address}
+    echo.close()
+
+
+def opened(address: str, stage: str) -> Connection:
+    if stage == "peer":
+        fields = {"role": "data"}
+        return connect(address, ranks.TOKEN, fields, timeout_s=WAIT_S, take_fds=False)[0]
+    connection = Connection(sockets.dial(address))
+    if stage == "challenged":
+        side = ConnectingSide(ranks.TOKEN, {})
+        connection.send(Kind.HELLO, side.hello())
+        side.prove(connection.recv(WAIT_S))
+    return connection
+
+
+def attack(address: str, stage: str, data: bytes) -> None:
+    """Send bytes, and check every answer until the listener closes the connection."""
+    with opened(address, stage) as connection:
+        connection.sock.settimeout(WAIT_S)
+        with contextlib.suppress(OSError):  # refused before all is sent
+            connection.sock.sendall(data)
+            connection.sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(frames.ConnectionLost):
+            while True:
+                answer = connection.recv(WAIT_S)
+                connection.read_into(memoryview(bytearray(answer.payload_nbytes)))
+                assert answer.kind in ANSWERS[stage]
+                if answer.kind == Kind.REFUSED:
+                    assert 10 < len(answer.body["message"]) < 500
+
+
+def check(host: ranks.Host, addresses: dict[str, str]) -> None:
+    """A well-behaved peer is served."""
+    for name in ("unix", "tcp"):
+        with opened(addresses[name], "peer") as connection:
+            connection.send(Kind.GET, {"matrix": SEALED, "region": ALL})
+            payload = bytearray(connection.expect(Kind.DATA, WAIT_S).payload_nbytes)
+            connection.read_into(memoryview(payload))
+            block = np.frombuffer(payload).reshape(20, 30, order="F")
+            assert np.array_equal(block, host.local(SEALED, 0))
+    for name in ("control", "acceptor"):
+        with opened(addresses[name], "peer") as connection:
+            connection.send(Kind.COMMAND, {"k": 1})
+            assert connection.expect(Kind.REPLY, WAIT_S).body == {"k": 1}
+
+
+def test_no_random_frame_crashes_a_listener_or_passes_a_handshake(
+    host: ranks.Host, addresses: dict[str, str]
+) -> None:
+    fuzzer = Fuzzer(SEED)
+    dice = fuzzer.dice
+    print(f"seed {SEED}")
+    check(host, addresses)
+    sent = connections = 0
+    rss = 0
+    while sent < FRAMES:
+        count = dice.choice([1, 1, 2, 4, 8, 16])
+        data = b"".join(fuzzer.frame() for _ in range(count))
+        attack(dice.choice(list(addresses.values())), dice.choice(STAGES), data)
+        sent += count
+        connections += 1
+        if connections % CHECK_EVERY == 0:
+            check(host, addresses)
+            rss = rss or host.rss_kb()  # after one-time allocations
+    check(host, addresses)
+    deadline = time.monotonic() + WAIT_S
+    while host.threads() > 20 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert host.threads() <= 20
+    assert host.rss_kb() - (rss or host.rss_kb()) < 16 << 10
+    assert host.unhandled() == []

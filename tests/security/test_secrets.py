@@ -1,0 +1,41 @@
+"""Secrets do not appear in logs, and descriptors do not leak into programs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+import pytest
+
+from alchemist_ray.gang.address import GangAddress
+from mpi_workers.data.rank_connections import RankEndpoints
+from mpi_workers.node.specs import ProxySpec, RankConfig
+from mpi_workers.wire.frames import Kind
+from tests.support.frames import SOON_S, pair
+
+SECRET = "a-secret-of-the-gang"
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        RankEndpoints(SECRET, ()),
+        GangAddress("g", "s", 1, SECRET, (), ()),
+        ProxySpec("g", [], SECRET, 0, [1], "h", "kvs", 1, 0),
+        RankConfig(SECRET, "/d", "unix:x", 1, None, 1, False, 0),
+    ],
+    ids=lambda holder: type(holder).__name__,
+)
+def test_the_repr_of_a_holder_of_the_token_hides_it(holder: object) -> None:
+    assert type(holder).__name__ in repr(holder)
+    assert SECRET not in f"{holder!r} {holder}"
+
+
+def test_received_file_descriptors_are_closed_in_programs_that_are_started() -> None:
+    with pair(take_fds=True) as (near, far):
+        near.send(Kind.MAP, {"segment": 1}, fds=[0])
+        (fd,) = far.recv(SOON_S).fds
+        try:
+            assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        finally:
+            os.close(fd)
