@@ -1,4 +1,4 @@
-"""An MPI library that breaks in every way that a library can."""
+"""An MPI library with every fault that a library can have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def twice(ctx: Context, A: DistMatrix) -> DistMatrix:
 
 @routine()
 def collective(ctx: Context, missing: int, native: bool = False) -> None:
-    """All ranks but one wait for it in a collective; it sleeps instead of coming."""
+    """All ranks but one wait in a collective; the last one sleeps instead."""
     if ctx.rank == missing:
         time.sleep(60)
     _meet(ctx, native)
@@ -38,7 +38,7 @@ def collective(ctx: Context, missing: int, native: bool = False) -> None:
 
 @routine()
 def churn(ctx: Context, seconds: float) -> None:
-    """Allreduce a megabyte over and over, in native MPI."""
+    """Repeat an Allreduce of a megabyte in native MPI."""
     ours, theirs = np.ones(1 << 17), np.empty(1 << 17)
     end = time.monotonic() + seconds
     while MPI.COMM_WORLD.allreduce(time.monotonic() < end, MPI.LAND):
@@ -63,7 +63,7 @@ def abort(ctx: Context, rank: int, code: int) -> None:
 
 @routine()
 def leave(ctx: Context, rank: int, code: int) -> None:
-    """One rank ends with os._exit and some last words; the others wait for it."""
+    """One rank prints a line and calls os._exit; the others wait for it."""
     if ctx.rank == rank:
         print("I cannot go on", file=sys.stderr, flush=True)
         os._exit(code)
@@ -86,7 +86,7 @@ def greedy(ctx: Context, m: int, n: int) -> DistMatrix:
 
 @routine()
 def stuck(ctx: Context, rank: int) -> None:
-    """One rank raises; the others wait for it in native MPI, where nothing reaches them."""
+    """One rank raises; the others wait for it in native MPI, which cannot be interrupted."""
     if ctx.rank == rank:
         raise ValueError("before the barrier")
     _meet(ctx, True)
@@ -94,7 +94,7 @@ def stuck(ctx: Context, rank: int) -> None:
 
 @routine()
 def late(ctx: Context, rank: int, seconds: float) -> None:
-    """One rank raises; the others are busy elsewhere and then come back."""
+    """One rank raises; the others return later."""
     if ctx.rank == rank:
         raise ValueError("before the others")
     time.sleep(seconds)

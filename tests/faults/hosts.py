@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "10.77.0"
 GCS_PORT = 6379
-PROBE = "8.8.8.8"  # by the way to it Ray finds out the host's own address; nothing is sent
+PROBE = "8.8.8.8"  # Ray derives the host's own address from the route to it; nothing is sent
 NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
 PR_SET_PDEATHSIG = 1
 READY = "ready"
@@ -60,7 +60,7 @@ def why_not() -> str | None:
 
 
 class Host:
-    """One of them."""
+    """One host: a process that holds namespaces, and a port of the bridge."""
 
     def __init__(self, number: int, name: str, switch: int, shared: Sequence[Path] = ()) -> None:
         self.ip = f"{NETWORK}.{number + 1}"
@@ -93,15 +93,15 @@ class Host:
         _run("nsenter", "-t", self._switch, "--net", "--", "ip", "link", *words)
 
     def cut(self) -> None:
-        """Pull the plug: packets are lost from now on, and nobody is told."""
+        """Disconnect the host: packets are lost without an error."""
         self._link("set", self._port, "nomaster")
 
     def mend(self) -> None:
-        """Put the plug in again."""
+        """Connect the host again."""
         self._link("set", self._port, "master", "bridge")
 
     def kill(self) -> None:
-        """Kill all that runs on it, at once and without a word, as a loss of power would."""
+        """Kill all processes on it at once, as a loss of power would."""
         if self._unshare.poll() is not None:
             return
         with contextlib.suppress(RuntimeError):
@@ -116,7 +116,7 @@ class Host:
         return list(map(str, head))
 
     def run(self, *command: Any, limit_s: float = 60.0) -> str:
-        """Run a command here; what it says. Raises `RuntimeError` if it fails."""
+        """Run a command here and return its output. Raises `RuntimeError` if it fails."""
         return _run(*self.enter(*command), env=self.environment(), limit_s=limit_s)
 
     def wait_for_port(self, port: int) -> None:
@@ -135,7 +135,7 @@ class Host:
         }
 
     def pids(self, *words: str) -> list[int]:
-        """Processes of this host, by its own numbers, with all these words in the command line."""
+        """Return the processes (by the host's own ids) with all these words in the command line."""
         found = []
         for line in self.run("ps", "-eo", "pid=,stat=,args=").splitlines():
             pid, state, command = line.split(None, 2)
@@ -144,17 +144,17 @@ class Host:
         return found
 
     def signal(self, pid: int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a process by the number it has on this host."""
+        """Send a signal to a process by its id on this host."""
         self.run("kill", f"-{number}", pid)
 
     def begin(self, function: str, *arguments: Any) -> None:
-        """Have ``module:function`` called on this host, in a process that stays."""
+        """Start a call of ``module:function`` in the host's long-lived process."""
         if self._inside is None:
             self._inside = Inside(self)
         self._inside.ask(function, arguments)
 
     def result(self, limit_s: float) -> Any:
-        """What came of it. Raises `AssertionError` if it raised, or took too long."""
+        """Return its result. Raises `AssertionError` if it raised or took too long."""
         assert self._inside is not None
         try:
             return self._inside.answer(limit_s)
@@ -163,7 +163,7 @@ class Host:
             raise AssertionError(f"no answer from host {self.name} in {limit_s} s") from None
 
     def call(self, function: str, *arguments: Any, limit_s: float = 20.0) -> Any:
-        """`begin` and `result` at once."""
+        """Call `begin`, then `result`."""
         self.begin(function, *arguments)
         return self.result(limit_s)
 
@@ -220,7 +220,7 @@ class Inside:
 
 
 class Hosts:
-    """`count` hosts on a bridge of their own, `shared` folders on all (a context manager)."""
+    """Context manager: `count` hosts on their own bridge, with the folders `shared` on all."""
 
     def __init__(self, count: int, shared: Sequence[Path] = ()) -> None:
         self._count = count
@@ -259,7 +259,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End every process on every host; the network goes with them."""
+        """End every process on every host; the network ends with them."""
         for host in self._hosts:
             host.kill()
             host.leave()
@@ -292,7 +292,7 @@ def _die_with_parent() -> None:
 
 
 def _start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
-    """A process that dies with this one, however this one ends."""
+    """Start a process that is killed when this one ends."""
     return subprocess.Popen(
         list(map(str, command)), text=True, preexec_fn=_die_with_parent, cwd=ROOT, **options
     )
@@ -318,23 +318,23 @@ def _run(*command: Any, env: dict[str, str] | None = None, limit_s: float = 60.0
 
 
 def _furnish(name: str, *needed: str) -> None:
-    """Give this host a name, its own /dev/shm, /tmp and /sys, and what of /tmp it needs."""
+    """Give this host a name, its own /dev/shm, /tmp and /sys, and the folders it needs in /tmp."""
     socket.sethostname(name)
     kept = {path: os.open(path, os.O_RDONLY) for path in needed if path.startswith("/tmp/")}
     for place in ("/dev/shm", "/tmp"):
         _run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
     for path, fd in kept.items():
         Path(path).mkdir(parents=True, exist_ok=True)
-        # As it is: mount would follow the link to what the new /tmp now hides.
+        # The descriptor itself: mount would follow the link into the new /tmp.
         _run("mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{fd}", path)
         os.close(fd)
-    _run("mount", "--bind", "/dev/null", "/etc/resolv.conf")  # names are unknown at once
+    _run("mount", "--bind", "/dev/null", "/etc/resolv.conf")  # name resolution fails at once
     # UCX looks for network devices there: it must see this namespace's, not the machine's.
     _run("mount", "-t", "sysfs", "sysfs", "/sys")
 
 
 def _rest() -> None:
-    """Do nothing but wait for children, as the first process of a host must."""
+    """Reap children, as the first process of a host must."""
     print(READY, flush=True)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     while True:

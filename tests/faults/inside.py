@@ -1,4 +1,4 @@
-"""What runs on a host of `hosts.Hosts`: a user's process that stays, and calls what it is told."""
+"""Runs on a host of `hosts.Hosts`: a user's process that calls functions on request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ libraries: dict[str, Any] = {}
 
 
 def join(nodes: int) -> int:
-    """Join the cluster; how many nodes it has, once it has so many."""
+    """Join the cluster, wait for that many nodes, and return their number."""
     if not ray.is_initialized():
         ray.init(address="auto", log_to_driver=False)
     end = time.monotonic() + 30
@@ -39,7 +39,7 @@ def join(nodes: int) -> int:
 
 
 def request(name: str, workers: int) -> list[dict[str, Any]]:
-    """Have the session of this name, new if need be, start a gang."""
+    """Start a gang in the session of this name; open the session if necessary."""
     if name not in sessions:
         sessions[name] = AlchemistSession()
     started = sessions[name].request_workers(workers)
@@ -48,7 +48,7 @@ def request(name: str, workers: int) -> list[dict[str, Any]]:
 
 
 def pids(name: str) -> list[int]:
-    """The gang's ranks, asked of it now."""
+    """Ask the gang for the process ids of its ranks."""
     return [worker.pid for worker in sessions[name].list_workers()]
 
 
@@ -64,7 +64,7 @@ def close(name: str) -> None:
 
 
 def round_trips(name: str) -> dict[str, Any]:
-    """Send from here and fetch, in several layouts; which came back unchanged, and how."""
+    """Send from here and fetch in several layouts; return which were unchanged, and the routes."""
     session = sessions[name]
     M = np.random.default_rng(1).standard_normal((501, 37))
     said = io.StringIO()
@@ -79,7 +79,7 @@ def round_trips(name: str) -> dict[str, Any]:
 
 
 def large_round_trip(name: str, rows: int) -> dict[str, Any]:
-    """The same with a matrix that no socket buffer holds."""
+    """The same with a matrix larger than any socket buffer."""
     M = np.random.default_rng(2).standard_normal((rows, 100))
     start = time.monotonic()
     A = sessions[name].send_matrix(M)
@@ -137,7 +137,7 @@ def load_own_file(name: str) -> tuple[str, str]:
 
 
 def until_lost(name: str) -> dict[str, Any]:
-    """Ask and ask again, until the gang is lost; the error, and when it came."""
+    """Repeat a call until the gang is lost; return the error and its time."""
     while True:
         try:
             sessions[name].list_workers()
@@ -153,12 +153,12 @@ def churn(name: str, seconds: float) -> str:
 
 
 def compute_until_lost(name: str) -> dict[str, Any]:
-    """Be in a long call of MPI when the gang is lost."""
+    """Run a long MPI call until the gang is lost."""
     return _lost_in(lambda: libraries[name].churn(60.0))
 
 
 def send_until_lost(name: str) -> dict[str, Any]:
-    """Be in the middle of a transfer when the gang is lost."""
+    """Send until the gang is lost."""
     M = np.ones((100_000, 100))
 
     def send() -> None:
@@ -189,7 +189,7 @@ def outcome(error: AlchemistError) -> dict[str, Any]:
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what is printed is no answer
+    os.dup2(2, 1)  # printed lines are not answers
     for line in sys.stdin:
         function, arguments = json.loads(line)
         module, name = function.split(":")

@@ -68,7 +68,7 @@ def test_ctrl_c_cancels_the_call_and_the_gang_goes_on(cluster: str, bystander: G
     worst = 0.0
     try:
         for line in child.stdout:
-            # Ctrl-C may break off a line of the ranks' output, and the program's goes on in it.
+            # Ctrl-C may cut a line of the ranks' output; the program's output then continues it.
             if "ready " in line:
                 threading.Timer(0.7, child.send_signal, (signal.SIGINT,)).start()
             elif found := re.search(r"again (\w+) ([\d.]+)$", line):

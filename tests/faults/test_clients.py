@@ -1,4 +1,4 @@
-"""A task, an agent or a rank dies while a client's data are on their way."""
+"""A task, an agent or a rank ends while a client's data are being sent."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_rank_killed_while_tasks_fetch(gang: Gang) -> None:
 
 
 def test_workers_release_their_mappings(gang: Gang) -> None:
-    """A worker of Ray's lives on, and must not keep the memory of a gang that is gone."""
+    """Ray keeps its workers; they must not keep the memory of a gang that has ended."""
 
     @ray.remote
     def fetched(handle: Any) -> tuple[int, int]:
@@ -180,7 +180,7 @@ _LARGE = """
 
 @pytest.mark.timeout(150, func_only=True)
 def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: Any) -> None:
-    """Four times the store; nothing is spilled to disk, and this process never has it."""
+    """Four times the store: nothing is spilled to disk, and this process never holds all of it."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="al-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(_LARGE), folder],

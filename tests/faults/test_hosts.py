@@ -33,7 +33,7 @@ class Pair:
 
     def __init__(self, hosts: Hosts) -> None:
         self.near, self.far = hosts[0], hosts[1]
-        # The program that came first, and had to start all our actors, is gone again.
+        # The program that started all our actors has ended.
         assert self.call("join", 2, limit_s=40) == 2
         self.call("request", "first", 1)
         self.near.leave()
@@ -58,7 +58,7 @@ class Pair:
         return [worker["rank"] for worker in self.workers if worker["host"] == host.name]
 
     def unharmed(self) -> bool:
-        """Whether the gang on the first host has noticed nothing."""
+        """Check that the gang on the first host is unaffected."""
         assert self.call("pids", "bystander") == self.bystander
         assert self.call("total", "bystander") == 3
         return True
@@ -74,7 +74,7 @@ def pair() -> Iterator[Pair]:
 def inject_during(
     pair: Pair, meanwhile: str, cause: Callable[[], Any], limit_s: float
 ) -> tuple[dict[str, Any], float]:
-    """Let the blow fall while the session is busy; what it was told, and after how long."""
+    """Cause the fault while the session is busy; return the error and the seconds until then."""
     pair.near.begin(f"{INSIDE}:{meanwhile}", "gang")
     time.sleep(1.0)
     start = time.monotonic()
@@ -84,7 +84,7 @@ def inject_during(
 
 
 def gone(pair: Pair, host: Host, since: float, limit_s: float) -> float:
-    """Wait until the gang's processes on a host are gone; how long that was after `since`."""
+    """Wait until the gang's processes on a host have ended; return the seconds after `since`."""
     waited = traces.wait_until(lambda: not left_on(pair, host), limit_s, 0.1)
     assert waited is not None, f"left on {host.name}: {left_on(pair, host)}"
     return time.monotonic() - since
@@ -198,7 +198,7 @@ def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> N
 
 
 def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
-    """Ray on that host is gone, but the gang's life line is its GroupManager."""
+    """Ray has ended on that host, but the gang depends on its GroupManager only."""
     for pid in pair.far.pids("raylet/raylet"):
         pair.far.signal(pid)
     gone_s = traces.wait_until(lambda: not pair.far.pids("ray::"), LINK_S, 0.1)

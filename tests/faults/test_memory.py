@@ -1,4 +1,4 @@
-"""A rank that the kernel kills for want of memory, and a node that is being taken away."""
+"""A rank is killed by the kernel's OOM killer; a node is terminated."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def greedy(comm, gib):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def limited(cluster: str) -> Iterator[int]:
-    """The fork server of this node, in a memory cgroup of its own; so is what it forks."""
+    """Put the fork server of this node, and all processes it forks, in a memory cgroup."""
     found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
     if found is None or os.getuid() != 0:
         pytest.skip("a memory cgroup can only be made by root, where there is a controller")
     above, (_, limit_file) = found
     folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
-    with AlchemistSession(1):  # so that there is an agent
+    with AlchemistSession(1):  # starts the agent
         name = f"alchemist-agent-{ray.get_runtime_context().get_node_id()}"
         fork_server: int = ray.get(ray.get_actor(name, namespace=NAMESPACE).pids.remote())[
             "fork-server"

@@ -1,4 +1,4 @@
-"""What holds a gang together dies: its manager, a node's agent, a proxy, the user's program."""
+"""A process that a gang depends on ends: its manager, an agent, a proxy, the user's program."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_gang_outlives_the_driver_actor(gang: Gang) -> None:
 
 
 class Program:
-    """A user's program of its own, in the same cluster."""
+    """A separate user's program on the same cluster."""
 
     def __init__(self, address: str, then: str) -> None:
         text = PROGRAM.format(address=address, library=str(LIBRARY), then=textwrap.dedent(then))
@@ -176,7 +176,7 @@ class Program:
         traces.note_segments()
 
     def line(self) -> Any:
-        """The next thing that it says."""
+        """Read the next line of its output."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline() or "[]")
 
@@ -196,7 +196,7 @@ def free_cpus() -> float:
 
 @pytest.fixture
 def before(gang: Gang) -> set[str]:
-    """What was there before the program; the gang is a bystander here."""
+    """Return the processes and files that existed before the program."""
     return left()
 
 
@@ -223,23 +223,23 @@ def run_and_end(address: str, before: set[str], then: str, cause: Any) -> tuple[
 def test_a_killed_program_ends_its_gang(
     cluster: str, gang: Gang, before: set[str], state: str, then: str
 ) -> None:
-    told_s, gone_s = run_and_end(cluster, before, then, lambda program: program.process.kill())
-    record(f"kill -9 of the user's program, gang {state}", told_s, gone_s, "(ranks and CPUs gone)")
+    error_s, gone_s = run_and_end(cluster, before, then, lambda program: program.process.kill())
+    record(f"kill -9 of the user's program, gang {state}", error_s, gone_s, "(ranks and CPUs gone)")
 
 
 def test_a_program_that_exits_without_closing_leaves_nothing(
     cluster: str, gang: Gang, before: set[str]
 ) -> None:
     then = "time.sleep(1.0); print(time.monotonic(), flush=True); sys.exit(3)"
-    told_s, gone_s = run_and_end(cluster, before, then, lambda program: program.line())
-    record("sys.exit without closing the session", told_s, gone_s, "(ranks and CPUs gone)")
+    error_s, gone_s = run_and_end(cluster, before, then, lambda program: program.line())
+    record("sys.exit without closing the session", error_s, gone_s, "(ranks and CPUs gone)")
 
 
 def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: set[str]) -> None:
-    told_s, gone_s = run_and_end(
+    error_s, gone_s = run_and_end(
         cluster, before, "time.sleep(60)", lambda program: program.process.terminate()
     )
-    record("SIGTERM to the user's program", told_s, gone_s, "(ranks and CPUs gone)")
+    record("SIGTERM to the user's program", error_s, gone_s, "(ranks and CPUs gone)")
 
 
 def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
@@ -257,7 +257,7 @@ def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
 
 
 def test_a_killed_actor_ends_its_gang(cluster: str, gang: Gang) -> None:
-    """A session inside a Ray actor, as RLlib's env runners have them."""
+    """A session inside a Ray actor, as in RLlib's env runners."""
     before = left()
     cpus = free_cpus()
     owner: Any = ray.remote(Owner).options(num_cpus=0).remote()
@@ -304,7 +304,7 @@ def test_an_interrupted_launch_leaves_nothing(gang: Gang) -> None:
         assert len(waiting.request_workers(2)) == 2
     finally:
         if timer is not None:
-            with contextlib.suppress(KeyboardInterrupt):  # if another error came before it
+            with contextlib.suppress(KeyboardInterrupt):  # if another error was raised first
                 timer.wait()
         rest.close()
         waiting.close()

@@ -1,4 +1,4 @@
-"""A rank dies or raises, idle or in MPI."""
+"""A rank is killed or raises, idle or in MPI."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_call_through_ray_fails_with_a_killed_rank(gang: Gang) -> None:
     outcome = inject_during(
         lambda: kill(gang.ranks[1]), lambda: ray.get(gang.lib.collective.remote(missing=1))
     )
-    # Ray wraps what a task raises in a class that is both Ray's and ours.
+    # Ray wraps the error of a task in a class that derives from Ray's and from ours.
     assert isinstance(outcome.error, GroupFailedError), repr(outcome.error)
     outcome.error = outcome.error.cause if hasattr(outcome.error, "cause") else outcome.error
     gang.lost("kill -9 of a rank, called with .remote()", outcome, "rank 1", "SIGKILL")

@@ -1,4 +1,4 @@
-"""More is asked for than there is, or a gang does not start."""
+"""Requests exceed the CPUs or the memory, or a gang does not start."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(gang: Gang) 
         gang.session.send_matrix(huge)
     seconds = time.monotonic() - start
     assert seconds < ERROR_LIMIT_S
-    assert free - available_bytes() < 1 << 30  # others work on this machine, too
+    assert free - available_bytes() < 1 << 30  # other processes use memory, too
     assert len(gang.session.list_matrices()) == matrices
     assert gang.works()
     record("matrix larger than memory", seconds, None, caught.value)
@@ -101,7 +101,7 @@ def test_a_routine_that_asks_for_more_than_memory_fails_alone(gang: Gang) -> Non
 
 @pytest.fixture
 def hanging_ranks(gang: Gang) -> Iterator[None]:
-    """From now on ranks hang in MPI_Init, as if they waited for a debugger."""
+    """Make all new ranks hang in MPI_Init, as if they waited for a debugger."""
     agent = ray.get_actor(
         f"alchemist-agent-{ray.get_runtime_context().get_node_id()}", namespace=NAMESPACE
     )
@@ -112,7 +112,7 @@ def hanging_ranks(gang: Gang) -> Iterator[None]:
     def switch(hold: bool) -> None:
         ray.get(agent.__ray_call__.remote(set_hold, hold))
         fork_server = agent_pids()["fork-server"]
-        gang.before.add(f"process {fork_server}")  # it stays for the gangs that it has
+        gang.before.add(f"process {fork_server}")  # it stays while it has gangs
         kill(fork_server)  # the next one has the environment
 
     switch(True)
@@ -237,7 +237,7 @@ def test_an_mpiexec_that_fails_is_reported(gang: Gang) -> None:
 
 
 def opened(**options: Any) -> AlchemistSession:
-    """A session whose GroupManager is there: its own start does not count."""
+    """A session whose GroupManager already runs, so that its start is not measured."""
     session = AlchemistSession(**options)
     ray.get(session._live_manager().actor.__ray_ready__.remote())
     return session

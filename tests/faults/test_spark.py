@@ -1,4 +1,4 @@
-"""An executor, a rank or Spark's JVM dies while Spark sends: told, and nothing of it left."""
+"""An executor, a rank or Spark's JVM is killed while Spark sends: an error, nothing left."""
 
 # ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
 # for itself.
@@ -23,7 +23,7 @@ __all__ = ["sparks"]
 
 pytestmark = SPARK
 
-AGAIN_S = 60.0  # Spark has to notice, and runs the task once more
+AGAIN_S = 60.0  # Spark has to notice, and retries the task
 
 
 def slow(spark: Any, folder: Path, seconds: float) -> Any:
@@ -55,24 +55,24 @@ def slow(spark: Any, folder: Path, seconds: float) -> Any:
 
 
 def sending(outcome: Path) -> Iterator[int]:
-    """The Python workers that are sending."""
+    """Wait until Python workers are sending; yield their process ids."""
     assert traces.wait_until(lambda: any(outcome.glob("pid*")), 60.0) is not None
     time.sleep(0.3)
     return (int(path.name[3:]) for path in outcome.glob("pid*"))
 
 
 def injected(gang: Gang, frame: Any, cause: Callable[[], Any], outcome: Path) -> Outcome:
-    """Let the blow fall when Spark is sending; seconds are counted from the blow."""
+    """Cause the fault while Spark sends; the outcome counts seconds from the fault."""
     under = Call(lambda: gang.session.send_matrix(frame))
     next(sending(outcome))
-    assert under.under_way, "the transfer was over before the blow"
+    assert under.under_way, "the transfer ended before the fault"
     start = time.monotonic()
     cause()
     return under.outcome(start)
 
 
 def broken(gang: Gang, fault: str, outcome: Outcome, limit_s: float, *words: str) -> None:
-    """The transfer alone is broken, and it can be done again."""
+    """Check that only the transfer has failed and that the gang still works."""
     assert isinstance(outcome.error, TransferError), repr(outcome.error)
     for word in words:
         assert word in str(outcome.error), str(outcome.error)
@@ -133,6 +133,6 @@ def test_sparks_jvm_killed_halfway(gang: Gang, sparks: Sparks, tmp_path: Path) -
     broken(gang, "kill -9 of Spark's JVM halfway", outcome, limit_s, "JVM")
     sparks.stop()
     assert SparkContext._gateway is None
-    A = gang.session.send_matrix(sparks.local().range(5))  # and another may start
+    A = gang.session.send_matrix(sparks.local().range(5))  # another Spark may start
     assert A.shape == (5, 1)
     A.free()

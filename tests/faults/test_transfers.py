@@ -1,4 +1,4 @@
-"""A rank, an agent or the GroupManager dies in the middle of a transfer."""
+"""A rank, an agent or the GroupManager is killed during a transfer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tall() -> np.ndarray[Any, Any]:
 
 
 def halfway(monkeypatch: pytest.MonkeyPatch, cause: Callable[[], Any]) -> list[float]:
-    """Let the blow fall when a part of the next transfer has moved; when it fell."""
+    """Cause the fault when a part of the next transfer has moved; return the time of the fault."""
     when: list[float] = []
 
     @contextlib.contextmanager
@@ -58,10 +58,10 @@ def halfway(monkeypatch: pytest.MonkeyPatch, cause: Callable[[], Any]) -> list[f
     return when
 
 
-def told_by(call: Callable[[], Any], when: list[float]) -> Outcome:
+def outcome_of(call: Callable[[], Any], when: list[float]) -> Outcome:
     under = Call(call)
     outcome = under.outcome(0.0)
-    assert when, "the transfer was over before the blow"
+    assert when, "the transfer ended before the fault"
     outcome.seconds -= when[0]
     return outcome
 
@@ -80,7 +80,7 @@ def test_a_rank_killed_halfway_through_a_send(
     gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when = halfway(monkeypatch, lambda: kill(gang.ranks[1]))
-    outcome = told_by(lambda: gang.session.send_matrix(tall), when)
+    outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
     monkeypatch.undo()
     gang.lost("kill -9 of a rank halfway through a send", outcome, "rank 1", "SIGKILL")
     assert held_by(os.getpid()) < 1 << 20
@@ -91,7 +91,7 @@ def test_a_rank_killed_halfway_through_a_fetch(
 ) -> None:
     T = gang.session.send_matrix(tall)
     when = halfway(monkeypatch, lambda: kill(gang.ranks[2]))
-    outcome = told_by(T.fetch, when)
+    outcome = outcome_of(T.fetch, when)
     monkeypatch.undo()
     gang.lost("kill -9 of a rank halfway through a fetch", outcome, "rank 2", "SIGKILL")
 
@@ -101,7 +101,7 @@ def test_a_manager_killed_halfway_through_a_send(
 ) -> None:
     pid = pid_of(gang.manager)
     when = halfway(monkeypatch, lambda: kill(pid))
-    outcome = told_by(lambda: gang.session.send_matrix(tall), when)
+    outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
     monkeypatch.undo()
     gang.lost("kill -9 of the GroupManager halfway through a send", outcome, "GroupManager", "gone")
 
@@ -115,7 +115,7 @@ def test_a_stopped_rank_killed_while_a_fetch_waits_for_it(gang: Gang) -> None:
 def test_a_stopped_rank_killed_while_a_send_waits_for_it(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped when the matrix is there and its memory is not yet mapped."""
+    """The rank is stopped when the matrix exists and its memory is not yet mapped."""
     send = NumPySource.send
 
     def stopping(self: NumPySource, *args: Any) -> Any:
@@ -176,7 +176,7 @@ def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     assert "could not read or send" in str(outcome.error)
     assert (
         outcome.seconds < ERROR_LIMIT_S + gangs.ERROR_LIMIT_S
-    )  # in which it looks whether the gang is lost
+    )  # between two checks whether the gang is lost
     record("kill -9 of the agent while it sends blocks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()
@@ -186,7 +186,7 @@ def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
 
 
 def test_an_agent_releases_a_gang_that_has_ended(gang: Gang, by_agents: None) -> None:
-    """Mapped memory of ranks is held by whoever has mapped it, though they be dead."""
+    """Memory of ranks stays allocated until every process that maps it releases it."""
     gang.session.yield_workers()
     gang.start()
     agent = agent_pids()["agent"]
