@@ -52,7 +52,8 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     signs: Array | None = None
     corner = ctx.empty((k, k), local.dtype, "CIRC_CIRC")  # whole on rank 0
     if factors.r is not None:
-        diagonal = np.diagonal(factors.r)
+        wide = np.result_type(local.dtype, np.float64)  # divides subnormal numbers exactly
+        diagonal = np.diagonal(factors.r).astype(wide)
         length = np.abs(diagonal)
         phases = np.where(length > 0, diagonal, 1) / np.where(length > 0, length, 1)
         signs = np.diag(phases).astype(local.dtype)

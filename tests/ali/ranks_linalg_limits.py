@@ -1,0 +1,313 @@
+"""Functions that test_linalg_limits.py runs on ranks: linalg against NumPy for difficult inputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ali import linalg
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.rank.gang import Gang
+from tests.ali.ranks_linalg_checks import (
+    FLOATS,
+    Array,
+    Checks,
+    failures_on_all_ranks,
+    orthonormal,
+    small_panels,
+    values,
+)
+
+SCALES = (1e-30, 1.0, 1e30)
+REALS = ("float32", "float64")
+
+
+def columns(kind: str, shape: tuple[int, int], dtype: str) -> Array:
+    """A matrix whose last column depends on the one before, or a constant one."""
+    a = values(shape, dtype)
+    if kind == "duplicated":
+        a[:, -1] = a[:, -2]
+    elif kind == "nearly dependent":
+        a[:, -1] = a[:, -2] + 1e-9 * a[:, -1]
+    elif kind == "constant":
+        a[:, -1] = 0.1
+    elif kind == "all constant":
+        a[...] = 0.1
+    elif kind == "zero":
+        a[:, -1] = 0
+    return a
+
+
+KINDS = ("independent", "duplicated", "nearly dependent", "constant", "all constant", "zero")
+
+
+def factors(gang: Gang) -> list[Any]:
+    """QR is backward stable, and its columns are orthonormal, for every matrix."""
+    check = Checks(gang)
+    for dtype in FLOATS:
+        for kind in KINDS:
+            for scale in SCALES:
+                a = (columns(kind, (120, 4), dtype) * scale).astype(dtype)
+                what = [dtype, kind, scale]
+                with small_panels():
+                    Q, R = linalg.qr(check.ctx, check.distribute(a))
+                q, r = check.whole(Q), check.whole(R)
+                orthonormal(check, q, what)
+                size = float(np.linalg.norm(a / scale)) * scale
+                check.close(q @ r, a, dtype, what, size)
+                check.true(not np.tril(r, -1).any() and (np.diagonal(r).real >= 0).all(), what)
+    for m in (1, 2, 3, 200):
+        for n in (1, 2):
+            a = values((m, n), "float64")
+            Q, R = linalg.qr(check.ctx, check.distribute(a))
+            orthonormal(check, check.whole(Q), [m, n])
+            check.close(check.whole(Q) @ check.whole(R), a, "float64", [m, n])
+    return check.result()
+
+
+def least_squares(gang: Gang) -> list[Any]:
+    """Least squares, ridge regression and singular values agree with NumPy's."""
+    check = Checks(gang)
+    for dtype in ("float64", "complex128"):
+        for kind in ("independent", "duplicated", "constant", "all constant", "zero"):
+            for scale in SCALES:
+                for shape in ((60, 4), (4, 9), (1, 3), (3, 1), (2, 2)):
+                    kept = kind if shape[1] > 1 else "independent"
+                    a = columns(kept, shape, dtype) * scale
+                    b = values((shape[0], 2), dtype, 5)
+                    what = [dtype, kind, scale, shape]
+                    A, B = check.distribute(a), check.distribute(b, "MC_MR")
+                    x, _, rank, s = np.linalg.lstsq(a, b, rcond=None)
+                    found = check.whole(linalg.lstsq(check.ctx, A, B))
+                    slack = 30 * float(s[0] / s[rank - 1])
+                    size = float(np.abs(x).max()) * slack
+                    check.close(found, x, dtype, [*what, "lstsq"], size)
+                    S = check.whole(linalg.svdvals(check.ctx, A))[:, 0]
+                    check.close(S, s, "float64", [*what, "svdvals"], float(s[0]))
+                    check.true(linalg.matrix_rank(check.ctx, A) == rank, [*what, "rank"])
+                    if scale == 1:
+                        full = a.conj().T @ a + 0.5 * np.eye(shape[1])
+                        expected = np.linalg.solve(full, a.conj().T @ b)
+                        X = check.whole(linalg.ridge(check.ctx, A, B, 0.5))
+                        check.close(X, expected, dtype, [*what, "ridge"], 100)
+    return check.result()
+
+
+def components(gang: Gang) -> dict[str, Any]:
+    """Constant columns take no part in components, whatever rounding makes of them."""
+    check = Checks(gang)
+    found: dict[str, Any] = {}
+    for dtype in REALS:
+        for scale in SCALES:
+            for center in (True, False):
+                a = values((50, 6), dtype) * np.array([1, 2, 3, 0, 5, 0]) + [9, 0, -5, 0, 1, 0]
+                a[:, 3], a[:, 5] = 0.1, 1e6
+                a = (a * scale).astype(dtype)
+                names = [dtype, scale, center]
+                P, V, _, _, ratio, D = linalg.pca(
+                    check.ctx, check.distribute(a, "MC_MR"), 3, center, True
+                )
+                parts, deviation = check.whole(P), check.whole(D)[0]
+                wide = a.astype("float64")
+                expected = wide.std(axis=0, ddof=1)
+                expected[[3, 5]] = 1
+                check.close(deviation, expected.astype(dtype), dtype, [*names, "deviation"])
+                if not center:
+                    continue
+                x = (wide - wide.mean(axis=0)) / expected
+                x[:, [3, 5]] = 0
+                _, s, vh = np.linalg.svd(x, full_matrices=False)
+                vh *= np.sign(vh[np.arange(len(vh)), np.abs(vh).argmax(axis=1)])[:, None]
+                check.true(not parts[:, [3, 5]].any(), [*names, "constant columns"])
+                check.close(parts, vh[:3].astype(dtype), dtype, [*names, "components"], 100)
+                share = (s[:3, None] ** 2 / (s**2).sum()).astype(dtype)
+                check.close(check.whole(ratio), share, dtype, [*names, "ratio"], 10)
+                if scale == 1 and dtype == "float64":
+                    found["parts"] = parts.tolist()
+                    found["variance"] = check.whole(V).tolist()
+    far = values((40, 3), "float64") + 1e8
+    V = linalg.pca(check.ctx, check.distribute(far), 2)[1]
+    s = np.linalg.svd(far - far.mean(axis=0), compute_uv=False)
+    check.close(check.whole(V), (s[:2, None] ** 2) / 39, "float64", "far from the origin", 1e8)
+    two = linalg.pca(check.ctx, check.distribute(values((2, 1), "float64")), 1, True, True)
+    check.close(check.whole(two[1]), np.ones((1, 1)), "float64", "two rows")
+    return {**found, "checks": check.result()}
+
+
+def _nearest(check: Checks, a: Array, C: DistMatrix, L: DistMatrix, what: Any) -> None:
+    """Every row has a nearest center, up to the rounding of the centers."""
+    wide, c, labels = a.astype("float64"), check.whole(C).astype("float64"), check.whole(L)[:, 0]
+    away = np.sqrt(((wide[:, None] - c) ** 2).sum(axis=2))
+    unsure = 8 * float(np.finfo(a.dtype).eps) * float(np.abs(wide).max())
+    mine = away[np.arange(len(a)), labels]
+    check.true((mine <= away.min(axis=1) + unsure).all(), [*what, "nearest"])
+
+
+def clusters(gang: Gang) -> dict[str, Any]:
+    """k-means tells clusters apart far from the origin, and at every scale."""
+    check = Checks(gang)
+    found: dict[str, Any] = {}
+    rng = np.random.default_rng(3)
+    labels = np.arange(240) % 4
+    # Two pairs: the pairs are 20,000 apart, the clusters of a pair 8.
+    middle = np.array([[1e4, 0], [1e4, 8], [-1e4, 0], [-1e4, 8]])
+    blobs = middle[labels] + rng.uniform(-1, 1, (240, 2))
+    for dtype in REALS:
+        for scale in SCALES:
+            for offset in (0, 1e5):
+                a = ((blobs + offset) * scale).astype(dtype)
+                what = [dtype, scale, offset]
+                best = math.inf
+                for seed in range(3):
+                    with small_panels():
+                        C, L, inertia, _ = linalg.kmeans(check.ctx, check.distribute(a), 4, seed)
+                    _nearest(check, a, C, L, what)
+                    if inertia < best:
+                        best, mine = inertia, check.whole(L)[:, 0]
+                pairs = {(int(x), int(y)) for x, y in zip(mine, labels, strict=True)}
+                check.true(len(pairs) == 4, [*what, sorted(pairs)])
+                found["/".join(map(str, what))] = mine.tolist()
+    same = np.full((30, 2), 0.1, "float32")
+    C, L, inertia, _ = linalg.kmeans(check.ctx, check.distribute(same), 3)
+    check.true(inertia < 1e-12 and (check.whole(L) == 0).all(), "equal rows, the first center")
+    for m in (1, 2):
+        a = values((m, 2), "float32")
+        C, L, inertia, _ = linalg.kmeans(check.ctx, check.distribute(a), m)
+        check.true(inertia == 0 and len(set(check.whole(L)[:, 0].tolist())) == m, [m, "rows"])
+    return {**found, "checks": check.result()}
+
+
+def _conditioned(n: int, condition: float, dtype: str) -> Array:
+    q = np.linalg.qr(values((n, n), "float64"))[0]
+    a = (q * np.geomspace(1, 1 / condition, n)) @ q.T
+    return ((a + a.T) / 2).astype(dtype)
+
+
+def searches(gang: Gang) -> list[Any]:
+    """Conjugate gradients return what they promise, or raise with the residual reached."""
+    check = Checks(gang)
+    ctx = check.ctx
+    for dtype in REALS:
+        for condition in (1e1, 1e2, 1e4, 1e7):
+            a = _conditioned(40, condition, dtype)
+            for scale in (1e-23, *SCALES):
+                b = (values((40, 2), "float64", 1) * [1, 1e-3] * scale).astype(dtype)
+                what = [dtype, condition, scale]
+                A, B = check.distribute(a), check.distribute(b)
+                for tol in (1e-8, 1e-5, -1.0):
+                    limit = tol if tol > 0 else {"float32": 1e-5, "float64": 1e-8}[dtype]
+                    result: list[Any] = []
+
+                    def call(
+                        tol: float = tol, A: Any = A, B: Any = B, result: Any = result
+                    ) -> None:
+                        result[:] = linalg.conjugate_gradient(ctx, A, B, tol)
+
+                    said = failures_on_all_ranks(ctx, call)
+                    check.true(len(set(said)) == 1, [*what, tol, said])
+                    easy = limit > 10 * condition * float(np.finfo(dtype).eps)
+                    if said[0] != "nothing":
+                        check.true(not easy, [*what, tol, said[0]])
+                        known = "did not converge: a relative residual of", "not positive definite"
+                        check.true(any(word in said[0] for word in known), [*what, tol, said[0]])
+                        continue
+                    X, _, residual = result
+                    x, wide = check.whole(X).astype("float64"), a.astype("float64")
+                    true = np.linalg.norm(b - wide @ x, axis=0) / np.linalg.norm(
+                        b.astype("float64"), axis=0
+                    )
+                    unsure = (
+                        40
+                        * float(np.finfo(dtype).eps)
+                        * float(
+                            (np.abs(wide) @ np.abs(x)).max(axis=0).max()
+                            / np.abs(b).max(axis=0).min()
+                        )
+                        if dtype == "float32"
+                        else 1e-12
+                    )
+                    check.true(residual <= limit and true.max() <= limit + unsure,
+                               [*what, tol, residual, true.tolist()])  # fmt: skip
+    for n in (1, 2):
+        a, b = 3 * np.eye(n, dtype="float32"), np.full((n, 1), 6e-30, "float32")
+        X, count, _ = linalg.conjugate_gradient(ctx, check.distribute(a), check.distribute(b))
+        check.close(check.whole(X), b / 3, "float32", [n, "rows"])
+        check.true(count == 1, [n, count])
+    zero = linalg.conjugate_gradient(ctx, check.distribute(a), ctx.zeros((2, 1), "float32"))
+    check.true(not check.whole(zero[0]).any() and zero[1:] == (0, 0.0), "right-hand side 0")
+    return check.result()
+
+
+def integers(gang: Gang) -> list[Any]:
+    """Integers at the limits of their dtypes do not wrap where the result is a float or int64."""
+    check = Checks(gang)
+    for dtype in ("int32", "int64"):
+        limits = np.iinfo(dtype)
+        a = np.array([[limits.max, limits.min, 1]] * 5 + [[-3, 2, limits.max]], dtype)
+        wide = a.astype("float64")
+        A = check.distribute(a)
+        top = float(np.abs(wide).max())
+        check.close(check.whole(linalg.gram(check.ctx, A)), wide.T @ wide, "float64", dtype)
+        check.close(check.whole(linalg.mean(check.ctx, A, 0)), wide.mean(axis=0, keepdims=True),
+                    "float64", [dtype, "mean"], top)  # fmt: skip
+        check.close(check.whole(linalg.std(check.ctx, A, 1)), wide.std(axis=1, keepdims=True),
+                    "float64", [dtype, "std"], top)  # fmt: skip
+        norm = linalg.norm(check.ctx, A)
+        check.true(math.isclose(norm, np.linalg.norm(wide), rel_tol=1e-13), [dtype, "norm"])
+        check.true(linalg.norm(check.ctx, A, "max") == top, [dtype, "max"])
+        S = check.whole(linalg.svdvals(check.ctx, A))[:, 0]
+        check.close(S, np.linalg.svd(wide, compute_uv=False), "float64", [dtype, "svdvals"])
+    a = np.full((7, 2), np.iinfo("int32").max, "int32")
+    total = check.whole(linalg.sum(check.ctx, check.distribute(a), 0))
+    check.close(total, a.sum(axis=0, keepdims=True, dtype="int64"), "int64", "sum of int32")
+    return check.result()
+
+
+def sums(gang: Gang) -> list[Any]:
+    """Sums are accurate to double precision, for any number of rows, and treat inf and nan."""
+    check = Checks(gang)
+    for dtype in REALS:
+        for m in (1, 2, 1023, 1024, 1025, 5000):
+            for scale in (1e-30, 1e30):
+                a = (values((m, 3), dtype) + 1e4).astype(dtype) * np.dtype(dtype).type(scale)
+                A = check.distribute(a)
+                for axis in (0, None):
+                    wide = a.astype("float64")
+                    exact = [[math.fsum(wide[:, j]) for j in range(3)]]
+                    expected = np.array(exact if axis == 0 else [[math.fsum(exact[0])]])
+                    S = check.whole(linalg.sum(check.ctx, A, axis))
+                    check.close(S, expected.astype(dtype), dtype, [dtype, m, scale, axis])
+    a = np.abs(values((3000, 4), "float64"))
+    a[5, 0], a[7, 1], a[9, 2], a[2999, 2] = np.inf, np.nan, np.inf, -np.inf
+    check.same(check.whole(linalg.sum(check.ctx, check.distribute(a), 0)),
+               a.sum(axis=0, keepdims=True), "inf and nan")  # fmt: skip
+    return check.result()
+
+
+def triangles(gang: Gang) -> list[Any]:
+    """triu, tril and eye are NumPy's, for every diagonal, layout and dtype."""
+    check = Checks(gang)
+    for index, layout in enumerate(LAYOUTS):
+        for shape in ((7, 5), (3, 8), (1, 1), (1, 4)):
+            dtype = DTYPES[index % len(DTYPES)]
+            a = values(shape, dtype)
+            for k in (-8, -4, -1, 0, 1, 3, 7):
+                A = check.distribute(a, layout)
+                what = [layout, shape, k]
+                for name in ("triu", "tril"):
+                    B = getattr(linalg, name)(check.ctx, A, k)
+                    check.true(layout == B.layout, what)
+                    check.same(check.whole(B), getattr(np, name)(a, k), [name, *what])
+                E = linalg.eye(check.ctx, *shape, dtype, layout, k)
+                check.same(check.whole(E), np.eye(*shape, k, dtype), ["eye", *what])
+    return check.result()
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    functions = (
+        factors, least_squares, components, clusters, searches, integers, sums, triangles,
+    )  # fmt: skip
+    return {function.__name__: function(gang) for function in functions}

@@ -1,0 +1,60 @@
+"""Routines of linalg are right for difficult inputs, on any number of ranks.
+
+Constant, duplicated and nearly dependent columns, scales from 1e-30 to 1e30, data far from the
+origin, integers at the limits of their dtypes, one or two rows or columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_workers.testing import local_gang
+
+RANK_COUNTS = [1, 2, 3, 4, 6]
+
+
+@functools.cache
+def results(ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = local_gang.run(
+        "tests.ali.ranks_linalg_limits:everything", ranks, timeout=200
+    )
+    return found
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        ("factors", 200),
+        ("least_squares", 450),
+        ("components", 30),
+        ("clusters", 50),
+        ("searches", 220),
+        ("integers", 13),
+        ("sums", 49),
+        ("triangles", 1000),
+    ],
+)
+def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
+    found = results(ranks)[function]
+    done, wrong = found["checks"] if isinstance(found, dict) else found
+    assert wrong == []
+    assert done >= least
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
+def test_components_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
+    found, alone = results(ranks)["components"], results(1)["components"]
+    for name in ("parts", "variance"):
+        assert np.allclose(found[name], alone[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
+def test_clusters_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
+    found, alone = results(ranks)["clusters"], results(1)["clusters"]
+    differences = [name for name in alone if name != "checks" and found[name] != alone[name]]
+    assert differences == []
