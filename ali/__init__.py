@@ -1,4 +1,4 @@
-"""The Alchemist-Library Interface: what the author of a library imports."""
+"""The Alchemist-Library Interface: the names that authors of libraries import."""
 
 from ali.interface import Context, routine
 from ali.run import context

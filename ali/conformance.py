@@ -1,6 +1,6 @@
-"""What `ali.testing` has the ranks do: run on every rank of a small gang, and find fault.
+"""The checks of `ali.testing`, which run on every rank of a small gang.
 
-Each check returns sentences about what is wrong, the same on every rank or of rank 0.
+Each check returns descriptions of faults, the same on every rank or only valid on rank 0.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CANCEL_S = 0.005  # how far into a call it is cancelled
 RELOADS = 3
 
 
-def check(gang: Gang, told: str) -> dict[str, Any]:
-    """All checks of a suite on this gang; sentences by check, on rank 0."""
-    suite: Suite = pickle.loads(Path(told).read_bytes())
+def check(gang: Gang, file: str) -> dict[str, Any]:
+    """Run all checks of a suite on this gang; faults by check, on rank 0."""
+    suite: Suite = pickle.loads(Path(file).read_bytes())
     return _Checker(gang, suite).run()
 
 
@@ -99,20 +99,20 @@ class _Checker:
             if case.raises is None or case.routine not in self.signatures:
                 continue
             self.renew_library(case)
-            with self.watched(f"{case.routine}, which is to fail,"):
-                told = self.outcome(case, "VC_STAR")
-            everyone = self.gang.comm.allgather(told)
+            with self.watched(f"{case.routine}, which should fail,"):
+                outcome = self.outcome(case, "VC_STAR")
+            everyone = self.gang.comm.allgather(outcome)
             if any(case.raises not in words for words in everyone):
-                wrong.append(f"{case.routine}: wanted {case.raises!r}, was told {everyone}")
+                wrong.append(f"{case.routine}: expected {case.raises!r}, not {everyone}")
             wrong += self.works(f"after {case.routine} had failed")
         return wrong
 
     def one_rank(self) -> list[str]:
-        """The last rank fails before it comes: the others must not wait for it for ever."""
+        """The last rank fails before the routine: the others must not wait for it."""
         wrong = []
         for case in self.sound if self.gang.size > 1 else ():
             prepared = self.arguments(case, "VC_STAR")
-            MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
+            MPI.COMM_WORLD.Barrier()  # a barrier that the interrupt does not end
             with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
                 if self.gang.rank == self.gang.size - 1:
                     threading.Timer(CANCEL_S, local_gang.interrupt, [self.calls]).start()
@@ -122,12 +122,12 @@ class _Checker:
         return wrong
 
     def cancelled(self) -> list[str]:
-        """Cancelled before it begins, and a moment later."""
+        """Cancelled before the call, and a moment later."""
         wrong = []
         for case in self.sound:
             for delay in (0.0, CANCEL_S):
                 prepared = self.arguments(case, "VC_STAR")
-                MPI.COMM_WORLD.Barrier()  # not one that the interrupt ends
+                MPI.COMM_WORLD.Barrier()  # a barrier that the interrupt does not end
                 with self.watched(f"{case.routine}, when cancelled,"):
                     timer = threading.Timer(delay, local_gang.interrupt, [self.calls])
                     if delay:
@@ -148,7 +148,7 @@ class _Checker:
             self.library.close()
             self.library = registry.load(self.suite.library, self.suite.path)
             if self.library.describe() != before:
-                wrong.append("loaded again, it describes itself otherwise")
+                wrong.append("its description differs when it is loaded again")
             wrong += self.works("when loaded again")
         self.library.close()
         self.library.close()  # twice is fine
@@ -184,7 +184,7 @@ class _Checker:
         return list(self.library.call(self.gang, case.routine, arguments))
 
     def outcome(self, case: Case, layout: str) -> str:
-        """What a call that is to fail says."""
+        """The message of a call that should fail."""
         try:
             self.call(case, self.arguments(case, layout))
         except Failure as failure:
@@ -194,7 +194,7 @@ class _Checker:
         return "no error"
 
     def interrupted(self, case: Case, arguments: Mapping[str, Any]) -> None:
-        """A call that may come to its end or be left, and nothing else."""
+        """A call that may complete or be interrupted, but not fail."""
         with suppress(Interrupted):
             self.call(case, arguments)
 
@@ -218,7 +218,7 @@ class _Checker:
             self.library = registry.load(self.suite.library, self.suite.path)
 
     def tried(self, case: Case, layout: str) -> list[str]:
-        """Call a case that should work; what is wrong with it, in the words of one rank."""
+        """Call a case that should work; its faults, as found on one rank."""
         print(f"rank {self.gang.rank}: {case.routine}, matrices in {layout}", flush=True)
         self.renew_library(case)
         wrong: list[str] = []
@@ -238,7 +238,7 @@ class _Checker:
         return wrong
 
     def results_of(self, case: Case, layout: str) -> list[str]:
-        """Call a case; what is wrong with what it returns."""
+        """Call a case; the faults of its results."""
         with self.watched(case.routine):
             arguments = self.arguments(case, layout)
             returned = self.call(case, arguments)
@@ -249,7 +249,7 @@ class _Checker:
             expected = case.expected or [None] * len(results)
             if len(expected) != len(results):
                 return [
-                    f"the case expects {len(expected)} results, and {len(results)} are declared"
+                    f"the case expects {len(expected)} results, but {len(results)} are declared"
                 ]
             for result, value, wanted in zip(results, returned, expected, strict=True):
                 whole = value
@@ -265,12 +265,12 @@ class _Checker:
             for name in self.matrices(case):
                 whole = self.ctx.to_layout(arguments[name], "STAR_STAR").local
                 if not np.array_equal(whole, case.arguments[name], equal_nan=True):
-                    wrong.append(f"it has written into its argument {name}")
+                    wrong.append(f"it has changed its argument {name}")
             return wrong
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
-        """End this rank, with a word on what hangs, if the block takes too long."""
+        """End this rank with a message, if the block takes too long."""
         timer = threading.Timer(self.suite.patience_s, _give_up, [what, self.suite.patience_s])
         timer.daemon = True
         timer.start()
@@ -282,9 +282,9 @@ class _Checker:
 
 def _give_up(what: str, patience_s: float) -> None:
     print(
-        f"{what} did not return in {patience_s:.0f} s. Waits in blocking MPI calls of C cannot be "
-        "left: use alchemist_wait, alchemist_allreduce and alchemist_check, in Python ctx.comm and "
-        "ctx.check(); or say interruptible = False",
+        f"{what} did not return in {patience_s:.0f} s. Blocking MPI calls in C cannot be "
+        "interrupted: use alchemist_wait, alchemist_allreduce and alchemist_check, in Python "
+        "ctx.comm and ctx.check(); or set interruptible = False",
         flush=True,
     )
     faulthandler.dump_traceback()

@@ -1,17 +1,16 @@
-"""What has to be said for a library to load well: MPI's second name, who belongs together.
+"""Loading of foreign shared objects: a second name for MPI, libraries that need each other.
 
-MPICH's ABI (libmpi.so.12) is what the mpich wheel, Intel MPI and Cray's ABI build
-provide. Debian calls the same library libmpich.so.12, and what is built there asks
-the loader for that name: it would bring in a second MPI. And MKL's parts need each
-other, in a circle, with no word of it in their files.
+The mpich wheel, Intel MPI and Cray's ABI build provide MPICH's ABI as libmpi.so.12. Debian names
+the same library libmpich.so.12, and libraries built there ask the loader for that name: it would
+load a second MPI. The parts of MKL need each other in a circle, which their files do not declare.
 
-Both are said with a shared object that has no code, only a name of its own and a list of others
-that it needs, loaded from a memfd. The loader takes a library that has a soname for the one
-that is asked for, and resolves what it loads together among itself. No folder has to be made
-that somebody removes, no environment set before the process starts, and nothing
-is left behind however it ends.
+Both are solved with a shared object without code, which has a soname and a list of needed
+libraries, loaded from a memfd. The loader identifies libraries by soname, and resolves symbols of
+libraries that are loaded together among them. This needs no folder, no environment variable set
+before the process starts, and leaves nothing behind.
 
-OpenBLAS looks at the processor when it is loaded, and is told what it may not know.
+OpenBLAS chooses its kernels when it is loaded; `known_processor` names a processor that an older
+OpenBLAS does not recognise.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ali.elf import DT_NEEDED, DT_STRTAB, ENTRY, HEADER, MAGIC, PT_DYNAMIC, PT_LOAD, SEGMENT
+
 LOADED = "libmpi.so.12"
 WANTED = "libmpich.so.12"
 
@@ -33,19 +34,18 @@ CORES = {
     "HASWELL": {"avx2", "fma"},
 }
 
-ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
-HEADER, SEGMENT, ENTRY, SYMBOL = 64, 56, 16, 24  # sizes of ELF's structures
+SYMBOL = 24  # bytes
 PAGE = 0x10000  # 64 KiB: no kernel has larger pages
 READ_WRITE = 6
-DT_NEEDED, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 1, 5, 6, 10, 11, 14
-PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
+DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 6, 10, 11, 14
+PT_GNU_STACK = 0x6474E551
 ET_DYN = 3
 
 
 def provide_mpich() -> bool:
-    """Give the MPI of this process its second name; whether it has it now.
+    """Give the MPI of this process its second name; whether it has that name now.
 
-    Does nothing where it has it already, or where no `LOADED` is loaded (a site's own MPI).
+    Does nothing if it has the name already, or if no `LOADED` is loaded (a site's own MPI).
     """
     if _is_loaded(WANTED):
         return True
@@ -53,31 +53,31 @@ def provide_mpich() -> bool:
         return False
     try:
         _load(shared_object(WANTED, [LOADED]), ctypes.RTLD_LOCAL)
-    except OSError:  # another loader than glibc's, a kernel that runs nothing from a memfd
+    except OSError:  # another loader than glibc's, or a kernel that forbids code from a memfd
         return False
     return True
 
 
 def load_together(files: Sequence[str]) -> ctypes.CDLL:
-    """Libraries that need each other; the result has the functions of all of them.
+    """Load libraries that need each other; the result has the functions of all of them.
 
-    Their symbols become global: what they load by themselves later, such as MKL's
-    code for this processor, needs them.
+    Their symbols become global, because libraries that they load later, such as MKL's code for
+    this processor, need them.
 
     Raises
     ------
     OSError
-        With the loader's words.
+        With the loader's message.
     """
     return _load(shared_object("alchemist-together", files), ctypes.RTLD_GLOBAL)
 
 
 @contextlib.contextmanager
 def known_processor() -> Iterator[None]:
-    """Tell an OpenBLAS that is loaded meanwhile what this processor can do.
+    """Set OPENBLAS_CORETYPE for an OpenBLAS that is loaded inside the block.
 
-    One that is older than the processor does not know its model, and takes it for
-    one of 2004: Debian 12's made 16 instead of 75 GF/s so. A choice of the user's stays.
+    An OpenBLAS older than the processor selects kernels for a processor of 2004: Debian 12's
+    reached 16 instead of 75 GF/s. A value set by the user is kept.
     """
     core = _core(Path("/proc/cpuinfo"))
     if core is None or CORE_TYPE in os.environ:
@@ -91,7 +91,7 @@ def known_processor() -> Iterator[None]:
 
 
 def _core(cpuinfo: Path) -> str | None:
-    """OpenBLAS's name for what all its kernels for such a processor need; None if unknown."""
+    """OpenBLAS's name for a processor whose kernels this one can run; None if unknown."""
     with contextlib.suppress(OSError):
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("flags"):
@@ -109,14 +109,35 @@ def _is_loaded(soname: str) -> bool:
 
 
 def _load(content: bytes, mode: int) -> ctypes.CDLL:
-    # Kept open: the loader knows what it has loaded by its path, which must not be another's.
+    # Kept open: the loader identifies files by path, so the descriptor must not be reused.
     fd = os.memfd_create("alchemist", os.MFD_CLOEXEC)
     os.write(fd, content)
     return ctypes.CDLL(f"/proc/self/fd/{fd}", mode=mode)
 
 
+class _SymbolInfo(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def symbol_file(library: ctypes.CDLL, symbol: str) -> str | None:
+    """The file in which a library, or a library that it needs, finds a symbol; None if absent."""
+    try:
+        address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p)
+    except AttributeError:
+        return None
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_SymbolInfo)]
+    about = _SymbolInfo()
+    return os.path.realpath(about.file.decode()) if dladdr(address, about) else None
+
+
 def shared_object(soname: str, needed: Sequence[str], like: Path = Path("/proc/self/exe")) -> bytes:
-    """An ELF file without code or symbols that needs others, for the machine that `like` is for.
+    """An ELF file without code or symbols that needs others, for the machine of the file `like`.
 
     Raises
     ------
@@ -127,7 +148,7 @@ def shared_object(soname: str, needed: Sequence[str], like: Path = Path("/proc/s
         raise OSError("the system's loader is not glibc's")
     with like.open("rb") as file:
         header = file.read(HEADER)
-    if header[:6] != ELF64_LITTLE_ENDIAN:
+    if header[:6] != MAGIC:
         raise OSError(f"{like} is not for a 64-bit, little-endian machine")
     machine, flags = (
         struct.unpack_from("<H", header, 18)[0],
@@ -141,11 +162,11 @@ def shared_object(soname: str, needed: Sequence[str], like: Path = Path("/proc/s
     dynamic_at = HEADER + 3 * SEGMENT
     dynamic_nbytes = (len(offsets) + 5) * ENTRY
     symbols_at = dynamic_at + dynamic_nbytes
-    names_at = symbols_at + SYMBOL  # the one symbol that must be: none
+    names_at = symbols_at + SYMBOL  # the mandatory null symbol
     nbytes = names_at + len(names)
     new_header = struct.pack(
         "<16sHHIQQQIHHHHHH",
-        ELF64_LITTLE_ENDIAN + b"\x01", ET_DYN, machine, 1, 0, HEADER, 0, flags,
+        MAGIC + b"\x01", ET_DYN, machine, 1, 0, HEADER, 0, flags,
         HEADER, SEGMENT, 3, 64, 0, 0,
     )  # fmt: skip
     segments = [

@@ -1,44 +1,68 @@
-"""Which MPI this process runs on, and whether a shared object would bring in another.
+"""The MPI of this process, and detection of a library that would load another one.
 
-Open MPI and MPICH differ in what an MPI_Comm is, and a second copy of either is not
-initialised: a library that wants another MPI than the ranks' is refused before it is loaded.
+An MPI_Comm differs between Open MPI and MPICH, and a second copy of either is not initialised: a
+library would compute wrong results. A library that needs another MPI than the ranks', directly or
+through other libraries, is refused before it is loaded (`foreign_mpi`). One that loads another
+MPI by itself is refused afterwards (`second_mpi`).
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from mpi4py import MPI
 
-MPI_NEEDED = re.compile(rb"\0(libmpi[\w+-]*)\.so\.(\d+)(?=\0)")  # in an ELF file's table of names
-MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|f|f90)?")  # its ABI, and Fortran's way into it
+from ali import elf
+
+MPI_NAME = re.compile(r"(libmpi[\w+-]*)\.so\.(\d+)")
+MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|cxx|f|f90)?")  # its ABI, and other languages' bindings
 OPEN_MPI_VERSIONS = (0, 1, 20, 40)  # libmpi.so.N of Open MPI; MPICH's ABI is 12
+OPEN_MPI_PARTS = re.compile(r"(libopen-(pal|rte)|libmca_common_\w+)\.so.*")
+# Files that are an MPI, or the core of one; not the bindings of other languages.
+MPI_CORE = re.compile(r"(libmpi|libmpich|libmpi_(gnu|intel|cray|amd|nvidia)_\w+|libopen-pal)\.so.*")
 
 
 def foreign_mpi(file: Path) -> str | None:
-    """The MPI library that a file was linked to, if that is not the one that runs here.
+    """The other MPI that a file needs, and through which libraries; None if there is none.
 
-    Another family, or a build of MPICH with a name of its own (Cray's libmpi_gnu_123.so.12)
-    that is not loaded: it would come in beside ours, not initialised.
+    Another family, or a build of MPICH with its own name (Cray's libmpi_gnu_123.so.12) that is
+    not loaded: it would be a second MPI in this process, and not initialised.
     """
-    if not file.stat().st_size:
-        return None  # no object at all: the loader will say so
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        found = MPI_NEEDED.findall(text)
     here = [Path(mapped).name for mapped in mapped_files()]
-    for name, version in ((name.decode(), int(version)) for name, version in found):
-        of_our_family = (version in OPEN_MPI_VERSIONS) == is_open_mpi()
-        known = MPICH_NAMES.fullmatch(name) or any(f.startswith(f"{name}.so") for f in here)
-        if not (of_our_family and (known or is_open_mpi())):
-            return f"{name}.so.{version}"
+    for *path, name in elf.chains(file):
+        if _is_foreign(name, here):
+            return " through ".join([name, *reversed(path)])
     return None
 
 
+def _is_foreign(name: str, here: list[str]) -> bool:
+    if OPEN_MPI_PARTS.fullmatch(name):
+        return not is_open_mpi()
+    found = MPI_NAME.fullmatch(name)
+    if found is None:
+        return False
+    stem, version = found[1], int(found[2])
+    if (version in OPEN_MPI_VERSIONS) != is_open_mpi():
+        return True
+    known = MPICH_NAMES.fullmatch(stem) or any(f.startswith(f"{stem}.so") for f in here)
+    return not (known or is_open_mpi())
+
+
+def second_mpi() -> str | None:
+    """The file of another MPI that is mapped besides the one that mpi4py runs on, or None."""
+    return next(iter(sorted(_cores() - _OURS)), None)
+
+
+def _cores() -> set[str]:
+    found = (path for path in mapped_files() if MPI_CORE.fullmatch(Path(path).name))
+    return {os.path.realpath(path) for path in found}
+
+
 def our_mpi() -> str:
-    """The MPI library that runs here, in its own words, on one line."""
+    """The MPI library that runs here, as it names itself, on one line."""
     return " ".join(MPI.Get_library_version().split("\n")[0].strip("\0 ").split())
 
 
@@ -58,3 +82,6 @@ def mapped_files() -> Iterable[str]:
     """Shared objects in this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return dict.fromkeys(line.split()[-1] for line in lines if "/" in line and ".so" in line)
+
+
+_OURS = _cores()  # when this module is imported: mpi4py has loaded its MPI, and no library any

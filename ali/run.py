@@ -161,11 +161,11 @@ def _packed(
     except Interrupted:
         raise
     except Exception as error:
-        if rank != 0:  # what others return does not travel; their parts of matrices count
+        if rank != 0:  # only rank 0 returns values; other ranks return their parts of matrices
             return pickler.found.matrices, None
         raise Failure(
             "RoutineError",
-            f"{task['name']} returned what cannot be pickled on rank {rank}: "
+            f"{task['name']} returned a value that cannot be pickled on rank {rank}: "
             f"{type(error).__name__}: {error}. Return NumPy arrays, matrices and plain values",
             rank=rank,
         ) from error
@@ -177,14 +177,14 @@ def _packed(
         raise Failure(
             "ResourceError",
             f"rank {rank} cannot write what {task['name']} returned to {path.parent}: {error}. "
-            "Return what is large as a DistMatrix",
+            "Return large results as a DistMatrix",
             rank=rank,
         ) from error
     return pickler.found.matrices, {"file": path.name}
 
 
 def write_result(path: Path, pickled: memoryview, buffers: Sequence[memoryview]) -> None:
-    """Write a pickle and its buffers: how many parts, the bytes of each, then the parts."""
+    """Write a pickle and its buffers: the number of parts, the size of each, then the parts."""
     parts = [pickled, *buffers]
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(SIZES.pack(len(parts)))

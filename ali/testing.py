@@ -1,4 +1,4 @@
-"""Conformance: what every library must do, as tests that an author subclasses.
+"""Conformance tests for libraries, which authors subclass.
 
     import numpy as np
     from ali.testing import Case, LibraryTests
@@ -33,29 +33,29 @@ import pytest
 
 from mpi_workers.testing import local_gang
 
-SHOWN = 5  # faults of a check that are printed
+SHOWN = 5  # number of faults of a check that are printed
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a routine, and what must come of it.
+    """One call of a routine, and its expected outcome.
 
     Parameters
     ----------
     routine : str
         Its name.
     arguments : mapping
-        By name; a matrix as a NumPy array of two dimensions. What is left out has its default.
+        By name; a matrix as a NumPy array of two dimensions. Omitted ones have their defaults.
     expected : sequence, optional
-        One value per result: an array for a matrix, None for whatever comes. Without it only
-        types and shapes are looked at.
+        One value per result: an array for a matrix, None for any value. Without it only types
+        and shapes are checked.
     raises : str, optional
-        The call must fail on all ranks, with these words in what the caller is told.
+        The call must fail on all ranks, with this text in the message.
     rtol : float
         Allowed error of a number, relative to the largest of its matrix.
     fresh : bool
-        Load the library anew before the call: for a routine whose answer depends on what was
-        called before. (The suite calls every case many times.)
+        Load the library again before the call, for a routine whose result depends on earlier
+        calls. (The suite calls every case many times.)
     """
 
     routine: str
@@ -68,7 +68,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A library and its cases, as the ranks get them."""
+    """A library and its cases, as sent to the ranks."""
 
     library: str
     path: str | None
@@ -78,7 +78,7 @@ class Suite:
 
 
 class LibraryTests:
-    """Subclass it, with a name that begins with ``Test``.
+    """Base class of a library's tests; a subclass has a name that begins with ``Test``.
 
     Attributes
     ----------
@@ -92,8 +92,8 @@ class LibraryTests:
     sizes : sequence of int
         How many ranks the gangs have.
     interruptible : bool
-        Whether ranks in a routine notice that the call has failed elsewhere. False for a library
-        whose waits are inside a native library: its gang is ended when a rank fails alone.
+        Whether ranks in a routine notice that the call has failed on another rank. False for a
+        library whose waits are inside native code: its gang is ended when one rank fails.
     patience_s : float
         How long ranks may take to notice.
     timeout_s : float
@@ -122,17 +122,17 @@ class LibraryTests:
 
     def test_ranks_without_elements_take_part(self) -> None:
         if not self._found(max(self.sizes))["empty"]:
-            pytest.fail("give a case with fewer rows or columns than ranks", pytrace=False)
+            pytest.fail("add a case with fewer rows or columns than ranks", pytrace=False)
 
     def test_a_failure_on_all_ranks_fails_the_call_alone(self, size: int) -> None:
         if all(case.raises is None for case in self.cases):
-            pytest.skip("no case fails: give one with raises='...'")
+            pytest.skip("no case fails: add one with raises='...'")
         self._judge(size, "failures")
 
     def test_a_failure_on_one_rank_lets_the_others_go(self, size: int) -> None:
         self._need_interrupts()
         if size == 1:
-            pytest.skip("one rank has nobody to wait for")
+            pytest.skip("one rank waits for no other")
         self._judge(size, "one_rank")
 
     def test_a_cancelled_call_leaves_a_gang_that_works(self, size: int) -> None:
@@ -143,7 +143,7 @@ class LibraryTests:
         self._judge(size, "reloads")
 
     def _judge(self, size: int, check: str) -> None:
-        """Fail with what a check has found fault with, in its own words."""
+        """Fail with the faults that a check has found."""
         wrong = self._found(size)[check]
         if wrong:
             more = f"\n\n... and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
@@ -151,10 +151,10 @@ class LibraryTests:
 
     def _need_interrupts(self) -> None:
         if not self.interruptible:
-            pytest.skip("its waits are inside a native library, and cannot be left")
+            pytest.skip("its waits are inside a native library and cannot be interrupted")
 
     def _found(self, size: int) -> dict[str, Any]:
-        """What the ranks found; one launch for each class and size, however it ends."""
+        """The results of the ranks; one launch for each class and size, also after a failure."""
         key = (type(self), size)
         if key not in _launched:
             try:
@@ -169,13 +169,13 @@ class LibraryTests:
     def _launch(self, size: int) -> dict[str, Any]:
         path = None if self.path is None else str(Path(self.path).absolute())
         if path is not None and not Path(path).is_file():
-            raise AssertionError(f"there is no {path}: build it first")
+            raise AssertionError(f"{path} does not exist: build it first")
         suite = Suite(self.library, path, tuple(self.cases), self.interruptible, self.patience_s)
         with tempfile.TemporaryDirectory(prefix="suite-") as folder:
-            told = Path(folder, "suite.pickle")
-            told.write_bytes(pickle.dumps(suite))
+            file = Path(folder, "suite.pickle")
+            file.write_bytes(pickle.dumps(suite))
             found: dict[str, Any] = local_gang.run(
-                "ali.conformance:check", size, str(told), timeout=self.timeout_s
+                "ali.conformance:check", size, str(file), timeout=self.timeout_s
             )
             return found
 

@@ -2,11 +2,11 @@
 
 Routines of libEl, which is not shipped: it is found as ``load_library("elemental", path)``, in
 the variable ELEMENTAL_LIB, or on the loader's path. Matrices are taken in any layout (all
-14 are Elemental's own, and are used without a copy; what is not in MC_MR, Elemental moves
-there itself) and are never changed. Results come in MC_MR, small ones in STAR_STAR.
+14 are Elemental's own, and are used without a copy; Elemental itself moves other layouts to
+MC_MR) and are never changed. Results come in MC_MR, small ones in STAR_STAR.
 
-A call is native code: it can be neither interrupted nor cancelled, and tells no progress. An
-error that Elemental finds fails the call with its words; if it leaves some ranks waiting in
+A call is native code: it can be neither interrupted nor cancelled, and reports no progress. An
+error that Elemental finds fails the call with its message; if it leaves some ranks waiting in
 native MPI, the gang is ended.
 
 Source: Poulson, Marker, van de Geijn, Hammond, Romero, "Elemental: A new framework for
@@ -67,5 +67,5 @@ def load(state: dict[str, Any], path: str | None) -> None:
 
 
 def close(state: dict[str, Any]) -> None:
-    """Give up the grid."""
+    """Release the grid."""
     release(state)

@@ -1,7 +1,7 @@
-"""What is looked at before a call: by all ranks alike, so that all refuse alike.
+"""Checks of arguments before a call, with the same outcome on all ranks.
 
-Nothing that is local to a rank may go in here, and nothing is left to Elemental: a release
-build of it does not check dimensions.
+They must not depend on a rank's own elements. Elemental checks nothing: a release build of it
+does not check dimensions.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def control(name: str, real: CType, integer: CType) -> type[ctypes.Structure]:
     real : ctypes type
         c_float or c_double.
     integer : ctypes type
-        What ElInt is in this libEl.
+        The type of ElInt in this libEl.
     """
     key = (name, real, integer)
     if key not in _made:

@@ -1,22 +1,22 @@
-"""libEl: where it is, whether it fits this process, and its C functions.
+"""libEl: its file, checks that it fits this process, and its C functions.
 
-Elemental is not part of this project: it is found at run time, and what is wrong with
-what was found is said when the library is loaded, not when a routine first runs into it.
+Elemental is not part of this project: it is found at run time, and an unsuitable libEl is reported
+when the library is loaded, not by the first routine that needs it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_longlong, c_void_p
+from ctypes import c_bool, c_double, c_float, c_int, c_longlong, c_void_p
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
 from ali.elemental.controls import control
-from ali.elemental.words import Words
-from ali.loader import known_processor, provide_mpich
+from ali.elemental.error_messages import ErrorMessages
+from ali.loader import known_processor, provide_mpich, symbol_file
 from mpi_workers.failures import Failure
 
 VARIABLE = "ELEMENTAL_LIB"
@@ -128,7 +128,7 @@ class LibEl:
     Parameters
     ----------
     library : ctypes.CDLL
-        What was opened.
+        The opened library.
     path : str
         Its file, for messages.
 
@@ -136,7 +136,7 @@ class LibEl:
     ----------
     path : str
     int : ctypes type
-        What ElInt is: c_int, or c_longlong where it was built so.
+        The type of ElInt: c_int, or c_longlong in a build with 64-bit integers.
     """
 
     def __init__(self, library: ctypes.CDLL, path: str) -> None:
@@ -168,7 +168,7 @@ class LibEl:
                 f"library 'elemental': {path} has no {', '.join(missing[:3])}{more}: it is not "
                 "Elemental 0.88's libEl with its C interface",
             )
-        self._words = Words(library)
+        self._messages = ErrorMessages(library)
 
     def _type(self, sign: str, letter: str) -> Any:
         if sign in "tr":
@@ -184,12 +184,12 @@ class LibEl:
         Raises
         ------
         Failure
-            ResourceError if it could not allocate, else RoutineError, with Elemental's words.
+            ResourceError if it could not allocate, else RoutineError, with Elemental's message.
         """
-        with self._words.listen():
+        with self._messages.capture():
             code = self._functions[name](*args)
         if code != 0:
-            raise failure(f"El{name}", code, self._words.take())
+            raise failure(f"El{name}", code, self._messages.take())
 
     def scalar(self, value: complex, letter: str) -> Any:
         """`value` as the number type of `letter`, to be passed by value."""
@@ -206,9 +206,9 @@ class LibEl:
 
 
 def failure(function: str, code: int, words: str) -> Failure:
-    """What a code other than EL_SUCCESS becomes."""
+    """The error for a code other than EL_SUCCESS."""
     kind = "ResourceError" if CODES.get(code) == "EL_ALLOC_ERROR" else "RoutineError"
-    reason = words or "it gave no reason (look at the rank's stderr)"
+    reason = words or "no reason was printed (see the rank's stderr)"
     return Failure(kind, f"Elemental's {function} failed: {reason} ({CODES.get(code, code)})")
 
 
@@ -219,7 +219,7 @@ def find(path: str | None = None) -> LibEl:
     ------
     Failure
         LibraryNotFoundError if it is not there; LibraryLoadError if it is there and does
-        not load, lacks a function, or brings another MPI than this process runs on.
+        not load, lacks a function, or is linked to another MPI than this process.
     """
     name = path or os.environ.get(VARIABLE) or NAME
     asked = "load_library()" if path else VARIABLE if name != NAME else "the loader's path"
@@ -236,8 +236,8 @@ def find(path: str | None = None) -> LibEl:
     if _opened:
         raise Failure(
             "LibraryLoadError",
-            f"library 'elemental': this gang has loaded {next(iter(_opened))}, and a process "
-            f"holds one Elemental; request_workers() anew to use {name}",
+            f"library 'elemental': this gang has loaded {next(iter(_opened))}, and a process can "
+            f"load only one Elemental: call request_workers() again to use {name}",
         )
     provide_mpich()
     try:
@@ -255,36 +255,15 @@ def find(path: str | None = None) -> LibEl:
         ) from error
     found = LibEl(library, name)
     _check_mpi(library, name)
-    _opened[_source(library, "ElInitialize") or name] = found
+    _opened[symbol_file(library, "ElInitialize") or name] = found
     return found
-
-
-class _SymbolInfo(ctypes.Structure):
-    _fields_ = [
-        ("file", c_char_p),
-        ("base", c_void_p),
-        ("symbol", c_char_p),
-        ("address", c_void_p),
-    ]
-
-
-def _source(library: ctypes.CDLL, symbol: str) -> str | None:
-    """The file from which a library, or what it is linked to, takes a symbol."""
-    try:
-        address = ctypes.cast(getattr(library, symbol), c_void_p)
-    except AttributeError:
-        return None
-    dladdr = ctypes.CDLL(None).dladdr
-    dladdr.argtypes = [c_void_p, POINTER(_SymbolInfo)]
-    about = _SymbolInfo()
-    return os.path.realpath(about.file.decode()) if dladdr(address, about) else None
 
 
 def _check_mpi(library: ctypes.CDLL, name: str) -> None:
     """Refuse a libEl that would run on another MPI than mpi4py: its communicators are not ours."""
     ours, theirs = (
-        _source(ctypes.CDLL(MPI.__file__), "MPI_Comm_rank"),
-        _source(library, "MPI_Comm_rank"),
+        symbol_file(ctypes.CDLL(MPI.__file__), "MPI_Comm_rank"),
+        symbol_file(library, "MPI_Comm_rank"),
     )
     if ours != theirs:
         raise Failure(

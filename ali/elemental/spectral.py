@@ -1,4 +1,4 @@
-"""Singular values, eigenvalues, and what is made of them."""
+"""Singular values, eigenvalues, and functions of them."""
 
 from __future__ import annotations
 

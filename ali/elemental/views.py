@@ -1,9 +1,8 @@
-"""Our matrices as Elemental's: the same bytes in all 14 layouts, on the gang's own ranks.
+"""Matrices of the gang as Elemental's: the same memory in all 14 layouts.
 
-`DistMatrix.local` lies as Elemental wants it (Fortran order, aligned at rank 0), so Elemental
-works on it without a copy. What Elemental keeps is kept in `Context.state`:
-a grid for as long as the gang has the same communicator, and matrix objects to be used
-again (its C interface cannot delete them).
+`DistMatrix.local` has the form that Elemental needs (Fortran order, aligned at rank 0), so it is
+used without a copy. Elemental's objects are kept in `Context.state`: a grid while the gang has the
+same communicator, and matrix objects for reuse (the C interface cannot delete them).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Object(NamedTuple):
 
 
 class _Grid:
-    """What Elemental holds for one communicator of the gang."""
+    """Elemental's grid and matrix objects for one communicator of the gang."""
 
     def __init__(self, lib: LibEl, ctx: Context) -> None:
         self.comm = ctx.comm
@@ -72,7 +71,7 @@ def _grid(lib: LibEl, ctx: Context) -> _Grid:
     held: _Grid | None = ctx.state.get("grid")
     if held is not None and held.comm is ctx.comm:
         return held
-    # All ranks have come here for the same reason, so all give up the old grid together.
+    # All ranks come here for the same reason, so all release the old grid together.
     release(ctx.state)
     begun = ctypes.c_bool()
     lib.call("Initialized", ctypes.byref(begun))
@@ -84,7 +83,7 @@ def _grid(lib: LibEl, ctx: Context) -> _Grid:
 
 
 def release(state: dict[str, Any]) -> None:
-    """Give up the grid, if there is one."""
+    """Release the grid, if there is one."""
     held: _Grid | None = state.pop("grid", None)
     if held is not None:
         state["libEl"].call("GridDestroy", held.pointer)
@@ -99,11 +98,10 @@ class Elemental:
             C = el.empty((m, n), A.dtype)
             el("GemmDist", A.dtype, NORMAL, NORMAL, one, A, B, zero, C)
 
-    Matrices among the arguments of a call are attached: those that `empty`, `zeros` and
-    `copy` made so that Elemental may write them, all others locked. After the call,
-    what was written is in our memory, wherever Elemental put it. All ranks come to every
-    call; one that fails raises at once, the others wait for it in `ctx.comm` and not in
-    the next native call, where nothing could interrupt them.
+    Matrices among the arguments of a call are attached: those of `empty`, `zeros` and `copy`
+    writable, all others locked. After the call, results are in the gang's memory, wherever
+    Elemental has put them. All ranks make every call; a rank that fails raises at once, and the
+    others wait for it in `ctx.comm`, where they can be interrupted, not in the next native call.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -177,7 +175,7 @@ class Elemental:
         require(bool(everywhere[0]), "RoutineError", f"{name}: a matrix holds NaN or inf")
 
     def _check_size(self, shape: tuple[int, int], layout: str) -> None:
-        """Elemental counts with ElInt, and moves whatever it gets to MC_MR."""
+        """Check sizes against ElInt, also for the copies in MC_MR that Elemental makes."""
         m, n = shape
         height, width = self.ctx.grid
         require(m > 0 and n > 0, "ShapeError", f"Elemental: a {m} x {n} matrix has no elements")
@@ -257,7 +255,7 @@ class Elemental:
         return float(answer[0])
 
     def number_of(self, value: complex, dtype: Any) -> Any:
-        """A number as Elemental takes it beside matrices of this dtype."""
+        """A number in the type that Elemental takes with matrices of this dtype."""
         return self.lib.scalar(value, _letter(dtype))
 
     def control(self, name: str, dtype: Any, **settings: Any) -> Any:
@@ -311,7 +309,7 @@ class Elemental:
             held.pointer,
             *matrix.shape,
             self._grid.pointer,
-            0,  # both alignments: the first row and column lie where the layout begins
+            0,  # both alignments: the first row and column are on the layout's first rank
             0,
             matrix.local.ctypes.data,
             matrix.leading_dimension,
@@ -325,10 +323,10 @@ class Elemental:
         return int(answer.value)
 
     def _settle(self, matrix: DistMatrix, letter: str) -> None:
-        """Bring what was written into our memory, if Elemental has left it on the way.
+        """Copy results to the gang's memory, if Elemental has put them elsewhere. Collective.
 
-        An attached matrix that is resized beyond its memory goes on in Elemental's own.
-        Some ranks may have to move and others not: they agree. Collective.
+        An attached matrix that is resized beyond its memory continues in Elemental's memory.
+        Some ranks may have to copy and others not, so they agree.
         """
         held = self._objects[id(matrix), letter]
         shape = self.shape(held)

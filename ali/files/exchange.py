@@ -41,7 +41,7 @@ class Rounds:
         return self._boxes[mine[number]] if number < len(mine) else None
 
 
-class Room:
+class Buffers:
     """Memory that is reused: touching fresh memory costs more than the copy."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def scatter(
     -----
     Elements are cast by the reading rank, and cross the network once per copy of the layout.
     """
-    rounds, room = Rounds(ctx, boxes), Room()
+    rounds, buffers = Rounds(ctx, boxes), Buffers()
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
@@ -97,7 +97,7 @@ def scatter(
                 if source is not None and target is not None:
                     copy_kernels.copy(target, source)
             else:
-                _pass(ctx, room, matrix.dtype, (taker, source), (giver, target))
+                _pass(ctx, buffers, matrix.dtype, (taker, source), (giver, target))
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
@@ -168,12 +168,12 @@ def gather(
     path: str,
 ) -> None:
     """Pass a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
-    rounds, room = Rounds(ctx, boxes), Room()
+    rounds, buffers = Rounds(ctx, boxes), Buffers()
     group_of = {member: group for group in matrix.distribution.owners() for member in group}
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
-        whole = None if mine is None else room.take("box", mine.shape, matrix.dtype)
+        whole = None if mine is None else buffers.take("box", mine.shape, matrix.dtype)
         for distance in range(ctx.size):
             taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
             outgoing = incoming = LocalIndices(range(0), range(0))
@@ -191,7 +191,7 @@ def gather(
                 if source is not None and target is not None:
                     copy_kernels.copy(target, source)
             else:
-                _pass(ctx, room, matrix.dtype, (taker, source), (giver, target))
+                _pass(ctx, buffers, matrix.dtype, (taker, source), (giver, target))
 
         def put(box: Box | None = mine, values: Array | None = whole) -> None:
             if box is not None and values is not None:
@@ -242,7 +242,7 @@ def _cuts(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[slice, slice]
 
 def _pass(
     ctx: Context,
-    room: Room,
+    buffers: Buffers,
     dtype: np.dtype[Any],
     to: tuple[int, Array | None],
     frm: tuple[int, Array | None],
@@ -256,11 +256,11 @@ def _pass(
         place = buffer = None
         if target is not None and k < len(receives):
             place = target[receives[k]]
-            buffer = room.take("received", place.shape, dtype)
+            buffer = buffers.take("received", place.shape, dtype)
             request = ctx.comm.Irecv(buffer.reshape(-1).view(np.uint8), giver, TAG)
         if source is not None and k < len(sends):
             view = source[sends[k]]
-            packed = room.take("sent", view.shape, dtype)
+            packed = buffers.take("sent", view.shape, dtype)
             copy_kernels.copy(packed, view)
             ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
         if request is not None and place is not None and buffer is not None:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ali.interface import Context, no_such_routine
 from ali.loader import known_processor, provide_mpich
-from ali.mpi_family import foreign_mpi, our_mpi
+from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.host import Frame, Host, text_of
 from mpi_workers.failures import Failure, Interrupted
@@ -254,18 +254,27 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
     if needed := foreign_mpi(path):
         raise Failure(
             "LibraryLoadError",
-            f"library {name!r}: {path} is linked to {needed}, and this gang runs on {our_mpi()}: "
-            "build it with the gang's own mpicc (`python -m ali mpicc`)",
+            f"library {name!r}: {path} is linked to {needed}, but this gang runs on {our_mpi()}: "
+            "build it, and the libraries that it needs, with the gang's mpicc (`python -m ali "
+            "mpicc`)",
         )
     provide_mpich()
     # The loader identifies objects by requested path: a rebuilt file needs another spelling.
     spelling = f"{path.parent}/{'./' * known.index(identity)}{path.name}"
     try:
         with known_processor():
-            return ctypes.CDLL(spelling, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            opened = ctypes.CDLL(spelling, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise Failure(
             "LibraryLoadError",
             f"library {name!r}: the loader cannot open it: {error}. The libraries that it needs "
             "must be linked to it (-l..., -Wl,-rpath,...) and installed on every node",
         ) from None
+    if other := second_mpi():
+        raise Failure(
+            "LibraryLoadError",
+            f"library {name!r}: {path} has loaded a second MPI, {other}, but this gang runs on "
+            f"{our_mpi()}, and their communicators differ: request new workers, and build the "
+            "library with the gang's mpicc (`python -m ali mpicc`)",
+        )
+    return opened

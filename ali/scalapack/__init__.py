@@ -35,21 +35,20 @@ def load(state: dict[str, Any], path: str | None) -> None:
 
 
 def close(state: dict[str, Any]) -> None:
-    """Give up the BLACS grid. What is loaded stays loaded."""
+    """Release the BLACS grid. The library stays loaded."""
     grid.close(state)
 
 
 @routine("library")
 def about(ctx: Context) -> str:
-    """Which ScaLAPACK this gang runs on, and which BLAS: rank 0's files, a line each.
+    """The ScaLAPACK and the BLAS of this gang: rank 0's files, one per line.
 
-    Also what was found before it and could not be used.
+    Also lists candidates that could not be used, and warns of a reference BLAS.
 
     Notes
     -----
-    The BLAS makes the speed, and the reference BLAS (a libblas.so.3 and nothing else) has
-    no tuned kernels: ``apt-get install libopenblas0-pthread``, and the system's loader takes
-    that instead (``update-alternatives --config libblas.so.3-x86_64-linux-gnu`` shows
-    the choice).
+    The BLAS determines the speed. The reference BLAS has no tuned kernels: after ``apt-get
+    install libopenblas0-pthread`` the loader uses OpenBLAS instead (``update-alternatives
+    --config libblas.so.3-x86_64-linux-gnu`` shows the choice).
     """
     return find.describe(ctx.state["native"])

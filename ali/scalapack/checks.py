@@ -1,4 +1,4 @@
-"""What is refused before ScaLAPACK sees it: it would print, or end the process."""
+"""Checks before ScaLAPACK is called: it would print an error, or end the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
 
 
 def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
-    """Refuse NaN and inf, with which ScaLAPACK's pivoting and iterations go astray. Collective.
+    """Refuse NaN and inf, on which ScaLAPACK's pivoting and iterations fail. Collective.
 
     One pass over the matrices and one word from each rank.
     """

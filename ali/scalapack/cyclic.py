@@ -1,11 +1,11 @@
-"""Block-cyclic matrices: ours as they lie, and copies in larger blocks.
+"""Block-cyclic matrices: MC_MR without a copy, and copies in larger blocks.
 
 Elemental's MC_MR on a column-major grid is ScaLAPACK's block-cyclic distribution with
-blocks of one element, so a matrix in MC_MR is handed to ScaLAPACK where it lies.
+blocks of one element, so a matrix in MC_MR is passed to ScaLAPACK without a copy.
 Factorizations are slow on such blocks (a panel is one column); above a size
-(`BLOCKED_FROM`) they run on a copy in blocks of `BLOCK`, brought there and
-back by ScaLAPACK's own ``p?gemr2d``. On one rank nothing has to move: any
-block size describes the same memory.
+(`BLOCKED_FROM`) they run on a copy in blocks of `BLOCK`, converted by
+ScaLAPACK's ``p?gemr2d``. On one rank nothing is copied: any block size
+describes the same memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Array = NDArray[Any]
 NATURAL = "MC_MR"
 BLOCK = 64
 NEVER = 1 << 31
-# The smallest dimension of a matrix from which a copy in blocks pays for itself, by routine:
+# The smallest dimension of a matrix for which a copy in blocks is faster, by routine:
 # measured (docs/scalapack.md). PBLAS gathers its own blocks for a product; p?lange only reads.
 BLOCKED_FROM = {
     "gemm": NEVER, "lange": NEVER, "getrf": 48, "potrf": 48, "geqrf": 48, "gesvd": 48, "syevd": 1,
 }  # fmt: skip
-ROUNDED = 2 * float(np.finfo(np.float32).eps)  # what an answer in float32 may be short by
-MOVED = 64 << 20  # 64 MiB: what p?gemr2d may stage on a rank, in memory that it does not ask for
+ROUNDED = 2 * float(np.finfo(np.float32).eps)  # relative error of a work size returned as float32
+MOVED = 64 << 20  # 64 MiB: memory that p?gemr2d may allocate on a rank, which is not checked
 
 
 def owned(length: int, block: int, proc: int, procs: int) -> int:
@@ -111,7 +111,7 @@ class Call:
     ----------
     ctx : Context
     dtype : dtype
-        What all matrices are computed in.
+        Of all matrices in the computation.
     kind : str
         A key of `BLOCKED_FROM`.
     extent : int
@@ -128,19 +128,19 @@ class Call:
     # --- memory ---
 
     def vector(self, count: int, dtype: Any = None) -> Array:
-        """Work space of this rank alone. Raises `Failure` (ResourceError) if there is none."""
+        """Work space of this rank. Raises `Failure` (ResourceError) if memory is short."""
         _fits(self.ctx, count)
         kind = self.dtype if dtype is None else np.dtype(dtype)
-        # Row r of a VC_STAR matrix with a row per rank is rank r's: its memory is asked for.
+        # A VC_STAR matrix with one row per rank: its memory is checked before it is taken.
         return self.ctx.empty((self.ctx.size, max(1, count)), kind, "VC_STAR").local.reshape(-1)
 
     def new(self, m: int, n: int) -> Cyclic:
-        """A matrix with elements that are not set."""
+        """An uninitialised matrix."""
         rows = owned(m, self.block, self.grid.row, self.grid.height)
         cols = owned(n, self.block, self.grid.col, self.grid.width)
         _fits(self.ctx, rows * cols)
         if self.block == 1 or self.ctx.size == 1:
-            return self._as_it_lies(self.ctx.empty((m, n), self.dtype, NATURAL))
+            return self._without_copy(self.ctx.empty((m, n), self.dtype, NATURAL))
         return Cyclic(self.grid, (m, n), self.block, self.vector(rows * cols))
 
     def largest_part(self, m: int, n: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ class Call:
         height, width = self.ctx.grid
         return owned(m, self.block, 0, height), owned(n, self.block, 0, width)
 
-    def _as_it_lies(self, matrix: DistMatrix) -> Cyclic:
+    def _without_copy(self, matrix: DistMatrix) -> Cyclic:
         _fits(self.ctx, matrix.local.size)
         block = self.block if self.ctx.size == 1 else 1
         data = matrix.local.reshape(-1, order="F")
@@ -157,12 +157,12 @@ class Call:
     # --- from our matrices, and back ---
 
     def operand(self, matrix: DistMatrix) -> Cyclic:
-        """A matrix to be read: in its own memory if that will do, else a copy."""
+        """A matrix to be read: in its own memory if possible, else a copy."""
         if matrix.dtype != self.dtype:
             other = self.ctx.empty(matrix.shape, self.dtype, matrix.layout)
             other.local[...] = matrix.local
             matrix = other
-        there = self._as_it_lies(self.ctx.to_layout(matrix, NATURAL))
+        there = self._without_copy(self.ctx.to_layout(matrix, NATURAL))
         if there.block == self.block:
             return there
         copy = self.new(there.m, there.n)
@@ -170,10 +170,10 @@ class Call:
         return copy
 
     def copy(self, matrix: DistMatrix, rows: int | None = None) -> Cyclic:
-        """A copy that may be overwritten; with `rows` of them below, not set or cut off."""
+        """A copy that may be overwritten; with `rows`, extended uninitialised or cut off."""
         there = self.operand(matrix)
         if there.matrix is not matrix and rows in (None, there.m):
-            return there  # made for us
+            return there  # already a copy
         copy = self.new(there.m if rows is None else rows, there.n)
         if copy.m == there.m and there.matrix is not None:
             copy.data[...] = there.data
@@ -182,7 +182,7 @@ class Call:
         return copy
 
     def result(self, source: Cyclic) -> DistMatrix:
-        """The matrix in MC_MR: its own memory if that is what it is."""
+        """The matrix in MC_MR: its own memory if it has that layout."""
         return source.matrix or self.leading(source, source.m, source.n)
 
     def leading(self, source: Cyclic, m: int, n: int) -> DistMatrix:
@@ -192,7 +192,7 @@ class Call:
             rows, cols = matrix.local.shape
             matrix.local[...] = source.matrix.local[:rows, :cols]
         else:
-            self._move(source, self._as_it_lies(matrix), m, n)
+            self._move(source, self._without_copy(matrix), m, n)
         return matrix
 
     def _move(self, source: Cyclic, target: Cyclic, m: int, n: int) -> None:
@@ -209,15 +209,15 @@ class Call:
     # --- native calls ---
 
     def run(self, name: str, *arguments: Any, info: bool = True) -> int:
-        """Call a subroutine; what it returns in INFO, which is 0 or positive, on all ranks.
+        """Call a subroutine; the value of INFO, which is 0 or positive, on all ranks.
 
-        All ranks meet first, where they can be interrupted: if one of them has not got
-        here (its memory was short), the others leave instead of waiting in native code.
+        All ranks meet first in a wait that can be interrupted: if one of them has failed (its
+        memory was short), the others leave instead of waiting in native code.
 
         Raises
         ------
         Failure
-            RoutineError, if ScaLAPACK refuses an argument: a fault of this library.
+            RoutineError, if ScaLAPACK refuses an argument, which is a bug in this library.
         """
         self.ctx.comm.Barrier()
         if not info:
@@ -235,7 +235,7 @@ class Call:
         return int(said.max())
 
     def norm(self, kind: str, matrix: Cyclic) -> float:
-        """What ``p?lange`` calls "F", "1", "I" or "M"."""
+        """The norm ``p?lange`` of kind "F", "1", "I" or "M"."""
         work = self.vector(matrix.rows + matrix.cols + 2 * self.block, real(self.dtype))
         self.ctx.comm.Barrier()
         shape = matrix.m, matrix.n
@@ -249,18 +249,18 @@ class Call:
         after: tuple[Any, ...] = (),
         least: int = 1,
     ) -> int:
-        """Call a subroutine that is asked first how much work space it wants.
+        """Call a subroutine after a query of its work space.
 
-        `work` has the dtypes of its work arrays (None: the matrix's own); each is passed
-        with its length after it, then `after`, then INFO, which is returned as by `run`.
-        `least`: elements that each gets at any rate.
+        `work` has the dtypes of its work arrays (None: the matrix's own). Each is passed with
+        its length after it, then `after`, then INFO, which is returned as by `run`. Each array
+        has at least `least` elements.
         """
         kinds = [self.dtype if kind is None else np.dtype(kind) for kind in work]
         asked: list[Any] = []
         for kind in kinds:
             asked += [np.zeros(3, kind), -1]
         self.run(name, *arguments, *asked, *after)
-        # What one rank is told can be too little for what it is asked for on the way.
+        # The answer on one rank can be too small for a later step: use the largest.
         wanted = np.array([float(array[0].real) for array in asked[::2]])
         most = np.empty_like(wanted)
         self.ctx.comm.Allreduce(wanted, most, MPI.MAX)
@@ -275,6 +275,6 @@ def _fits(ctx: Context, count: int) -> None:
     if count > INT_MAX:
         raise Failure(
             "ResourceError",
-            f"scalapack: rank {ctx.rank} would hold {count} elements, and ScaLAPACK counts with "
-            f"32 bits, to {INT_MAX}: ask for more workers",
+            f"scalapack: rank {ctx.rank} would hold {count} elements, but ScaLAPACK's 32-bit "
+            f"integers allow {INT_MAX}: request more workers",
         )

@@ -1,6 +1,6 @@
-"""Finding ScaLAPACK on this node and loading it.
+"""Finds ScaLAPACK on this node and loads it.
 
-Looked for in this order; a file that is named is the only one that is tried:
+Candidates are tried in this order; if a file is named (1, 2), no other is tried:
 
 1. the path given to ``load_library("scalapack", path)``,
 2. the environment's ``SCALAPACK_LIB``,
@@ -9,12 +9,11 @@ Looked for in this order; a file that is named is the only one that is tried:
 5. ``libscalapack-mpich.so.*``, then ``libscalapack.so.*``, on ``LD_LIBRARY_PATH``, in this
    Python's ``lib`` folder and in the system's library folders.
 
-What a user has set up comes before what is merely there, and an optimised library
-that was put beside this Python before the system's. A path, or ``SCALAPACK_LIB``, may be several
-files separated by colons, for a library in parts, loaded together.
+A library that the user has set up thus comes before the system's, and an optimised one next to
+this Python before it too. A path, or ``SCALAPACK_LIB``, may be several files separated by colons:
+the parts of a library, loaded together.
 
-A library that was linked to another family of MPI than ours (Open MPI and MPICH
-differ in what an MPI_Comm is) is refused before it is loaded.
+A library that needs another MPI than the ranks' is refused (see `ali.mpi_family`).
 """
 
 from __future__ import annotations
@@ -24,18 +23,21 @@ import os
 import re
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpi4py import MPI
+
 from ali.loader import known_processor, load_together, provide_mpich
-from ali.mpi_family import foreign_mpi, mapped_files, mpi_file, our_mpi
+from ali.mpi_family import foreign_mpi, mapped_files, mpi_file, our_mpi, second_mpi
 from ali.scalapack.native import Native
 from mpi_workers.failures import Failure
 
 VARIABLE = "SCALAPACK_LIB"
 HOW_TO_GET_ONE = (
-    "To get one: `apt-get install libscalapack-mpich2.2` (Debian, Ubuntu), `pip install mkl`, "
+    "To install one: `apt-get install libscalapack-mpich2.2` (Debian, Ubuntu), `pip install mkl`, "
     "`module load cray-libsci` on a Cray, or name a file: "
     f'load_library("scalapack", "/path/to/lib.so"), or {VARIABLE} in the environment of the '
     "node's Ray processes. It must be built for MPICH's ABI and 32-bit integers (LP64)"
@@ -51,15 +53,21 @@ MKL_PARTS = (
 )
 
 
+REFERENCE = (
+    "{} is the reference BLAS, which has no tuned kernels: install a better one with `apt-get "
+    "install libopenblas0-pthread` (Debian, Ubuntu) on every node"
+)
+
+
 class _Loaded:
-    """What this process runs on: symbols of a second library would mix with the first's."""
+    """The library of this process: symbols of a second one would mix with the first's."""
 
     native: Native | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Files that may be ScaLAPACK together; the last one is, the others are its parts."""
+    """Files that may be ScaLAPACK: the last one is the library, the others are its parts."""
 
     files: tuple[Path, ...]
 
@@ -74,15 +82,15 @@ def load(path: str | None = None) -> Native:
     Raises
     ------
     Failure
-        LibraryNotFoundError if there is none, LibraryLoadError if what there is cannot be
-        used. Both say where was looked, what the loader said, and how to get one.
+        LibraryNotFoundError if there is none, LibraryLoadError if no candidate can be used. Both
+        name the places searched, the loader's message, and how to install one.
     """
     named, source = path or os.environ.get(VARIABLE) or None, "given" if path else VARIABLE
     candidates = _named(named, source) if named else list(dict.fromkeys(search()))
     if not candidates:
         raise Failure(
             "LibraryNotFoundError",
-            f"there is no ScaLAPACK on node {os.uname().nodename}. Looked for {_places()}. "
+            f"there is no ScaLAPACK on node {os.uname().nodename}. Searched for {_places()}. "
             + HOW_TO_GET_ONE,
         )
     reasons = []
@@ -96,7 +104,7 @@ def load(path: str | None = None) -> Native:
             return native
     raise Failure(
         "LibraryLoadError",
-        f"no ScaLAPACK that can be used on node {os.uname().nodename}. "
+        f"no usable ScaLAPACK on node {os.uname().nodename}. "
         + "; ".join(reasons)
         + f". {HOW_TO_GET_ONE}",
     )
@@ -117,7 +125,7 @@ def _named(files: str, source: str) -> list[Candidate]:
 
 
 def search() -> Iterator[Candidate]:
-    """What there is on this node, best first."""
+    """The candidates on this node, best first."""
     if sci := os.environ.get("CRAY_LIBSCI_PREFIX_DIR"):
         yield from _single(Path(sci) / "lib", "libsci_*_mpi.so*")
     for path in _matching(_own_folder(), f"{MKL_SCALAPACK}*"):
@@ -147,7 +155,7 @@ def _places() -> str:
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """Files of that name, the newest version first, without other names of the same file."""
+    """Files that match, the newest version first, without other names of the same file."""
     files: dict[str, Path] = {}
     for path in sorted(folder.glob(pattern), key=_version, reverse=True):
         files.setdefault(os.path.realpath(path), path)
@@ -163,42 +171,49 @@ def _single(folder: Path, pattern: str) -> Iterator[Candidate]:
 
 
 def _with_parts(scalapack: Path) -> Candidate:
-    """MKL comes in parts, with no word in the files of which go together."""
+    """MKL with its parts, which its files do not declare."""
     parts = (_matching(scalapack.parent, f"{part}*") for part in MKL_PARTS)
     return Candidate((*(found[0] for found in parts if found), scalapack))
 
 
 def _open(candidate: Candidate) -> Native:
-    """Load it. Raises `OSError` with the reason why it cannot be."""
+    """Load it. Raises `OSError` with the reason if it cannot be used."""
     path = os.path.realpath(candidate.path)
     loaded = _Loaded.native
     if loaded is not None:
         if loaded.path == path:
             return loaded
         raise OSError(
-            f"these ranks run on {loaded.path} already, and two would mix: ask for new workers"
+            f"these ranks run on {loaded.path} already, and two would mix: request new workers"
         )
     for file in candidate.files:
         if needed := foreign_mpi(file):
-            raise OSError(f"refused: it needs {needed}, and these ranks run on {our_mpi()}")
+            raise OSError(f"it needs {needed}, but these ranks run on {our_mpi()}")
     provide_mpich()
     with known_processor():
         if len(candidate.files) > 1:
             handle = load_together([mpi_file(), *map(str, candidate.files)])
         else:
             handle = ctypes.CDLL(str(candidate.path))
+    if other := second_mpi():
+        raise OSError(
+            f"it has loaded a second MPI, {other}, but these ranks run on {our_mpi()}: request new "
+            "workers"
+        )
     native = Native(handle, path)
     if missing := native.missing():
         raise OSError(
-            f"it lacks {len(missing)} of the functions needed, {missing[0]} among them: is it "
-            "ScaLAPACK, with the BLACS?"
+            f"it lacks {len(missing)} required functions, such as {missing[0]}: is it ScaLAPACK "
+            "with the BLACS?"
         )
     _Loaded.native = native
+    if (blas := native.reference_blas()) and MPI.COMM_WORLD.rank == 0:
+        warnings.warn(f"scalapack: {REFERENCE.format(blas)}", RuntimeWarning, stacklevel=2)
     return native
 
 
 def describe(native: Native) -> str:
-    """What is loaded, which BLAS with it, and what was passed over."""
+    """The loaded library, its BLAS, and the candidates that could not be used."""
     blas = [
         path
         for path in mapped_files()
@@ -210,6 +225,8 @@ def describe(native: Native) -> str:
         f"ScaLAPACK: {native.path}",
         f"BLAS: {', '.join(blas) or 'its own'}{native.openblas_core()}",
         f"MPI: {our_mpi()}",
-        *(f"passed over: {reason}" for reason in native.passed_over),
+        *(f"not usable: {reason}" for reason in native.passed_over),
     ]
+    if blas_file := native.reference_blas():
+        told.insert(2, f"warning: {REFERENCE.format(blas_file)}")
     return "\n".join(told)

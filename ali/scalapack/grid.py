@@ -1,4 +1,4 @@
-"""The BLACS grid of a gang: its communicator as ScaLAPACK wants it."""
+"""The BLACS grid of a gang: its communicator as ScaLAPACK needs it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ali.scalapack.native import Native
 class BlacsGrid:
     """A BLACS context on the gang's communicator, of the gang's own (column-major) grid.
 
-    Made by all ranks together. BLACS makes communicators of its own from the gang's, so its
-    messages and ours do not meet.
+    Created by all ranks together. BLACS duplicates the gang's communicator, so that its messages
+    do not mix with ours.
 
     Attributes
     ----------
     context : int
-        What descriptors name.
+        The context number in descriptors.
     height, width, row, col : int
         The grid, and this rank's place on it.
     """
@@ -39,7 +39,7 @@ class BlacsGrid:
         native.blacs("Cblacs_gridinfo", self.context, *map(ctypes.byref, found))
         if [value.value for value in found] != [self.height, self.width, self.row, self.col]:
             raise RuntimeError(
-                f"BLACS put rank {ctx.rank} of a {self.height} x {self.width} grid elsewhere: "
+                f"BLACS placed rank {ctx.rank} of a {self.height} x {self.width} grid elsewhere: "
                 f"{[value.value for value in found]}; {native.path} uses another MPI than mpi4py"
             )
 
@@ -49,20 +49,20 @@ class BlacsGrid:
 
 
 def grid_of(ctx: Context) -> BlacsGrid:
-    """The grid on the communicator that the gang has now. Collective when it is new.
+    """The grid on the gang's present communicator. Collective when it is new.
 
-    After a failed call the gang goes on with a fresh communicator. The old grid is given up
-    with the old one: messages may be under way on both for ever.
+    A failed call replaces the gang's communicator. The grid on the old one is abandoned with it,
+    because messages on both may never arrive.
     """
     grid: BlacsGrid | None = ctx.state.get("grid")
     if grid is None or grid.comm is not ctx.comm:
-        ctx.comm.Barrier()  # nobody enters BLACS, which cannot be interrupted, alone
+        ctx.comm.Barrier()  # no rank enters BLACS, which cannot be interrupted, alone
         grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
     return grid
 
 
 def close(state: dict[str, Any]) -> None:
-    """Give up the grid, if there is one."""
+    """Release the grid, if there is one."""
     grid: BlacsGrid | None = state.pop("grid", None)
     if grid is not None:
         grid.close()

@@ -1,24 +1,28 @@
-"""ScaLAPACK's functions, called the way Fortran passes arguments.
+"""ScaLAPACK's functions, called with Fortran's conventions.
 
-Every argument goes by reference; a CHARACTER has its length, hidden, after all
-others. Integers are 32 bits wide (LP64). The interpreter lock is free during a
-call, which nothing can interrupt.
+Every argument is passed by reference; the length of a CHARACTER follows hidden after all other
+arguments. Integers have 32 bits (LP64). The interpreter lock is released during a call, which
+cannot be interrupted.
 
-Why not scalapack4py, the ctypes wrapper on the package index (1.0, MIT, maintained): its
-BLACS grids span MPI_COMM_WORLD's default context in row-major order, and ours must
-be column-major on a communicator that is renewed after a failed call; it has no gelqf
-and no orglq; it checks with assertions, wants all its functions there at once, and
-leaves finding and preloading the library, work space and hidden lengths to its caller. What would
-remain is the table of argument types, which references make unnecessary.
+scalapack4py, the ctypes wrapper on the package index (1.0, MIT, maintained), is not used: its BLACS
+grids span MPI_COMM_WORLD in row-major order, but ours must be column-major on a communicator that
+changes after a failed call; it has no gelqf and no orglq; it checks with assertions, needs all its
+functions at once, and leaves finding and preloading the library, work space and hidden lengths to
+its caller. Only its table of argument types would remain, and passing by reference needs none.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ali.loader import symbol_file
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
@@ -34,16 +38,22 @@ BLACS = (
     "Cblacs_gridexit",
 )  # fmt: skip
 
+# Functions by which a tuned BLAS is known: OpenBLAS, BLIS, MKL, ATLAS, FlexiBLAS, Arm's.
+TUNED = (
+    "openblas_get_config", "bli_info_get_version_str", "MKL_Get_Version_String", "ATL_buildinfo",
+    "flexiblas_get_version", "armplversion_",
+)  # fmt: skip
+
 
 def symbol(name: str, dtype: np.dtype[Any]) -> str:
-    """What ``"p?gemm"`` is called for a dtype: ``"pdgemm_"``."""
+    """The name of ``"p?gemm"`` for a dtype: ``"pdgemm_"``."""
     if dtype.kind == "c":
         name = COMPLEX_NAMES.get(name, name)
     return name.replace("?", LETTERS[dtype.name]) + "_"
 
 
 def symbols() -> list[str]:
-    """All that a library must have."""
+    """The functions that a library must have."""
     return [symbol(name, np.dtype(d)) for name in FUNCTIONS for d in LETTERS] + list(BLACS)
 
 
@@ -55,7 +65,7 @@ class Native:
     path : str
         Its file.
     passed_over : list of str
-        What was found before it and could not be used, with the reasons.
+        Candidates that could not be used, with the reasons.
     """
 
     def __init__(self, handle: ctypes.CDLL, path: str) -> None:
@@ -64,17 +74,25 @@ class Native:
         self.passed_over: list[str] = []
 
     def missing(self) -> list[str]:
-        """Functions that it lacks."""
+        """Required functions that it does not have."""
         return [name for name in symbols() if not hasattr(self._handle, name)]
 
     def openblas_core(self) -> str:
-        """For which processor its OpenBLAS computes, in words; empty if it has another BLAS."""
+        """The processor for which its OpenBLAS has chosen kernels; empty for another BLAS."""
         try:
             function = self._handle.openblas_get_corename
         except AttributeError:
             return ""
         function.restype = ctypes.c_char_p
         return f" (OpenBLAS for {function().decode()})"
+
+    def reference_blas(self) -> str | None:
+        """The file of its BLAS, if that is the reference BLAS, which has no tuned kernels."""
+        path = symbol_file(self._handle, "dgemm_")
+        if path is None or not re.match(r"lib(ref)?blas\.so", Path(path).name):
+            return None
+        blas = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return None if any(hasattr(blas, name) for name in TUNED) else path
 
     def blacs(self, name: str, *arguments: Any) -> int:
         """Call a function of the BLACS' C interface."""
@@ -83,15 +101,15 @@ class Native:
     def call(self, name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
         """Call a subroutine of ScaLAPACK, e.g. ``"p?gemm"``, for a dtype.
 
-        Integers and strings are passed by reference as they are; arrays by their
-        first element; a `ctypes.c_int` takes what the subroutine returns in it.
+        Integers and strings are passed by reference; arrays by their first element; a
+        `ctypes.c_int` receives an output value.
         """
         function = getattr(self._handle, symbol(name, dtype))
         function.restype = None
         function(*_by_reference(arguments))
 
     def norm(self, dtype: np.dtype[Any], *arguments: Any) -> float:
-        """Call ``p?lange``, the one function that returns a value."""
+        """Call ``p?lange``, the only function that returns a value."""
         function = getattr(self._handle, symbol("p?lange", dtype))
         single = dtype.name in ("float32", "complex64")
         function.restype = ctypes.c_float if single else ctypes.c_double
@@ -119,5 +137,5 @@ def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def scalar(value: complex, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A factor such as alpha, as it is passed."""
+    """A factor such as alpha, as an array to be passed."""
     return np.full(1, value, dtype)

@@ -1,4 +1,4 @@
-"""Triangles and diagonals of matrices in MC_MR, which every rank cuts out of what it holds."""
+"""Triangles and diagonals of matrices in MC_MR, from each rank's own elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:
-    """Zero what is above the diagonal; `unit`: the diagonal becomes ones."""
+    """Zero the elements above the diagonal; `unit`: set the diagonal to ones."""
     for j, col in enumerate(matrix.cols):
         above = _before(matrix.rows, col)
         matrix.local[:above, j] = 0
@@ -23,7 +23,7 @@ def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:
 
 
 def keep_upper(matrix: DistMatrix) -> None:
-    """Zero what is below the diagonal."""
+    """Zero the elements below the diagonal."""
     for j, col in enumerate(matrix.cols):
         matrix.local[_before(matrix.rows, col + 1) :, j] = 0
 

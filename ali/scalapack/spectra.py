@@ -57,14 +57,14 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     kinds: tuple[Any, ...] = (
         (None, real(dtype), np.int32) if dtype.kind == "c" else (None, np.int32)
     )
-    # p?syevd forgets what p?ormtr, which it calls, needs, and ignores its complaint.
+    # p?syevd omits the work space of p?ormtr, which it calls, and ignores its error.
     rows, cols = call.largest_part(n, n)
     least = 4 * n + (rows + cols + 2 * call.block) * call.block
     info = call.run_with_work(
         "p?syevd", "V", "L", n, *a.submatrix, w, *v.submatrix, work=kinds, least=least
     )
-    require(info == 0, "RoutineError", f"eigh: no convergence (p?syevd says {info})")
-    ctx.comm.Bcast(w)  # of a matrix within one block, ranks that hold nothing are not told
+    require(info == 0, "RoutineError", f"eigh: no convergence (p?syevd returned {info})")
+    ctx.comm.Bcast(w)  # for a matrix within one block, ranks without elements get no values
     return ctx.new_replicated(w), call.result(v)
 
 
@@ -141,7 +141,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 def _values(
     call: Call, routine_name: str, a: Cyclic, job: str, u: Cyclic, vh: Cyclic
 ) -> NDArray[Any]:
-    """Run p?gesvd, which for complex matrices takes a work array that it is not asked about."""
+    """Run p?gesvd, whose work space query omits an array for complex matrices."""
     S = np.zeros(min(a.m, a.n), real(call.dtype))
     given: tuple[Any, ...] = (job, job, a.m, a.n, *a.submatrix, S, *u.submatrix, *vh.submatrix)
     own = (call.vector(1 + 4 * max(a.m, a.n), S.dtype),) if call.dtype.kind == "c" else ()
@@ -154,7 +154,7 @@ def _values(
         apart, most = np.abs(mine - S).max(keepdims=True), np.empty(1, S.dtype)
         call.ctx.comm.Allreduce(apart, most, MPI.MAX)
         info = 0 if most[0] <= 10 * len(S) * np.finfo(S.dtype).eps * S[0] else info
-    require(info == 0, "RoutineError", f"{routine_name}: no convergence (p?gesvd says {info})")
+    require(info == 0, "RoutineError", f"{routine_name}: no convergence (p?gesvd returned {info})")
     return S
 
 

@@ -1,4 +1,4 @@
-"""Linear systems: LU, Cholesky, and what is solved with them."""
+"""Linear systems: LU and Cholesky factorizations, and solutions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     Parameters
     ----------
     A : matrix, shape (n, n)
-        Only its lower triangle counts: that the upper one is its mirror image is not checked.
+        Only its lower triangle is read; symmetry is not checked.
         Best in MC_MR. Integers are promoted to float64.
 
     Returns
@@ -118,9 +118,9 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
         Lower triangular with ones on its diagonal, and nothing above 1 in modulus (up to
         sqrt(2) if complex).
     U : matrix, shape (min(m, n), n), MC_MR
-        Upper triangular. A zero on its diagonal tells that A is singular: that is no error.
+        Upper triangular. A zero on its diagonal means that A is singular, which is not an error.
     P : matrix, shape (m, 1), int64, STAR_STAR
-        Permutation as row numbers: in NumPy's words ``A[P[:, 0]] == L @ U``.
+        Permutation as row numbers: in NumPy ``A[P[:, 0]] == L @ U``.
 
     Raises
     ------

@@ -10,7 +10,7 @@ import numpy as np
 from ali import registry
 from ali.interface import Context, routine
 from ali.simulator.host import Simulations
-from ali.simulator.line import Line
+from ali.simulator.order_channel import OrderChannel
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -162,17 +162,17 @@ def serve(ctx: Context, addresses: list[str], token: str) -> None:
     token : string
         The client's secret.
     """
-    line = Line(ctx, addresses, token)
+    channel = OrderChannel(ctx, addresses, token)
     try:
-        while (order := line.next()) is not None:
+        while (order := channel.next()) is not None:
             try:
                 told = ORDERS[order["do"]](ctx, *order["arguments"])
             except Refusal as refusal:
-                line.answer(order, refused=refusal.to_map())
+                channel.answer(order, refused=refusal.to_map())
             else:
-                line.answer(order, value=told)
+                channel.answer(order, value=told)
     finally:
-        line.close()
+        channel.close()
 
 
 ORDERS: dict[str, Callable[..., Any]] = {"begin": begin, "advance": advance, "render": render}

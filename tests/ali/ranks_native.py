@@ -53,6 +53,17 @@ def counts(gang: Gang, path: str, told: str) -> list[int]:
     return found
 
 
+def refusals(gang: Gang, path: str) -> list[str]:
+    """Why a library is not loaded, the first and the second time."""
+    said = []
+    for _ in range(2):
+        try:
+            load("x", path)
+        except Failure as failure:
+            said.append(failure.message)
+    return said
+
+
 def described(gang: Gang, name: str) -> dict[str, Any]:
     """What a library says of itself, or why it did not load."""
     try:

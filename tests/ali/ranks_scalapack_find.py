@@ -5,6 +5,7 @@ In a process of its own: what is loaded stays loaded.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ali import loader, mpi_family
-from ali.scalapack import find
+from ali.scalapack import find, native
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
 
@@ -107,19 +108,24 @@ def processors(gang: Gang, folder: str) -> dict[str, Any]:
     return found
 
 
+def reference_blas(gang: Gang, path: str) -> str | None:
+    """The reference BLAS behind a library, by its file."""
+    return native.Native(ctypes.CDLL(path), path).reference_blas()
+
+
 def second_mpi(gang: Gang) -> dict[str, Any]:
     """Loading Debian's library brings no second MPI in, and no second ScaLAPACK after it."""
     try:
-        native = find.load()
+        loaded = find.load()
     except Failure as failure:
         return {"missing": failure.message}
     other = next(path for path in mpi_family.mapped_files() if "libm.so" in path)
     files = {Path(path).name.partition(".so")[0] for path in mpi_family.mapped_files()}
     return {
-        "loaded": native.path,
+        "loaded": loaded.path,
         "mpi": sorted(name for name in files if name in ("libmpi", "libmpich")),
         "alias": loader.provide_mpich(),
-        "again": find.load(native.path) is native,
+        "again": find.load(loaded.path) is loaded,
         "another": refusal(other),
-        "about": find.describe(native),
+        "about": find.describe(loaded),
     }

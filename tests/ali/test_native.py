@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,8 @@ class TestEverythingInC(LibraryTests):
             {"m": 7, "n": 2, "layout": LAYOUTS.index("MC_MR") + 1},
             [np.add.outer(1000 * np.arange(7), np.arange(2))],
         ),
-        Case("coordinates", {"m": 2, "n": 2, "layout": 15}, raises="in layout 15"),
-        Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="in layout 0"),
+        Case("coordinates", {"m": 2, "n": 2, "layout": 15}, raises="unknown layout 15"),
+        Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="unknown layout 0"),
         Case("about", {"A": A}, None),
         Case("bad", {}, raises="its result 'A' is not a matrix of this call"),
         Case("fail", {"how": "silent"}, raises="it returned 77 without a message"),
@@ -221,8 +222,43 @@ def test_a_library_of_another_mpi_is_refused(tmp_path: Path) -> None:
     path = shared_object(
         source, tmp_path / "libx.so", "-Wl,--no-as-needed", str(tmp_path / "libmpi.so.40")
     )
-    with pytest.raises(Failure, match=r"is linked to libmpi\.so\.40, and this gang runs on MPICH"):
+    with pytest.raises(Failure, match=r"is linked to libmpi\.so\.40, but this gang runs on MPICH"):
         load("x", str(path))
+
+
+@needs_compiler
+@pytest.mark.parametrize("foreign", ["libmpi.so.40", "libopen-pal.so.80"])
+@pytest.mark.parametrize("search", ["-Wl,-rpath,$ORIGIN", "-Wl,-rpath,$ORIGIN,--disable-new-dtags"])
+def test_a_library_of_another_mpi_is_refused_at_any_distance(
+    tmp_path: Path, foreign: str, search: str
+) -> None:
+    source = tmp_path / "x.c"
+    source.write_text("int nothing;\n")
+    below = shared_object(source, tmp_path / foreign, f"-Wl,-soname,{foreign}")
+    for name in ("libsolver.so.3", "libwrapper.so"):
+        needs = ("-Wl,--no-as-needed", f"-L{tmp_path}", f"-l:{below.name}", search)
+        below = shared_object(source, tmp_path / name, f"-Wl,-soname,{name}", *needs)
+    source.write_text(LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY))
+    path = shared_object(source, tmp_path / "libx.so", *needs[:2], f"-l:{below.name}", search)
+    words = rf"is linked to {re.escape(foreign)} through libsolver\.so\.3 through libwrapper\.so"
+    with pytest.raises(Failure, match=words):
+        load("x", str(path))
+
+
+@needs_compiler
+def test_a_library_that_opens_another_mpi_by_itself_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "x.c"
+    source.write_text("int nothing;\n")
+    other = shared_object(source, tmp_path / "libmpi.so.40", "-Wl,-soname,libmpi.so.40")
+    source.write_text(
+        "#include <dlfcn.h>\n"
+        + LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY)
+        + "__attribute__((constructor)) static void start(void) "
+        + f'{{ dlopen("{other}", RTLD_NOW); }}\n'
+    )
+    path = shared_object(source, tmp_path / "libx.so", "-ldl")
+    said = local_gang.run("tests.ali.ranks_native:refusals", 1, str(path))
+    assert [f"has loaded a second MPI, {other}" in words for words in said] == [True, True]
 
 
 def test_an_empty_file_is_no_library(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.testing import local_gang
+from tests.support.build import needs_compiler, shared_object
 
 HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci", "SCALAPACK_LIB")
 
@@ -26,10 +27,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("variable", "LibraryNotFoundError", ("there is no file", "/other.so (SCALAPACK_LIB)")),
         ("text", "LibraryLoadError", ("text.so", "file too short")),
         ("empty", "LibraryLoadError", ("empty.so", "psgemm_", "is it ScaLAPACK")),
-        ("Open MPI", "LibraryLoadError", ("refused: it needs libmpi.so.40", "run on MPICH")),
-        ("Cray", "LibraryLoadError", ("refused: it needs libmpi_gnu_123.so.12",)),
+        ("Open MPI", "LibraryLoadError", ("it needs libmpi.so.40", "run on MPICH")),
+        ("Cray", "LibraryLoadError", ("it needs libmpi_gnu_123.so.12",)),
         ("no content", "LibraryLoadError", ("nothing.so: ", "file too short")),
-        ("two parts", "LibraryLoadError", ("refused: it needs libmpi.so.40",)),
+        ("two parts", "LibraryLoadError", ("it needs libmpi.so.40",)),
         ("found", "LibraryLoadError", ("libnot.there.so.1: cannot open", "needs libmpi.so.40")),
     ],
 )
@@ -68,6 +69,28 @@ def test_an_old_openblas_is_told_the_processor(tmp_path: Path) -> None:
         "after": False,
         "chosen": "ZEN",
     }
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "marker", "reference"),
+    [
+        ("libblas.so.3", "other", True),
+        ("librefblas.so", "other", True),
+        ("libblas.so.3", "openblas_get_config", False),
+        ("libopenblas.so.0", "other", False),
+    ],
+)
+def test_a_reference_blas_is_known(tmp_path: Path, name: str, marker: str, reference: bool) -> None:
+    source = tmp_path / "blas.c"
+    source.write_text(f"void dgemm_(void) {{}}\nvoid {marker}(void) {{}}\n")
+    blas = shared_object(source, tmp_path / name, f"-Wl,-soname,{name}")
+    source.write_text("void dgemm_(void);\nvoid pdgemm_(void) { dgemm_(); }\n")
+    library = shared_object(
+        source, tmp_path / "libscalapack.so", f"-L{tmp_path}", f"-l:{name}", "-Wl,-rpath,$ORIGIN"
+    )
+    found = local_gang.run("tests.ali.ranks_scalapack_find:reference_blas", 1, str(library))
+    assert found == (str(blas) if reference else None)
 
 
 def test_it_runs_on_the_mpi_that_is_there() -> None:

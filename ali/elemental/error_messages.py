@@ -1,9 +1,8 @@
-"""What Elemental says when it fails: its C interface prints the reason and returns a bare code.
+"""Captures Elemental's error messages: its C interface prints them and returns only a code.
 
-Elemental writes to C++'s `std::cerr`. Sending the process's stderr elsewhere for the
-length of a call would catch the words, and lose what a crash or MPI_Abort says there at
-the same moment. So `std::cerr` alone is given another buffer, through libstdc++'s own
-functions, for as long as the call takes.
+Elemental writes to C++'s `std::cerr`. Redirecting the process's stderr during a call would also
+hide the output of a crash or of MPI_Abort. Therefore only `std::cerr` gets another buffer during
+a call, through libstdc++'s own functions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LIMIT = 2000  # characters of Elemental's words that are passed on
+LIMIT = 2000  # characters of Elemental's message that are passed on
 APPEND_OUT = 1 | 16  # libstdc++'s std::ios_base::app | std::ios_base::out
 FILEBUF_BYTES = 1024  # a std::filebuf takes about 240
 
@@ -24,14 +23,14 @@ FILEBUF = "_ZNSt13basic_filebufIcSt11char_traitsIcEEC1Ev"
 OPEN = "_ZNSt13basic_filebufIcSt11char_traitsIcEE4openEPKcSt13_Ios_Openmode"
 
 
-class Words:
-    """Catches what native code writes to `std::cerr`, where libstdc++ lets us.
+class ErrorMessages:
+    """Captures the output of native code to `std::cerr`, with libstdc++ only.
 
     Parameters
     ----------
     library : ctypes.CDLL
-        A library that is linked to libstdc++. With another C++ runtime `listen`
-        catches nothing, and the words stay in the rank's stderr.
+        A library that is linked to libstdc++. With another C++ runtime `capture` captures
+        nothing, and the messages stay in the rank's stderr.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -44,7 +43,7 @@ class Words:
             return
         # An ostream inherits its std::ios virtually: the offset stands before the vtable.
         table = ctypes.c_void_p.from_address(cerr).value
-        if table is None:  # nobody has initialised the streams
+        if table is None:  # the streams are not initialised
             return
         self._ios = cerr + ctypes.c_ssize_t.from_address(table - 24).value
         construct.argtypes, construct.restype = [ctypes.c_void_p], None
@@ -54,15 +53,15 @@ class Words:
         self._rdbuf.restype = ctypes.c_void_p
         self._buffer = ctypes.create_string_buffer(FILEBUF_BYTES)
         construct(self._buffer)
-        file = os.memfd_create("elemental-words", os.MFD_CLOEXEC)
+        file = os.memfd_create("elemental-errors", os.MFD_CLOEXEC)
         if opened(self._buffer, f"/proc/self/fd/{file}".encode(), APPEND_OUT):
             self._file = file
         else:
             os.close(file)
 
     @contextmanager
-    def listen(self) -> Iterator[None]:
-        """Catch what is written inside."""
+    def capture(self) -> Iterator[None]:
+        """Capture the output inside the block."""
         if self._file < 0:
             yield
             return
@@ -73,7 +72,7 @@ class Words:
             self._rdbuf(self._ios, before)
 
     def take(self) -> str:
-        """What has been caught since the last time, on one line; empty if nothing."""
+        """The output captured since the last call, on one line."""
         if self._file < 0:
             return ""
         said = os.pread(self._file, os.fstat(self._file).st_size, 0).decode(errors="replace")

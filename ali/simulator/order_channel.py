@@ -16,7 +16,7 @@ POLL_INTERVAL_S = 1.0  # between checks whether the call has failed on another r
 DIAL_S = 5.0
 
 
-class Line:
+class OrderChannel:
     """Receives orders from the client, one at a time; rank 0 answers.
 
     Parameters

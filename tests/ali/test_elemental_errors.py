@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ali import elemental, registry
-from ali.elemental import library, words
+from ali.elemental import error_messages, library
 from mpi_workers.failures import Failure
 
 ABSENT = "libEl-that-is-nowhere.so"
@@ -121,7 +121,7 @@ def test_a_process_holds_one_elemental(tmp_path: Path, monkeypatch: pytest.Monke
     kind, message = refused(two)
     assert kind == "LibraryLoadError"
     assert f"has loaded {one}" in message
-    assert "request_workers() anew" in message
+    assert "call request_workers() again" in message
 
 
 def test_it_is_loaded_when_the_library_is_and_documents_every_routine(
@@ -172,15 +172,15 @@ def test_words_are_caught_from_cerr_alone(capfd: pytest.CaptureFixture[str]) -> 
     cpp._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(64))  # as <iostream> does
     insert = cpp._ZSt16__ostream_insertIcSt11char_traitsIcEERSt13basic_ostreamIT_T0_ES6_PKS3_l
     insert.argtypes, insert.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_ssize_t], None
-    cerr = ctypes.addressof(ctypes.c_char.in_dll(cpp, words.CERR))
+    cerr = ctypes.addressof(ctypes.c_char.in_dll(cpp, error_messages.CERR))
 
     def say(text: bytes) -> None:
         insert(cerr, text, len(text))
 
-    caught = words.Words(cpp)
+    caught = error_messages.ErrorMessages(cpp)
     say(b"before ")
     for turn in ("one", "two"):
-        with caught.listen():
+        with caught.capture():
             say(f"Process 3 caught error message:\nturn {turn}\n failed\n".encode())
             os.write(2, b"a crash speaks here ")
         assert caught.take() == f"turn {turn} failed"
@@ -190,7 +190,7 @@ def test_words_are_caught_from_cerr_alone(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_without_libstdcxx_nothing_is_caught_and_nothing_breaks() -> None:
-    caught = words.Words(ctypes.CDLL(np.linalg._umath_linalg.__file__))
-    with caught.listen():
+    caught = error_messages.ErrorMessages(ctypes.CDLL(np.linalg._umath_linalg.__file__))
+    with caught.capture():
         pass
     assert caught.take() == ""
