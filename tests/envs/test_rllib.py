@@ -18,9 +18,16 @@ import ray
 from ray import tune
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.env.env_errors import StepFailedRecreateEnvError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alchemist_ray.errors import LibraryNotFoundError, ResourceError
-from envs import GangLostError, HPCSimulatorEnv, HPCSimulatorVectorEnv, RestartLimitError
+from envs import (
+    EnvConfigError,
+    GangLostError,
+    HPCSimulatorEnv,
+    HPCSimulatorVectorEnv,
+    RestartLimitError,
+)
 from envs.rllib import configure, env_runner_resources, spanning, step_failed
 from tests.support import traces
 
@@ -81,6 +88,9 @@ def test_a_rank_is_killed_and_training_goes_on(training: Any, tmp_path: Path) ->
     assert marks.read_text() == "x"
     assert [sampled(result) for result in results] == [BATCH, 2 * BATCH, 3 * BATCH]
     assert results[-1]["env_runners"]["num_env_step_failures"] >= 1
+    counted = results[-1]["env_runners"]
+    assert (counted["gang_restarts"], counted["step_timeouts"]) == (1, 0)
+    assert counted["dropped_steps"] == 1
     still = algorithm.env_runner_group.foreach_env_runner(
         lambda runner: os.getpid(), local_env_runner=False
     )
@@ -114,12 +124,12 @@ def test_what_fails_again_and_again_ends_training_with_the_reason(
 # environments, which gymnasium warns of.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
-    host, _, port = cluster.rpartition(":")
+    assert not cluster.endswith(":6379")  # the listing's port is a warning where it is another's
     config = {
         "env": HPCSimulatorEnv,
         "env_config": {
-            "hostname": host,
-            "port": int(port),
+            "hostname": "0.0.0.0",
+            "port": 6379,
             "num_workers": 2,
             "lib_name": "oscillator",
             "lib_path": OSCILLATOR,
@@ -168,6 +178,41 @@ def test_too_few_cpus_are_said_before_anything_starts(cluster: str) -> None:
     with pytest.raises(ResourceError, match="need 10 CPUs, and the cluster has 8"):
         ppo(HPCSimulatorEnv, settings(4), num_env_runners=2, ranks_per_bundle=2)
     assert time.monotonic() - started < 10.0
+
+
+def test_an_evaluation_in_the_driver_has_a_gang_of_its_own(training: Any) -> None:
+    config = ppo(HPCSimulatorEnv, settings())
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0, evaluation_duration=1)
+    result = training(config).train()
+    assert sampled(result) == BATCH
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 1
+
+
+def test_a_permanent_error_is_raised_at_once_and_not_tried_again(training: Any) -> None:
+    config = ppo(HPCSimulatorEnv, settings(), num_env_runners=0)
+    config.environment(env_config=settings(placement="inherit"))
+    started = time.monotonic()
+    with pytest.raises(ResourceError, match=r"^placement='inherit'"):
+        training(config).train()
+    assert time.monotonic() - started < 20.0
+
+
+def test_configure_refuses_with_the_line_to_write(cluster: str) -> None:
+    with pytest.raises(EnvConfigError, match="num_envs_per_env_runner=4"):
+        ppo(HPCSimulatorVectorEnv, settings(1, copies=4))
+    agents: Any = PPOConfig().multi_agent(policies={"a"}, policy_mapping_fn=lambda *_: "a")
+    with pytest.raises(EnvConfigError, match=r"remove \.multi_agent"):
+        configure(agents, HPCSimulatorEnv, env_config=settings())
+
+    def trial() -> None:
+        ppo(HPCSimulatorEnv, settings(1), num_env_runners=2)
+
+    group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}])
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    task = ray.remote(num_cpus=1, scheduling_strategy=inside)(trial)
+    with pytest.raises(EnvConfigError, match=r"(?s)tune.with_resources.*\[\{\"CPU\": 2\}\] \* 2"):
+        ray.get(task.remote(), timeout=60)
+    ray.util.remove_placement_group(group)
 
 
 def test_what_is_wrong_with_the_simulator_is_said_at_once(cluster: str) -> None:
