@@ -1,10 +1,9 @@
 """Copies between C-ordered arrays and Fortran-ordered blocks, in cache-sized tiles.
 
-A copy that changes the order reads along one axis and writes along the other:
-done whole it misses the cache at every element, done in tiles it does not.
-And where ranks take every k-th column, one pass over the array per rank would
-read each cache line k times; one pass that serves all ranks reads it once.
-Sizes were chosen with benchmarks/transfer.py on a machine with 2 MiB of L2.
+A copy that changes the order reads along one axis and writes along the other. Without tiles it
+misses the cache at every element. If ranks hold every k-th column, one pass per rank would read
+each cache line k times; one pass for all ranks reads it once. The sizes were chosen with
+benchmarks/transfer.py on a machine with 2 MiB of L2.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix.layout import LocalIndices, as_slice, clip, positions
 
-SMALL = 1 << 16  # 64 KiB: stays in the cache anyhow
+UNTILED_BYTES = 1 << 16  # 64 KiB: stays in the cache without tiles
 TILE_BYTES = 1 << 18  # 256 KiB
-TALL_BYTES = 1 << 20  # 1 MiB, where large blocks are dealt out
-ACROSS = 1 << 10  # bytes of a row in a tile
+EXCHANGE_TILE_BYTES = 1 << 20  # 1 MiB, in copies between arrays and ranks
+TILE_ROW_BYTES = 1 << 10  # of each row in a tile
 
 Array = NDArray[Any]
 
@@ -36,30 +35,30 @@ class ArrayBlock(NamedTuple):
 
 
 class RankPart(NamedTuple):
-    """One rank's side of a copy: what it holds, and its block."""
+    """One rank's side of a copy: its indices and its block."""
 
     rank: int
     local_indices: LocalIndices
-    local: Array  # Fortran-ordered, shape piece.shape
+    local: Array  # Fortran-ordered, shape local_indices.shape
 
 
 class Copied(NamedTuple):
-    """What has been copied for a rank."""
+    """Elements copied for a rank, and the time it took."""
 
     elements: int
     seconds: float
 
 
 def copy(dst: Array, src: Array) -> None:
-    """``dst[...] = src`` for matrices of any strides, in tiles where their orders differ."""
+    """``dst[...] = src`` for matrices of any strides, in tiles if their orders differ."""
     m, n = dst.shape
     same_order = (abs(dst.strides[0]) < abs(dst.strides[1])) == (
         abs(src.strides[0]) < abs(src.strides[1])
     )
-    if same_order or dst.nbytes <= SMALL:
+    if same_order or dst.nbytes <= UNTILED_BYTES:
         dst[...] = src
         return
-    across = max(16, ACROSS // dst.itemsize)
+    across = max(16, TILE_ROW_BYTES // dst.itemsize)
     down = max(16, TILE_BYTES // (across * dst.itemsize))
     for j in range(0, n, across):
         for i in range(0, m, down):
@@ -69,14 +68,14 @@ def copy(dst: Array, src: Array) -> None:
 def _tiles(
     m: int, n: int, itemsize: int, stride: int, narrow: bool
 ) -> Iterator[tuple[range, range]]:
-    """Half-open tiles of an ``m x n`` region whose rows are dealt out with `stride`."""
-    if narrow:  # as tall as a rank's share allows, and wider where that is not much
-        rows = min(max(1, m // stride), TALL_BYTES // ACROSS)
-        across = max(16, min(TALL_BYTES // rows, ACROSS << 2) // itemsize)
+    """Half-open tiles of an ``m x n`` region whose rows belong to ranks with `stride`."""
+    if narrow:  # as tall as a rank's share, and wider if that is small
+        rows = min(max(1, m // stride), EXCHANGE_TILE_BYTES // TILE_ROW_BYTES)
+        across = max(16, min(EXCHANGE_TILE_BYTES // rows, TILE_ROW_BYTES << 2) // itemsize)
         down = rows * stride
     else:
-        across = max(16, (ACROSS << 2) // itemsize)
-        down = max(16, TALL_BYTES // (across * itemsize))
+        across = max(16, (TILE_ROW_BYTES << 2) // itemsize)
+        down = max(16, EXCHANGE_TILE_BYTES // (across * itemsize))
     for j in range(0, n, across):
         for i in range(0, m, down):
             yield range(i, min(i + down, m)), range(j, min(j + across, n))
@@ -90,7 +89,7 @@ def exchange(
     executor: Executor | None = None,
     threads: int = 1,
 ) -> dict[int, Copied]:
-    """Copy between arrays, which are regions of the matrix, and what ranks hold of it.
+    """Copy between arrays, which are regions of the matrix, and the parts of ranks.
 
     Parameters
     ----------
@@ -101,7 +100,7 @@ def exchange(
     into_parts : bool
         True: blocks into parts (send). False: parts into blocks (fetch).
     executor, threads
-        Where and in how many pieces to run it.
+        Where to run the copy, and in how many pieces.
 
     Returns
     -------
@@ -113,12 +112,12 @@ def exchange(
     One copy of every element, no temporary.
     """
     ranks = [part.rank for part in parts]
-    # Rows dealt out whole are cut rank by rank; dealt columns share cache lines between ranks.
-    alone = all(part.local_indices.cols.step == 1 for part in parts)
+    # Ranks that hold whole rows are served one by one; others share cache lines.
+    whole_rows = all(part.local_indices.cols.step == 1 for part in parts)
     jobs: list[tuple[ArrayBlock, Sequence[RankPart], range, range]] = []
     for block in blocks:
         (m, n), itemsize = block.array.shape, block.array.itemsize
-        if not alone:
+        if not whole_rows:
             jobs += [(block, parts, r, c) for r, c in _tiles(m, n, itemsize, 1, False)]
             continue
         for part in parts:
@@ -153,7 +152,7 @@ def exchange(
 def _copy_tile(
     block: ArrayBlock, part: RankPart, tile_rows: range, tile_cols: range, into_parts: bool
 ) -> int:
-    """How many elements it has copied."""
+    """Copy one tile for one rank; returns the number of elements."""
     array, (row0, col0) = block
     rows = clip(part.local_indices.rows, tile_rows.start + row0, tile_rows.stop + row0)
     cols = clip(part.local_indices.cols, tile_cols.start + col0, tile_cols.stop + col0)

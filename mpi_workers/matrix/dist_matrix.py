@@ -16,26 +16,26 @@ DTYPES: tuple[str, ...] = ("float32", "float64", "complex64", "complex128", "int
 
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
-    """`dtype` as a NumPy dtype, if it is one that a matrix can have; else `ValueError`."""
+    """`dtype` as a NumPy dtype. Raises `ValueError` if a matrix cannot have it."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise ValueError(f"{dtype!r} is not a dtype") from None
     if found.name not in DTYPES:
-        raise ValueError(f"dtype {found} cannot be sent; a matrix is one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype {found} cannot be sent; a matrix has one of {', '.join(DTYPES)}")
     return found
 
 
 def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) -> int:
-    """Bytes that `rank` needs for its part."""
+    """Bytes of the part of `rank`."""
     return distribution.local_indices(rank).size * int(dtype.itemsize)
 
 
 class DistMatrix:
-    """One rank's part of a matrix that is spread over the gang.
+    """One rank's part of a matrix that is distributed over the gang.
 
-    Every rank of the gang holds an object of its own with the same `shape`,
-    `dtype`, `layout` and `grid`; `local` differs.
+    Every rank of the gang has its own object with the same `shape`, `dtype`, `layout` and `grid`;
+    `local` differs.
 
     Attributes
     ----------
@@ -44,8 +44,8 @@ class DistMatrix:
     rank : int
         This rank.
     local : ndarray, shape (local_m, local_n)
-        This rank's elements, Fortran-ordered, without a copy: writing into it
-        writes the matrix. Element ``local[i, j]`` is ``(rows[i], cols[j])``.
+        This rank's elements, Fortran-ordered, without a copy: writing to it changes the matrix.
+        Element ``local[i, j]`` is element ``(rows[i], cols[j])`` of the matrix.
     rows, cols : range
         Global indices of the local rows and columns.
     """
@@ -82,7 +82,7 @@ class DistMatrix:
 
     @property
     def leading_dimension(self) -> int:
-        """Elements from one local column to the next, as BLAS and Elemental want it (>= 1)."""
+        """Elements from one local column to the next, for BLAS and Elemental (>= 1)."""
         return max(1, len(self.local))
 
     @property

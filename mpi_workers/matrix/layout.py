@@ -1,12 +1,10 @@
-"""Which elements of a matrix each rank of a gang holds: Elemental's 14 layouts.
+"""The elements of a matrix that each rank of a gang holds: Elemental's 14 layouts.
 
-Pure functions: no MPI, no memory. A layout is a pair of distributions, one for
-the rows and one for the columns, over a ``height x width`` grid of ranks that
-is numbered column by column (rank ``r`` sits at row ``r % height``, column
-``r // height``). Every distribution deals indices out in turn, so the indices
-of a rank are always an arithmetic progression, and are kept as a `range`: the
-intersection of two of them is a range again, and a NumPy slice cuts it out of
-an array without an index list.
+Pure functions: no MPI, no memory. A layout is a pair of distributions, one for the rows and one
+for the columns, over a ``height x width`` grid of ranks that is numbered column by column (rank
+``r`` is at row ``r % height``, column ``r // height``). Every distribution assigns indices to ranks
+in turn, so the indices of a rank are an arithmetic progression, stored as a `range`: the
+intersection of two is a range again, and a NumPy slice selects it without an index list.
 
 Source of the rules: Poulson et al., "Elemental: A New Framework for
 Distributed Memory Dense Matrix Computations", ACM TOMS 39(2), 2013.
@@ -32,14 +30,14 @@ LAYOUTS: tuple[str, ...] = (
 
 
 class Stride(NamedTuple):
-    """How one distribution deals indices to one rank: ``shift, shift + stride, ...``."""
+    """The indices of one rank in one distribution: ``shift, shift + stride, ...``."""
 
     shift: int
     stride: int
 
 
 class LocalIndices(NamedTuple):
-    """What one rank holds of a matrix, as ranges of global indices (both empty if nothing)."""
+    """One rank's part of a matrix, as ranges of global indices (both empty if it has none)."""
 
     rows: range
     cols: range
@@ -83,7 +81,7 @@ def check_layout(layout: str) -> str:
 
 
 def _stride(dist: str, grid: Grid, rank: int) -> Stride | None:
-    """The deal of distribution `dist` to `rank`; None where the rank takes no part."""
+    """The indices of `rank` in distribution `dist`; None if the rank takes no part."""
     height, width = grid
     row, col = rank % height, rank // height
     match dist:
@@ -99,7 +97,7 @@ def _stride(dist: str, grid: Grid, rank: int) -> Stride | None:
             return Stride(0, 1)
         case "CIRC":
             return Stride(0, 1) if rank == 0 else None
-        case "MD":  # the k-th index lies on the grid's diagonal, at (k % height, k % width)
+        case "MD":  # index k is on the grid's diagonal, at (k % height, k % width)
             if (row - col) % gcd(height, width):
                 return None
             stride = lcm(height, width)
@@ -110,7 +108,7 @@ def _stride(dist: str, grid: Grid, rank: int) -> Stride | None:
 
 @lru_cache(maxsize=1 << 14)
 def rank_strides(layout: str, grid: Grid, rank: int) -> tuple[Stride, Stride] | None:
-    """The deals of the rows and of the columns to `rank`; None where it takes no part."""
+    """The rows and the columns of `rank`; None if it takes no part."""
     check_layout(layout)
     if not 0 <= rank < grid[0] * grid[1]:
         raise ValueError(f"rank {rank} is not on a {grid[0]} x {grid[1]} grid")
@@ -120,7 +118,7 @@ def rank_strides(layout: str, grid: Grid, rank: int) -> tuple[Stride, Stride] | 
 
 
 def local_indices(layout: str, shape: Shape, grid: Grid, rank: int) -> LocalIndices:
-    """What `rank` holds of a matrix of `shape`, as ranges of global indices. Cost: O(1)."""
+    """The part of a matrix that `rank` holds, as ranges of global indices. Cost: O(1)."""
     both = rank_strides(layout, grid, rank)
     if both is None:
         return NOTHING
@@ -148,7 +146,7 @@ def owned_indices(
     Returns
     -------
     rows, cols : ndarray of int64, shapes (local_m,) and (local_n,)
-        Ascending; both empty where the rank takes no part or holds no element.
+        Ascending; both empty if the rank takes no part or holds no element.
 
     Raises
     ------
@@ -161,10 +159,10 @@ def owned_indices(
 
 @lru_cache(maxsize=256)
 def owners(layout: str, grid: Grid) -> tuple[tuple[int, ...], ...]:
-    """Ranks grouped by what they hold: each group holds copies of one piece.
+    """Groups of ranks that hold copies of the same part.
 
-    A layout without copies gives groups of one rank. Ranks that take no part
-    are in no group. Cost: O(ranks), once per layout and grid.
+    In a layout without copies each group has one rank. Ranks that take no part are in no group.
+    Cost: O(ranks), once per layout and grid.
     """
     groups: dict[tuple[Stride, Stride], list[int]] = {}
     for rank in range(grid[0] * grid[1]):
@@ -182,8 +180,8 @@ def copies(layout: str, grid: Grid) -> int:
 def intersect(a: range, b: range) -> range:
     """The common members of two ascending ranges, as a range. Cost: O(log step).
 
-    By the Chinese remainder theorem two arithmetic progressions meet in one
-    whose step is the least common multiple of theirs.
+    By the Chinese remainder theorem the intersection of two arithmetic progressions is one whose
+    step is the least common multiple of theirs.
     """
     if not a or not b:
         return range(0)
@@ -209,20 +207,20 @@ def clip(owned: range, start: int, stop: int) -> range:
 
 
 def positions(owned: range, part: range) -> slice:
-    """Where the indices `part`, all members of `owned`, lie in a local block."""
+    """The positions of the indices `part`, all members of `owned`, in a local block."""
     if not part:
         return slice(0, 0)
     return slice(owned.index(part[0]), owned.index(part[-1]) + 1, max(1, part.step // owned.step))
 
 
 def as_slice(part: range, origin: int = 0) -> slice:
-    """The slice that cuts `part` out of an array whose first index is `origin`."""
+    """The slice that selects `part` from an array whose first index is `origin`."""
     return slice(part.start - origin, max(part.start, part.stop) - origin, part.step)
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A matrix spread over a grid: everything needed to say who holds what."""
+    """Layout, shape and grid of a matrix: they determine the part of each rank."""
 
     layout: str
     shape: Shape

@@ -1,9 +1,9 @@
-"""Any layout to any layout, over MPI.
+"""Copies a matrix from any layout to any other, over MPI.
 
-Each rank computes for itself what every other rank needs of it: the indices of
-both sides are ranges, so their intersection is a slice of the local block. No
-index travels. Ranks exchange in pairs at a growing distance, so that nobody is
-everyone's first target, in messages of `MESSAGE` bytes, far below MPI's 2 GiB.
+Each rank computes which of its elements every other rank needs: the indices of both sides are
+ranges, so their intersection is a slice of the local block, and no index is sent. Ranks exchange
+in pairs at a growing distance, so that no rank is the first target of all others, in messages of
+`MESSAGE` bytes, far below MPI's limit of 2 GiB.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TAG = 7
 
 
 def _sender(distribution: Distribution, group: tuple[int, ...], receiver: int) -> int:
-    """Which rank of a group of copies serves `receiver`: itself if it can."""
+    """The rank of a group of copies that serves `receiver`: itself if possible."""
     return receiver if receiver in group else group[receiver % len(group)]
 
 
 def _share(distribution: Distribution, other: Distribution, giver: int, taker: int) -> LocalIndices:
-    """What `giver` (of `distribution`) sends to `taker` (of `other`)."""
+    """The elements that `giver` (of `distribution`) sends to `taker` (of `other`)."""
     mine, theirs = distribution.local_indices(giver), other.local_indices(taker)
     rows, cols = intersect(mine.rows, theirs.rows), intersect(mine.cols, theirs.cols)
     return LocalIndices(rows, cols) if rows and cols else LocalIndices(range(0), range(0))
@@ -46,8 +46,8 @@ def _cuts(matrix: DistMatrix, share: LocalIndices) -> Iterator[NDArray[Any]]:
 def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None:
     """Copy `source` into `result`, which has the same shape and dtype and any layout.
 
-    Collective over the gang. Cost: each element crosses the network at most
-    once per copy that the result keeps; two messages of staging memory.
+    Collective over the gang. Cost: each element crosses the network at most once per copy in the
+    result; two messages of staging memory.
 
     Raises
     ------

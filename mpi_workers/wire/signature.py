@@ -1,7 +1,7 @@
-"""A routine's signature as it travels: named, typed parameters and results.
+"""A routine's signature in frames: named, typed parameters and results.
 
-The rank side declares it (ali), the client builds a method from it; both check
-values with the same code, so a wrong argument is refused before anything moves.
+The rank side declares it (`ali`), and the client builds a method from it. Both check values with
+the same code, so a wrong argument is refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Result:
 
 
 def coerce(value: Any, kind: str) -> Any:
-    """`value` as the plain Python value that a parameter of type `kind` takes.
+    """`value` as the plain Python value for a parameter of type `kind`.
 
-    NumPy scalars and anything with an exact meaning are taken; what would lose
-    something (a float for an int) is not. Raises `TypeError`.
+    Accepts NumPy scalars and other exact conversions. Raises `TypeError` for a conversion that
+    loses information (a float for an int).
     """
     if kind.startswith("list["):
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
             raise TypeError(type(value).__name__)
-        if kind == "list[float]":  # thousands of numbers are usual, and looked at all at once
+        if kind == "list[float]":  # often thousands: checked together
             if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == "f":
                 return value.astype(float).tolist()
             if set(map(type, value)) <= {float}:
@@ -78,7 +78,7 @@ def coerce(value: Any, kind: str) -> Any:
                 number = operator.index(value)
             except TypeError:
                 raise TypeError(type(value).__name__) from None
-            if number not in _INT_RANGE:  # of a NumPy uint64
+            if number not in _INT_RANGE:  # a NumPy uint64
                 raise TypeError("an integer over 64 bits")
             return number
         case "float" if isinstance(value, int | float | np.integer | np.floating) and not (
@@ -98,7 +98,7 @@ def coerce(value: Any, kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A routine: its name, what it takes, what it gives, what it does."""
+    """A routine: name, parameters, results and documentation."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -121,15 +121,15 @@ class Signature:
         Parameters
         ----------
         args, kwargs
-            As the caller gave them.
+            The caller's arguments.
         matrix : callable
-            Turns an argument for a matrix parameter into what is wanted; raises
-            `TypeError` if it is not a matrix.
+            Converts the argument of a matrix parameter. Raises `TypeError` if it is not a
+            matrix.
 
         Raises
         ------
         Failure
-            BadArgumentError, whose message ends with the right signature.
+            BadArgumentError; its message ends with the signature.
         """
         names = [parameter.name for parameter in self.parameters]
         if len(args) > len(names):

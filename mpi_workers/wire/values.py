@@ -1,8 +1,7 @@
-"""Small plain values as they travel in a frame's map: typed, never pickled.
+"""Small plain values in a frame's map: typed, never pickled.
 
-Scalars, strings and bytes as they are; lists, tuples, dicts, NumPy scalars and arrays
-under a tag. A matrix stands for itself by a number. What is large or of any other type
-does not travel this way.
+Scalars, strings and bytes are stored directly; lists, tuples, dicts, NumPy scalars and arrays
+under a tag; a matrix as its number. Large values and values of other types are not supported.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-LIMIT = 64 << 10  # 64 KiB of one value, about
-DEPTH = 16  # of containers in each other
+LIMIT = 64 << 10  # 64 KiB per value, approximately
+MAX_DEPTH = 16  # of nested containers
 _NUMBERS = "biufc"  # kinds of dtype
 
-Number = Callable[[Any], int | None]  # of a matrix; None: it is none
+Number = Callable[[Any], int | None]  # of a matrix; None for other values
 
 
 class NotPlain(Exception):
-    """The value is to be pickled."""
+    """The value is not plain: it must be pickled."""
 
 
 def encode(value: Any, matrix: Number) -> Any:
-    """What stands for a value in a frame's map. Raises `NotPlain`."""
+    """The representation of a value in a frame's map. Raises `NotPlain`."""
     return _Encoder(matrix).encode(value, 0)
 
 
@@ -62,7 +61,7 @@ class _Encoder:
         return {"matrix": number}
 
     def _container(self, value: Any, kind: type, depth: int) -> dict[str, Any]:
-        if depth > DEPTH or len(value) > self._left:
+        if depth > MAX_DEPTH or len(value) > self._left:
             raise NotPlain
         if kind is dict:
             pairs = [[self.encode(k, depth), self.encode(v, depth)] for k, v in value.items()]
@@ -86,32 +85,32 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def decode(told: Any, matrix: Callable[[int], Any]) -> Any:
-    """The value that `encode` has told; `matrix` gives what stands for a number here.
+def decode(encoded: Any, matrix: Callable[[int], Any]) -> Any:
+    """The value of a representation; `matrix` returns the matrix of a number.
 
     Raises
     ------
     ValueError
-        For what `encode` does not make.
+        If `encode` cannot have produced it.
     """
-    if not isinstance(told, dict):
-        return told
-    ((tag, what),) = told.items()
+    if not isinstance(encoded, dict):
+        return encoded
+    ((tag, content),) = encoded.items()
     match tag:
         case "matrix":
-            return matrix(what)
+            return matrix(content)
         case "list":
-            return [decode(item, matrix) for item in what]
+            return [decode(item, matrix) for item in content]
         case "tuple":
-            return tuple(decode(item, matrix) for item in what)
+            return tuple(decode(item, matrix) for item in content)
         case "dict":
-            return {decode(key, matrix): decode(item, matrix) for key, item in what}
+            return {decode(key, matrix): decode(item, matrix) for key, item in content}
         case "array":
-            dtype, shape, content = what
-            return np.frombuffer(content, _dtype(dtype)).reshape(shape).copy()
+            dtype, shape, raw = content
+            return np.frombuffer(raw, _dtype(dtype)).reshape(shape).copy()
         case "number":
-            dtype, content = what
-            return np.frombuffer(content, _dtype(dtype))[0]
+            dtype, raw = content
+            return np.frombuffer(raw, _dtype(dtype))[0]
     raise ValueError(f"unknown value {tag!r}")
 
 

@@ -1,7 +1,7 @@
-"""What a test run leaves on this machine: processes, folders, shared memory.
+"""Processes, folders and shared memory of a test run on this machine.
 
-A run is known by the mark `RUN` in the environment of all it starts, and what it writes
-lies in its own ``TMPDIR``: runs side by side do not blame each other.
+The variable `RUN` in the environment marks all processes of a run, and its files are in its own
+``TMPDIR``: concurrent runs are told apart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _segments: set[str] = set()
 
 
 def processes() -> dict[int, str]:
-    """Every process that this run started, however far down: pid and command line.
+    """All descendants of this run: pid and command line.
 
-    They inherit the mark in their environment. One that was forked by this process and
-    runs no program of its own does not show it, but is a child of it.
+    They inherit the mark in their environment. A process that was forked without starting a
+    program does not show it, but is a child of this process.
     """
     mark = f"{RUN}={os.environ[RUN]}".encode()
     parents, ours = {}, {os.getpid()}
@@ -36,12 +36,12 @@ def processes() -> dict[int, str]:
             continue
         try:
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state in "ZX":  # over, if not yet waited for
+            if state in "ZX":  # ended, not yet waited for
                 continue
             parents[int(folder.name)] = int(parent)
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 ours.add(int(folder.name))
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # ended, or another user's
             continue
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
@@ -62,7 +62,7 @@ def parent_of(pid: int) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that is over and not yet waited for does not."""
+    """Whether a process runs; one that has ended and was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -75,7 +75,7 @@ def folders() -> set[Path]:
 
 
 def note_segments() -> None:
-    """Remember which names in /dev/shm belong to the gangs that live now."""
+    """Remember the names in /dev/shm of the gangs that exist now."""
     for folder in folders():
         with contextlib.suppress(OSError, ValueError):
             _segments.update(json.loads((folder / SEGMENTS).read_text()))
@@ -84,7 +84,7 @@ def note_segments() -> None:
 def shared_memory() -> set[Path]:
     """Names in /dev/shm of this run: noted before, or mapped by its processes.
 
-    A name alone does not say whose it is, and other runs come and go beside this one.
+    A name does not show its owner, and other runs use names of their own meanwhile.
     """
     there = set(SHM.iterdir())
     if not there:
@@ -98,7 +98,7 @@ def shared_memory() -> set[Path]:
 
 
 def everything() -> dict[str, str]:
-    """All of it: what it is, and for processes the command line."""
+    """All of them, with the command lines of processes."""
     found = {f"process {pid}": line[:160] for pid, line in sorted(processes().items())}
     found |= {f"folder {path}": "" for path in sorted(folders())}
     found |= {f"shared memory {path}": "" for path in sorted(shared_memory())}
@@ -106,7 +106,7 @@ def everything() -> dict[str, str]:
 
 
 def wait_until(settled: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> float | None:
-    """Wait for something to be so: seconds until it was, or None if it was not in time."""
+    """Wait for a condition; returns the seconds until it was true, None after the limit."""
     start = time.monotonic()
     while not settled():
         if time.monotonic() - start > limit_s:

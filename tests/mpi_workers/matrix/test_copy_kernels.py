@@ -108,7 +108,7 @@ def test_exchange_of_many_blocks_at_once(layout: str) -> None:
     assert np.array_equal(back, whole)
 
 
-def test_exchange_with_nobody_or_nothing() -> None:
+def test_exchange_without_parts_or_elements() -> None:
     assert copy_kernels.exchange([ArrayBlock(np.zeros((3, 3)), (0, 0))], [], into_parts=True) == {}
     parts = parts_of(Distribution("VC_STAR", (3, 3), (1, 2)))
     copied = copy_kernels.exchange([ArrayBlock(np.zeros((0, 3)), (0, 0))], parts, into_parts=True)

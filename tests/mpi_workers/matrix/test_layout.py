@@ -1,4 +1,4 @@
-"""Every element of a matrix has exactly the owners that Elemental gives it."""
+"""Every element of a matrix has exactly the owners that Elemental assigns to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_default_grid_is_the_squarest_that_is_not_taller_than_wide(size: int) ->
 
 
 @given(layouts, shapes, grids)
-def test_pieces_tile_the_matrix_once_per_copy(
+def test_local_indices_cover_the_matrix_once_per_copy(
     layout: str, shape: tuple[int, int], grid: tuple[int, int]
 ) -> None:
     count = np.zeros(shape, int)
@@ -66,7 +66,7 @@ def test_pieces_tile_the_matrix_once_per_copy(
 
 
 @given(layouts, shapes, grids)
-def test_a_group_of_owners_holds_one_piece_and_groups_share_nothing(
+def test_a_group_of_owners_holds_the_same_part_and_groups_are_disjoint(
     layout: str, shape: tuple[int, int], grid: tuple[int, int]
 ) -> None:
     distribution = Distribution(layout, shape, grid)
@@ -85,7 +85,7 @@ def test_a_group_of_owners_holds_one_piece_and_groups_share_nothing(
 
 
 @given(layouts, shapes, grids)
-def test_a_piece_is_the_ranges_of_the_owned_indices(
+def test_local_indices_are_the_ranges_of_the_owned_indices(
     layout: str, shape: tuple[int, int], grid: tuple[int, int]
 ) -> None:
     for rank in range(grid[0] * grid[1]):
@@ -109,20 +109,20 @@ def test_clip_keeps_the_members_in_the_interval(owned: range, start: int, stop: 
 
 
 @given(progressions, progressions)
-def test_positions_say_where_a_part_lies_in_the_block(owned: range, other: range) -> None:
+def test_positions_select_a_part_of_the_block(owned: range, other: range) -> None:
     part = intersect(owned, other)
     assert np.array(owned)[positions(owned, part)].tolist() == list(part)
 
 
 @given(progressions, st.integers(0, 20))
-def test_as_slice_cuts_a_part_out_of_the_whole(part: range, before: int) -> None:
+def test_as_slice_selects_a_part_of_the_whole(part: range, before: int) -> None:
     origin = max(0, part.start - before)
     whole = np.arange(origin, origin + 200)
     assert whole[as_slice(part, origin)].tolist() == list(part)
 
 
 @pytest.mark.parametrize("layout", ["", "MC", "VC_STAR ", "vc_star", "MC_VR", "STAR"])
-def test_an_unknown_layout_is_refused_with_the_list_of_the_known(layout: str) -> None:
+def test_an_unknown_layout_is_refused_with_the_list_of_layouts(layout: str) -> None:
     with pytest.raises(ValueError, match=r"unknown layout .* MC_MR, .*CIRC_CIRC"):
         owned_indices(layout, (3, 3), (1, 2), 0)
 
@@ -133,6 +133,6 @@ def test_a_rank_off_the_grid_is_refused(rank: int) -> None:
         owned_indices("VC_STAR", (3, 3), (2, 3), rank)
 
 
-def test_a_grid_needs_a_rank() -> None:
+def test_an_empty_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one rank"):
         default_grid(0)

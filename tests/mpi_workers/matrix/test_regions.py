@@ -1,4 +1,4 @@
-"""Regions are checked before they are believed; streams cut a block exactly once."""
+"""Regions from frames are checked; streams cut a block into disjoint pieces."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ sizes = st.integers(0, 40)
     chunk=st.integers(16, 5000),
     tiled=st.booleans(),
 )
-def test_pieces_tile_a_block_once_and_are_no_larger_than_agreed(
+def test_pieces_cover_a_block_once_and_are_no_larger_than_the_limit(
     shape: tuple[int, int], itemsize: int, chunk: int, tiled: bool
 ) -> None:
     seen = np.zeros(shape, int)
     order = np.full(shape, -1)
-    for k, local_indices in enumerate(stream(shape, itemsize, chunk, tiled=tiled)):
-        seen[local_indices] += 1
-        order[local_indices] = k
-        assert 0 < seen[local_indices].size * itemsize <= max(chunk, MIN_ROW_BYTES if tiled else 0)
+    for k, piece in enumerate(stream(shape, itemsize, chunk, tiled=tiled)):
+        seen[piece] += 1
+        order[piece] = k
+        assert 0 < seen[piece].size * itemsize <= max(chunk, MIN_ROW_BYTES if tiled else 0)
     assert (seen == 1).all()
     if not tiled:  # pieces follow each other as the elements do
         assert (np.diff(order.ravel("F")) >= 0).all()
 
 
 @given(data=st.data(), name=st.sampled_from(LAYOUTS), size=st.integers(1, 8))
-def test_a_region_of_a_piece_is_what_lies_in_both(
+def test_the_part_of_a_rank_in_a_region_is_the_intersection(
     data: st.DataObject, name: str, size: int
 ) -> None:
     m, n = data.draw(st.tuples(sizes, sizes))
@@ -62,7 +62,7 @@ def test_a_region_of_a_piece_is_what_lies_in_both(
      [2, 1, 0, 1], [0, 1, 2, 1], [-1, 1, 0, 1], [0, True, 0, 1], [0, 1.0, 0, 1], [0, "1", 0, 1],
      [0, 1 << 70, 0, 1], [np.int64(0), 1, 0, 1], ["x" * 10_000] * 4],
 )  # fmt: skip
-def test_what_is_no_region_is_a_shape_error(value: Any) -> None:
+def test_an_invalid_region_is_a_shape_error(value: Any) -> None:
     with pytest.raises(Failure, match="not a region of a 3 x 4 matrix") as caught:
         Region.checked(value, (3, 4))
     assert caught.value.kind == "ShapeError"

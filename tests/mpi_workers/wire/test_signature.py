@@ -1,4 +1,4 @@
-"""What a routine takes is checked by one piece of code, with the signature in the message."""
+"""Arguments are checked against the signature, which every message shows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def matrix(value: Any) -> str:
         (["a"], "list[string]", ["a"]),
     ],
 )
-def test_exact_values_are_taken_as_plain_python(value: Any, kind: str, expected: Any) -> None:
+def test_exact_values_become_plain_python(value: Any, kind: str, expected: Any) -> None:
     found = coerce(value, kind)
     assert found == expected
     assert type(found) is type(expected)
@@ -101,9 +101,7 @@ def test_exact_values_are_taken_as_plain_python(value: Any, kind: str, expected:
         (1, "no such type", "int"),
     ],
 )
-def test_what_would_lose_something_is_refused_by_its_type(
-    value: Any, kind: str, named: str
-) -> None:
+def test_a_conversion_that_loses_information_is_refused(value: Any, kind: str, named: str) -> None:
     with pytest.raises(TypeError, match=named) as error:
         coerce(value, kind)
     assert "interpreted" not in str(error.value)
@@ -122,7 +120,7 @@ def test_what_would_lose_something_is_refused_by_its_type(
         st.lists(st.one_of(st.integers(), st.floats(), st.booleans(), st.text())),
     ),
 )
-def test_any_value_is_taken_or_refused_with_a_type_error(kind: str, value: Any) -> None:
+def test_any_value_is_accepted_or_refused_with_a_type_error(kind: str, value: Any) -> None:
     try:
         once = coerce(value, kind)
     except TypeError:
@@ -130,7 +128,7 @@ def test_any_value_is_taken_or_refused_with_a_type_error(kind: str, value: Any) 
     assert repr(coerce(once, kind)) == repr(once)
 
 
-def test_arguments_are_bound_by_place_and_by_name_with_defaults() -> None:
+def test_arguments_are_bound_by_position_and_name_with_defaults() -> None:
     assert SVD.bind(("a", 3), {}, matrix) == {"A": "<a>", "rank": 3, "tol": 0.0, "names": None}
     assert SVD.bind((), {"names": ["x"], "rank": 3, "A": "a", "tol": 1}, matrix) == {
         "A": "<a>",
@@ -165,7 +163,7 @@ def test_wrong_arguments_are_refused_with_the_signature(
     assert str(error.value).endswith(f"Its signature: {SVD}")
 
 
-def test_a_signature_reads_like_one() -> None:
+def test_a_signature_is_printed_as_in_python() -> None:
     assert str(SVD) == (
         "svd(A: matrix, rank: int, tol: float = 0.0, names: list[string] = None)"
         " -> S: matrix, error: float"
@@ -173,7 +171,7 @@ def test_a_signature_reads_like_one() -> None:
     assert str(Signature("f", (), ())) == "f() -> nothing"
 
 
-def test_a_signature_travels_as_a_map() -> None:
+def test_a_signature_survives_its_map() -> None:
     fields = SVD.to_map()
     again = Signature.from_map(fields)
     assert again == SVD

@@ -1,4 +1,4 @@
-"""Plain values as they travel in a frame's map."""
+"""Plain values in a frame's map."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(VALUES)
-def test_a_value_comes_out_the_same(value: Any) -> None:
+def test_a_value_is_decoded_unchanged(value: Any) -> None:
     assert same(through(value), value)
 
 
 @given(npst.arrays(npst.scalar_dtypes(), npst.array_shapes(min_dims=0, min_side=0, max_side=4)))
-def test_arrays_of_numbers_come_out_the_same_and_writable(array: np.ndarray[Any, Any]) -> None:
+def test_arrays_of_numbers_are_decoded_unchanged_and_writable(array: np.ndarray[Any, Any]) -> None:
     try:
         twin = through(array)
     except NotPlain:
@@ -83,36 +83,36 @@ class Str(str): ...
      np.zeros(LIMIT // 8), np.asfortranarray(np.ones((2, 3))), np.datetime64("2020-01-01")],
     ids=lambda v: type(v).__name__,
 )  # fmt: skip
-def test_what_is_large_or_strange_is_not_plain(value: Any) -> None:
+def test_large_values_and_other_types_are_not_plain(value: Any) -> None:
     for wrapped in (value, [value], {"x": (value,)}):
         with pytest.raises(NotPlain):
             encode(wrapped, lambda _: None)
 
 
-def test_a_list_in_itself_is_not_plain() -> None:
+def test_a_recursive_list_is_not_plain() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(NotPlain):
         encode(endless, lambda _: None)
 
 
-def test_matrices_stand_for_numbers() -> None:
+def test_matrices_are_encoded_as_numbers() -> None:
     marks = {"A": 5}
-    told = encode([1, ("A?",)], lambda v: None)
-    assert decode(told, lambda n: n) == [1, ("A?",)]
+    encoded = encode([1, ("A?",)], lambda v: None)
+    assert decode(encoded, lambda n: n) == [1, ("A?",)]
 
     class Matrix: ...
 
     mine = Matrix()
-    told = encode({"m": [mine]}, lambda v: marks["A"] if v is mine else None)
-    assert decode(told, lambda number: f"matrix {number}") == {"m": ["matrix 5"]}
+    encoded = encode({"m": [mine]}, lambda v: marks["A"] if v is mine else None)
+    assert decode(encoded, lambda number: f"matrix {number}") == {"m": ["matrix 5"]}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "encoded",
     [{"evil": 1}, {}, {"list": [1], "tuple": [2]}, {"array": ["|O", [1], b"12345678"]},
      {"array": ["<f8", [3], b"12345678"]}, {"number": ["|O", b"12345678"]}],
 )  # fmt: skip
-def test_what_encode_does_not_make_is_refused(told: Any) -> None:
+def test_an_invalid_representation_is_refused(encoded: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        decode(msgpack.unpackb(msgpack.packb(told)), lambda number: number)
+        decode(msgpack.unpackb(msgpack.packb(encoded)), lambda number: number)
