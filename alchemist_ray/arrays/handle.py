@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.operators import ArrayOperators
+from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.registry import gang_of, lease_of
 from alchemist_ray.io import saving
 from alchemist_ray.transfer import fetching
@@ -186,7 +187,7 @@ class Handle(ArrayOperators):
         self.keep()  # when the other process drops its handle cannot be known here
         return _received, (
             self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
-            self.epoch,
+            self.epoch, isinstance(self._lease, ResultLease),
         )  # fmt: skip
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -217,7 +218,8 @@ class Handle(ArrayOperators):
 
 
 def _received(*fields: Any) -> Handle:
-    """A handle that was pickled; an attached process takes a lease on the matrix."""
-    handle = Handle(*fields)
-    lease = lease_of(handle)
+    """A handle that was pickled; of a `.remote` result an attached process takes a lease."""
+    *own, is_result = fields
+    handle = Handle(*own)
+    lease = lease_of(handle) if is_result else None
     return handle if lease is None else replace(handle, _lease=lease)

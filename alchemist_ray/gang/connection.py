@@ -104,7 +104,7 @@ class GangConnection:
         self._lock = threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: ControlChannel | None = None
-        self.ranks = RankConnections(self.rank_endpoints)
+        self.ranks = RankConnections(self.rank_endpoints, watch=self.ping)
         self.leases = MatrixLeases(self._tell_lease)
         if self.owner or not self._forked:
             self._open_channel()

@@ -46,6 +46,15 @@ class MatrixLease:
             self._leases.over(self._matrix)
 
 
+class ResultLease:
+    """Of a handle that a GroupManager made for its caller, who takes a `MatrixLease` instead."""
+
+    kept = False
+
+    def keep(self) -> None:
+        """The dispatcher keeps the matrix as long as the ObjectRef of the call."""
+
+
 class MatrixLeases:
     """The leases of this process on one gang. Thread-safe.
 

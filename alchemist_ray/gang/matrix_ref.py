@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.leases import MatrixLease
+from alchemist_ray.gang.leases import MatrixLease, ResultLease
 from mpi_workers.wire.frames import Body
 
 
@@ -38,11 +38,11 @@ class MatrixRef:
     session: str
     gang: str
     epoch: int
-    _lease: MatrixLease | None = field(default=None)
+    _lease: MatrixLease | ResultLease | None = field(default=None)
 
     @classmethod
     def from_record(
-        cls, record: Body, address: GangAddress, lease: MatrixLease | None = None
+        cls, record: Body, address: GangAddress, lease: MatrixLease | ResultLease | None = None
     ) -> Self:
         """The reference for a matrix as the dispatcher describes it (`runtime.commands`)."""
         m, n = record["shape"]

@@ -244,8 +244,9 @@ class Commands:
             record.holders.discard(holder)
             if not record.holders and not record.pinned:
                 unheld.append(record.id)
+                del self.matrices[record.id]
         if unheld:
-            self._soon({"op": "free", "matrices": unheld})
+            self._soon({"op": "free", "matrices": unheld, "forced": True})
 
     # --- answered at once, also while a command runs ---
 

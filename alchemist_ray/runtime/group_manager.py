@@ -31,6 +31,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.functions.node_files import Data, carried
 from alchemist_ray.functions.packing import Work, new_name, packed_values, unpickled
 from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
 from alchemist_ray.runtime.commands import NO_HOLDER
@@ -257,7 +258,7 @@ class GroupManager:
         """A routine call whose results are what the user gets: values and handles."""
         address = await self.gang_address()
         reply = await self.command(epoch, body, holder)
-        return results_of(reply, lambda record: Handle.from_record(record, address))
+        return results_of(reply, lambda record: Handle.from_record(record, address, ResultLease()))
 
     async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:
         """Run a function on a gang of its own, which is started if it is not there.

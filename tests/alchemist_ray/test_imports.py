@@ -53,13 +53,14 @@ def imported(path: Path, *, types: bool = True) -> frozenset[str]:
     """Dotted names that a file imports anywhere, also in functions and for type checkers."""
     tree = ast.parse(path.read_text())
     names = set()
-    for node in ast.walk(tree):
-        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+    for node in () if types else list(ast.walk(tree)):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(names)
 
 
@@ -102,10 +103,8 @@ def graph() -> dict[str, set[str]]:
 
     return {
         module: {module_of(name) for name in imported(path)} - {"", module}
-        - {module_of(n) for n in imported(path) if any(m.startswith(f"{n}.") for m in imported(path))
-           and modules.get(module_of(n), path).name == "__init__.py" and module_of(n) == n}
         for module, path in modules.items()
-    }  # fmt: skip
+    }
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:

@@ -154,7 +154,10 @@ def test_a_library_of_ones_own(session: AlchemistSession, tmp_path: Path) -> Non
         ("x = 1", "declares no routine"),
         ("1/0", "ZeroDivisionError"),
         ("def f(:", "SyntaxError"),
-        ("@routine('x')\ndef f(ctx: Context) -> dict:\n    return {}", "not a type of a routine"),
+        (
+            "@routine('x')\ndef f(ctx: Context) -> dict:\n    return {}",
+            "cannot be the type of a parameter",
+        ),
         ("@routine()\ndef f(ctx: Context, a) -> None: ...", "has no annotation"),
         ("@routine('a', 'b')\ndef f(ctx: Context) -> int: ...", "names 2 results"),
     ],

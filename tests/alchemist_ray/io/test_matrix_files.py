@@ -83,7 +83,7 @@ def test_an_hdf5_file_keeps_its_other_data_sets_if_asked(
     B.save(path, "first")
     B.save(path, "deep/second", append=True)
     session.send_matrix(A.astype("complex64")).save(path, "first", append=True)
-    with pytest.raises(BadArgumentError, match="2 data sets: say which one"):
+    with pytest.raises(BadArgumentError, match="2 data sets: choose one"):
         session.load_matrix(path)
     assert np.array_equal(session.load_matrix(path, "first").fetch(), A.astype("complex64"))
     assert np.array_equal(session.load_matrix(path, dataset="deep/second").fetch(), A)
@@ -188,10 +188,10 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
                 assert (found.name, found.layout, found.dtype) == (name, layout, array.dtype)
                 assert found.fetch().tobytes() == array.tobytes()
             assert np.array_equal(other.matrix(twice.name).fetch(), 2 * A)
-            told = other.connection.request({"op": "list_matrices"})["matrices"]
-            sources = {about["name"]: about["source"] for about in told}
-            assert sources["tall"]["was"]["from"] == "array"
-            assert sources[twice.name]["was"]["routine"] == "scale"
+            ids = [other.matrix(name).id for name in ("tall", twice.name)]
+            tall, scaled = other.connection.request({"op": "sources", "matrices": ids})["sources"]
+            assert tall["was"]["from"] == "array"
+            assert scaled["was"]["routine"] == "scale"
     with pytest.raises(MatrixNotFoundError, match="there is no matrix 'wide'; there are ints"):
         session.matrix("wide")
     session.send_matrix(A, name="ints")
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(
         assert [handle.name for handle in other.list_matrices()] == ["A"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(FileError, match="no checkpoint: choose another name"):
+    with pytest.raises(FileError, match="not a checkpoint: choose another name"):
         session.checkpoint(tmp_path / "mine")
     assert np.array_equal(B.fetch(), A)
 
