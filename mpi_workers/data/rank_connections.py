@@ -33,6 +33,7 @@ T = TypeVar("T")
 STALL_TIMEOUT_S = 600.0  # for a rank's next byte; its death and a lost node are noticed before
 MAX_MAPPINGS = 8  # of a rank's memory, kept for the next transfer
 MAPPING_IDLE_S = 10.0  # unused mappings are dropped: they hold the memory of ranks that are gone
+WATCH_S = 1.0
 MAX_STREAMS = 32  # threads that stream; further streams wait
 
 
@@ -247,10 +248,19 @@ class RankConnections:
         The gang's secret and its ranks' addresses.
     threads : int, optional
         Threads for copies through shared memory. Default: this process's cores.
+    watch : callable(), optional
+        Called every `WATCH_S` while a transfer waits for streams; raises if the gang has failed.
+        Data connections themselves notice a cut link after two minutes only.
     """
 
-    def __init__(self, rank_endpoints: RankEndpoints, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        rank_endpoints: RankEndpoints,
+        threads: int | None = None,
+        watch: Callable[[], object] | None = None,
+    ) -> None:
         self.rank_endpoints = rank_endpoints
+        self.watch = watch
         self._connections: dict[int, RankConnection] = {}
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None

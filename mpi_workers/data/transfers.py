@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from mpi_workers.data.rank_connections import (
+    WATCH_S,
     Array,
     RankConnection,
     RankConnections,
@@ -155,10 +156,18 @@ class _Transfer:
         """Wait for the running streams; raises the first error at once."""
         try:
             for _ in self._running:
-                self._done.get().result()
+                self._next_finished().result()
         except CancelledError:
             raise closed() from None
         self._running.clear()
+
+    def _next_finished(self) -> Future[None]:
+        while True:
+            try:
+                return self._done.get(timeout=WATCH_S)
+            except Empty:
+                if self._ranks.watch is not None:
+                    self._ranks.watch()
 
     def _move(
         self,

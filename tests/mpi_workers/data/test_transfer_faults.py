@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -188,6 +190,27 @@ def test_close_ends_a_transfer_that_hangs(what: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["send", "fetch"])
+def test_a_transfer_that_hangs_ends_when_the_gang_fails(what: str) -> None:
+    class GangFailedError(Exception): ...
+
+    start = time.monotonic()
+
+    def watch() -> None:
+        if time.monotonic() - start > 1.5:
+            raise GangFailedError
+
+    with UnresponsiveRank() as rank:
+        ranks = RankConnections(RankEndpoints("token", ((rank.address,),)), watch=watch)
+        distribution = distribution_of("VC_STAR", (4000, 1000), 1)
+        target = TransferTarget(1, distribution, np.dtype("float64"))
+        array = np.zeros((4000, 1000))
+        with pytest.raises(GangFailedError):
+            send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+        assert time.monotonic() - start < 4
+        ranks.close()
+
+
+@pytest.mark.parametrize("what", ["send", "fetch"])
 def test_a_refusal_of_one_rank_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
     with UnresponsiveRank(support.TOKEN) as rank:
         ranks = RankConnections(
@@ -244,6 +267,25 @@ def test_closed_connections_are_a_transfer_error(
     send(gangs[route], target, (array, (0, 0)))
     host.seal(target.matrix)
     host.free(target.matrix)
+
+
+def test_a_transfer_survives_a_rank_that_is_suspended_for_a_while() -> None:
+    """For longer than a control connection may go without an acknowledgement."""
+    array = np.ones((4000, 1000))
+    with support.Host(1) as host:
+        target = new(host, distribution_of("VC_STAR", array.shape, 1))
+        ranks = RankConnections(host.rank_endpoints("far"))
+        with MatrixWriter(ranks, target) as writer:
+            os.kill(host.pid, signal.SIGSTOP)
+            timer = threading.Timer(
+                sockets.CONTROL.timeout_s + 2, os.kill, (host.pid, signal.SIGCONT)
+            )
+            timer.start()
+            writer.write_block(array, (0, 0))
+            timer.join()
+        host.seal(target.matrix)
+        assert np.array_equal(fetch(ranks, target), array)
+        ranks.close()
 
 
 # --- mappings and connections after a transfer ---

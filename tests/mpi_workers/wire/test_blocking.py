@@ -156,3 +156,22 @@ def test_frames_that_follow_the_proof_at_once_are_not_lost(folder: Path) -> None
         ((connection, _),) = acceptor.poll(SOON_S)
         with connection:
             assert connection.recv(SOON_S).body == {"matrix": 1}
+
+
+def test_only_data_connections_have_patience() -> None:
+    def user_timeout_s(sock: socket.socket) -> float:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
+
+    for keepalive, expected_s in ((sockets.CONTROL, 6), (sockets.DATA, 120)):
+        listener, address = sockets.listen_tcp("127.0.0.1")
+        acceptor = Acceptor([listener], TOKEN, {}, keepalive=keepalive)
+        accepted: list[Connection] = []
+
+        def accept(acceptor: Acceptor = acceptor, accepted: list[Connection] = accepted) -> None:
+            while not accepted:
+                accepted.extend(connection for connection, _ in acceptor.poll(SOON_S))
+
+        with contextlib.closing(acceptor), in_thread(accept):
+            connection, _ = connect(address, TOKEN, {}, keepalive=keepalive)
+        with connection, accepted[0] as other:
+            assert user_timeout_s(connection.sock) == user_timeout_s(other.sock) == expected_s
