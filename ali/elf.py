@@ -39,7 +39,7 @@ def needs(file: Path) -> Needs:
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text,
         ):
             return _parsed(text, str(file.resolve().parent))
-    except (OSError, ValueError, struct.error):  # ValueError: an empty file
+    except (OSError, ValueError, OverflowError, struct.error):  # ValueError: an empty file
         return Needs()
 
 
@@ -72,7 +72,8 @@ def _parsed(text: mmap.mmap, origin: str) -> Needs:
         found = [folder for value in named(wanted) for folder in value.split(":") if folder]
         return tuple(f.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for f in found)
 
-    return Needs(tuple(named(DT_NEEDED)), folders(DT_RPATH), folders(DT_RUNPATH), machine)
+    runpath = folders(DT_RUNPATH)
+    return Needs(tuple(named(DT_NEEDED)), () if runpath else folders(DT_RPATH), runpath, machine)
 
 
 def chains(file: Path) -> Iterator[tuple[str, ...]]:

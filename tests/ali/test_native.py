@@ -228,18 +228,23 @@ def test_a_library_of_another_mpi_is_refused(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("foreign", ["libmpi.so.40", "libopen-pal.so.80"])
-@pytest.mark.parametrize("search", ["-Wl,-rpath,$ORIGIN", "-Wl,-rpath,$ORIGIN,--disable-new-dtags"])
+@pytest.mark.parametrize("search", ["RUNPATH", "LD_LIBRARY_PATH"])
 def test_a_library_of_another_mpi_is_refused_at_any_distance(
-    tmp_path: Path, foreign: str, search: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: str, search: str
 ) -> None:
+    flags = ["-Wl,--no-as-needed", f"-L{tmp_path}"]
+    if search == "RUNPATH":
+        flags.append("-Wl,-rpath,$ORIGIN")
+    else:
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     source = tmp_path / "x.c"
     source.write_text("int nothing;\n")
     below = shared_object(source, tmp_path / foreign, f"-Wl,-soname,{foreign}")
     for name in ("libsolver.so.3", "libwrapper.so"):
-        needs = ("-Wl,--no-as-needed", f"-L{tmp_path}", f"-l:{below.name}", search)
-        below = shared_object(source, tmp_path / name, f"-Wl,-soname,{name}", *needs)
+        own = [*flags, f"-l:{below.name}", f"-Wl,-soname,{name}"]
+        below = shared_object(source, tmp_path / name, *own)
     source.write_text(LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY))
-    path = shared_object(source, tmp_path / "libx.so", *needs[:2], f"-l:{below.name}", search)
+    path = shared_object(source, tmp_path / "libx.so", *flags, f"-l:{below.name}")
     words = rf"is linked to {re.escape(foreign)} through libsolver\.so\.3 through libwrapper\.so"
     with pytest.raises(Failure, match=words):
         load("x", str(path))
