@@ -1,4 +1,4 @@
-"""AlchemistSession: what a user holds."""
+"""`AlchemistSession`: a user's session."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ __all__ = ["AlchemistSession", "WorkerInfo"]
 
 
 class AlchemistSession(SessionFiles, SessionCheckpoints):
-    """A user's session: a gang of MPI ranks, the matrices on it, the libraries it runs.
+    """A session: a gang of MPI ranks, the matrices on it, and the libraries that it runs.
 
     Parameters
     ----------
     num_workers : int, optional
-        Request so many workers at once; else `request_workers` does it later.
+        MPI ranks to start at once. Default: none, until `request_workers`.
     placement : {"own", "inherit"} or Reservation
-        Reserve CPUs for the ranks in the cluster, or run them inside the CPUs of
-        the Ray task or actor that makes the session, or in bundles of a placement group
-        that is there already (`alchemist_ray.runtime.placement.within`).
+        ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
+        of the Ray task or actor that creates the session. A `Reservation` uses bundles of an
+        existing placement group (`alchemist_ray.runtime.placement.within`).
     strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
-        Ray's ways to lay ranks over nodes (pods): few nodes, many nodes, one node, a node
-        for each rank. The strict ones are kept or refused. With ``placement="own"``.
+        Ray's placement strategy for the ranks: few nodes, many nodes, one node, one node per
+        rank. The strict ones are satisfied or refused. Only with ``placement="own"``.
     threads_per_worker : int
         BLAS threads of each rank.
     cpus_per_worker : float, optional
         CPUs reserved for each rank. Default: `threads_per_worker`.
     launcher : {"auto", "pmi", "mpiexec", "srun", "pals", "aprun", "hydra"}
-        How ranks are started: forked by us (pmi), by an mpiexec on one machine, or on many nodes
-        by a site's own launcher (`alchemist_ray.launchers`). Default: what the environment's
-        `ALCHEMIST_LAUNCHER` says, which a site file sets where the fabric needs it; else pmi.
+        How ranks are started: forked on each node (pmi), by mpiexec on one machine, or on many
+        nodes by a site's launcher (`alchemist_ray.launchers`). ``"auto"`` takes the value of
+        the environment variable ``ALCHEMIST_LAUNCHER``, which a site file may set, else pmi.
     start_timeout_s : float
-        Most seconds that the start of a gang may take.
+        Time limit for the start of a gang, in seconds.
     progress : bool, optional
-        Show progress bars. Default: on a terminal, for what takes over a second.
+        Show progress bars for transfers of more than a second. Default: on a terminal.
     output : bool
-        Show what ranks print during a call that is waited for, each line with its rank,
-        on this process's stdout and stderr.
+        Show lines that ranks print during a call, with their rank, on this process's stdout
+        and stderr.
 
     Raises
     ------
     ValueError
-        For an option that is not one of those.
+        For an invalid option.
     ResourceError, LaunchError
         See `request_workers`.
 
     Notes
     -----
-    Joins the Ray cluster that this process is in or that runs here; where there
-    is none, starts one for this process.
+    Joins the Ray cluster of this process or machine. If there is none, starts one that ends with
+    this process.
     """
 
     _libraries_of: GangConnection | None = None
@@ -87,17 +87,18 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         ----------
         matrix : array_like, shape (m, n) or (m,), or list of (ObjectRef, int, int)
             A NumPy array (1-D: one column; any strides; may be read-only), or blocks
-            in the Ray object store, each with the row and column of its first element,
-            that together cover a matrix exactly once.
+            in the Ray object store, each with the row and column of its first element, that
+            together cover a matrix exactly once. Also Dask arrays, Ray Datasets, data frames
+            of pandas and Spark, MLlib's distributed matrices, and arrays of h5py and zarr.
         layout : str
-            How to spread it over the ranks: one of Elemental's 14 names.
+            Its distribution over the ranks: one of Elemental's 14 names (``docs/layouts.md``).
         name : str, optional
-            For people; shown by the handle.
+            Keeps the matrix until `Handle.free` or the end of the gang; `matrix` finds it.
         dtype : dtype, optional
-            Convert to it on the way. Default: the matrix's own, if it is float32/64,
+            Convert to it while sending. Default: the matrix's own, if it is float32/64,
             complex64/128 or int32/64.
         print_times : bool
-            Print where the time went, per worker.
+            Print how long each step took, per rank.
 
         Returns
         -------
@@ -108,14 +109,14 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         DtypeError, ShapeError, LayoutError, IncompleteMatrixError
             Before anything is sent.
         ResourceError
-            If the ranks' nodes have not the memory; before anything is sent.
+            If the ranks' nodes do not have the memory; before anything is sent.
         GroupFailedError, TransferError
-            If a rank dies or is out of reach; nothing partial stays behind.
+            If a rank dies or cannot be reached; the matrix is freed.
 
         Notes
         -----
-        One copy on the same node (shared memory), one stream per rank to other nodes.
-        A layout with copies is sent once and copied by the ranks over MPI.
+        On the same node the data is copied once, through shared memory; to other nodes there is
+        one stream per rank. A layout with copies is sent once and copied by the ranks over MPI.
         """
         sent: Handle = sending.send(
             self.connection, matrix, layout=layout, name=name, dtype=dtype, print_times=print_times
@@ -130,28 +131,26 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         cols: slice | int | None = None,
         print_times: bool = False,
     ) -> NDArray[Any]:
-        """The elements of a matrix, or of a part of it, as a NumPy array; see `Handle.fetch`."""
+        """A matrix, or a part of it, as a NumPy array; see `Handle.fetch`."""
         connection = self.connection
         if not isinstance(handle, Handle):
-            raise MatrixError(f"a {type(handle).__name__} is not a handle of a matrix")
+            raise MatrixError(f"fetch_matrix takes a handle, not a {type(handle).__name__}")
         return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
 
     def list_matrices(self) -> list[Handle]:
-        """Handles of all matrices that the gang holds."""
+        """Handles of all matrices of the gang."""
         connection = self.connection
         told = connection.request({"op": "list_matrices"})["matrices"]
         return [connection.handle(about) for about in told]
 
     @property
     def xp(self) -> Namespace:
-        """The array API standard for matrices of the gang: ``als.xp.ones((m, n))``, and more.
-
-        What its functions make is temporary, see `Handle.keep`.
+        """The array API standard's namespace for this gang: ``als.xp.ones((m, n))``, ...
 
         Raises
         ------
         SessionError
-            If there is no gang.
+            If the session has no gang.
         """
         return namespace_of(self.connection)
 
@@ -163,11 +162,12 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         Parameters
         ----------
         name : str
-            A shipped library (``"linalg"``, ``"echo"``), an installed one, or, with
-            `path`, any name.
+            A shipped library (``"linalg"``, ``"echo"``), an installed one, or any name with
+            `path`.
         path : path_like, optional
-            A Python file, or a shared object that exports the C ABI (`ali/include/alchemist.h`),
-            that every node of the gang can read; for ``"scalapack"`` and ``"elemental"`` theirs.
+            A Python file, or a shared object with the C ABI (``ali/include/alchemist.h``), that
+            every node of the gang can read. For ``"scalapack"`` and ``"elemental"``: the path
+            of the native library.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         """
         connection = self.connection
         if not isinstance(name, str) or not name:
-            raise LibraryNotFoundError(f"the name of a library is a string, not {name!r}")
+            raise LibraryNotFoundError(f"a library's name is a string, not {name!r}")
         given = None if path is None else str(Path(path).expanduser().absolute())
         described = connection.request({"op": "load", "library": name, "path": given})
         library = Library(connection, described)
@@ -183,7 +183,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         return library
 
     def list_libraries(self) -> list[str]:
-        """Names of the libraries that are loaded."""
+        """Names of the loaded libraries."""
         return [d["name"] for d in self.connection.request({"op": "list_libraries"})["libraries"]]
 
     def run_task(self, library: Library | str, routine: str, *args: Any, **kwargs: Any) -> Any:
@@ -192,31 +192,31 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         loaded = self._loaded()
         if name not in loaded:
             raise LibraryNotFoundError(
-                f"library {name!r} is not loaded in this session: load_library({name!r}) first"
+                f"library {name!r} is not loaded in this session: call load_library({name!r})"
             )
         return loaded[name].routine(routine)(*args, **kwargs)
 
     def open_rank_channel(self, serve: Routine, timeout_s: float = 10.0) -> RankChannel | None:
-        """Channels to the ranks for a routine that serves, see `alchemist_ray.gang.rank_channel`.
+        """Open channels to the ranks for a routine that serves; see `gang.rank_channel`.
 
-        The routine holds the gang until the lines are closed: no other command is done.
+        The routine occupies the gang until the channels are closed: no other command runs.
 
         Raises
         ------
         GroupFailedError
-            If the gang is lost.
+            If the gang has ended.
         """
         connection = self.connection
         return open_rank_channel(serve, connection.cancel, connection.address, timeout_s)
 
     def _loaded(self) -> dict[str, Library]:
-        """Libraries by name; a new gang has none."""
+        """Loaded libraries by name. A new gang has none."""
         connection = self.connection
         if self._libraries_of is not connection:
             self._libraries_of, self._libraries = connection, {}
         return self._libraries
 
-    # --- code of one's own ---
+    # --- the user's code ---
 
     def run(
         self,
@@ -231,42 +231,41 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         Parameters
         ----------
         function : callable
-            Its first parameter is the gang's communicator (an `mpi4py.MPI.Intracomm`
-            whose waits end when another rank fails). Functions and classes of modules
-            of your own travel with it; what it imports must be installed on the nodes.
+            Its first parameter is the gang's communicator (an `mpi4py.MPI.Intracomm` whose
+            waits end when another rank fails). Functions and classes of your own modules are
+            sent with it; other packages that it imports must be installed on the nodes.
         *args, **kwargs
-            Its other arguments. A handle, anywhere in them, is this rank's part of the
-            matrix (`ali.DistMatrix`); a Ray ObjectRef becomes its value; the rest is copied
-            to every rank, so send what is large as a matrix.
+            Its other arguments. A handle, also inside of lists and dicts, becomes this rank's
+            part of the matrix (`ali.DistMatrix`), and a Ray ObjectRef its value. The rest is
+            copied to every rank: send large arrays as matrices.
         timeout_s : float, optional
-            Most seconds that the call may take, with the time it waits for others.
+            Time limit of the call in seconds, including the wait for earlier calls.
 
         Returns
         -------
         object
-            What the function returns on rank 0: NumPy arrays and plain values, in lists,
-            tuples and dicts as well. A DistMatrix in it, which every rank must return,
-            comes as a `Handle`, and its elements stay where they are.
+            The result of rank 0: NumPy arrays and plain values, also in lists, tuples and
+            dicts. A DistMatrix, which every rank must return, becomes a `Handle`; its elements
+            stay on the ranks.
 
         Raises
         ------
         BadArgumentError
-            If the function is none, or it or an argument cannot be pickled; before anything
-            moves.
+            If it is not a function, or if it or an argument cannot be pickled; before anything
+            is sent.
         MatrixNotFoundError, StaleHandleError
-            For handles of matrices that this gang has not, or no more.
+            For handles of matrices that are not, or no longer, on this gang.
         RoutineError
-            If it raises on a rank, with that rank's traceback; the gang goes on.
+            If it raises on a rank, with that rank's traceback; the gang continues.
         CallTimeoutError
-            If it took too long, and was cancelled. Ctrl-C cancels it too.
+            If it exceeded `timeout_s` and was cancelled. Ctrl-C cancels it too.
         GroupFailedError
             If a rank dies.
 
         Notes
         -----
-        ``ali.context()`` inside of the function is what a routine of a library has as its
-        first parameter: new matrices, layouts, progress, cancellation. Nothing is kept
-        from one run to the next.
+        ``ali.context()`` inside the function returns the `ali.Context` that routines of libraries
+        get: new matrices, layouts, progress, cancellation. No state is kept between runs.
         """
         return user_code.run(self.connection, function, args, kwargs, timeout_s)
 
@@ -279,19 +278,19 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Run an mpi4py script on every rank, as ``mpiexec python path *argv`` would.
+        """Run an mpi4py script on every rank, like ``mpiexec python path *argv``.
 
         Parameters
         ----------
         path : path_like
-            The script. Only this process need be able to read it; its folder is on the
-            ranks' `sys.path` where their nodes have it.
+            The script. Only this process must be able to read it. Its folder is on the ranks'
+            `sys.path` if it exists on their nodes.
         argv : sequence
-            Its arguments; each becomes a string.
+            Its arguments; each is converted to a string.
         cwd : path_like, optional
-            The folder to run in. Default: this process's own, where a node has it.
+            Working directory. Default: that of this process, if it exists on the node.
         env : mapping, optional
-            Variables to add to the environment.
+            Environment variables to add.
         timeout_s : float, optional
             As in `run`.
 
@@ -300,13 +299,13 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         BadArgumentError
             If the script cannot be read.
         RoutineError
-            If it raises on a rank or leaves with an exit code other than 0 (`facts["exit_code"]`).
+            If it raises on a rank, or exits with a code other than 0 (``facts["exit_code"]``).
         CallTimeoutError, GroupFailedError
             As in `run`.
 
         Notes
         -----
-        `MPI.COMM_WORLD` is the gang's communicator while it runs, and MPI stays initialised
-        whatever it calls. What the ranks print appears here as it is printed.
+        While it runs, `MPI.COMM_WORLD` is the gang's communicator, and MPI stays initialised
+        even if it calls Finalize. Lines that the ranks print appear here at once.
         """
         user_code.run_script(self.connection, path, argv, cwd, env, timeout_s)

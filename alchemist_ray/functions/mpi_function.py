@@ -1,4 +1,4 @@
-"""`mpi_function`: a Python function as a Ray-style remote function on a gang of its own."""
+"""`mpi_function`: a Ray-style remote function that runs on a gang of its own."""
 
 from __future__ import annotations
 
@@ -76,15 +76,14 @@ class MpiFunction:
         functools.update_wrapper(self, function)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it as ``function(comm, *args, **kwargs)`` on every rank: an ObjectRef, at once.
+        """Call ``function(comm, *args, **kwargs)`` on every rank; returns an ObjectRef at once.
 
-        `ray.get` gives what it returns on rank 0, or raises what it raised; `ray.cancel`
-        cancels it.
+        `ray.get` returns the result of rank 0, or raises the error; `ray.cancel` cancels the call.
 
         Raises
         ------
         BadArgumentError
-            If something cannot be pickled, or for a handle, whose matrix is on another gang.
+            If something cannot be pickled, or for a handle: its matrix is on another gang.
         """
         refs: list[Any] = []
         work = Work(pack(self.function, args, kwargs, _no_handle, refs), self._options.timeout_s)
@@ -93,7 +92,7 @@ class MpiFunction:
         return _pool.submit(self._options, work, refs)
 
     def options(self, **changed: Any) -> MpiFunction:
-        """The same function with other options: those of `mpi_function`."""
+        """The same function with other options of `mpi_function`."""
         unknown = changed.keys() - self._given.keys()
         if unknown:
             raise TypeError(
@@ -119,8 +118,8 @@ class MpiFunction:
 
 def _no_handle(handle: MatrixRef) -> int:
     raise BadArgumentError(
-        f"{handle.name} lives on the gang of session {handle.session}, and an mpi_function has a "
-        "gang of its own: pass the array, or call the function with als.run on that session"
+        f"{handle.name} is on the gang of session {handle.session}, and an mpi_function has a gang "
+        "of its own: pass the array, or call the function with als.run in that session"
     )
 
 
@@ -160,7 +159,7 @@ def mpi_function(
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
-    """Make a function of ``(comm, ...)`` a Ray-style remote function that runs on MPI ranks.
+    """Turn a function of ``(comm, ...)`` into a Ray-style remote function on MPI ranks.
 
     ::
 
@@ -172,13 +171,13 @@ def mpi_function(
     Parameters
     ----------
     num_workers : int
-        MPI ranks of its gang.
+        Number of MPI ranks.
     threads_per_worker, cpus_per_worker, launcher, start_timeout_s
-        As for `AlchemistSession`. A call waits so long for its CPUs.
+        As for `AlchemistSession`. `start_timeout_s` also limits the wait for CPUs.
     timeout_s : float, optional
-        Most seconds that a call may take once its gang is there; then `CallTimeoutError`.
+        Time limit of a call after its gang has started; then `CallTimeoutError`.
     idle_s : float
-        How long a gang is kept for the next call.
+        Seconds that an idle gang is kept for the next call.
 
     Returns
     -------
@@ -187,15 +186,15 @@ def mpi_function(
 
     Notes
     -----
-    The first call starts a gang. It stays warm for functions with the same options, and
-    gives its CPUs back after `idle_s` without a call, or when the program ends. A call that
-    comes while all gangs are busy gets another one if the cluster has the CPUs free, else it
-    waits for the one with the fewest calls before it. After a rank has died the call that
-    lost it raises `GroupFailedError`, and the next one gets a fresh gang.
+    The first call starts a gang. It is reused by functions with the same options, and returns its
+    CPUs after `idle_s` without a call, or when the program ends. If all gangs are busy, a call
+    starts another one if the cluster has free CPUs; otherwise it waits for the gang with the
+    fewest queued calls. If a rank dies, its call raises `GroupFailedError`, and the next call
+    gets a new gang.
 
-    Arguments and results are as in `AlchemistSession.run`; object refs, anywhere in the
-    arguments, become their values. There are no matrices: handles belong to another gang,
-    and this one does not last. What ranks print appears as Ray shows the output of actors.
+    Arguments and results are as in `AlchemistSession.run`; ObjectRefs, also inside of lists and
+    dicts, become their values. Matrices are not supported, because the gang is temporary and
+    handles belong to other gangs. Ray shows the output of the ranks like that of actors.
     """
     given = {
         "num_workers": num_workers,

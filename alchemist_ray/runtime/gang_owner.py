@@ -34,7 +34,7 @@ MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """One rank of a gang: where it runs and how it is."""
+    """A rank of a gang: where it runs, and whether it is idle or busy."""
 
     rank: int
     node_id: str
@@ -45,7 +45,7 @@ class WorkerInfo:
 
 
 class GangOwner:
-    """Owns a gang, or none, until it is closed. `AlchemistSession` adds the use of the gang."""
+    """Owns a gang until it is closed. `AlchemistSession` adds the methods that use the gang."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class GangOwner:
         Raises
         ------
         SessionError
-            If this process is in another cluster and cannot leave it.
+            If this process has joined another cluster and cannot leave it.
         """
         self._check_open()
         wanted = f"{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
@@ -122,15 +122,15 @@ class GangOwner:
         Raises
         ------
         ResourceError
-            If the cluster has not the CPUs; nothing was started.
+            If the cluster does not have the CPUs; nothing was started.
         LaunchError
-            If the ranks do not start in time; nothing of them is left.
+            If the ranks do not start in time; nothing is left of them.
         GroupError
-            If the session has workers already.
+            If the session already has workers.
 
         Notes
         -----
-        After a gang was lost this starts the next; handles of the lost one are stale.
+        After the loss of a gang this starts the next one; handles of the lost gang are stale.
         """
         self._check_open()
         positive_int("num_workers", num_workers)
@@ -166,13 +166,13 @@ class GangOwner:
             return self.list_workers()
 
     def yield_workers(self) -> None:
-        """End the gang and give its CPUs back; its matrices are gone. The session stays open."""
+        """End the gang and return its CPUs. Its matrices are freed; the session stays open."""
         self._check_open()
         with self._changing:
             self._end_gang()
 
     def kill_workers(self, why: str = "its owner wanted it so") -> None:
-        """End the gang at once, without asking ranks that may hang; else as `yield_workers`."""
+        """End the gang at once, also if its ranks hang; otherwise like `yield_workers`."""
         self._check_open()
         if self._connection is not None and self._manager is not None:
             try:
@@ -183,7 +183,7 @@ class GangOwner:
         self._drop_client()
 
     def list_workers(self) -> list[WorkerInfo]:
-        """The ranks of the gang: where each runs and whether it is idle or busy."""
+        """The ranks of the gang: where each runs, and whether it is idle or busy."""
         self._check_open()
         if self._connection is None:
             return []
@@ -204,7 +204,7 @@ class GangOwner:
     # --- the end ---
 
     def close(self) -> None:
-        """End the gang and the session. Closing twice is fine."""
+        """End the gang and the session. A second call does nothing."""
         if self._closed or self._pid != os.getpid():  # a forked child does not own the gang
             return
         self._closed = True
