@@ -18,6 +18,7 @@ mpi4py.rc.initialize = False  # a rank calls MPI_Init, after the fork
 from ali.registry import load  # noqa: E402
 from ali.run import Programs  # noqa: E402
 from mpi_workers.node import fork_server, pmi_relay, proxy  # noqa: E402
+from mpi_workers.node.process_control import close_listeners  # noqa: E402
 from mpi_workers.node.processes import sign_in  # noqa: E402
 from mpi_workers.node.specs import RankConfig  # noqa: E402
 from mpi_workers.rank import process  # noqa: E402
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> None:
         case ["rank", pattern]:
             config = RankConfig.find(pattern)
             sign_in(config.directory)
+            close_listeners()
             pmi_relay.start_if_needed()
             run_rank(config)
         case ["world"]:

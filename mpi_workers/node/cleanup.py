@@ -1,9 +1,12 @@
-"""What a gang owns on a node besides memory: a private folder and names in /dev/shm.
+"""A gang's files on a node: a private folder, and names in /dev/shm.
 
-A gang's folders are locked by their owners (its proxies, its GroupManager) for
-as long as they live. A folder that nobody locks belongs to a gang that was
-killed together with everything that could have cleaned up after it: `sweep`
-removes it and its segments.
+The owners of a gang's folders (its proxies and its GroupManager) hold a lock on them while they
+run. A folder without a lock belongs to a gang whose processes were all killed: `sweep` removes it
+and its segments.
+
+Folder names contain the machine's boot id, because nodes may share TMPDIR on a file system whose
+locks are local to a node: a folder of another node is never touched. All functions ignore folders
+of other users, and symbolic links.
 """
 
 from __future__ import annotations
@@ -14,37 +17,60 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
-import numpy as np
-
-from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import local_nbytes
-from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.memory import available_bytes, readable
 from mpi_workers.node.pmi import segment_names
 from mpi_workers.rank.interruption import InterruptWord
 
 PREFIX = "alchemist-"
-ANY_GANG = "g*"  # as their ids begin; GroupManagers' folders do not
+ANY_GANG = "g*"  # ids of gangs begin like this; GroupManagers' folders do not
 SHM = Path("/dev/shm")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_LENGTH = 8  # characters of it in names: a Unix socket's path has at most 107 bytes
 SEGMENTS = "segments.json"
 PID = "pid"  # kuberay/ knows this name
-# What MPICH makes for a moment, until all ranks of the node have mapped it; its name says nothing.
-PASSING = "mpich_shar_tmp*"
-PASSING_S = 60.0
+# MPICH and UCX create these briefly, until all ranks of the node have mapped them. Their names do
+# not tell the gang.
+TRANSIENT = ("mpich_shar_tmp*", "ucx_shm_posix_*")
+TRANSIENT_S = 60.0
+
+
+@cache
+def machine_tag() -> str:
+    """A word for this machine and boot, the same in all of its containers."""
+    try:
+        return BOOT_ID.read_text()[:BOOT_ID_LENGTH]
+    except OSError:
+        return re.sub(r"\W", "", os.uname().nodename)[:BOOT_ID_LENGTH] or "node"
+
+
+def is_private(path: Path) -> bool:
+    """Whether a path is a folder of this user that others can neither read nor write."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return False
+    private = stat.S_IMODE(about.st_mode) & 0o077 == 0
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and private
+
+
+def local_folders(name: str) -> Iterator[Path]:
+    """This user's folders of this name (or pattern) that were made on this machine."""
+    pattern = f"{PREFIX}{name}-{machine_tag()}-*"
+    return filter(is_private, Path(tempfile.gettempdir()).glob(pattern))
 
 
 class PrivateFolder:
-    """A folder of mode 700, locked by this process for as long as it lives."""
+    """A folder of mode 700, locked by this process while it runs."""
 
     def __init__(self, name: str) -> None:
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-{machine_tag()}-"))
             lock = self.path / "lock"
             self._lock = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -57,13 +83,13 @@ class PrivateFolder:
         return str(self.path / f"{name}.sock")
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Remove files that others have put here; those that are gone already do not matter."""
+        """Remove files that others have put here; missing ones are ignored."""
         for name in names:
             with contextlib.suppress(OSError):
                 (self.path / Path(name).name).unlink()
 
     def remove(self) -> None:
-        """Remove the folder and all in it."""
+        """Remove the folder and its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._lock)
@@ -81,18 +107,18 @@ class GangFolder(PrivateFolder):
         (self.path / SEGMENTS).write_text(json.dumps(sorted(self._segments)))
 
     def note_pid(self) -> None:
-        """Say whose folder this is: SIGTERM to it announces that the node is going."""
+        """Write our pid into the folder: SIGTERM to it announces that the node is leaving."""
         (self.path / PID).write_text(f"{os.getpid()}\n")
 
     def learn_segments(self, pids: Iterable[int]) -> None:
-        """Note what these processes have mapped: another launcher's job has names of its own."""
+        """Record the segments that these processes have mapped: a launcher chooses other names."""
         for pid in pids:
             with contextlib.suppress(OSError):
                 self._segments.update(segments_of(pid))
         self._note_segments()
 
     def add_segments(self, names: Iterable[str]) -> None:
-        """Note what a rank says that it has mapped: in a namespace of its own we cannot look."""
+        """Record segments that a rank reports: /proc does not show those of another namespace."""
         self._segments.update(names)
         self._note_segments()
 
@@ -101,25 +127,29 @@ class GangFolder(PrivateFolder):
         return InterruptWord(self.path / "interrupt")
 
     def unlink_segments(self) -> None:
-        """Remove MPICH's names from /dev/shm; what is mapped stays mapped."""
+        """Remove MPICH's names from /dev/shm. Mapped memory stays mapped."""
         _unlink(self._segments)
 
     def remove(self) -> None:
-        """Remove every trace of the gang on this node."""
+        """Remove the folder, and the gang's names in /dev/shm."""
         self.unlink_segments()
         super().remove()
 
 
 def segments_of(pid: int | str = "self") -> set[str]:
-    """MPICH's names in /dev/shm that a process has mapped. Raises `OSError` if we must not know."""
+    """MPICH's names in /dev/shm that a process has mapped. Raises `OSError` if access is denied."""
     return set(re.findall(rf"{SHM}/(mpich\S+)", Path(f"/proc/{pid}/maps").read_text()))
 
 
+def _open_lock(folder: Path) -> int:
+    return os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
 def folders_of(gang: str) -> Iterator[Path]:
-    """The folders of a gang's proxies that live on this node: only they lock one of that name."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}{gang}-*"):
+    """The folders of a gang's proxies that run on this node."""
+    for path in local_folders(gang):
         try:
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            lock = _open_lock(path)
         except OSError:
             continue
         try:
@@ -131,7 +161,7 @@ def folders_of(gang: str) -> Iterator[Path]:
 
 
 def runs_here(gang: str) -> bool:
-    """Whether a gang's proxy lives on this node."""
+    """Whether a gang's proxy runs on this node."""
     return any(True for _ in folders_of(gang))
 
 
@@ -141,27 +171,30 @@ def _unlink(segments: Iterable[str]) -> None:
             (SHM / Path(name).name).unlink()
 
 
-def _unlink_passing() -> None:
-    """Remove this user's names of that kind that a killed rank has left.
-
-    Of another job's they are not needed any more either: what is mapped stays mapped.
-    """
-    for path in SHM.glob(PASSING):
+def _unlink_transient() -> None:
+    """Remove this user's old transient names that no process has mapped."""
+    old = []
+    for path in (found for pattern in TRANSIENT for found in SHM.glob(pattern)):
         with contextlib.suppress(OSError):
-            about = path.stat()
-            if about.st_uid == os.getuid() and time.time() - about.st_mtime > PASSING_S:
-                path.unlink()
+            about = path.lstat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > TRANSIENT_S:
+                old.append(path)
+    if not old:
+        return
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text()
+    _unlink(path.name for path in old if str(path) not in mapped)
 
 
 def sweep() -> int:
-    """Remove what gangs of this user that are dead have left on this node; how many there were."""
-    _unlink_passing()
+    """Remove the files of this user's dead gangs on this node; how many folders there were."""
+    _unlink_transient()
     swept = 0
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for path in local_folders("*"):
         try:
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
-                continue
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            lock = _open_lock(path)
         except OSError:
             continue
         try:
@@ -171,24 +204,7 @@ def sweep() -> int:
             shutil.rmtree(path, ignore_errors=True)
             swept += 1
         except OSError:
-            continue  # its proxy is alive
+            continue  # its owner runs
         finally:
             os.close(lock)
     return swept
-
-
-def memory_shortage(
-    distribution: Distribution, dtype: str, ranks: Iterable[int], idle_bytes: int
-) -> Failure | None:
-    """Whether this node lacks the memory for its ranks' parts of a matrix: the error, or None."""
-    needed = sum(local_nbytes(distribution, rank, np.dtype(dtype)) for rank in ranks)
-    spare = available_bytes() + idle_bytes
-    if needed <= spare:
-        return None
-    m, n = distribution.shape
-    return Failure(
-        "ResourceError",
-        f"a {m} x {n} {dtype} matrix in {distribution.layout} needs {readable(needed)} on node "
-        f"{os.uname().nodename}, which has {readable(spare)} left: free handles, ask for "
-        "workers on more nodes, or take a layout without copies",
-    )

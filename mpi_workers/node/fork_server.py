@@ -1,9 +1,9 @@
 """The fork server: a warm, single-threaded interpreter that forks the proxies of gangs.
 
-Importing NumPy, SciPy and mpi4py takes longer than starting MPI; a fork has them
-already. It belongs to the node's agent and takes its orders over a socket, a
-JSON object a line. When the agent is gone it forks no more, waits for the gangs
-that still run, cleans up after them and ends.
+Importing NumPy, SciPy and mpi4py takes longer than starting MPI; a forked process has them
+already. The node's agent starts the fork server and sends its orders over a socket, one JSON
+object per line. When the agent has ended, the fork server waits for the gangs that still run,
+cleans up after them and ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mpi_workers.node import cleanup
-from mpi_workers.node.process_control import close_all_but
+from mpi_workers.node.process_control import adopt_orphans, close_all_but, end_descendants
 from mpi_workers.node.specs import ProxySpec
 
 
 def main(agent: socket.socket, run_proxy: Callable[[ProxySpec], None]) -> None:
-    """Fork a proxy for every order until the agent and the last proxy are gone."""
+    """Fork a proxy for every order until the agent and the last proxy have ended."""
+    adopt_orphans()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
@@ -46,7 +47,9 @@ def main(agent: socket.socket, run_proxy: Callable[[ProxySpec], None]) -> None:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     gang = proxies.pop(pid)
-                    cleanup.sweep()  # it, or its manager, may have been killed
+                    if status:  # it was killed: the processes of its ranks are our children now
+                        end_descendants(spared=proxies)
+                    cleanup.sweep()  # the proxy, or its manager, may have been killed
                     tell(agent, {"event": "gone", "gang": gang, "status": status})
         if agent in ready:
             data = agent.recv(1 << 20)

@@ -1,4 +1,4 @@
-"""What ranks print: bytes from their pipes, cut into whole lines, never more than fit."""
+"""Output of ranks: bytes from their pipes, cut into whole lines, with a limit on their size."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 STDOUT, STDERR = 1, 2
 LINE_LIMIT = 16 << 10  # 16 KiB: a longer line is cut
-HELD_LIMIT = 1 << 20  # 1 MiB of lines wait to be told; what comes on top is dropped
+HELD_LIMIT = 1 << 20  # 1 MiB of lines are held; further lines are dropped
 
 Line = tuple[int, int, str]  # rank, stream, text without its newline
 
 
 class OutputLines:
-    """Lines that several ranks have printed and that nobody has been told of yet."""
+    """Lines that ranks have printed and that were not passed on yet."""
 
     def __init__(self) -> None:
         self._unfinished: dict[tuple[int, int], bytearray] = {}
@@ -24,7 +24,7 @@ class OutputLines:
         return bool(self._whole or self._dropped)
 
     def add(self, rank: int, stream: int, data: bytes) -> None:
-        """Take in what a rank has written."""
+        """Add bytes that a rank has written."""
         unfinished = self._unfinished.setdefault((rank, stream), bytearray())
         unfinished += data
         if (end := unfinished.rfind(b"\n")) >= 0:
@@ -36,11 +36,11 @@ class OutputLines:
             del unfinished[:LINE_LIMIT]
 
     def finish(self, rank: int | None = None) -> None:
-        """What a rank (or any) has written without a newline is a line too."""
-        for speaker in [s for s in self._unfinished if rank in (None, s[0])]:
-            unfinished = self._unfinished.pop(speaker)
+        """End the unfinished lines of a rank, or of all ranks."""
+        for source in [s for s in self._unfinished if rank in (None, s[0])]:
+            unfinished = self._unfinished.pop(source)
             if unfinished:
-                self._keep(*speaker, bytes(unfinished))
+                self._keep(*source, bytes(unfinished))
 
     def _keep(self, rank: int, stream: int, line: bytes) -> None:
         if self.nbytes + len(line) > HELD_LIMIT:
@@ -50,7 +50,7 @@ class OutputLines:
         self._whole.append((rank, stream, line.decode(errors="replace")))
 
     def take(self) -> list[Line]:
-        """The lines so far, in order, and how much of each rank's was dropped."""
+        """Remove and return the lines so far, in order, and a note for each rank's dropped ones."""
         taken = self._whole
         taken += [dropped_note(rank, nbytes) for rank, nbytes in sorted(self._dropped.items())]
         self._whole, self._dropped, self.nbytes = [], {}, 0
@@ -58,7 +58,7 @@ class OutputLines:
 
 
 def dropped_note(rank: int, nbytes: int) -> Line:
-    """The line that stands for what a rank printed faster than it could be shown."""
+    """The line that replaces output which a rank printed faster than it could be shown."""
     return (rank, STDERR, f"... {nbytes} bytes of output dropped: printed faster than shown ...")
 
 

@@ -6,19 +6,61 @@ import contextlib
 import ctypes
 import os
 import signal
-from pathlib import Path
+import socket
+import stat
+from collections import defaultdict
+from collections.abc import Collection
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def descendants(pid: int) -> set[int]:
-    """The children of a process, their children, and so on."""
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for child in map(int, children):
-            found |= {child} | descendants(child)
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (a child subreaper)."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _children() -> dict[int, list[int]]:
+    """The children of every process on this machine."""
+    found = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
+                found[int(stat.read().rpartition(")")[2].split()[1])].append(int(name))
     return found
+
+
+def descendants(pids: Collection[int]) -> set[int]:
+    """The children of these processes, their children, and so on."""
+    children = _children()
+    found: set[int] = set()
+    left = list(pids)
+    while left:
+        for child in children[left.pop()]:
+            if child not in found:
+                found.add(child)
+                left.append(child)
+    return found
+
+
+def end_descendants(spared: Collection[int] = ()) -> None:
+    """Kill and reap all descendants of this process, which must have called `adopt_orphans`.
+
+    Children in `spared` and their descendants are left alone. A process that was forked in the
+    meantime becomes our child when its parent dies, and is killed in the next turn.
+    """
+    while True:
+        ours = set(_children()[os.getpid()]) - set(spared)
+        if not ours:
+            return
+        for pid in ours | descendants(ours):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in ours:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def describe_status(status: int) -> str:
@@ -35,7 +77,7 @@ def describe_status(status: int) -> str:
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    _libc.prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -46,3 +88,14 @@ def close_all_but(*keep: int) -> None:
         if fd not in keep:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def close_listeners() -> None:
+    """Close inherited sockets that accept connections: Hydra leaves its control port to ranks."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as copy:
+                    listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if listens:
+                    os.close(fd)

@@ -1,11 +1,10 @@
 """The proxy: one process per gang and node, between the GroupManager and the ranks.
 
-It starts the node's ranks (forked from a warm interpreter, or through a site's
-launcher), speaks PMI with them, passes commands down and one combined reply up,
-and notices when a rank ends. Its connection to the GroupManager is the gang's
-life line: when it breaks, the ranks are killed and nothing is left behind.
+It starts the node's ranks (forked from a warm interpreter, or by a site's launcher), speaks PMI
+with them, relays commands and combined replies, and notices when a rank ends. When its connection
+to the GroupManager breaks, it kills the ranks and removes the gang's files.
 
-Single-threaded, so that the kernel ties the ranks' lives to it (PDEATHSIG).
+It is single-threaded, so that the kernel kills the ranks when it dies (PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -14,60 +13,52 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import uvloop
+
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import Distribution, default_grid
-from mpi_workers.node.cleanup import GangFolder, memory_shortage
+from mpi_workers.node.cleanup import GangFolder
+from mpi_workers.node.command_relay import CommandRelay
 from mpi_workers.node.pmi import PmiNode, process_mapping
-from mpi_workers.node.processes import LocalRanks, Speaker
+from mpi_workers.node.process_control import adopt_orphans
+from mpi_workers.node.processes import LocalRanks, RankProcess
+from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import ProxySpec, RankConfig
-from mpi_workers.wire import frames, sockets
+from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
-EXIT_GRACE_S = 1.0  # how long ranks may take to leave when asked
-REAP_S = 0.02  # between looks at processes that are about to end
-TOLD_OF_RANKS = ("rank", "size", "pid", "hostname", "addresses", "mpi")
-ERRORS_TOLD = 4  # failing ranks whose tracebacks travel
-SPEECH_S = 0.01  # lines that ranks print are told in batches
-SPEECH_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
-NUDGE_S = 0.5  # between signals to a rank that works on in a call that was cancelled
-
-
-class Pending:
-    """A command under way on this node: replies so far."""
-
-    def __init__(self, body: Body, ranks: Iterable[int]) -> None:
-        self.body = body
-        self.left = set(ranks)
-        self.errors: list[Body] = []
-        self.interrupted = 0
-        self.value: Any = None
-        self.matrices: list[Any] | None = None
-        self.idle = 0
+EXIT_GRACE_S = 1.0  # time limit for ranks to exit when asked
+HELLO_FIELDS = ("rank", "size", "pid", "hostname", "addresses", "mpi")
+OUTPUT_S = 0.01  # between batches of lines that ranks print
+OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
+BLAME_S = 0.2  # a launcher kills all ranks when one aborts: time for that one's node to report it
+PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Proxy:
     """One node's part of a gang."""
 
     def __init__(self, spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
+        adopt_orphans()
         self._spec = spec
         self._folder = GangFolder(spec.gang, spec.kvs_name, spec.node)
         self._local = LocalRanks(spec)
         self._ranks = self._local.by_rank
-        self._pending: dict[int, Pending] = {}
+        self._relay = CommandRelay(spec, self._ranks, self._folder.word, self)
         self._manager: FrameProtocol | None = None
         self._pmi: PmiNode | None = None
-        self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody holds
-        self._silent: set[int] = set()  # ranks whose PMI sockets are closed: they are ending
+        self._pmi_input = {rank: bytearray() for rank in self._ranks}
+        self._server: asyncio.AbstractServer | None = None  # uvloop closes an unreferenced one
         self._leaving = False
-        self._speech: asyncio.TimerHandle | None = None
-        self._farewell: asyncio.Future[None] | None = None
+        self._output_timer: asyncio.TimerHandle | None = None
+        self._shutting_down: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
@@ -80,11 +71,12 @@ class Proxy:
             host=spec.host,
             threads=spec.threads,
             crowded=crowded,
+            one_node=len(spec.counts) == 1,
             keep_bytes=spec.keep_bytes // max(1, len(self._ranks)),
             start_timeout_s=spec.start_timeout_s,
             advice=spec.start_advice,
         )
-        # Spinning ranks that share cores starve each other; a yield costs little.
+        # Spinning ranks that share cores delay each other; a yield costs little.
         os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1" if crowded else "0"
         for name in ("OMP", "OPENBLAS", "MKL"):
             os.environ[f"{name}_NUM_THREADS"] = str(spec.threads)
@@ -93,19 +85,19 @@ class Proxy:
     # --- the loop ---
 
     async def serve(self) -> None:
-        """Be the gang's proxy until the gang ends."""
+        """Serve until the gang ends."""
         loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        for speaker, pipe in self._local.pipes.items():
+        for source, pipe in self._local.output.pipes.items():
             os.set_blocking(pipe, False)
-            loop.add_reader(pipe, self._listen, speaker)
+            loop.add_reader(pipe, self._read_output, source)
         self._server = await loop.create_unix_server(
             protocol_factory(self._from_rank, self._rank_lost, self._spec.token, self._rank_hello),
             sock=self._listener,
         )
-        if not await self._reach_manager():
+        if not await self._connect_to_manager():
             return
-        loop.add_signal_handler(signal.SIGTERM, self._told_to_go)
+        loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
         if self._local.forked:
             self._pmi = PmiNode(
                 self._spec.kvs_name,
@@ -113,16 +105,22 @@ class Proxy:
                 self._spec.local_ranks,
                 process_mapping(self._spec.counts),
                 send=self._to_pmi,
-                barrier=lambda puts: self._event("pmi_barrier", puts=puts),
+                barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
                 abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
             )
             for rank, sock in self._local.pmi.items():
                 sock.setblocking(False)
-                loop.add_reader(sock, self._from_pmi, rank, bytearray())
+                loop.add_reader(sock, self._from_pmi, rank)
+            for process in self._ranks.values():
+                self._watch(process)
+        # uvloop reserves its own handler of SIGCHLD for its own subprocesses.
+        signal.signal(
+            signal.SIGCHLD, lambda *_: None if loop.is_closed() else loop.call_soon(self._reap)
+        )
         self._reap()
         await self._over.wait()
 
-    async def _reach_manager(self) -> bool:
+    async def _connect_to_manager(self) -> bool:
         def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
             if frame.kind == Kind.COMMAND:
                 self._command(frame.body)
@@ -142,27 +140,31 @@ class Proxy:
         self._manager = manager
         return True
 
-    def _event(self, op: str, **fields: Any) -> None:
+    def send_event(self, op: str, **fields: Any) -> None:
         if self._manager is not None:
             self._manager.send(Kind.EVENT, {"op": op, "node": self._spec.node, **fields})
+
+    def send_reply(self, body: Body) -> None:
+        if self._manager is not None:
+            self._manager.send(Kind.REPLY, body)
 
     # --- PMI ---
 
     def _to_pmi(self, rank: int, line: str) -> None:
-        with contextlib.suppress(OSError):  # the rank is gone: its end is reported elsewhere
+        with contextlib.suppress(OSError):  # the rank has ended: its pidfd reports it
             self._local.pmi[rank].send((line + "\n").encode())
 
-    def _from_pmi(self, rank: int, buffer: bytearray) -> None:
+    def _from_pmi(self, rank: int) -> None:
         try:
             data = self._local.pmi[rank].recv(1 << 16)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         if not data:
-            # Only the rank itself holds the other end: it has ended.
             asyncio.get_running_loop().remove_reader(self._local.pmi[rank])
-            self._silent.add(rank)
-            self._reap()
             return
+        buffer = self._pmi_input[rank]
         buffer += data
         while (end := buffer.find(b"\n")) >= 0:
             line = buffer[:end].decode(errors="replace")
@@ -181,11 +183,12 @@ class Proxy:
             raise Failure(
                 "LaunchError",
                 f"rank {body['rank']} was started on {os.uname().nodename}, which has ranks "
-                f"{list(self._ranks)}: the launcher has put ranks on other nodes than it was told",
+                f"{list(self._ranks)}: the launcher has put ranks on other nodes than requested",
             )
-        process.hello = {key: body[key] for key in TOLD_OF_RANKS}
-        process.pid = int(body["pid"])
+        process.hello = {key: body[key] for key in HELLO_FIELDS}
         if not self._local.forked:
+            process.pid = _peer_pid(protocol) or int(body["pid"])
+            self._watch(process)
             self._folder.add_segments(body["segments"])
         process.control = protocol
         protocol.peer = process
@@ -193,55 +196,53 @@ class Proxy:
             if not self._local.forked:
                 self._folder.learn_segments(self._local.pids())
             self._folder.unlink_segments()  # all have attached: the names are not needed
-            self._event("ready", ranks=[p.hello for p in self._ranks.values()])
+            self.send_event("ready", ranks=[p.hello for p in self._ranks.values()])
         return {}
+
+    def _watch(self, process: RankProcess) -> None:
+        """Notice a rank's end, also if children of it still hold its sockets."""
+        if (pidfd := process.open_pidfd()) is not None:
+            asyncio.get_running_loop().add_reader(pidfd, self._process_ended, process)
+
+    def _process_ended(self, process: RankProcess) -> None:
+        assert process.pidfd is not None
+        asyncio.get_running_loop().remove_reader(process.pidfd)
+        if process.rank in self._local.pmi:
+            self._from_pmi(process.rank)  # it may have announced an MPI_Abort
+        cause = self._local.reap(process)
+        if cause is not None:
+            self._rank_ended(process.rank, cause)
+
+    def _reap(self) -> None:
+        for rank, cause in self._local.reap_children():
+            self._rank_ended(rank, cause)
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
         if not self._local.forked and protocol.peer is not None:
             self._rank_ended(protocol.peer.rank, "ended")
 
-    def _listen(self, speaker: Speaker) -> None:
-        loop = asyncio.get_running_loop()
-        if not self._local.listen(speaker):
-            loop.remove_reader(self._local.pipes[speaker])
-        if self._speech is None and self._local.lines:
-            self._speech = loop.call_later(SPEECH_S, self._speak)
-
-    def _speak(self, *, finished: bool = False) -> None:
-        """Pass on what ranks have printed: to who waits for a command, else to our own log."""
-        if self._speech is not None:
-            self._speech.cancel()
-            self._speech = None
-        lines = self._local.lines
-        transport = self._manager.transport if self._manager is not None else None
-        behind = transport is not None and transport.get_write_buffer_size() > SPEECH_BACKLOG
-        if behind and not finished:
-            loop = asyncio.get_running_loop()
-            self._speech = loop.call_later(SPEECH_S, self._speak)
-        elif not lines:
-            return
-        elif self._pending:
-            self._event("output", seq=max(self._pending), lines=lines.take())
-        else:
-            self._log()
-
-    def _log(self) -> None:
-        for rank, _, text in self._local.lines.take():
-            print(f"[rank {rank}] {text}" if rank >= 0 else text, flush=True)
-
-    def _reap(self) -> None:
-        for rank, cause in self._local.ended():
-            self._rank_ended(rank, cause)
-        # A rank's sockets close a moment before it can be waited for; a launcher has none here.
-        if not self._leaving and (self._silent or self._local.launching):
-            asyncio.get_running_loop().call_later(REAP_S, self._reap)
-
     def _rank_ended(self, rank: int, cause: str, pid: int | None = None) -> None:
+        """Report the end of a rank. If a launcher has killed it, name the rank that aborted."""
         if self._leaving:
             return
-        tail = self._local.last_words(rank)
-        self._speak(finished=True)
-        self._event(
+        tail = self._local.output.tail(rank)
+        if not self._local.forked:
+            aborted = self._local.output.aborted()
+            if aborted is not None and aborted[0] in self._ranks:
+                rank, cause = aborted[0], f"called MPI_Abort({aborted[1]})"
+                pid, tail = None, self._local.output.tail(rank)
+            elif self._spec.across_nodes and pid is None:
+                self._leaving = True
+                asyncio.get_running_loop().call_later(
+                    BLAME_S, self._report_end, rank, cause, pid, tail
+                )
+                return
+        self._report_end(rank, cause, pid, tail)
+
+    def _report_end(self, rank: int, cause: str, pid: int | None, tail: str) -> None:
+        self._leaving = True
+        self._send_lines(finished=True)
+        self.send_event(
             "rank_ended",
             rank=rank,
             cause=cause,
@@ -251,6 +252,42 @@ class Proxy:
         )
         self._stop()
 
+    # --- output ---
+
+    def _read_output(self, source: Source) -> None:
+        loop = asyncio.get_running_loop()
+        output = self._local.output
+        if not output.read(source):
+            loop.remove_reader(output.pipes[source])
+        if self._output_timer is None and output.lines:
+            self._output_timer = loop.call_later(OUTPUT_S, self._send_lines)
+
+    def send_output(self, rank: int | None = None) -> None:
+        self._local.output.read_all(rank)
+        self._send_lines(finished=True)
+
+    def _send_lines(self, *, finished: bool = False) -> None:
+        """Send lines to the caller of the command under way, or write them to our own log."""
+        if self._output_timer is not None:
+            self._output_timer.cancel()
+            self._output_timer = None
+        lines = self._local.output.lines
+        transport = self._manager.transport if self._manager is not None else None
+        behind = transport is not None and transport.get_write_buffer_size() > OUTPUT_BACKLOG
+        if behind and not finished:
+            loop = asyncio.get_running_loop()
+            self._output_timer = loop.call_later(OUTPUT_S, self._send_lines)
+        elif not lines:
+            return
+        elif (newest := self._relay.newest) is not None:
+            self.send_event("output", seq=newest, lines=lines.take())
+        else:
+            self._log_lines()
+
+    def _log_lines(self) -> None:
+        for rank, _, text in self._local.output.lines.take():
+            print(f"[rank {rank}] {text}" if rank >= 0 else text, flush=True)
+
     # --- commands ---
 
     def _command(self, body: Body) -> None:
@@ -259,115 +296,30 @@ class Proxy:
                 if self._pmi is not None:
                     self._pmi.release(body["puts"])
             case "interrupt":
-                self._folder.word.raise_to(body["seq"])
-                if body.get("signal"):
-                    self._nudge(body["seq"])
+                self._relay.interrupt(body["seq"], with_signal=bool(body.get("signal")))
+            case "report_running":
+                self._relay.report_running(body["seq"])
             case "unstage":
                 self._folder.remove_files(body["names"])
             case "shutdown":
-                self._farewell = asyncio.ensure_future(self._shutdown())
-            case "reserve" if self._shortage(body, 0) is None:
-                self._reply(body["seq"], Pending(body, ()))  # plenty: no rank need wake for it
+                self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:
-                self._pending[body["seq"]] = Pending(body, self._ranks)
-                data = frames.encode(Kind.COMMAND, body)
-                for process in self._ranks.values():
-                    if process.control is not None and process.control.transport is not None:
-                        process.control.transport.write(data)
+                self._relay.relay(body)
 
     def _from_rank(self, protocol: FrameProtocol, frame: Frame) -> None:
-        body = frame.body
-        if frame.kind == Kind.EVENT:
-            self._event("progress", **body)
-            return
-        pending = self._pending.get(body.get("seq", -1))
-        if frame.kind != Kind.REPLY or pending is None:
-            return
-        rank = protocol.peer.rank
-        pending.left.discard(rank)
-        if "error" in body:
-            pending.errors.append(body["error"])
-            if len(pending.errors) == 1 and pending.left:
-                # The others may be waiting for this rank inside MPI: let them go.
-                self._folder.word.raise_to(body["seq"])
-            if len(pending.errors) == 1:
-                self._local.hear_out(rank)  # what it has said before its reply
-                self._speak(finished=True)
-                self._event("rank_failed", seq=body["seq"], error=body["error"])
-        elif body.get("interrupted"):
-            pending.interrupted += 1
-        else:
-            if "value" in body:
-                pending.value = body["value"]
-            pending.idle += body.get("idle", 0)
-            self._agree(pending, rank, body.get("matrices"))
-        if not pending.left:
-            self._local.hear_out()
-            self._speak(finished=True)
-            del self._pending[body["seq"]]
-            self._reply(body["seq"], pending)
-
-    def _nudge(self, seq: int) -> None:
-        """Signal the ranks that are not back from a cancelled call, until they are."""
-        pending = self._pending.get(seq)
-        if pending is None or self._leaving:
-            return
-        for rank in pending.left:
-            pid = self._ranks[rank].pid
-            if pid:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGINT)
-        asyncio.get_running_loop().call_later(NUDGE_S, self._nudge, seq)
-
-    def _agree(self, pending: Pending, rank: int, matrices: list[Any] | None) -> None:
-        if pending.matrices is None:
-            pending.matrices = matrices or []
-        elif pending.matrices != (matrices or []):
-            pending.errors.append(
-                Failure(
-                    "RoutineError",
-                    f"rank {rank} returned matrices of other shapes or layouts than its "
-                    "neighbours: every rank must return the same matrices",
-                    rank=rank,
-                ).to_map()
-            )
-
-    def _shortage(self, body: Body, idle_bytes: int) -> Failure | None:
-        return memory_shortage(
-            Distribution(body["layout"], tuple(body["shape"]), default_grid(self._spec.size)),
-            body["dtype"],
-            self._spec.local_ranks,
-            idle_bytes,
-        )
-
-    def _reply(self, seq: int, pending: Pending) -> None:
-        if pending.body["op"] == "reserve" and not pending.errors:
-            shortage = self._shortage(pending.body, pending.idle)
-            if shortage is not None:
-                pending.errors.append(shortage.to_map())
-        reply: Body = {"seq": seq, "node": self._spec.node}
-        if pending.errors:
-            reply["errors"] = pending.errors[:ERRORS_TOLD]
-            reply["failed"] = len(pending.errors)
-        if pending.interrupted:
-            reply["interrupted"] = pending.interrupted
-        if pending.value is not None:
-            reply["value"] = pending.value
-        if pending.matrices:
-            reply["matrices"] = pending.matrices
-        if self._manager is not None:
-            self._manager.send(Kind.REPLY, reply)
+        self._relay.receive(protocol.peer.rank, frame)
 
     # --- the end ---
 
-    def _told_to_go(self) -> None:
-        """The node is being taken away: say so before the line is cut."""
+    def _node_leaving(self) -> None:
+        """The node is being taken away: report it before the connection breaks."""
         if not self._leaving:
-            self._event("node_leaving", hostname=os.uname().nodename)
+            self.send_event("node_leaving", hostname=os.uname().nodename)
         self._stop()
 
     async def _shutdown(self) -> None:
         self._leaving = True
+        self._relay.close()
         for process in self._ranks.values():
             if process.control is not None:
                 process.control.send(Kind.COMMAND, {"op": "exit"})
@@ -378,20 +330,30 @@ class Proxy:
 
     def _stop(self) -> None:
         self._leaving = True
+        self._relay.close()
         if self._over is not None:
             self._over.set()
 
     def clean(self) -> None:
-        """Kill what still runs and remove every trace."""
+        """Kill the remaining processes and remove the gang's files."""
         if not self._local.forked:
             self._folder.learn_segments(self._local.pids())
         self._local.kill()
-        self._log()
+        self._log_lines()
         self._folder.remove()
 
 
+def _peer_pid(protocol: FrameProtocol) -> int:
+    """The pid of a rank in our own pid namespace, as the kernel gives it."""
+    assert protocol.transport is not None
+    sock = protocol.transport.get_extra_info("socket")
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+    pid: int = PEER_CREDENTIALS.unpack(data)[0]
+    return pid
+
+
 def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
-    """Be a proxy until the gang ends. Does not return."""
+    """Run a proxy until the gang ends. Does not return."""
     status = 1
     proxy = None
     try:
@@ -403,6 +365,7 @@ def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
         status = 0
     finally:
         if proxy is not None:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             proxy.clean()
         sys.stdout.flush()
         os._exit(status)

@@ -1,38 +1,42 @@
-"""What a proxy and a rank are told when they start. Needs no MPI."""
+"""The configuration of a proxy and of a rank. Needs no MPI."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-RANK_PROGRAM = "{rank}"  # in a launcher's command line: here stands the program that a rank runs
-FIND_S = 30.0  # how long a rank looks for its node's proxy
+from mpi_workers.node.cleanup import is_private, machine_tag
+
+RANK_PROGRAM = "{rank}"  # in a launcher's command line: the placeholder for a rank's program
+FIND_S = 30.0  # time limit for a rank to find its node's proxy
 POLL_INTERVAL_S = 0.02
 
 
 @dataclass(slots=True)
 class ProxySpec:
-    """What a proxy is told: its part of a gang."""
+    """A proxy's part of a gang."""
 
     gang: str
     manager: list[str]
-    token: str
+    token: str = field(repr=False)
     node: int
     counts: list[int]
     host: str
     kvs_name: str
     threads: int
     keep_bytes: int
-    start: list[str] | None = None  # what node 0 runs to start all ranks; None: forked
+    start: list[str] | None = None  # node 0's command that starts all ranks; None: forked
     start_adds: dict[str, str] = field(default_factory=dict)  # to that command's environment
-    start_drops: list[str] = field(default_factory=list)  # variables it must not see, by prefix
-    start_files: dict[str, str] = field(default_factory=dict)  # their texts, by variables for paths
-    start_advice: str = ""  # what to do if its MPI does not fit
+    start_drops: list[str] = field(default_factory=list)  # prefixes of variables it must not get
+    start_files: dict[str, str] = field(default_factory=dict)  # texts, by variables for their paths
+    start_advice: str = ""  # for an MPI that does not match the launcher
     start_timeout_s: float = 60.0
-    across_nodes: bool = False  # it starts ranks on other nodes too, by daemons that are not ours
+    across_nodes: bool = False  # the command starts ranks on other nodes, by daemons of the site
 
     @property
     def first_rank(self) -> int:
@@ -49,9 +53,9 @@ class ProxySpec:
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """What a rank is told before MPI starts; read from a file of mode 600."""
+    """A rank's configuration. Ranks that a launcher starts read it from a file of mode 600."""
 
-    token: str
+    token: str = field(repr=False)
     directory: str
     control: str
     size: int
@@ -61,19 +65,32 @@ class RankConfig:
     keep_bytes: int
     start_timeout_s: float = 60.0
     advice: str = ""
+    one_node: bool = False  # all ranks of the gang are on this node
 
     @classmethod
     def find(cls, pattern: str) -> RankConfig:
-        """The one that a proxy has left on this node, as soon as it is there.
+        """Read the file that a proxy on this machine has written, when it is there.
 
-        Raises `FileNotFoundError` if there is none in `FIND_S`: the gang has no part here.
+        Files of other users, of folders that others can enter, and of other machines that share
+        TMPDIR are ignored.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none within `FIND_S`: the gang has no proxy here.
         """
         deadline = time.monotonic() + FIND_S
-        while not (found := glob.glob(pattern)):
+        while True:
+            for path in map(Path, glob.glob(pattern)):
+                with contextlib.suppress(OSError):
+                    if is_private(path.parent) and f"-{machine_tag()}-" in path.parent.name:
+                        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                        with open(fd) as file:
+                            return cls(**json.load(file))
             if time.monotonic() > deadline:
                 raise FileNotFoundError(
-                    f"no proxy of this gang has left {pattern} on this node in {FIND_S:.0f} s: a "
-                    "rank was started where the gang has no part, or TMPDIR is another one here"
+                    f"no proxy of this gang has written {pattern} on this node within "
+                    f"{FIND_S:.0f} s: a rank was started on a node without a part of the gang, or "
+                    "TMPDIR differs there"
                 )
             time.sleep(POLL_INTERVAL_S)
-        return cls(**json.loads(Path(found[0]).read_text()))

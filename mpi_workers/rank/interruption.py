@@ -1,10 +1,11 @@
-"""How a call is ended from outside: the interrupt word, and a signal for what never looks at it."""
+"""How a call is ended from outside: the interrupt word, and a signal for code that ignores it."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import signal
+import stat
 from collections.abc import Callable, Container
 from pathlib import Path
 from types import CodeType, FrameType
@@ -15,15 +16,22 @@ OURS = "mpi_workers."
 
 
 class InterruptWord:
-    """A number in a file that all ranks of a node map: the last call that must end.
+    """The number of the last call that must end, in a file that all ranks of a node map.
 
-    The node's proxy raises it; a rank that works on a call with a number not
-    above it leaves its wait.
+    The node's proxy raises the number. A rank leaves its wait if its call's number is not above it.
+
+    Raises
+    ------
+    OSError
+        If the path is a symbolic link, or another user's file.
     """
 
     def __init__(self, path: str | Path) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            about = os.fstat(fd)
+            if about.st_uid != os.getuid() or not stat.S_ISREG(about.st_mode):
+                raise PermissionError(f"{path} is not a file of this user: it cannot be trusted")
             os.ftruncate(fd, mmap.PAGESIZE)
             self._map = mmap.mmap(fd, mmap.PAGESIZE)
         finally:
@@ -41,9 +49,9 @@ class InterruptWord:
 def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeType]) -> None:
     """Have SIGINT raise `Interrupted` in the code that a cancelled call runs.
 
-    For loops and sleeps that never look at the word. It is raised only in what the
-    functions `entry_points` have called, and there not within our own functions: a wait in MPI
-    looks for itself, and must not be left with a request that nobody keeps.
+    For loops and sleeps that do not read the word. It is raised only in code that the functions
+    `entry_points` have called, and not within functions of this package: waits in MPI read the word
+    themselves, and must not lose their request.
     """
 
     def on_signal(_number: int, frame: FrameType | None) -> None:
@@ -55,7 +63,7 @@ def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeTyp
 
 
 def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool:
-    """Whether a routine's or a user's own code runs here, called through one of the doors."""
+    """Whether a routine's or a user's own code runs in this frame, below an entry point."""
     while frame is not None:
         if frame.f_code in entry_points:
             return True

@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 
-from mpi_workers.node.output import STDERR, STDOUT, rank_pipe
+from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
 
 _IOLBF = 1  # of <stdio.h>: line buffering
 _libc = ctypes.CDLL(None)

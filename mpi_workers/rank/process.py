@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import output
 from mpi_workers.rank.commands import Loader, Runner
+from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.loop import RankLoop
 from mpi_workers.wire.blocking import connect
 
@@ -36,6 +37,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         threadpool_limits(config.threads)
         if not MPI.Is_initialized():
+            limit_endpoints(config.host, one_node=config.one_node)
             # MPI_Init holds the GIL: only an alarm ends a rank that hangs in it without a proxy.
             signal.alarm(math.ceil(config.start_timeout_s) + INIT_SLACK_S)
             MPI.Init_thread(MPI.THREAD_SERIALIZED)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.node import cleanup
-from mpi_workers.node.cleanup import PASSING_S, SEGMENTS, PrivateFolder, sweep
+from mpi_workers.node.cleanup import SEGMENTS, TRANSIENT_S, PrivateFolder, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_what_mpich_makes_for_a_moment_goes_when_the_moment_is_over(places: Path
     old, new, other = (places / n for n in ("mpich_shar_tmpA", "mpich_shar_tmpB", "someone_elses"))
     for path in (old, new, other):
         path.touch()
-    past = time.time() - 2 * PASSING_S
+    past = time.time() - 2 * TRANSIENT_S
     for path in (old, other):
         os.utime(path, (past, past))
     sweep()

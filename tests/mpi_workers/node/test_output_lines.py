@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mpi_workers.node.output import HELD_LIMIT, LINE_LIMIT, STDERR, STDOUT, OutputLines
+from mpi_workers.node.output_lines import HELD_LIMIT, LINE_LIMIT, STDERR, STDOUT, OutputLines
 
 
 def test_lines_are_whole_whatever_the_pieces() -> None:
     lines = OutputLines()
-    for local_indices in (b"on", b"e\ntw", b"o\n\nthr"):
-        lines.add(3, STDOUT, local_indices)
+    for piece in (b"on", b"e\ntw", b"o\n\nthr"):
+        lines.add(3, STDOUT, piece)
     lines.add(3, STDERR, b"apart\n")
     lines.add(1, STDOUT, "Grüße".encode()[:3])
     assert lines.take() == [(3, 1, "one"), (3, 1, "two"), (3, 1, ""), (3, 2, "apart")]

@@ -1,0 +1,204 @@
+"""Relays commands to a node's ranks, and combines their replies into one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import local_nbytes
+from mpi_workers.matrix.layout import Distribution, default_grid
+from mpi_workers.matrix.memory import available_bytes, readable
+from mpi_workers.node.processes import RankProcess
+from mpi_workers.node.specs import ProxySpec
+from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.wire import frames
+from mpi_workers.wire.frames import Body, Frame, Kind
+
+ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
+SIGNAL_S = 0.5  # between signals to a rank that still runs a cancelled call
+
+
+class Uplink(Protocol):
+    """The proxy's connection to the GroupManager, as the relay uses it."""
+
+    def send_event(self, op: str, **fields: Any) -> None:
+        """Send an event."""
+
+    def send_reply(self, body: Body) -> None:
+        """Send a combined reply."""
+
+    def send_output(self, rank: int | None = None) -> None:
+        """Read and send what a rank (or all) printed before its reply."""
+
+
+class Pending:
+    """A command under way on this node, and the replies so far."""
+
+    def __init__(self, body: Body, ranks: Iterable[int]) -> None:
+        self.body = body
+        self.left = set(ranks)
+        self.errors: list[Body] = []
+        self.interrupted = 0
+        self.value: Any = None
+        self.matrices: list[Any] | None = None
+        self.idle_nbytes = 0
+
+
+class CommandRelay:
+    """The commands under way on one node.
+
+    Parameters
+    ----------
+    spec : ProxySpec
+    ranks : mapping of int to RankProcess
+        The ranks of this node.
+    word : InterruptWord
+        Ends calls on this node.
+    uplink : Uplink
+    """
+
+    def __init__(
+        self,
+        spec: ProxySpec,
+        ranks: Mapping[int, RankProcess],
+        word: InterruptWord,
+        uplink: Uplink,
+    ) -> None:
+        self._spec = spec
+        self._ranks = ranks
+        self._word = word
+        self._uplink = uplink
+        self._pending: dict[int, Pending] = {}
+        self._closed = False
+
+    @property
+    def newest(self) -> int | None:
+        """Number of the newest command under way, or None."""
+        return max(self._pending, default=None)
+
+    def close(self) -> None:
+        """Send no more signals: the ranks are exiting."""
+        self._closed = True
+
+    def relay(self, body: Body) -> None:
+        """Send a command to all ranks, or answer it if it needs none of them."""
+        if body["op"] == "reserve" and self._memory_shortage(body, 0) is None:
+            self._reply(body["seq"], Pending(body, ()))  # enough memory: no rank need wake up
+            return
+        self._pending[body["seq"]] = Pending(body, self._ranks)
+        data = frames.encode(Kind.COMMAND, body)
+        for process in self._ranks.values():
+            if process.control is not None and process.control.transport is not None:
+                process.control.transport.write(data)
+
+    def interrupt(self, seq: int, *, with_signal: bool) -> None:
+        """End the calls up to this number; with SIGINT for code that does not read the word."""
+        self._word.raise_to(seq)
+        if with_signal:
+            self._signal_ranks(seq)
+
+    def report_running(self, seq: int) -> None:
+        """Send the ranks that have not come back from a call."""
+        pending = self._pending.get(seq)
+        if pending is not None:
+            self._uplink.send_event("ranks_running", seq=seq, ranks=sorted(pending.left))
+
+    def _signal_ranks(self, seq: int) -> None:
+        """Signal the ranks that have not come back from a cancelled call, until they have."""
+        pending = self._pending.get(seq)
+        if pending is None or self._closed:
+            return
+        for rank in pending.left:
+            pid = self._ranks[rank].pid
+            if pid:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGINT)
+        asyncio.get_running_loop().call_later(SIGNAL_S, self._signal_ranks, seq)
+
+    def receive(self, rank: int, frame: Frame) -> None:
+        """Process a rank's reply, or its report of progress."""
+        body = frame.body
+        if frame.kind == Kind.EVENT:
+            self._uplink.send_event("progress", **body)
+            return
+        pending = self._pending.get(body.get("seq", -1))
+        if frame.kind != Kind.REPLY or pending is None:
+            return
+        pending.left.discard(rank)
+        if "error" in body:
+            self._add_error(pending, rank, body)
+        elif body.get("interrupted"):
+            pending.interrupted += 1
+        else:
+            if "value" in body:
+                pending.value = body["value"]
+            pending.idle_nbytes += body.get("idle", 0)
+            self._compare(pending, rank, body.get("matrices") or [])
+        if not pending.left:
+            self._uplink.send_output()
+            del self._pending[body["seq"]]
+            self._reply(body["seq"], pending)
+
+    def _add_error(self, pending: Pending, rank: int, body: Body) -> None:
+        pending.errors.append(body["error"])
+        if len(pending.errors) > 1:
+            return
+        if pending.left:  # the others may wait for this rank in MPI
+            self._word.raise_to(body["seq"])
+        self._uplink.send_output(rank)
+        self._uplink.send_event("rank_failed", seq=body["seq"], error=body["error"])
+
+    def _compare(self, pending: Pending, rank: int, matrices: list[Any]) -> None:
+        if pending.matrices is None:
+            pending.matrices = matrices
+        elif pending.matrices != matrices:
+            pending.errors.append(
+                Failure(
+                    "RoutineError",
+                    f"rank {rank} returned matrices of other shapes or layouts than the other "
+                    "ranks: every rank must return the same matrices",
+                    rank=rank,
+                ).to_map()
+            )
+
+    def _reply(self, seq: int, pending: Pending) -> None:
+        if pending.body["op"] == "reserve" and not pending.errors:
+            shortage = self._memory_shortage(pending.body, pending.idle_nbytes)
+            if shortage is not None:
+                pending.errors.append(shortage.to_map())
+        reply: Body = {"seq": seq, "node": self._spec.node}
+        if pending.errors:
+            reply["errors"] = pending.errors[:ERRORS_SENT]
+            reply["failed"] = len(pending.errors)
+        if pending.interrupted:
+            reply["interrupted"] = pending.interrupted
+        if pending.value is not None:
+            reply["value"] = pending.value
+        if pending.matrices:
+            reply["matrices"] = pending.matrices
+        self._uplink.send_reply(reply)
+
+    def _memory_shortage(self, body: Body, idle_nbytes: int) -> Failure | None:
+        """The error if this node lacks the memory for its ranks' parts of a matrix, else None."""
+        distribution = Distribution(
+            body["layout"], tuple(body["shape"]), default_grid(self._spec.size)
+        )
+        dtype = np.dtype(body["dtype"])
+        needed = sum(local_nbytes(distribution, rank, dtype) for rank in self._spec.local_ranks)
+        spare = available_bytes() + idle_nbytes
+        if needed <= spare:
+            return None
+        m, n = distribution.shape
+        return Failure(
+            "ResourceError",
+            f"a {m} x {n} {dtype} matrix in {distribution.layout} needs {readable(needed)} on node "
+            f"{os.uname().nodename}, which has {readable(spare)} left: free handles, request "
+            "workers on more nodes, or choose a layout without copies",
+        )

@@ -1,0 +1,113 @@
+"""The pipes into which a node's ranks print, read by the proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+from collections import deque
+
+from mpi_workers.node.output_lines import OutputLines
+
+TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last output are part of the error
+READ_BYTES = 64 << 10  # 64 KiB: the capacity of a pipe
+READS = 4  # from one pipe before others have their turn
+LAUNCHER = -1  # source of the output of ranks that have no pipes of their own yet
+# What MPICH (and its relatives) and Open MPI print in MPI_Abort: code and rank, rank and code.
+MPICH_ABORT = re.compile(rb"Abort\((-?\d+)\) on node (\d+)")
+OPEN_MPI_ABORT = re.compile(
+    rb"MPI_ABORT was invoked on rank (\d+) in.{1,99}?with errorcode (-?\d+)", re.DOTALL
+)
+
+Source = tuple[int, int]  # rank (or LAUNCHER) and stream
+
+
+class _Tail:
+    """The end of what one rank has printed."""
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes] = deque()
+        self._nbytes = 0
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._nbytes += len(data)
+        while self._nbytes - len(self._parts[0]) > TAIL_LIMIT:
+            self._nbytes -= len(self._parts.popleft())
+
+    def read(self) -> bytes:
+        return b"".join(self._parts)[-TAIL_LIMIT:]
+
+
+class RankOutput:
+    """The output of this node's ranks.
+
+    Attributes
+    ----------
+    pipes : dict of (int, int) to int
+        File descriptors by rank and stream. A site's launcher has a pipe of its own, for the
+        output of its ranks until they have opened theirs.
+    lines : OutputLines
+        Lines that were not passed on yet.
+    """
+
+    def __init__(self) -> None:
+        self.pipes: dict[Source, int] = {}
+        self.lines = OutputLines()
+        self._tails: dict[int, _Tail] = {}
+        self._poll: select.poll | None = None
+
+    def read(self, source: Source) -> bool:
+        """Read from a non-blocking pipe, with a limit; whether the pipe is still open."""
+        rank, stream = source
+        for _ in range(READS):
+            try:
+                data = os.read(self.pipes[source], READ_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                return False
+            self._tails.setdefault(rank, _Tail()).add(data)
+            self.lines.add(rank, stream, data)
+            if len(data) < READ_BYTES:
+                break
+        return True
+
+    def read_all(self, rank: int | None = None) -> None:
+        """Read all that was printed so far, and end unfinished lines of a rank (or of all)."""
+        if self._poll is None:
+            self._poll = select.poll()
+            for pipe in self.pipes.values():
+                self._poll.register(pipe, select.POLLIN)
+        if ready := dict(self._poll.poll(0)):  # one system call for all of them
+            for source, pipe in self.pipes.items():
+                if pipe in ready:
+                    self.read(source)
+        self.lines.finish(rank)
+
+    def tail(self, rank: int) -> str:
+        """The end of a rank's output, or of its launcher's if the rank has printed nothing."""
+        for source in list(self.pipes):
+            if source[0] in (rank, LAUNCHER):
+                with contextlib.suppress(OSError):
+                    self.read(source)
+        for source_rank in (rank, LAUNCHER):
+            text = self._tail(source_rank).decode(errors="replace").strip()
+            if text:
+                return text
+        return ""
+
+    def _tail(self, rank: int) -> bytes:
+        found = self._tails.get(rank)
+        return found.read() if found is not None else b""
+
+    def aborted(self) -> tuple[int, int] | None:
+        """Rank and code of an MPI_Abort that a rank has printed."""
+        for rank in list(self._tails):
+            data = self._tail(rank)
+            if found := MPICH_ABORT.search(data):
+                return int(found[2]), int(found[1])
+            if found := OPEN_MPI_ABORT.search(data):
+                return int(found[1]), int(found[2])
+        return None

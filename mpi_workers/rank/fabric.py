@@ -1,0 +1,79 @@
+"""Limits on the network endpoints that MPI opens: UCX and libfabric accept frames from anyone.
+
+A gang on one node needs no network: its ranks exchange messages through shared memory. A gang on
+several nodes listens only on the interface of its node's address, and on InfiniBand devices. A
+site's own settings are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import MutableMapping
+from pathlib import Path
+
+SIOCGIFADDR = 0x8915
+IF_INET6 = Path("/proc/net/if_inet6")
+INFINIBAND = Path("/sys/class/infiniband")
+# UCX: loopback and shared memory (System V, POSIX, CMA). UCX removes the names of its segments as
+# soon as they are mapped, so none remains after SIGKILL.
+UCX_ONE_NODE = "self,sm"
+OFI_ONE_NODE = "shm"
+
+
+def limit_endpoints(
+    host: str | None, *, one_node: bool, env: MutableMapping[str, str] = os.environ
+) -> None:
+    """Set the variables of UCX and libfabric that limit MPI's endpoints. Call it before MPI_Init.
+
+    Parameters
+    ----------
+    host : str or None
+        This node's address.
+    one_node : bool
+        Whether all ranks of the gang are on this node.
+    env : mapping
+        Variables that are set already are kept.
+    """
+    if one_node:
+        env.setdefault("UCX_TLS", UCX_ONE_NODE)
+        if env.get("MPIR_CVAR_CH4_NETMOD") == "ofi":
+            env.setdefault("FI_PROVIDER", OFI_ONE_NODE)
+        return
+    interface = interface_of(host) if host is not None else None
+    if interface is None:
+        return
+    env.setdefault("UCX_NET_DEVICES", ",".join([interface, *_infiniband_ports()]))
+    env.setdefault("FI_TCP_IFACE", interface)
+
+
+def interface_of(host: str) -> str | None:
+    """Name of this machine's interface with an address, or None."""
+    if ":" in host:
+        with contextlib.suppress(OSError):
+            wanted = socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).hex()
+            for line in IF_INET6.read_text().splitlines():
+                if line.startswith(wanted):
+                    return line.split()[-1]
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(sock, SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == host:
+                    return name
+    return None
+
+
+def _infiniband_ports() -> list[str]:
+    """Active InfiniBand and RoCE ports by UCX's names: ``mlx5_0:1``."""
+    ports = []
+    for path in sorted(INFINIBAND.glob("*/ports/*")):
+        with contextlib.suppress(OSError):
+            if "ACTIVE" in (path / "state").read_text():
+                ports.append(f"{path.parents[1].name}:{path.name}")
+    return ports
