@@ -36,7 +36,7 @@ def test_every_kind_raised_on_the_mpi_side_is_a_class_of_the_tree() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda c: c.__name__)
-def test_an_error_comes_back_the_same_from_pickle_and_from_the_wire(
+def test_an_error_survives_pickle_and_the_wire_unchanged(
     kind: type[errors.AlchemistError],
 ) -> None:
     error = kind("what happened", rank=3, traceback="Traceback ...")
@@ -59,7 +59,7 @@ def test_an_unknown_kind_is_still_an_error_of_the_tree() -> None:
     assert type(errors.from_failure(Failure("NoSuchKind", "x"))) is errors.AlchemistError
 
 
-def test_errors_are_also_what_python_would_raise() -> None:
+def test_errors_derive_from_pythons_own_types() -> None:
     assert issubclass(errors.BadArgumentError, TypeError)
     assert issubclass(errors.ShapeError, ValueError)
     assert issubclass(errors.NoSuchRoutineError, AttributeError)

@@ -52,7 +52,7 @@ def test_the_ten_lines_of_the_design(cluster: str) -> None:
     als.stop()
 
 
-def test_workers_are_where_they_say(session: AlchemistSession) -> None:
+def test_workers_run_on_the_hosts_they_report(session: AlchemistSession) -> None:
     workers = session.list_workers()
     assert [w.rank for w in workers] == [0, 1]
     assert all(os.path.exists(f"/proc/{w.pid}") for w in workers)
@@ -62,14 +62,14 @@ def test_workers_are_where_they_say(session: AlchemistSession) -> None:
     assert {w.status for w in workers} == {"idle"}
 
 
-def test_a_busy_gang_says_so(session: AlchemistSession) -> None:
+def test_a_busy_gang_refuses_a_second_call(session: AlchemistSession) -> None:
     later = session.load_library("echo").sleep.remote(0.5)
     time.sleep(0.2)
     assert {w.status for w in session.list_workers()} == {"busy"}
     ray.get(later)
 
 
-def test_two_sessions_have_gangs_of_their_own(session: AlchemistSession) -> None:
+def test_two_sessions_have_separate_gangs(session: AlchemistSession) -> None:
     with AlchemistSession(3) as other:
         mine, theirs = session.list_workers(), other.list_workers()
         assert not {w.pid for w in mine} & {w.pid for w in theirs}
@@ -99,7 +99,7 @@ def test_yielding_gives_the_cpus_back_and_the_session_goes_on(cluster: str) -> N
         assert als.send_matrix(np.eye(3)).epoch == old.epoch + 1
 
 
-def test_workers_are_asked_for_once(session: AlchemistSession) -> None:
+def test_workers_are_requested_once(session: AlchemistSession) -> None:
     with pytest.raises(GroupError, match="has 2 workers already"):
         session.request_workers(2)
     assert len(session.list_workers()) == 2
@@ -120,7 +120,7 @@ def test_options_are_checked() -> None:
         AlchemistSession(threads_per_worker=0)
 
 
-def test_a_closed_session_says_that_it_is_closed(cluster: str) -> None:
+def test_calls_of_a_closed_session_are_refused(cluster: str) -> None:
     als = AlchemistSession(1)
     handle = als.send_matrix(np.eye(2))
     als.close()

@@ -194,7 +194,7 @@ def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: 
     assert outcome["grown_kb"] < 200_000, outcome  # of 430 MB; a part of the store may be mapped
 
 
-def test_the_agent_holds_nothing_afterwards(gang: Gang, by_agents: None) -> None:
+def test_the_agent_releases_everything_afterwards(gang: Gang, by_agents: None) -> None:
     gang.session.send_matrix(persisted()).free()
     agent = agent_pids()["agent"]
     gang.session.yield_workers()

@@ -155,7 +155,7 @@ def test_a_handle_is_itself_in_sets_and_lists(session: AlchemistSession) -> None
     assert bool((A == B).all())
 
 
-def test_what_does_not_go_says_what_to_do(session: AlchemistSession) -> None:
+def test_errors_for_invalid_operands_give_advice(session: AlchemistSession) -> None:
     A = session.send_matrix(np.ones((600, 4)))
     with pytest.raises(MatrixError, match="send it first, with send_matrix"):
         A.T @ np.ones((600, 400))
@@ -183,7 +183,7 @@ def test_what_does_not_go_says_what_to_do(session: AlchemistSession) -> None:
         A + other.xp.ones((600, 4))
 
 
-def test_the_plan_is_what_happens(session: AlchemistSession) -> None:
+def test_results_have_the_planned_layout(session: AlchemistSession) -> None:
     for left in LAYOUTS:
         for right, shape in zip(("VC_STAR", "MC_MR", "STAR_VC"), SMALLER, strict=False):
             A = session.send_matrix(np.ones((9, 7)), layout=left)

@@ -68,7 +68,7 @@ def test_masks_that_live_on_the_gang(session: AlchemistSession) -> None:
         A[A[:, :1] > 100]
 
 
-def test_what_one_gets(session: AlchemistSession) -> None:
+def test_types_of_indexed_results(session: AlchemistSession) -> None:
     a = values((5, 4), "float32")
     A = session.send_matrix(a)
     assert isinstance(A[:2], Handle)
@@ -103,7 +103,9 @@ def test_what_one_gets(session: AlchemistSession) -> None:
         ((..., ...), "one ellipsis"),
     ],
 )
-def test_a_wrong_index_says_what_is_wrong(session: AlchemistSession, key: Any, words: str) -> None:
+def test_errors_for_wrong_indices_name_the_fault(
+    session: AlchemistSession, key: Any, words: str
+) -> None:
     A = session.send_matrix(values((5, 4), "float32"))
     with pytest.raises(ShapeError, match=words):
         A[key]

@@ -137,7 +137,7 @@ def test_the_rest_of_the_standard_works_on_handles(session: AlchemistSession) ->
     same(xp.full_like(A, True), np.ones((4, 3)))
 
 
-def test_what_is_not_there_names_what_is(session: AlchemistSession) -> None:
+def test_errors_for_missing_functions_name_an_alternative(session: AlchemistSession) -> None:
     with pytest.raises(AttributeError, match=r"numpy\.unstack takes A\.fetch\(\)"):
         session.xp.unstack  # noqa: B018
     with pytest.raises(AttributeError, match=r"np\.sort\(A\.fetch\(\)\)"):
@@ -150,6 +150,6 @@ def test_what_is_not_there_names_what_is(session: AlchemistSession) -> None:
         session.xp.sum(session.xp.ones((2, 2)), initial=3)
 
 
-def test_without_a_gang_there_is_no_namespace(cluster: str) -> None:
+def test_the_namespace_needs_a_gang(cluster: str) -> None:
     with AlchemistSession() as als, pytest.raises(SessionError, match="no workers"):
         als.xp  # noqa: B018

@@ -158,12 +158,14 @@ def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
         (lambda A: np.tensordot(A, A, axes=([0, 1], [0, 1])), r"np\.sum\(A \* B\)"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_names_what_is(session: AlchemistSession, work: Any, words: str) -> None:
+def test_errors_for_missing_functions_name_an_alternative(
+    session: AlchemistSession, work: Any, words: str
+) -> None:
     with pytest.raises(BadArgumentError, match=words):
         work(session.xp.ones((9, 4)))
 
 
-def test_nothing_is_fetched_whole_in_silence(session: AlchemistSession) -> None:
+def test_no_operation_fetches_a_whole_matrix_implicitly(session: AlchemistSession) -> None:
     nbytes = 64 << 20
     A = session.xp.random.uniform((nbytes // 8 // 1000, 1000), seed=1)
 

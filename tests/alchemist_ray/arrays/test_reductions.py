@@ -75,7 +75,7 @@ def test_a_reduction_that_is_not_small_stays_on_the_gang(session: AlchemistSessi
     assert (A @ np.array([1.0, -1.0])).shape == (m, 1)
 
 
-def test_centring_takes_no_move(session: AlchemistSession) -> None:
+def test_centring_moves_no_data(session: AlchemistSession) -> None:
     a = values((9, 5), "float64")
     A = session.send_matrix(a)
     rows = A.mean(axis=1, keepdims=True)
@@ -84,7 +84,7 @@ def test_centring_takes_no_move(session: AlchemistSession) -> None:
     assert A.plan("subtract", A.mean(axis=0, keepdims=True)).moved_nbytes == (0, 0)
 
 
-def test_what_is_not_there_says_so(session: AlchemistSession) -> None:
+def test_unsupported_arguments_are_refused(session: AlchemistSession) -> None:
     A = session.xp.ones((3, 3))
     with pytest.raises(ShapeError, match="axes 0 and 1"):
         A.sum(axis=2)

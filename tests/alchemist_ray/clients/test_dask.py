@@ -102,7 +102,7 @@ def test_persisted_chunks_go_from_the_store_and_are_not_computed_again(
     assert ray.get(counter.count.remote()) == 4
 
 
-def test_what_chunks_share_is_computed_once(als: AlchemistSession) -> None:
+def test_tasks_shared_by_chunks_are_computed_once(als: AlchemistSession) -> None:
     counter = Counter.remote()
 
     def noted(block: Any) -> Any:
@@ -185,7 +185,7 @@ def test_an_error_of_a_chunk_includes_its_traceback(als: AlchemistSession, unkno
     ],
     ids=["shape", "dtype", "strings", "masked", "number"],
 )
-def test_chunks_that_are_not_what_was_promised(
+def test_chunks_that_contradict_their_metadata_are_refused(
     als: AlchemistSession, function: Any, error: type[Exception], words: str
 ) -> None:
     x = da.from_array(A, chunks=(50, -1)).map_blocks(function, dtype=A.dtype, chunks=(50, 30))
@@ -194,7 +194,7 @@ def test_chunks_that_are_not_what_was_promised(
     assert als.list_matrices() == []
 
 
-def test_what_is_no_matrix_is_refused(als: AlchemistSession) -> None:
+def test_input_that_is_not_a_matrix_is_refused(als: AlchemistSession) -> None:
     for source, error, words in (
         (da.ones((2, 2, 2)), ShapeError, "2-D"),
         (da.ones((0, 3)), ShapeError, "empty"),

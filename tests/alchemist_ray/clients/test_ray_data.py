@@ -97,7 +97,7 @@ def test_filtered_blocks_that_are_empty(als: AlchemistSession) -> None:
         ([{"x": 1.5, "b": True}], None, None),
     ],
 )
-def test_what_is_no_number_is_an_error_that_names_the_column(
+def test_values_that_are_not_numbers_are_reported_by_column(
     als: AlchemistSession, senders: None, rows: Any, error: Any, words: Any
 ) -> None:
     dataset = data.from_items(rows, override_num_blocks=1)

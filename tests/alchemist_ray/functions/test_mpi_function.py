@@ -73,7 +73,7 @@ def test_its_gang_stays_warm_and_calls_queue() -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in first)
 
 
-def test_calls_at_once_get_gangs_of_their_own_as_far_as_cpus_go() -> None:
+def test_simultaneous_calls_get_separate_gangs_while_cpus_last() -> None:
     four = pids.options(num_workers=4)
     found = ray.get([four.remote(0.5) for _ in range(3)])
     assert len({tuple(ranks) for ranks in found}) == 2  # of 8 CPUs

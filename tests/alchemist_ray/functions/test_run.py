@@ -153,7 +153,7 @@ def test_nothing_is_kept_between_runs(als: AlchemistSession) -> None:
     assert [als.run(count) for _ in range(3)] == [1, 1, 1]
 
 
-def test_context_is_there_inside_and_not_outside(als: AlchemistSession) -> None:
+def test_the_context_exists_only_inside_a_run(als: AlchemistSession) -> None:
     def layouts(comm: Any, A: Any) -> Any:
         from ali import context  # noqa: PLC0415
 
@@ -231,7 +231,7 @@ def test_sys_exit_fails_the_call_alone(als: AlchemistSession, code: object) -> N
     assert caught.value.rank == 1
 
 
-def test_what_is_not_a_function_is_refused(als: AlchemistSession) -> None:
+def test_an_argument_that_is_not_a_function_is_refused(als: AlchemistSession) -> None:
     with pytest.raises(BadArgumentError, match="a str cannot be called"):
         als.run("total")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -240,7 +240,7 @@ def test_what_is_not_a_function_is_refused(als: AlchemistSession) -> None:
         als.run(total, timeout_s=0)
 
 
-def test_what_cannot_be_pickled_is_named(als: AlchemistSession) -> None:
+def test_an_object_that_cannot_be_pickled_is_named(als: AlchemistSession) -> None:
     lock = threading.Lock()
 
     def closes_over(comm: Any) -> Any:
@@ -291,7 +291,7 @@ def test_matrices_must_be_here_and_the_same_on_all_ranks(als: AlchemistSession) 
     assert len(als.list_matrices()) == 1  # the one that was sent
 
 
-def test_a_session_without_workers_says_so(cluster: str) -> None:
+def test_a_session_without_workers_refuses_calls(cluster: str) -> None:
     with AlchemistSession() as als:
         with pytest.raises(SessionError, match="no workers"):
             als.run(total)

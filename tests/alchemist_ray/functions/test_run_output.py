@@ -75,7 +75,7 @@ def test_prints_are_shown_as_they_are_printed_and_before_the_result(
         assert "[rank 0] before\n" in "".join(text for _, text in shown)
 
 
-def test_a_flood_of_output_is_bounded_and_says_what_was_dropped(
+def test_a_flood_of_output_is_cut_and_the_loss_reported(
     als: AlchemistSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flood(comm: Any) -> int:

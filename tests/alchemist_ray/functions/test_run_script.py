@@ -81,7 +81,7 @@ def test_a_tutorials_script_runs(
         assert sum("goodbye" in line for line in out) == 3
 
 
-def test_a_script_finds_what_it_would_under_mpiexec(
+def test_a_script_runs_as_under_mpiexec(
     als: AlchemistSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "beside_the_script.py").write_text("VALUE = 42\n")
@@ -146,7 +146,7 @@ def test_a_failing_script_shows_where(als: AlchemistSession, tmp_path: Path) -> 
         als.run_script(write(tmp_path, "def f(:"))
 
 
-def test_what_cannot_be_run_is_refused(als: AlchemistSession, tmp_path: Path) -> None:
+def test_an_object_that_cannot_be_run_is_refused(als: AlchemistSession, tmp_path: Path) -> None:
     with pytest.raises(BadArgumentError, match=r"cannot read .*nowhere"):
         als.run_script(tmp_path / "nowhere.py")
     path = write(tmp_path, "pass")

@@ -71,7 +71,7 @@ def test_a_loop_runs_in_memory_for_a_few(session: AlchemistSession) -> None:
     assert resident() - before < 64 << 20  # of 80 matrices, 640 MB
 
 
-def test_what_is_kept_stays(session: AlchemistSession) -> None:
+def test_a_kept_matrix_is_not_freed(session: AlchemistSession) -> None:
     A = session.xp.ones((2, 2))
     assert A.temporary
     number = A.keep().id
@@ -183,7 +183,7 @@ def wait_for(what: Callable[[], bool]) -> bool:
     return any(what() or alarm.wait(0.05) for _ in range(100))
 
 
-def test_a_function_of_ones_own_takes_temporaries(session: AlchemistSession) -> None:
+def test_a_user_function_accepts_temporaries(session: AlchemistSession) -> None:
     def scaled(comm: Any, A: Any, factor: float) -> Any:
         A.local[...] *= factor
         return float(comm.allreduce(A.local.sum()))
@@ -193,7 +193,7 @@ def test_a_function_of_ones_own_takes_temporaries(session: AlchemistSession) -> 
     assert held(session) == {A.id}
 
 
-def test_threads_may_drop_what_they_like(session: AlchemistSession) -> None:
+def test_handles_can_be_dropped_in_any_thread(session: AlchemistSession) -> None:
     A = session.send_matrix(np.ones((4, 3)))
     wrong: list[Any] = []
 

@@ -47,7 +47,7 @@ def test_a_routine_has_its_signature_and_docstring(session: AlchemistSession) ->
     assert "truncated_svd" in dir(session.load_library("linalg"))
 
 
-def test_every_type_goes_there_and_back(session: AlchemistSession) -> None:
+def test_every_type_is_returned_unchanged(session: AlchemistSession) -> None:
     echo = session.load_library("echo").echo
     A = session.send_matrix(np.eye(3))
     given = {
@@ -123,7 +123,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_library_of_ones_own(session: AlchemistSession, tmp_path: Path) -> None:
+def test_a_user_library(session: AlchemistSession, tmp_path: Path) -> None:
     path = write(
         tmp_path,
         '''
@@ -162,7 +162,7 @@ def test_a_library_of_ones_own(session: AlchemistSession, tmp_path: Path) -> Non
         ("@routine('a', 'b')\ndef f(ctx: Context) -> int: ...", "names 2 results"),
     ],
 )
-def test_a_library_that_does_not_load_says_why(
+def test_a_library_that_does_not_load_is_reported_with_the_reason(
     session: AlchemistSession, tmp_path: Path, text: str, words: str
 ) -> None:
     with pytest.raises(LibraryLoadError, match=words):
@@ -221,7 +221,7 @@ def test_remote_returns_at_once_and_raises_the_same_errors(session: AlchemistSes
     assert ray.get(calls) == [[0, 1]] * 20
 
 
-def test_a_library_of_a_gang_that_was_given_up_says_so(cluster: str) -> None:
+def test_a_library_of_a_yielded_gang_is_refused(cluster: str) -> None:
     with AlchemistSession(1) as als:
         echo = als.load_library("echo")
         als.yield_workers()

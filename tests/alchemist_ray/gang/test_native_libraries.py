@@ -68,7 +68,7 @@ def test_a_c_routine_that_fails_fails_its_call_alone(
 
 
 @needs_compiler
-def test_a_file_that_is_no_library_says_so(session: AlchemistSession, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_refused(session: AlchemistSession, tmp_path: Path) -> None:
     with pytest.raises(LibraryNotFoundError, match="there is no file"):
         session.load_library("x", tmp_path / "libx.so")
     (tmp_path / "libx.so").write_text("text")

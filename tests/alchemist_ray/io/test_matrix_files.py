@@ -47,7 +47,7 @@ def test_a_saved_matrix_loads_unchanged(
     assert hidden(tmp_path) == []
 
 
-def test_only_some_rows_and_columns_in_any_way_of_saying_so(
+def test_selected_rows_and_columns_in_every_notation(
     session: AlchemistSession, tmp_path: Path
 ) -> None:
     names = ["u", "v", "w", "x", "y"]
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(
     assert np.array_equal(B.fetch(), A)
 
 
-def test_what_is_no_checkpoint_is_not_restored(session: AlchemistSession, tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_not_restored(session: AlchemistSession, tmp_path: Path) -> None:
     session.send_matrix(A, name="A")
     session.checkpoint(tmp_path / "all")
     told = json.loads((tmp_path / "all" / "manifest.json").read_text())

@@ -76,7 +76,7 @@ def test_blocks_that_do_not_fit_leave_nothing(
     assert np.array_equal(session.send_matrix(A).fetch(), A)
 
 
-def test_shape_and_dtype_are_looked_at_first(session: AlchemistSession) -> None:
+def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
     for shape in (3, (3,), (0, 2), (2.5, 1), None):
         with pytest.raises(ShapeError, match="shape="):
             session.send_blocks([], shape=shape)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ def test_all_are_opened_once_in_order_and_never_much_at_once(sizes: list[int]) -
 
 
 @given(sizes=SIZES)
-def test_what_fits_together_is_opened_together(sizes: list[int]) -> None:
+def test_small_objects_are_opened_in_groups(sizes: list[int]) -> None:
     groups = [list(range(len(sizes)))[some] for some in together(sizes)]
     for group in groups[:-1]:
         assert sum(sizes[i] or OPENED for i in group) >= OPENED

@@ -41,7 +41,7 @@ def test_remote_objects_are_located_on_their_node(refs: list[Any], by_agents: No
     assert looked == [((*SHAPES[i], "<i8"), refs[i]) for i in (1, 0, 1)]
 
 
-def test_the_store_gets_back_what_has_been_sent(session: AlchemistSession) -> None:
+def test_sent_objects_are_freed_in_the_store(session: AlchemistSession) -> None:
     before = in_store()
     blocks = [(ray.put(np.full((1000, 4000), i)), 1000 * i, 0) for i in range(2)]  # 64 MB
     assert traces.wait_until(lambda: in_store() > before + 60e6, 20.0) is not None

@@ -121,7 +121,7 @@ def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
         (np.ma.masked_less(np.arange(4.0).reshape(2, 2), 1), DtypeError, "masked"),
     ],
 )
-def test_what_is_no_matrix_is_refused_before_anything_is_sent(
+def test_input_that_is_not_a_matrix_is_refused_before_sending(
     session: AlchemistSession, source: object, error: type, words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -150,7 +150,9 @@ def test_wrong_layouts_dtypes_and_handles_are_refused(session: AlchemistSession)
         handle.to_layout("MC_MR")
 
 
-def test_more_than_the_memory_is_refused_before_any_is_taken(session: AlchemistSession) -> None:
+def test_a_matrix_larger_than_memory_is_refused_before_allocation(
+    session: AlchemistSession,
+) -> None:
     huge = np.broadcast_to(np.float64(1), (1_000_000, 1_000_000))
     with pytest.raises(ResourceError, match=r"8\.0 TB"):
         session.send_matrix(huge)
@@ -174,7 +176,7 @@ def test_parts_are_fetched_like_slices(session: AlchemistSession) -> None:
         handle.fetch(cols="a")  # type: ignore[arg-type]
 
 
-def test_a_fetched_array_is_the_users_own(session: AlchemistSession) -> None:
+def test_a_fetched_array_belongs_to_the_user(session: AlchemistSession) -> None:
     matrix = some((700, 500))  # large enough for pooled memory
     handle = session.send_matrix(matrix)
     first = handle.fetch()
@@ -299,7 +301,7 @@ def test_times_are_printed_per_rank(session: AlchemistSession, capsys) -> None:
     assert "deserialize" in told
 
 
-def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
+def test_a_gang_that_is_reached_by_streams_only(session: AlchemistSession) -> None:
     """A process on another node has no Unix sockets and one stream per rank."""
     client = session.connection
     rank_endpoints = client.rank_endpoints
@@ -316,7 +318,7 @@ def test_a_gang_that_only_streams_reach(session: AlchemistSession) -> None:
         client.ranks = near
 
 
-def test_places_are_asked_for_owner_by_owner(gang: AlchemistSession) -> None:
+def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None:
     """Asked for together, Ray sometimes ends this process: an owner may answer too early."""
 
     @ray.remote(num_cpus=0)

@@ -62,7 +62,7 @@ def test_svd(als: AlchemistSession, spark: Any, make: Any) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-8)
 
 
-def test_svd_leaves_out_what_counts_as_zero(als: AlchemistSession, spark: Any) -> None:
+def test_svd_omits_singular_values_that_count_as_zero(als: AlchemistSession, spark: Any) -> None:
     low = np.outer(np.arange(1.0, 20), np.ones(5))
     low[:, 2] = np.arange(19) % 3
     svd = row_matrix(spark, OURS, low).computeSVD(4, True)

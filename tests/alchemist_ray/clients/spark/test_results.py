@@ -34,7 +34,7 @@ def test_a_dataframe_has_the_matrix_rows_and_dtype(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_there_and_back_is_the_same(als: AlchemistSession, spark: Any, kind: str) -> None:
+def test_a_matrix_sent_back_is_unchanged(als: AlchemistSession, spark: Any, kind: str) -> None:
     from pyspark.mllib.linalg import distributed
 
     A = als.send_matrix(np.where(X > 0, X, 0), layout="STAR_VC")
@@ -55,7 +55,7 @@ def test_mllib_computes_with_it(als: AlchemistSession, spark: Any) -> None:
     assert all(X[e.i, e.j] == e.value for e in entries)
 
 
-def test_what_cannot_be_is_refused(als: AlchemistSession, spark: Any) -> None:
+def test_unsupported_conversions_are_refused(als: AlchemistSession, spark: Any) -> None:
     with pytest.raises(DtypeError, match="complex"):
         als.send_matrix(X + 1j).to_spark(spark)
     with pytest.raises(BadArgumentError, match="IndexedRowMatrix"):

@@ -176,7 +176,7 @@ def test_a_source_that_changes_is_detected(
     refused(als, frame, TransferError, "partition 0", "cache")
 
 
-def test_rows_that_are_not_there_are_zero(als: AlchemistSession, spark: Any) -> None:
+def test_missing_rows_are_zero(als: AlchemistSession, spark: Any) -> None:
     from pyspark.mllib.linalg import Vectors
     from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
 
