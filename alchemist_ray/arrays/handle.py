@@ -39,8 +39,8 @@ class Handle(ArrayOperators):
 
     Notes
     -----
-    ``==`` compares elements, on the gang. Two handles name the same matrix where their `id`,
-    `gang` and `epoch` are the same.
+    ``==`` compares elements, on the gang. Two handles name the same matrix if their `id`, `gang`
+    and `epoch` are equal.
     """
 
     __slots__ = ()
@@ -67,7 +67,7 @@ class Handle(ArrayOperators):
             The part to fetch. Only the range of rows and columns that spans it is moved: of
             ``slice(0, 100, 10)`` the first 91 rows. Default: all.
         print_times : bool
-            Print where the time went, per worker.
+            Print how long each step took, per rank.
 
         Returns
         -------
@@ -76,7 +76,7 @@ class Handle(ArrayOperators):
         Raises
         ------
         StaleHandleError, MatrixNotFoundError
-            If the gang is gone or the matrix was freed.
+            If the gang has ended or the matrix was freed.
         GroupFailedError, TransferError
             If a rank dies during the transfer.
 
@@ -98,7 +98,7 @@ class Handle(ArrayOperators):
         return made
 
     def free(self) -> None:
-        """Give the matrix's memory back. Every handle to it is invalid then; free twice is fine."""
+        """Free the matrix; all its handles become invalid. A second call does nothing."""
         gang_of(self.keep()).free(self)
 
     # --- to files and other systems ---
@@ -118,36 +118,36 @@ class Handle(ArrayOperators):
         Parameters
         ----------
         path : path_like
-            Its suffix says the format, as in `AlchemistSession.load_matrix`. Zarr is a folder, and
-            so is Parquet, with a file for each rank. Or a URL (``s3://...``) that ends in
-            ``.zarr``, where nothing is yet.
+            Its suffix selects the format, as in `AlchemistSession.load_matrix`. Zarr is a folder,
+            and so is Parquet, with one file per rank. Or a URL (``s3://...``) that ends in
+            ``.zarr``, where nothing exists.
         dataset : str, optional
             Name in an HDF5 file. Default: ``"data"``.
         columns : sequence of str, optional
-            Names of the columns, in Parquet and CSV.
+            Names of the columns, for Parquet and CSV.
         header : bool, optional
-            Whether CSV begins with the names. Default: if there are any.
+            Whether the first line of a CSV file has the names. Default: if there are any.
         delimiter : str
-            Between the fields of a CSV file.
+            Separator of the fields of a CSV file.
         append : bool
-            Keep the other data sets of the HDF5 file that is there.
+            Keep the other data sets of an existing HDF5 file.
 
         Raises
         ------
         FileError
-            If it cannot be written; with the `rank` that met it. The old file is whole, and
-            nothing else is there.
+            If it cannot be written; with the `rank` that found it. The old file is unchanged,
+            and nothing else is left.
         DtypeError
             For complex numbers in Parquet and CSV.
         BadArgumentError
-            If the format knows no such option.
+            If the format has no such option.
 
         Notes
         -----
-        The file appears, or takes the place of the old one, in one step when all of it is on
-        the disk. (Behind a URL, where nothing can be replaced whole, its metadata come last, and
-        without them it is no array.) Every format keeps dtype and values bit for bit, but CSV no
-        dtype, and of a NaN only that it is one.
+        The file appears, or replaces the old one, in one step when all of it is on the disk. (At
+        a URL, where nothing can be replaced in one step, the metadata is written last.) Every
+        format keeps dtype and values bit for bit, except CSV, which keeps neither the dtype nor
+        the payload of a NaN.
         """
         saving.save(
             self, path, dataset, columns=columns, header=header, delimiter=delimiter, append=append
@@ -170,7 +170,7 @@ class Handle(ArrayOperators):
     def to_spark(
         self, spark: Any = None, kind: str = "DataFrame", *, block: tuple[int, int] | None = None
     ) -> Any:
-        """The matrix as one of Spark's; see `alchemist_ray.clients.spark.to_spark`."""
+        """A lazy DataFrame or MLlib matrix; see `alchemist_ray.clients.spark.to_spark`."""
         from alchemist_ray.clients import spark as client  # noqa: PLC0415  (optional package)
 
         return client.to_spark(self, spark, kind, block=block)

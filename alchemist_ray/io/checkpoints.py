@@ -1,6 +1,6 @@
 """Checkpoints: all matrices of a session in a folder, and a session from such a folder.
 
-The ranks write and read the matrices (`ali.files`); here is what is kept beside them.
+The ranks write and read the matrices (`ali.files`); this module writes and reads the manifest.
 """
 
 from __future__ import annotations
@@ -27,30 +27,32 @@ from alchemist_ray.runtime.gang_owner import GangOwner
 MANIFEST = "manifest.json"
 FORMAT = "alchemist-on-ray checkpoint"
 VERSION = 1
-KEPT = ("name", "shape", "dtype", "layout", "source")  # of each matrix
+KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
 
 
 class SessionCheckpoints(GangOwner):
-    """How a session is kept and brought back; a part of `AlchemistSession`."""
+    """The methods of `AlchemistSession` for named matrices and checkpoints."""
 
     def matrix(self, name: str) -> Handle:
-        """The handle of the matrix of that name.
+        """The handle of the matrix with this name.
 
         Raises
         ------
         MatrixNotFoundError
-            If there is none.
+            If there is no such matrix.
         MatrixError
-            If there are several.
+            If several matrices have this name.
         """
         connection = self.connection
         told = connection.request({"op": "list_matrices"})["matrices"]
         found = [about for about in told if about["name"] == name]
         if not found:
-            names = ", ".join(sorted({about["name"] for about in told})) or "none at all"
-            raise MatrixNotFoundError(f"there is no matrix {name!r}; there are {names}")
+            names = ", ".join(sorted({about["name"] for about in told})) or "none"
+            raise MatrixNotFoundError(f"there is no matrix {name!r}; names of matrices: {names}")
         if len(found) > 1:
-            raise MatrixError(f"{len(found)} matrices are called {name!r}: see list_matrices()")
+            raise MatrixError(
+                f"{len(found)} matrices have the name {name!r}: choose one of list_matrices()"
+            )
         named: Handle = connection.handle(found[0])
         return named
 
@@ -60,19 +62,19 @@ class SessionCheckpoints(GangOwner):
         Parameters
         ----------
         folder : path_like
-            Made anew. A checkpoint that is there already is replaced in one step when all is
+            Created. An existing checkpoint is replaced in one step when everything has been
             written.
 
         Raises
         ------
         FileError
-            If it cannot be written, or there is a folder with other things in it. The old
-            checkpoint is as it was.
+            If it cannot be written, or the folder contains other files. The old checkpoint is
+            unchanged.
 
         Notes
         -----
-        A ``.npy`` file for each matrix, and ``manifest.json`` with their names, layouts and
-        provenance. `restore` brings them back.
+        The folder has a ``.npy`` file for each matrix, and ``manifest.json`` with names, layouts
+        and provenance. `restore` loads it.
         """
         connection = self.connection
         where, token = as_path(folder), uuid.uuid4().hex[:12]
@@ -108,27 +110,27 @@ class SessionCheckpoints(GangOwner):
     def restore(
         cls, folder: str | os.PathLike[str], num_workers: int | None = None, **options: Any
     ) -> Self:
-        """A new session with the matrices of a checkpoint, on a gang of any size.
+        """Create a session with the matrices of a checkpoint, on a gang of any size.
 
         Parameters
         ----------
         folder : path_like
             As given to `checkpoint`.
         num_workers : int, optional
-            Default: as many as there were.
+            Default: the number at the time of the checkpoint.
         **options
             See `AlchemistSession`.
 
         Returns
         -------
         AlchemistSession
-            Its matrices have the names and layouts that they had: ``session.matrix("A")``.
+            Its matrices have their old names and layouts: ``session.matrix("A")``.
 
         Raises
         ------
         FileError
-            If it is no checkpoint, of a later version, or damaged. Nothing is left of the
-            session then.
+            If it is not a checkpoint, has a later version, or is damaged. The session is
+            closed.
         """
         where = as_path(folder)
         if num_workers is None:
@@ -136,7 +138,7 @@ class SessionCheckpoints(GangOwner):
                 text = Path(where, MANIFEST).read_text(encoding="utf-8")
             except OSError as error:
                 raise FileError(
-                    f"{where} is no checkpoint that can be read here: {error.strerror}", path=where
+                    f"{where} cannot be read as a checkpoint here: {error.strerror}", path=where
                 ) from None
             num_workers = _checked(text, where)["workers"]
         session = cls(num_workers, **options)
@@ -147,7 +149,7 @@ class SessionCheckpoints(GangOwner):
             for entry in manifest["matrices"]:
                 handle = library.routine("load")(f"{where}/{entry['file']}", layout=entry["layout"])
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
-                    raise FileError(f"{where}/{entry['file']} is not what the manifest says")
+                    raise FileError(f"{where}/{entry['file']} does not match the manifest")
                 source = {"kind": "restored", "from": where, "was": entry["source"]}
                 renamed(connection, handle, entry["name"], source, pin=True)
         except BaseException:
@@ -157,7 +159,7 @@ class SessionCheckpoints(GangOwner):
 
 
 def _checked(text: str, where: str) -> dict[str, Any]:
-    """A manifest that this version can read. Raises `FileError`."""
+    """The manifest, if this version can read it. Raises `FileError`."""
     try:
         manifest = json.loads(text)
         format, version = manifest["format"], manifest["version"]

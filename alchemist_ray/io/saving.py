@@ -1,7 +1,6 @@
 """Saves a matrix to a file: every rank writes its own part (`ali.files`).
 
-The user's process only says which file: no element passes through it, and it need not see the
-file.
+No element passes through the user's process, which need not see the file.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def save(
 
 
 def files_library(connection: GangConnection) -> Library:
-    """The library `files`, loaded by whoever needs it first."""
+    """The library `files`, loaded at first use."""
     loaded = connection.request({"op": "list_libraries"})["libraries"]
     for described in loaded:
         if described["name"] == "files":
@@ -58,15 +57,15 @@ def renamed(
     *,
     pin: bool = False,
 ) -> Any:
-    """The matrix under another name (and from elsewhere), in the gang's record as well."""
-    told = {} if source is None else {"source": source}
+    """Give a matrix a name, and optionally another provenance, in the gang's record."""
+    fields = {} if source is None else {"source": source}
     return connection.handle(
-        connection.request({"op": "describe", "matrix": ref.id, "name": name, "pin": pin, **told})
+        connection.request({"op": "describe", "matrix": ref.id, "name": name, "pin": pin, **fields})
     )
 
 
 def as_path(path: str | os.PathLike[str]) -> str:
-    """As the ranks get it: absolute, or a URL."""
+    """The path as the ranks get it: absolute, or a URL. Raises `BadArgumentError`."""
     try:
         text = os.fspath(path)
     except TypeError:
@@ -78,7 +77,7 @@ def as_path(path: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def leaving_nothing(path: str, token: str) -> Iterator[None]:
-    """Remove what a gang that died was writing; ranks that live do so themselves."""
+    """Remove hidden files that a lost gang was writing; living ranks remove their own."""
     try:
         yield
     except GroupFailedError:

@@ -1,7 +1,7 @@
-"""Matrices in files, as a user asks for them; the ranks do the work (`ali.files`).
+"""`load_matrix` and `send_blocks` of a session.
 
-The user's process only says what and where: no element passes through it, and it need not see
-the files.
+The ranks read the files (`ali.files`): no element passes through the user's process, which need not
+see the files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Columns = slice | int | str | Sequence[int] | Sequence[str] | np.ndarray[Any, An
 
 
 class SessionFiles(GangOwner):
-    """What a session does with files; a part of `AlchemistSession`."""
+    """The methods of `AlchemistSession` for files and blocks."""
 
     def load_matrix(
         self,
@@ -40,29 +40,29 @@ class SessionFiles(GangOwner):
         header: bool | None = None,
         delimiter: str = ",",
     ) -> Handle:
-        """A matrix from a file that all nodes see; every rank reads its own part of it.
+        """Load a matrix from a file that all nodes see; every rank reads its own part.
 
         Parameters
         ----------
         path : path_like
             ``.npy``, HDF5 (``.h5 .hdf5``), Zarr (``.zarr``), Parquet (``.parquet``, a file or a
-            folder of them) or CSV (``.csv``). Or a URL (``s3://...``) that fsspec knows.
+            folder of them) or CSV (``.csv``). Or a URL (``s3://...``) that fsspec can open.
         dataset : str, optional
-            Which one of an HDF5 file or a Zarr group, where there are several.
+            Name in an HDF5 file or Zarr group, if there are several.
         columns, rows : slice, int, list, ndarray, optional
-            Only these, in this order: indices, or one boolean for each; columns of Parquet and
-            of CSV with a header also by name.
+            Load only these, in this order: indices, or one boolean per row or column. Columns of
+            Parquet, and of CSV with a header, also by name.
         layout : str
-            How to spread it over the ranks: one of Elemental's 14 names.
+            Its distribution over the ranks: one of Elemental's 14 names (``docs/layouts.md``).
         dtype : dtype, optional
-            Convert to it on the way. Default: the file's own; of CSV, float64.
+            Convert to it while reading. Default: the file's dtype; for CSV, float64.
         name : str, optional
-            For people; shown by the handle. Default: the file's.
+            As in `send_matrix`. Default: the name of the file, which does not keep the matrix.
         header : bool, optional
-            Whether a CSV file begins with names. Default: if a field of its first line is no
+            Whether the first line of a CSV file has names. Default: if a field of it is not a
             number.
         delimiter : str
-            Between the fields of a CSV file.
+            Separator of the fields of a CSV file.
 
         Returns
         -------
@@ -71,19 +71,19 @@ class SessionFiles(GangOwner):
         Raises
         ------
         FileError
-            If it is missing, unreadable, damaged, ragged, or not the same on all nodes; with
-            the `rank` that met it.
+            If the file is missing, unreadable, damaged, ragged, or differs between nodes; with
+            the `rank` that found it.
         DtypeError, ShapeError, LayoutError
-            If what is in it is no matrix.
+            If its content is not a matrix, or the layout or dtype is invalid.
         BadArgumentError
-            If it has no such column, row or data set, or the format knows no such option.
+            If it has no such column, row or data set, or the format has no such option.
         ResourceError
-            If the ranks' nodes have not the memory.
+            If the ranks' nodes do not have the memory.
 
         Notes
         -----
-        Needs the extra: ``pip install 'alchemist-on-ray[files]'``, but for ``.npy``. A load
-        that fails leaves no matrix.
+        All formats except ``.npy`` need ``pip install 'alchemist-on-ray[files]'``. A load that
+        fails leaves no matrix.
         """
         connection = self.connection
         where = as_path(path)
@@ -93,7 +93,9 @@ class SessionFiles(GangOwner):
             m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
                 if _is_mask(wanted) and len(cast("Sequence[bool]", wanted)) != length:
-                    raise BadArgumentError(f"{where} has {length} {what}, not as many booleans")
+                    raise BadArgumentError(
+                        f"{where} has {length} {what}, which is not the number of booleans"
+                    )
         if dtype is not None:
             try:
                 chosen["dtype"] = np.dtype(dtype).name
@@ -117,14 +119,14 @@ class SessionFiles(GangOwner):
         name: str | None = None,
         print_times: bool = False,
     ) -> Handle:
-        """Send a matrix that comes in blocks of rows, and is never whole in this process.
+        """Send a matrix in blocks of rows, without ever having all of it in this process.
 
         Parameters
         ----------
         blocks : iterable of array_like, shapes (k, n) or (n,)
-            Whole rows, from the first on; a generator, for one. One block is here at a time.
+            Whole rows in order, for example from a generator. One block is in memory at a time.
         shape : (int, int)
-            ``(m, n)`` of the whole.
+            ``(m, n)`` of the matrix.
         dtype : dtype
             Of the matrix; blocks are converted to it.
         layout, name, print_times
@@ -141,13 +143,13 @@ class SessionFiles(GangOwner):
         IncompleteMatrixError
             If rows are missing at the end.
         Exception
-            What the iterable raises. Nothing partial stays behind.
+            Errors of the iterable. The matrix is freed.
 
         Notes
         -----
-        What `shape` needs is taken on the ranks' nodes at once; here and in the object store
-        nothing but the block. `send_matrix` does the same for an `h5py.Dataset` and a
-        `zarr.Array`, and takes a `numpy.memmap` as it is.
+        The memory for `shape` is allocated on the ranks' nodes first; this process needs that of
+        a block, the object store none. `send_matrix` does the same for an `h5py.Dataset` and a
+        `zarr.Array`, and treats a `numpy.memmap` as an array.
         """
         source = iterators.IteratorSource.inspect(blocks, shape, dtype)
         try:
@@ -168,7 +170,7 @@ def _chosen(what: str, one: str, wanted: Any) -> dict[str, Any]:
         try:
             return {what: ":".join("" if x is None else str(x.__index__()) for x in parts)}
         except AttributeError:
-            raise BadArgumentError(f"{what}={wanted!r}: a slice of integers") from None
+            raise BadArgumentError(f"{what}={wanted!r}: a slice must have integers") from None
     items = [wanted] if isinstance(wanted, str | int) else list(wanted)
     if items and one == "column" and all(isinstance(item, str) for item in items):
         return {"column_names": items}
@@ -177,7 +179,9 @@ def _chosen(what: str, one: str, wanted: Any) -> dict[str, Any]:
         index = np.flatnonzero(index)
     if index.dtype.kind not in "iu" or index.ndim != 1:
         names = " or names" if one == "column" else ""
-        raise BadArgumentError(f"{what}: a slice, indices{names}, or booleans, not {wanted!r}")
+        raise BadArgumentError(
+            f"{what} must be a slice, indices{names} or booleans, not {wanted!r}"
+        )
     return {f"{one}_list": index.tolist()}
 
 
