@@ -193,7 +193,7 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
             assert tall["was"]["from"] == "array"
             assert scaled["was"]["routine"] == "scale"
     with pytest.raises(
-        MatrixNotFoundError, match="there is no matrix 'wide'; names of matrices: ints"
+        MatrixNotFoundError, match="'wide'; names of matrices: ints"
     ):
         session.matrix("wide")
     session.send_matrix(A, name="ints")
