@@ -57,7 +57,26 @@ def kept(gang: Gang, folder: Path) -> list[str]:
     said = check.said(lambda: folders.begin_folder(check.ctx, str(folder / "app"), "t"))
     if "is not a checkpoint" not in said or contents(folder) != before:
         wrong.append(f"checkpoint: {said}")
+    place = str(folder / "checkpoint")
+    for number, fails in enumerate((False, True)):
+        folders.begin_folder(check.ctx, place, "t")
+        routines.save(check.ctx, A, f"{hidden(place, 't')}/{number}.npy")
+        before = contents(folder / "checkpoint")
+        gang.comm.Barrier()
+        with pytest.MonkeyPatch.context() as patch:
+            if fails:
+                patch.setattr(paths, "_swap", full)
+            text = f'{{"format": "{folders.FORMAT}", "number": {number}}}'
+            said = check.said(lambda: folders.end_folder(check.ctx, place, "t", text))  # noqa: B023
+        if fails != ("No space left" in said) or check.left():
+            wrong.append(f"checkpoint {number}: {said}, left {check.left()}")
+    if contents(folder / "checkpoint") != before or '"number": 0' not in str(before):
+        wrong.append(f"checkpoint: {sorted(contents(folder / 'checkpoint'))}")
     return wrong
+
+
+def full(*_: object) -> None:
+    raise OSError(28, os.strerror(28))
 
 
 def existing(folder: Path) -> None:
