@@ -260,7 +260,7 @@ def test_an_object_that_cannot_be_pickled_is_named(als: AlchemistSession) -> Non
 
         return [threading.Lock()]
 
-    with pytest.raises(RoutineError, match="returned what cannot be pickled on rank 0"):
+    with pytest.raises(RoutineError, match="returned a value that cannot be pickled on rank 0"):
         als.run(returns_one)
 
 
