@@ -15,23 +15,23 @@ import ray
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.observe.doctor import compare, joining, machine, pmi, ranks, report, software
-from alchemist_ray.observe.doctor.fanout import Fanout, Here, InStep, OnRay, Silent
+from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
 
 USAGE = """\
-Looks at every node for what an MPI user trips over, and says what to do.
+Checks every node for common problems of Ray and MPI, and says what to do about each.
 
-  alchemist doctor                          here; or the Ray cluster, or the Slurm job, one is in
-  alchemist slurm run -- alchemist doctor   in a job: Ray and gangs too
+  alchemist doctor                          this machine, its Ray cluster or its Slurm job
+  alchemist slurm run -- alchemist doctor   in a job: also Ray and gangs
   alchemist doctor --address 10.0.0.1:6379 --nodes 4
 """
-POLL_INTERVAL_S = 40.0  # for a node to answer; its own limits are shorter
-OPEN_S, DIAL_S = 15.0, 25.0
+EXAMINE_TIMEOUT_S = 40.0  # for a node to answer; the limits of its checks are shorter
+LISTEN_TIMEOUT_S, DIAL_TIMEOUT_S = 15.0, 25.0
 THIS = "this program"
 
 
 class Examination:
-    """What has been found so far, and what is being done: for the report if that hangs."""
+    """The findings so far, and the current stage, for a report if that stage hangs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         site = sites.load(options.site) if options.site or os.environ.get(sites.VARIABLE) else None
@@ -40,7 +40,7 @@ class Examination:
         self.findings: list[Finding] = []
         self.nodes: list[str] = []
         self.stage = "starting"
-        # What Ray prints there is no part of the report.
+        # Ray's own output goes to stderr: it is not part of the report.
         sys.stdout.flush()
         self.out = os.dup(1)
         os.dup2(2, 1)
@@ -49,7 +49,7 @@ class Examination:
         self.findings += findings
 
     def run(self) -> None:
-        """Look at what there is: the job's nodes, Ray's nodes, or this one."""
+        """Check the job's nodes, Ray's nodes, or this one."""
         self.add([*joining.authentication(), *machine.threads()])
         names = self._job_without_ray()
         if names:
@@ -58,7 +58,7 @@ class Examination:
             self._on_ray()
 
     def _job_without_ray(self) -> list[str]:
-        """The nodes of the Slurm job that this is in, if no Ray of it is up."""
+        """Return the nodes of this Slurm job, if its Ray is not running."""
         if joining.named_address(self.options.address)[0]:
             return []
         try:
@@ -72,13 +72,13 @@ class Examination:
             [
                 Finding(
                     "Ray address", INFO,
-                    "no Ray runs in this job: `alchemist slurm run -- alchemist doctor` brings one "
-                    "up and looks at gangs, too",
+                    "no Ray runs in this job: `alchemist slurm run -- alchemist doctor` starts one "
+                    "and checks gangs too",
                 )
             ]
         )  # fmt: skip
         self.stage = "starting a step on every node"
-        self._probed(lambda: InStep(names))
+        self._probed(lambda: StepProbes(names))
         if not self.options.no_ranks:
             self.stage = "starting a step of MPI programs"
             self.add(pmi.world(names, self.expected, self.options.ranks_per_node))
@@ -88,9 +88,9 @@ class Examination:
         self.add(joining.join(self.options.address, start=not self.options.no_ranks))
         try:
             if not ray.is_initialized():
-                self._probed(Here)
+                self._probed(LocalProbe)
                 return
-            answers, nodes = self._probed(OnRay)
+            answers, nodes = self._probed(RayProbes)
             self._count(len(self.nodes))
             if not self.options.no_ranks and nodes:
                 self.stage = "starting a gang over all nodes"
@@ -116,55 +116,57 @@ class Examination:
                 [
                     Finding(
                         "nodes", BAD, f"Ray has {there} of {wanted} nodes",
-                        "`ray start --address=...` on the others; their raylet.err says why one "
-                        "did not stay",
+                        "run `ray start --address=...` on the others; raylet.err on a node that "
+                        "left "
+                        "shows the reason",
                     )
                 ]
             )  # fmt: skip
 
     def _probed(self, make: Callable[[], Fanout]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Look at every node, then between them; the answers, and Ray's nodes, if they are."""
+        """Check every node, then the network between them; returns the answers, and Ray's nodes."""
         probes = make()
         self.nodes = list(probes.names)
         try:
-            self.stage = "looking at every node"
+            self.stage = "checking every node"
             expected = asdict(self.expected)
             answers = self._told(
-                probes.ask("look", expected, len(self.nodes), limit_s=POLL_INTERVAL_S)
+                probes.ask("examine", expected, len(self.nodes), limit_s=EXAMINE_TIMEOUT_S)
             )
             for told in answers.values():
                 self.add(from_map(told["findings"]))
             versions = {name: told["versions"] for name, told in answers.items()}
-            if not isinstance(probes, Here):
+            if not isinstance(probes, LocalProbe):
                 versions[THIS] = software.versions()
             self.add(compare.same_versions(versions))
             if len(self.nodes) > 1:
                 self.stage = "connecting every node with others"
-                rank_endpoints = self._told(
-                    probes.ask("open", expected, self.nodes, limit_s=OPEN_S)
+                listeners = self._told(
+                    probes.ask("listen", expected, self.nodes, limit_s=LISTEN_TIMEOUT_S)
                 )
-                dialled = self._told(probes.ask("dial", rank_endpoints, limit_s=DIAL_S))
+                dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
                 self.add([*compare.reached(dialled), *compare.clocks(dialled)])
         finally:
             probes.close()
         return answers, getattr(probes, "nodes", {})
 
     def _told(self, answers: dict[str, Any]) -> dict[str, Any]:
-        """The answers of those that answered; a finding for each of the others."""
+        """Return the answers; add a finding for each node without one."""
         for name, answer in answers.items():
-            if isinstance(answer, Silent):
+            if isinstance(answer, NoAnswer):
                 finding = Finding(
-                    "node", BAD, answer.why,
-                    "is alchemist-on-ray of this version installed there, in the same Python? Does "
-                    "the node live, and its disk answer? Ray's worker log there says more",
-                    where=name,
+                    "node", BAD, answer.reason,
+                    "install this version of alchemist-on-ray there, for the same Python; check "
+                    "that the "
+                    "node is up and its disk answers; see Ray's worker log there",
+                    node=name,
                 )  # fmt: skip
                 self.add([] if finding in self.findings else [finding])
-        return {name: a for name, a in answers.items() if not isinstance(a, Silent)}
+        return {name: a for name, a in answers.items() if not isinstance(a, NoAnswer)}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``alchemist doctor``: 0, or 1 if something is bad."""
+    """Run ``alchemist doctor``. Returns 0, or 1 if a finding is bad."""
     options = _parser().parse_args(argv)
     try:
         examination = Examination(options)
@@ -173,12 +175,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
     def give_up() -> None:
-        """Where even the limits of the parts did not help: say what there is, and leave."""
+        """Report and exit if a stage exceeds even its own time limit."""
         examination.add(
             [
                 Finding(
                     "doctor", BAD, f"still {examination.stage} after {options.limit:g} s",
-                    "that is what hangs; --limit gives it more time, --no-ranks leaves gangs out",
+                    "this stage hangs; --limit gives it more time, --no-ranks skips gangs",
                 )
             ]
         )  # fmt: skip
@@ -201,8 +203,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _failed(examination: Examination, error: AlchemistError) -> Finding:
-    said = f"{examination.stage}: {type(error).__name__}: {error.args[0]}"
-    return Finding("doctor", BAD, said, "see the message")
+    message = f"{examination.stage}: {type(error).__name__}: {error.args[0]}"
+    return Finding("doctor", BAD, message, "see the message")
 
 
 def _show(examination: Examination) -> None:
@@ -218,17 +220,21 @@ def _parser() -> argparse.ArgumentParser:
         description=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--address", help="a Ray cluster's host:port (default: the one that is found)"
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes there must be")
-    parser.add_argument("--site", help="site file, by name or path: what is expected")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--address", help="host:port of a Ray cluster (default: the one found)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="expected number of nodes")
+    parser.add_argument("--site", help="site file with expected settings, by name or path")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-ranks", action="store_true", help="start no gang, and no Ray")
     parser.add_argument("--ranks-per-node", type=int, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--launcher", default="auto", help="as AlchemistSession's (default: auto)")
+    parser.add_argument(
+        "--launcher", default="auto", help="as for AlchemistSession (default: auto)"
+    )
     parser.add_argument("--start-timeout", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument(
-        "--limit", type=float, default=240.0, metavar="SECONDS", help="for all of it"
+        "--limit",
+        type=float,
+        default=240.0,
+        metavar="SECONDS",
+        help="time limit of the whole run (default: 240)",
     )
     return parser

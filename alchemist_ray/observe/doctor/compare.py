@@ -1,4 +1,4 @@
-"""Nodes beside each other: versions, ways from one to the other, clocks."""
+"""Comparison of nodes: versions, connections between them, clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOCK_WARN_S, CLOCK_BAD_S = 1.0, 60.0
 
 
 def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
-    """Whether all nodes (and this process, under its own name) have the same.
+    """Check that all nodes (and this process, under its own name) have the same versions.
 
     Parameters
     ----------
@@ -32,38 +32,39 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
                 findings.append(
                     Finding(
                         "versions", BAD, f"{package} {has}, the others have {usual}",
-                        "install the same there (one environment on a file system that all nodes "
-                        "see, or one image); look at PYTHONPATH",
-                        where=node,
+                        "install the same version there (one environment on a shared file system, "
+                        "or "
+                        "one image); check PYTHONPATH",
+                        node=node,
                     )
                 )  # fmt: skip
     return findings or [Finding("versions", OK, ", ".join(agreed))]
 
 
 def reached(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
-    """Whether the nodes reach each other; `dialled` is, by node, what `network.dial` told."""
+    """Check that nodes reach each other; `dialled` has the results of `network.dial` by node."""
     pairs = [(node, told) for node, calls in dialled.items() for told in calls]
     failed = [(node, told) for node, told in pairs if told["why"]]
     if not pairs:
         return []
     if not failed:
-        return [Finding("between nodes", OK, f"{len(pairs)} connections, each way, all came about")]
+        return [Finding("between nodes", OK, f"{len(pairs)} connections, in both directions")]
     shown = [f"{node} -> {told['to']}: {told['why']}" for node, told in failed[:SHOWN]]
     more = f", and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
     return [
         Finding(
             "between nodes", BAD,
             f"{len(failed)} of {len(pairs)} connections fail: {'; '.join(shown)}{more}",
-            "let TCP through between the nodes, on all ports of net.ipv4.ip_local_port_range "
-            "(gangs and MPI take any): firewalld, iptables, NetworkPolicy; or name another "
-            "interface (nodes.interface of the site file)",
-            where=failed[0][0] if len({node for node, _ in failed}) == 1 else "",
+            "allow TCP between the nodes on all ports of net.ipv4.ip_local_port_range, which gangs "
+            "and MPI use: firewalld, iptables, NetworkPolicy; or select another interface "
+            "(nodes.interface of the site file)",
+            node=failed[0][0] if len({node for node, _ in failed}) == 1 else "",
         )
     ]  # fmt: skip
 
 
 def clocks(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
-    """Whether the nodes' clocks agree, as far as the messages' way lets that be known."""
+    """Check that the nodes' clocks agree, within the accuracy of the round trips."""
     offsets = [
         (abs(told["ahead"]) - told["within"], told, node)
         for node, calls in dialled.items()
@@ -74,10 +75,10 @@ def clocks(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
         return []
     least, told, node = max(offsets, key=lambda entry: entry[0])
     exactly = f"known to {told['within'] * 1e3:.1f} ms"
-    said = f"{told['to']} is {told['ahead']:+.3f} s from {node} ({exactly})"
+    message = f"{told['to']} is {told['ahead']:+.3f} s from {node} ({exactly})"
     status = BAD if least >= CLOCK_BAD_S else WARN if least >= CLOCK_WARN_S else OK
     advice = (
-        "chronyd or ntpd on every node: munge and tokens refuse what comes from another time, make "
-        "builds too much or too little, and logs do not fit together"
+        "run chronyd or ntpd on every node: munge and tokens fail between different times, make "
+        "rebuilds too much or too little, and logs cannot be compared"
     )
-    return [Finding("clocks", status, said, "" if status == OK else advice)]
+    return [Finding("clocks", status, message, "" if status == OK else advice)]

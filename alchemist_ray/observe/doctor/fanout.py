@@ -1,4 +1,4 @@
-"""One probe on every node, all asked at once: by Ray, by a step of a batch job, or just here."""
+"""Probes on all nodes, called concurrently: by Ray, by a step of a batch job, or locally."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MODULE = "alchemist_ray.observe.doctor.probe"
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    """What is had of a node instead of an answer: the reason."""
+class NoAnswer:
+    """The result for a node that did not answer: the reason."""
 
-    why: str
+    reason: str
 
 
 class Fanout(Protocol):
@@ -34,13 +34,13 @@ class Fanout(Protocol):
     names: Sequence[str]
 
     def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
-        """Call a method of every probe at once: by node, what it returns, or a `Silent`."""
+        """Call a method of all probes. Returns the result, or a `NoAnswer`, by node."""
 
     def close(self) -> None:
         """End the probes."""
 
 
-class Here:
+class LocalProbe:
     """A probe in this process."""
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class Here:
         return {self._probe.name: getattr(self._probe, method)(*arguments)}
 
     def close(self) -> None:
-        self._probe.shut()
+        self._probe.stop_listening()
 
 
-class OnRay:
+class RayProbes:
     """An actor on every node of the Ray cluster that this process has joined.
 
-    They take no CPUs: they come up where all are in use.
+    They need no CPUs, so they start even if all are in use.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class OnRay:
         }
 
     def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
-        shared = [ray.put(argument) for argument in arguments]  # goes to each node once
+        shared = [ray.put(argument) for argument in arguments]  # copied to each node once
         refs = {
             name: getattr(actor, method).remote(*shared) for name, actor in self._actors.items()
         }
@@ -84,10 +84,10 @@ class OnRay:
             try:
                 answers[name] = ray.get(ref, timeout=0)
             except ray.exceptions.GetTimeoutError:
-                answers[name] = Silent(f"no answer in {limit_s:g} s")
+                answers[name] = NoAnswer(f"no answer in {limit_s:g} s")
             except ray.exceptions.RayError as error:
                 lines = str(error).strip().splitlines()
-                answers[name] = Silent(lines[-1] if lines else type(error).__name__)
+                answers[name] = NoAnswer(lines[-1] if lines else type(error).__name__)
         return answers
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class OnRay:
 
 
 def named_nodes() -> dict[str, dict[str, Any]]:
-    """What Ray says of its nodes that live, by host name (and address, where two have one name)."""
+    """Return Ray's live nodes by host name (and address, if two have the same name)."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     hosts = [node["NodeManagerHostname"] for node in alive]
     return {
@@ -108,11 +108,11 @@ def named_nodes() -> dict[str, dict[str, Any]]:
     }
 
 
-class InStep:
+class StepProbes:
     """A process on every node of a Slurm job, started as one step.
 
-    srun passes what is written to it on to all of them, and brings back what they
-    write: nothing but Slurm itself need work between the nodes.
+    srun forwards its input to all of them, and returns their output: only Slurm itself needs to
+    work between the nodes.
 
     Raises
     ------
@@ -167,8 +167,8 @@ class InStep:
                 self._answers.put(None)
                 break
             name, answer = told
-            answers[name] = answer["value"] if "value" in answer else Silent(answer["error"])
-        return {name: answers.get(name, Silent(why)) for name in self.names}
+            answers[name] = answer["value"] if "value" in answer else NoAnswer(answer["error"])
+        return {name: answers.get(name, NoAnswer(why)) for name in self.names}
 
     def close(self) -> None:
         assert self._step.stdin is not None

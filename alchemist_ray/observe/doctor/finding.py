@@ -1,4 +1,4 @@
-"""What a check has found, and how checks are run: side by side, none of them for ever."""
+"""Findings of checks, and their concurrent execution with a time limit."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ class Finding:
     Attributes
     ----------
     check : str
-        What was looked at.
+        Name of the check.
     status : {"ok", "info", "warn", "bad"}
-        `bad` keeps gangs from working, `warn` makes them slow or fragile.
-    said : str
-        What was found.
+        `bad` prevents gangs from working, `warn` makes them slow, fragile or unsafe.
+    message : str
+        The observation.
     advice : str
-        What to do; every `warn` and `bad` has one.
+        Remedy; every `warn` and `bad` has one.
     where : str
-        The node; empty for what concerns all.
+        The node; empty for all.
     """
 
     check: str
     status: str
-    said: str
+    message: str
     advice: str = ""
-    where: str = ""
+    node: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise ValueError(f"status {self.status!r}: it is one of {', '.join(STATUSES)}")
+            raise ValueError(f"status {self.status!r}: it must be one of {', '.join(STATUSES)}")
         if self.status in (WARN, BAD) and not self.advice:
-            raise ValueError(f"{self.check}: what is {self.status} needs an advice")
+            raise ValueError(f"{self.check}: a finding that is {self.status} needs advice")
 
     def on(self, where: str) -> Finding:
-        """The same, on a node."""
-        return replace(self, where=where)
+        """Return the same finding for a node."""
+        return replace(self, node=where)
 
     def to_map(self) -> dict[str, str]:
         return asdict(self)
@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a site file says that must be so; empty: nothing was said.
+    """Expectations from a site file; empty values expect nothing.
 
     Attributes
     ----------
@@ -87,21 +87,20 @@ Check = Callable[[Expected], Iterable[Finding]]
 def run_checks(
     checks: Mapping[str, Check], expected: Expected, limit_s: float = LIMIT_S
 ) -> list[Finding]:
-    """Run checks side by side; their findings, in the order of the checks.
+    """Run checks concurrently and return their findings in the order of the checks.
 
-    One that is not done after `limit_s` (a file system that does not answer) and one that raises
-    are findings too.
+    A check that exceeds `limit_s` (on a file system that does not answer) or raises is a finding.
     """
     found: dict[str, list[Finding]] = {}
 
     def one(name: str, check: Check) -> None:
         try:
             found[name] = list(check(expected))
-        except Exception as error:  # whatever it is: it is to be reported
+        except Exception as error:  # a check must not end the others
             found[name] = [
                 Finding(
-                    name, WARN, f"could not be looked at: {type(error).__name__}: {error}",
-                    "look at it by hand; if that is fine, this is a fault of alchemist doctor",
+                    name, WARN, f"the check failed: {type(error).__name__}: {error}",
+                    "check by hand; if the node is fine, this is a bug of alchemist doctor",
                 )
             ]  # fmt: skip
 
@@ -116,7 +115,7 @@ def run_checks(
         thread.join(max(0.0, end - time.monotonic()))
     late = Finding(
         "", BAD, f"no answer in {limit_s:g} s",
-        "something under it hangs: a network file system, a name server, a program that is started",
+        "a network file system, a name server or a started program does not answer",
     )  # fmt: skip
     return [f for name in checks for f in found.get(name, [replace(late, check=name)])]
 

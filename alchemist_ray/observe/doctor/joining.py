@@ -1,53 +1,50 @@
-"""Which Ray cluster is to be examined: its address, how it authenticates, joining it."""
+"""The Ray cluster to check: its address, its authentication, joining it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-import stat
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding
 from alchemist_ray.observe.doctor.machine import usable_cores
+from alchemist_ray.observe.doctor.security import auth_mode, token_path
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE
 
-ANSWER_S = 3.0
-TOKEN = Path("~/.ray/auth_token")
-JOIN = "start one (`ray start --head`, `alchemist slurm start`), or name it with --address"
+CONNECT_TIMEOUT_S = 3.0
+JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address"
 
 
 def authentication() -> Iterator[Finding]:
-    """How this process will say who it is, and whether it can."""
+    """Check this process's authentication with Ray."""
     check = "Ray authentication"
-    told = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(told or TOKEN).expanduser()
-    mode = os.environ.get("RAY_AUTH_MODE") or ("token" if path.is_file() else "disabled")
+    path, mode = token_path(), auth_mode()
     if mode != "token":
         yield Finding(
-            check, INFO, f"mode {mode}: who reaches Ray's ports runs what he likes as this user"
+            check, WARN,
+            f"mode {mode}: anyone who can connect to Ray's ports runs code as this user",
+            "set RAY_AUTH_MODE=token (Ray 2.52 or later) before Ray starts and in every client; "
+            "harmless only where nobody else can log in or connect",
         )  # fmt: skip
         return
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield Finding(check, OK, "mode token, from RAY_AUTH_TOKEN")
     elif not path.is_file():
         yield Finding(
-            check, BAD, f"mode token, and there is no file {path}",
-            "set RAY_AUTH_TOKEN_PATH to the cluster's token (in a job of ours it is in the job's "
-            "folder), or RAY_AUTH_MODE=disabled if the cluster has none",
+            check, BAD, f"mode token, but there is no file {path}",
+            "set RAY_AUTH_TOKEN_PATH to the cluster's token (in a job of `alchemist slurm`: in the "
+            "job's folder), or RAY_AUTH_MODE=disabled if the cluster has none",
         )  # fmt: skip
-    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
-        yield Finding(check, WARN, f"mode token, and others may read {path}", f"chmod 600 {path}")
     else:
         yield Finding(check, OK, f"mode token, from {path}")
 
 
 def named_address(given: str | None) -> tuple[str, str]:
-    """The address of a cluster that somebody has named, and who; both empty if nobody has."""
+    """Return the configured address of a cluster and its source, or two empty strings."""
     if given:
         return given, "--address"
     if told := os.environ.get("RAY_ADDRESS"):
@@ -56,26 +53,27 @@ def named_address(given: str | None) -> tuple[str, str]:
 
 
 def answers(address: str) -> Iterator[Finding]:
-    """Whether something listens at ``host:port``."""
+    """Check that a process listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), ANSWER_S).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
     except ValueError:
         yield Finding(
-            "Ray address", BAD, f"{address!r} is no address", "it is host:port, as in 10.0.0.1:6379"
+            "Ray address", BAD, f"{address!r} is not an address",
+            "give host:port, as in 10.0.0.1:6379"
         )  # fmt: skip
     except OSError as error:
         yield Finding(
             "Ray address", BAD,
-            f"nobody answers at {address}: {error.strerror or 'no answer in 3 s'}",
-            f"is that Ray up, and does a firewall let this machine through? Else {JOIN}",
+            f"no answer at {address}: {error.strerror or 'timeout after 3 s'}",
+            f"check that this Ray runs and that no firewall blocks this machine; otherwise {JOIN}",
         )  # fmt: skip
 
 
 def join(given: str | None, *, start: bool) -> Iterator[Finding]:
-    """Join the cluster that is named, or the one that runs here; else `start` a small one.
+    """Join the configured cluster, or the one on this machine; else `start` a small one.
 
-    What went wrong is a `bad` finding; afterwards `ray.is_initialized()` tells.
+    A failure is a `bad` finding, and Ray is not initialized afterwards.
     """
     check = "Ray address"
     address, by = named_address(given)
@@ -94,7 +92,7 @@ def join(given: str | None, *, start: bool) -> Iterator[Finding]:
             if address or not start:
                 raise
             ray.init(num_cpus=max(2, int(usable_cores())), include_dashboard=False, **quiet)
-            yield Finding(check, INFO, "no Ray runs here: one was started for this examination")
-    except Exception as error:  # Ray raises what it likes
+            yield Finding(check, INFO, "no Ray runs here: one was started for these checks")
+    except Exception as error:  # Ray raises many types
         words = str(error).strip().splitlines()[0] if str(error).strip() else ""
         yield Finding(check, BAD, f"cannot be joined: {type(error).__name__}: {words}", JOIN)

@@ -1,4 +1,4 @@
-"""Shared memory of killed jobs: it counts as memory in use until it is removed."""
+"""Shared memory left by killed jobs: it uses memory until it is removed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alchemist_ray.observe.doctor.finding import OK, WARN, Expected, Finding
+from alchemist_ray.plural import counted
 from mpi_workers.matrix.memory import readable
 
 SHM = Path("/dev/shm")
 MPICH = "mpich_"
-# What MPI libraries and Ray leave there when they are killed.
+# Segments of MPI libraries and Ray that remain when their processes are killed.
 SEGMENTS = re.compile(
     rf"({MPICH}|cray-shared-mem|psm[23]?_|vader_segment|sm_segment|sem\.|plasma|ucx_)"
 )
@@ -32,7 +33,7 @@ class Segment:
 
 
 def unused() -> Iterator[Segment]:
-    """This user's segments that MPI libraries or Ray have made and no process has open."""
+    """Yield this user's segments of MPI libraries and Ray that no process has open."""
     candidates = []
     for path in SHM.iterdir():
         if SEGMENTS.match(path.name):
@@ -47,22 +48,23 @@ def unused() -> Iterator[Segment]:
 
 
 def stale(expected: Expected) -> Iterator[Finding]:
-    """What jobs of this user have left on this node."""
+    """Check for segments of this user's ended jobs."""
     found = {s.path.name: s.nbytes for s in unused() if s.age_s > STALE_S}
     if not found:
-        yield Finding("leftovers in /dev/shm", OK, "none of this user's")
+        yield Finding("leftovers in /dev/shm", OK, "none of this user")
         return
     shown = ", ".join(sorted(found)[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
     prefixes = " ".join(sorted({f"{SHM}/{SEGMENTS.match(name)[0]}*" for name in found}))  # type: ignore[index]
     yield Finding(
         "leftovers in /dev/shm", WARN,
-        f"{len(found)} segments that no process has open, {readable(sum(found.values()))}: {shown}",
+        f"{counted(len(found), 'segment')} that no process has open, "
+        f"{readable(sum(found.values()))}: {shown}",
         f"`rm {prefixes}`, if no job of yours runs there in a container of its own",
     )  # fmt: skip
 
 
 def remove_mpich(age_s: float) -> list[str]:
-    """Remove MPICH's that are no older: ranks that were just killed have left them. Their names."""
+    """Remove MPICH's segments up to this age, of ranks just killed. Returns their names."""
     removed = []
     for segment in unused():
         if segment.path.name.startswith(MPICH) and segment.age_s <= age_s:
@@ -72,7 +74,7 @@ def remove_mpich(age_s: float) -> list[str]:
 
 
 def _mapped() -> str:
-    """Lines of all processes' maps and open files that are of shared memory."""
+    """Return all processes' mappings and open files in shared memory, as lines."""
     lines = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

@@ -1,4 +1,4 @@
-"""A node by itself: shared memory, limits, cores, memory, disks."""
+"""Checks of one node: shared memory, limits, cores, memory, disks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 from alchemist_ray.observe.doctor import leftovers
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
+from alchemist_ray.plural import counted
 from mpi_workers.matrix.memory import available_bytes, readable
 from mpi_workers.node.cgroup import OomWatch
 
 SHM = Path("/dev/shm")
 RDMA = Path("/sys/class/infiniband")
-SHM_LEAST = 128 << 20  # 128 MiB: MPICH's segments of a few ranks, and Ray's least store
+SHM_LEAST = 128 << 20  # 128 MiB: MPICH's segments of a few ranks, and Ray's minimal store
 SHM_SHARE = 0.2  # of the memory; Ray's object store wants 0.3 of it
 FILES_LEAST, FILES_GOOD = 1024, 4096
 # Ray starts a process for each CPU, of some 30 threads, and the kernel counts threads.
@@ -28,78 +29,83 @@ BUSY = 1.5  # load for each core
 
 
 def shared_memory(expected: Expected) -> Iterator[Finding]:
-    """Whether /dev/shm is there, and large enough for ranks and for Ray's object store."""
+    """Check that /dev/shm exists and has room for ranks and Ray's object store."""
     check = "/dev/shm"
     if not SHM.is_dir():
         yield Finding(
-            check, BAD, "there is none",
-            "mount a tmpfs there: MPI and Ray share memory between processes of a node in it",
+            check, BAD, "it does not exist",
+            "mount a tmpfs there: MPI and Ray use it for memory shared between processes",
         )  # fmt: skip
         return
     about = os.statvfs(SHM)
     total, free = about.f_blocks * about.f_frsize, about.f_bavail * about.f_frsize
-    said = f"{readable(total)}, {readable(free)} free"
+    message = f"{readable(total)}, {readable(free)} free"
     larger = (
-        "a larger one: `docker run --shm-size=8g`, in Kubernetes an emptyDir with medium: Memory, "
+        "enlarge it: `docker run --shm-size=8g`, in Kubernetes an emptyDir with medium: Memory, "
         "elsewhere `mount -o remount,size=50% /dev/shm`"
     )
     if free < SHM_LEAST:
-        yield Finding(check, BAD, said, f"remove what fills it, or take {larger}")
+        yield Finding(check, BAD, message, f"remove files from it, or {larger}")
     elif free < SHM_SHARE * min(available_bytes(), memory_total()):
         yield Finding(
-            check, WARN, f"{said}: small beside {readable(available_bytes())} of free memory",
-            f"{larger}; or give Ray a small object store (object_store_memory), else it works in "
-            "files and slowly",
+            check, WARN,
+            f"{message}: small compared with {readable(available_bytes())} of free memory",
+            f"{larger}; or give Ray a small object store (object_store_memory): otherwise Ray uses "
+            "files, which is slow",
         )  # fmt: skip
     else:
-        yield Finding(check, OK, said)
+        yield Finding(check, OK, message)
 
 
 def memory_total() -> int:
-    """Bytes of memory that this process may use: the node's, or its cgroup's limit."""
+    """Return the bytes that this process may use: the node's memory, or its cgroup's limit."""
     node = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(node, OomWatch().limit() or node)
 
 
 def memory(expected: Expected) -> Iterator[Finding]:
-    """Memory that is free, within the limit of the pod, container or job."""
+    """Check the free memory within the limit of the pod, container or job."""
     limit, free = OomWatch().limit(), available_bytes()
     if limit is not None:
         free = min(free, limit)
-    said = f"{readable(free)} free"
+    message = f"{readable(free)} free"
     if limit is not None:
-        said += f", limit {readable(limit)} (cgroup)"
+        message += f", limit {readable(limit)} (cgroup)"
     advice = (
-        "more for the pod, container or job (resources.limits.memory, --memory, --mem), or fewer "
-        "processes on this node: the kernel kills a rank that goes over it"
+        "raise the limit of the pod, container or job (resources.limits.memory, --memory, --mem), "
+        "or run fewer processes: the kernel kills ranks that exceed it"
     )
     status = BAD if free < MEMORY_LEAST else WARN if free < MEMORY_GOOD else OK
-    yield Finding("memory", status, said, "" if status == OK else advice)
+    yield Finding("memory", status, message, "" if status == OK else advice)
 
 
 def files_limit(expected: Expected) -> Iterator[Finding]:
-    """How many files a process may open: every rank and every worker is a connection or more."""
+    """Check the limit of open files: each rank and each worker uses at least one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = f"{_limit(soft)} (up to {_limit(hard)})"
-    advice = "`ulimit -n 65536` before Ray is started there, or nofile in limits.conf, LimitNOFILE"
+    message = f"{_limit(soft)} (up to {_limit(hard)})"
+    advice = (
+        "run `ulimit -n 65536` before Ray starts there, or set nofile in limits.conf, LimitNOFILE"
+    )
     below = soft != resource.RLIM_INFINITY
     status = BAD if below and soft < FILES_LEAST else WARN if below and soft < FILES_GOOD else OK
-    yield Finding("ulimit -n (files)", status, said, "" if status == OK else advice)
+    yield Finding("ulimit -n (files)", status, message, "" if status == OK else advice)
 
 
 def processes_limit(expected: Expected) -> Iterator[Finding]:
-    """How many threads this user may still have."""
+    """Check how many more threads this user may start."""
     check = "ulimit -u (processes)"
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
-        yield Finding(check, OK, "unlimited" if os.geteuid() else "does not bind root")
+        yield Finding(check, OK, "unlimited" if os.geteuid() else "root has no limit")
         return
     left = limit - _threads_of(os.geteuid())
     wanted = TASKS_LEAST + TASKS_PER_CORE * (os.cpu_count() or 1)
-    said = f"{limit}, {left} left; Ray and ranks on all cores want some {wanted} (threads count)"
-    advice = "`ulimit -u 65536` before Ray is started there, or nproc in limits.conf; end old jobs"
+    message = f"{limit}, {left} left; Ray and ranks on all cores use about {wanted} (threads count)"
+    advice = (
+        "run `ulimit -u 65536` before Ray starts there, or set nproc in limits.conf; end old jobs"
+    )
     status = BAD if left < TASKS_LEAST else WARN if left < wanted else OK
-    yield Finding(check, status, said, "" if status == OK else advice)
+    yield Finding(check, status, message, "" if status == OK else advice)
 
 
 def _threads_of(uid: int) -> int:
@@ -115,38 +121,40 @@ def _threads_of(uid: int) -> int:
 
 
 def locked_limit(expected: Expected) -> Iterator[Finding]:
-    """Memory that may be locked: RDMA registers its buffers so."""
+    """Check the limit of locked memory, which RDMA needs for its buffers."""
     check = "ulimit -l (locked memory)"
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     devices = rdma_devices()
-    said = f"{_limit(soft, size=True)}; RDMA devices: {', '.join(devices) or 'none'}"
+    message = f"{_limit(soft, size=True)}; RDMA devices: {', '.join(devices) or 'none'}"
     if devices and soft != resource.RLIM_INFINITY:
         yield Finding(
-            check, WARN, said,
-            "`ulimit -l unlimited` (memlock in limits.conf, PropagateResourceLimitsExcept=MEMLOCK "
-            "in slurm.conf): else MPI falls back to TCP, or fails when it registers memory",
+            check, WARN, message,
+            "run `ulimit -l unlimited` (memlock in limits.conf, "
+            "PropagateResourceLimitsExcept=MEMLOCK "
+            "in slurm.conf): otherwise MPI uses TCP, or fails when it registers memory",
         )  # fmt: skip
     else:
-        yield Finding(check, OK, said)
+        yield Finding(check, OK, message)
 
 
 def rdma_devices() -> list[str]:
-    """Names of the node's RDMA devices."""
+    """Return the names of the node's RDMA devices."""
     return sorted(path.name for path in RDMA.iterdir()) if RDMA.is_dir() else []
 
 
 def stack_limit(expected: Expected) -> Iterator[Finding]:
-    """The stack that native codes have."""
+    """Check the stack size for native codes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    said = _limit(soft, size=True)
+    message = _limit(soft, size=True)
     if soft != resource.RLIM_INFINITY and soft < STACK_GOOD:
         yield Finding(
-            "ulimit -s (stack)", WARN, said,
-            f"`ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes keep arrays there, and end "
+            "ulimit -s (stack)", WARN, message,
+            f"run `ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes with arrays on the stack "
+            f"end "
             "with SIGSEGV",
         )  # fmt: skip
     else:
-        yield Finding("ulimit -s (stack)", OK, said)
+        yield Finding("ulimit -s (stack)", OK, message)
 
 
 def _limit(value: int, *, size: bool = False) -> str:
@@ -159,7 +167,7 @@ def usable_cores(
     v2: Path = Path("/sys/fs/cgroup/cpu.max"),
     v1: Path = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
 ) -> float:
-    """Cores that this process may use: its affinity, and its container's share of time."""
+    """Return the cores that this process may use: its affinity and its container's CPU quota."""
     cores = float(len(os.sched_getaffinity(0)))
     try:
         quota, period = v2.read_text().split()
@@ -174,48 +182,51 @@ def usable_cores(
 
 
 def cores(ray_cpus: float) -> Iterator[Finding]:
-    """Cores against what Ray counts, and against what else runs there."""
+    """Compare cores with Ray's CPUs, and with the load."""
     usable = usable_cores()
-    said = f"{usable:g} usable of {os.cpu_count()}"
+    message = f"{usable:g} usable of {os.cpu_count()}"
     if ray_cpus > usable + 0.01:
         yield Finding(
-            "cores", WARN, f"Ray counts {ray_cpus:g} CPUs, and {said}: ranks will share cores",
-            f"start Ray there with --num-cpus={int(usable) or 1}; MPI waits by polling, "
-            "and two ranks on a core take turns of milliseconds",
+            "cores", WARN,
+            f"Ray counts {counted(ray_cpus, 'CPU')}, but {message}: ranks will share cores",
+            f"start Ray there with --num-cpus={int(usable) or 1}: MPI waits by polling, "
+            "and two ranks on a core alternate in milliseconds",
         )  # fmt: skip
     else:
-        yield Finding("cores", OK, said + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""))
+        yield Finding("cores", OK, message + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""))
     load, all_cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY * all_cores:
         yield Finding(
-            "load", WARN, f"{load:.1f} processes want {all_cores} cores",
-            "others compute there (`top`): times will be long and uneven; ask for whole nodes",
+            "load", WARN, f"{load:.1f} processes compete for {counted(all_cores, 'core')}",
+            "other programs compute there (`top`): runs will be slow and uneven; request whole "
+            "nodes",
         )  # fmt: skip
 
 
 def threads() -> Iterator[Finding]:
-    """Threads that this program's own BLAS would take. (Of its actors, Ray decides.)"""
+    """Check the number of threads of this program's BLAS. (Ray sets that of its actors.)"""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     told = {name: os.environ[name] for name in names if name in os.environ}
-    said = ", ".join(f"{k}={v}" for k, v in told.items()) or "no OMP_NUM_THREADS is set"
+    message = ", ".join(f"{k}={v}" for k, v in told.items()) or "no OMP_NUM_THREADS is set"
     usable = usable_cores()
     many = [k for k, v in told.items() if v.isdigit() and int(v) > usable + 0.01]
     if many:
         yield Finding(
-            "threads", WARN, f"{said}, and there are {usable:g} cores",
-            f"set {many[0]} to cores / ranks of a node; ranks get threads_per_worker, but your own "
-            "programs do not",
+            "threads", WARN, f"{message}, but there are {counted(usable, 'core')}",
+            f"set {many[0]} to cores / ranks of a node: threads_per_worker sets it for ranks "
+            f"only, not "
+            "for your programs",
         )  # fmt: skip
     else:
-        yield Finding("threads", INFO, f"{said}; ranks get threads_per_worker each")
+        yield Finding("threads", INFO, f"{message}; ranks get threads_per_worker each")
 
 
 def disk(expected: Expected) -> Iterator[Finding]:
-    """Room for Ray's logs and sockets, and for the gangs' folders."""
+    """Check the disk space for Ray's logs and sockets and the gangs' folders."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     status = BAD if free < DISK_LEAST else WARN if free < DISK_GOOD else OK
-    advice = f"clear {folder} (old ray/session_* folders), or set TMPDIR and Ray's --temp-dir"
+    advice = f"clean up {folder} (old ray/session_* folders), or set TMPDIR and Ray's --temp-dir"
     yield Finding(
         "temporary folder", status, f"{folder}: {readable(free)} free",
         "" if status == OK else advice,

@@ -1,9 +1,9 @@
-"""A node's interfaces, and whether nodes reach each other: a real connection each way.
+"""A node's interfaces, and connections between nodes in both directions.
 
-`Door` listens on a port that the kernel gives, as gangs do, and tells who comes its name and its
-clock. `dial` goes to the others' doors. Each node dials all others of up to 16 nodes,
-and neighbours at distances 1, 2, 4, ... among more, so that the work of a node grows with the
-logarithm of their number.
+A `Listener` listens on a port that the kernel chooses, as gangs do, and sends its name and clock to
+each caller. `dial` connects to the other nodes' listeners. Each node dials all others of up to 16
+nodes; of more, the neighbours at distances 1, 2, 4, ..., so that its work grows with the logarithm
+of their number.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, 
 from alchemist_ray.runtime.network import address_of, address_towards, interfaces
 
 ALL_PAIRS = 16
-DIAL_S = 5.0
-NAME_S = 2.0
-HELLO_LIMIT = 4096
-FASTER = 2  # times; a faster network beside the one that is used is worth a word
+DIAL_TIMEOUT_S = 5.0
+SLOW_NAME_S = 2.0
+HELLO_NBYTES = 4096
+FASTER = 2  # times: an unused network that is this much faster is reported
 
 
 def speed(name: str) -> int:
-    """Mbit/s of an interface, 0 where the kernel does not know."""
+    """Return the Mbit/s of an interface, 0 if unknown."""
     try:
         return max(0, int(Path(f"/sys/class/net/{name}/speed").read_text()))
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def speed(name: str) -> int:
 
 
 def described(name: str, address: str) -> str:
-    """``eth0 10.0.0.1, MTU 1500, 10000 Mbit/s``."""
+    """Describe an interface: ``eth0 10.0.0.1, MTU 1500, 10000 Mbit/s``."""
     parts = [f"{name} {address}"]
     with contextlib.suppress(OSError):
         parts.append(f"MTU {Path(f'/sys/class/net/{name}/mtu').read_text().strip()}")
@@ -50,7 +50,7 @@ def described(name: str, address: str) -> str:
 
 
 def own_address(expected: Expected, ray_address: str, towards: str) -> str:
-    """The address at which this node is reached: the site's interface, Ray's, the way to a peer."""
+    """Return this node's address: of the site's interface, Ray's, or on the route to a peer."""
     if expected.interface:
         with contextlib.suppress(JobError):
             return address_of(expected.interface, interfaces())
@@ -62,12 +62,12 @@ def own_address(expected: Expected, ray_address: str, towards: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an address; the address itself if none has."""
+    """Return the interface with an address, or the address itself."""
     return next((name for name, a in interfaces().items() if a == address), address)
 
 
 def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator[Finding]:
-    """The interfaces there are, and which one Ray uses."""
+    """Check the interfaces, and the one that Ray uses."""
     check = "network interface"
     here = interfaces()
     others = {n: a for n, a in here.items() if not a.startswith("127.")}
@@ -79,7 +79,10 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
             wanted = interface_of(address_of(expected.interface, here))
         except JobError as error:
             yield Finding(
-                check, BAD, str(error), f"name one of those in the site file {expected.site}"
+                check,
+                BAD,
+                str(error),
+                f"set nodes.interface in the site file {expected.site} to one of them",
             )
             return
     if not ray_address:
@@ -88,37 +91,41 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
         )
         return
     used = interface_of(ray_address)
-    said = f"Ray uses {used} of {all_of_them}"
+    message = f"Ray uses {used} of {all_of_them}"
     quicker = [n for n in others if speed(n) > FASTER * speed(used) > 0]
     if used == ray_address:
         yield Finding(
             check, BAD, f"Ray's address {ray_address} is on no interface: {all_of_them}", fix
         )
     elif ray_address.startswith("127.") and peers > 1:
-        yield Finding(check, BAD, f"{said}: no other node can reach it there", fix)
+        yield Finding(check, BAD, f"{message}: no other node can reach it there", fix)
     elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in expected.interface):
-        yield Finding(check, BAD, f"{said}; the site {expected.site} wants {wanted}", fix)
+        yield Finding(check, BAD, f"{message}; the site {expected.site} wants {wanted}", fix)
     elif quicker:
-        yield Finding(check, WARN, f"{said}; {', '.join(quicker)} is faster", fix)
+        yield Finding(check, WARN, f"{message}; {', '.join(quicker)} is faster", fix)
     else:
-        yield Finding(check, OK, said)
+        yield Finding(check, OK, message)
 
 
 def own_name(expected: Expected) -> Iterator[Finding]:
-    """Whether the node knows its own name, and quickly: launchers go by it."""
+    """Check that the node resolves its own name quickly: launchers use names."""
     name, start = socket.gethostname(), time.monotonic()
-    check, advice = "host name", f"a line for {name} in /etc/hosts, or in the name server"
+    check, advice = "host name", f"add {name} to /etc/hosts or to the name server"
     try:
         address = socket.gethostbyname(name)
     except OSError:
         yield Finding(
-            check, WARN, f"{name} is not known", f"{advice}: launchers srun and hydra go by names"
+            check, WARN, f"{name} cannot be resolved",
+            f"{advice}: the launchers srun and hydra use names"
         )  # fmt: skip
         return
     took = time.monotonic() - start
-    if took > NAME_S:
+    if took > SLOW_NAME_S:
         yield Finding(
-            check, WARN, f"{name} is {address}, after {took:.1f} s", f"{advice}: each start waits"
+            check,
+            WARN,
+            f"{name} is {address}, after {took:.1f} s",
+            f"{advice}: each start waits for it",
         )
     else:
         yield Finding(check, OK, f"{name} is {address}")
@@ -127,8 +134,8 @@ def own_name(expected: Expected) -> Iterator[Finding]:
 # --- between nodes --------------------------------------------------------------------
 
 
-class Door:
-    """Listens at this node's address until it is closed; tells who comes its name and clock."""
+class Listener:
+    """Listens at this node's address until closed; sends callers its name and clock."""
 
     def __init__(self, name: str, address: str) -> None:
         self._name = name
@@ -141,7 +148,7 @@ class Door:
             while True:
                 caller, _ = self._socket.accept()
                 with caller, contextlib.suppress(OSError):
-                    caller.settimeout(DIAL_S)
+                    caller.settimeout(DIAL_TIMEOUT_S)
                     caller.sendall(json.dumps([self._name, time.time()]).encode() + b"\n")
 
     def close(self) -> None:
@@ -151,7 +158,7 @@ class Door:
 
 
 def neighbours(name: str, names: Sequence[str]) -> list[str]:
-    """Whom a node dials."""
+    """Return the nodes that a node dials."""
     count, own = len(names), names.index(name)
     if count <= ALL_PAIRS:
         return [other for other in names if other != name]
@@ -162,23 +169,21 @@ def neighbours(name: str, names: Sequence[str]) -> list[str]:
 
 
 def dial(
-    name: str, rank_endpoints: Mapping[str, Sequence[Any]], limit_s: float = DIAL_S
+    name: str, listeners: Mapping[str, Sequence[Any]], limit_s: float = DIAL_TIMEOUT_S
 ) -> list[dict[str, Any]]:
-    """Go to the neighbours' doors.
+    """Connect to the neighbours' listeners.
 
     Returns
     -------
     list of dict
-        For each `to` (its name): `why` (empty if it answered), and of one that answered how many
-        seconds its clock is `ahead` of ours, and how exactly that is known (`within`).
+        For each: its name, `to`; the error, `why` (empty: it answered); of one that answered, the
+        seconds that its clock is `ahead` of ours, and their accuracy, `within`.
     """
-    names = sorted(rank_endpoints)
+    names = sorted(listeners)
     wanted = neighbours(name, names)
     with ThreadPoolExecutor(max_workers=max(1, min(32, len(wanted)))) as threads:
         return list(
-            threads.map(
-                lambda to: _dial(to, rank_endpoints[to][0], rank_endpoints[to][1], limit_s), wanted
-            )
+            threads.map(lambda to: _dial(to, listeners[to][0], listeners[to][1], limit_s), wanted)
         )
 
 
@@ -188,8 +193,8 @@ def _dial(to: str, host: str, port: int, limit_s: float) -> dict[str, Any]:
             connection.settimeout(limit_s)
             asked = time.time()
             text = b""
-            while not text.endswith(b"\n") and len(text) < HELLO_LIMIT:
-                piece = connection.recv(HELLO_LIMIT)
+            while not text.endswith(b"\n") and len(text) < HELLO_NBYTES:
+                piece = connection.recv(HELLO_NBYTES)
                 if not piece:
                     break
                 text += piece
@@ -200,12 +205,12 @@ def _dial(to: str, host: str, port: int, limit_s: float) -> dict[str, Any]:
     except OSError as error:
         return {"to": to, "why": f"{host}:{port}: {error.strerror or error}"}
     except ValueError:
-        return {"to": to, "why": f"at {host}:{port} something else answers"}
+        return {"to": to, "why": f"another program answers at {host}:{port}"}
     if who != to:
-        return {"to": to, "why": f"at {host}:{port} {who} answers: two nodes have one address"}
+        return {"to": to, "why": f"{who} answers at {host}:{port}: two nodes have one address"}
     return {"to": to, "why": "", "ahead": clock - (asked + got) / 2, "within": (got - asked) / 2}
 
 
 def node_name() -> str:
-    """What the machine's job manager calls this node, or it itself."""
+    """Return this node's name in Slurm, or its host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

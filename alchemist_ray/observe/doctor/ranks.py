@@ -1,4 +1,4 @@
-"""A gang over all nodes: it starts, finds itself by PMI, and every rank says what it runs on."""
+"""A check with a gang on all nodes: it starts, forms one MPI world, and uses the expected MPI."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from alchemist_ray.errors import AlchemistError, LaunchError
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
 from alchemist_ray.observe.doctor.software import fits
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.placement import Reservation
 from alchemist_ray.session import AlchemistSession
 
@@ -27,12 +28,13 @@ def examine(
     limit_s: float,
     names: Mapping[str, str],
 ) -> list[Finding]:
-    """Start `ranks_per_node` ranks on each of Ray's nodes (by name), be their CPUs free or not.
+    """Start `ranks_per_node` ranks on each of Ray's nodes (by name), even on busy CPUs.
 
-    The gang is gone when this returns.
+    The gang has ended when this returns.
     """
     places = Reservation(tuple((node["NodeID"], ranks_per_node) for node in nodes.values()))
     size = ranks_per_node * len(nodes)
+    gang = f"{counted(size, 'rank')} on {counted(len(nodes), 'node')}"
     start = time.monotonic()
     try:
         with AlchemistSession(
@@ -40,13 +42,13 @@ def examine(
         ) as session:
             took = time.monotonic() - start
             told = session.load_library("hpc").routine("about").options(timeout_s=CALL_S)()
-            hosts = {worker.hostname for worker in session.list_workers()}
     except LaunchError as error:
         return [
             Finding(
-                "gang", BAD, f"{size} ranks on {len(nodes)} node(s) do not start: {_line(error)}",
-                "the message names the cause; `srun --mpi=list`, mpi.launcher and mpi.pmi of the "
-                "site file if it is PMI; the gang's stderr is in the log of Ray's worker",
+                "gang", BAD, f"{gang} failed to start: {_line(error)}",
+                "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
+                "mpi.pmi "
+                "of the site file; the gang's stderr is in the log of Ray's worker",
             )
         ]  # fmt: skip
     except (AlchemistError, ValueError) as error:
@@ -58,8 +60,9 @@ def examine(
     findings = [
         Finding(
             "gang", WARN if slow else OK,
-            f"{size} ranks on {len(hosts)} node(s) in {took:.1f} s",
-            "a cold file system or an overloaded node; a second start is quicker if it is the first"
+            f"{gang} in {took:.1f} s",
+            "cold file system or overloaded node: with a cold file system, the second start is "
+            "faster"
             if slow else "",
         )
     ]  # fmt: skip
@@ -73,49 +76,50 @@ def _line(error: Exception) -> str:
 def judged(
     ranks: Sequence[Mapping[str, Any]], expected: Expected, names: Mapping[str, str]
 ) -> list[Finding]:
-    """What the ranks' own words mean; `names`: the nodes' interfaces by address."""
+    """Interpret the ranks' reports; `names` has the nodes' interfaces by address."""
     talk = network(ranks, expected, names)
     return [*world(ranks), *library(ranks, expected), *cores(ranks), *talk]
 
 
 def world(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether they are one MPI world."""
+    """Check that the ranks form one MPI world."""
     sizes = {rank["size"] for rank in ranks}
     if sizes == {len(ranks)} and [rank["rank"] for rank in ranks] == list(range(len(ranks))):
         return [Finding("PMI", OK, f"one world of {len(ranks)}, ranks in order")]
     return [
         Finding(
             "PMI", BAD, f"{len(ranks)} ranks in worlds of {sorted(sizes)}",
-            "the launcher's PMI is not that of the MPI: another mpi.pmi in the site file",
+            "the launcher's PMI does not fit the MPI: set another mpi.pmi in the site file",
         )
     ]  # fmt: skip
 
 
 def library(ranks: Sequence[Mapping[str, Any]], expected: Expected) -> list[Finding]:
-    """Whether all run on the same MPI, and on the site's."""
+    """Check that all ranks use the same MPI, and the site's."""
     check = "MPI of the ranks"
     kinds = Counter((r["version"], r["family"], r["library"]) for r in ranks)
     (version, family, path), _ = kinds.most_common(1)[0]
-    said = f"{version}, {family}, {path}"
+    message = f"{version}, {family}, {path}"
     findings = []
-    for (other, kind, where), _ in kinds.items():
-        if (other, kind) != (version, family) or where != path:
+    for other, kind, path_there in kinds:
+        if (other, kind) != (version, family) or path_there != path:
             hosts = sorted(
-                {r["host"] for r in ranks if (r["version"], r["library"]) == (other, where)}
+                {r["host"] for r in ranks if (r["version"], r["library"]) == (other, path_there)}
             )
             worse = (other, kind) != (version, family)
             findings.append(
                 Finding(
-                    check, BAD if worse else WARN, f"{other}, {kind}, {where}; the others: {said}",
-                    "one MPI for all: the same environment, modules, LD_LIBRARY_PATH on all nodes",
-                    where=", ".join(hosts),
+                    check, BAD if worse else WARN,
+                    f"{other}, {kind}, {path_there}; others: {message}",
+                    "use one MPI: the same environment, modules and LD_LIBRARY_PATH on all nodes",
+                    node=", ".join(hosts),
                 )
             )  # fmt: skip
-    return findings or [fits(check, said, path, expected) or Finding(check, OK, said)]
+    return findings or [fits(check, message, path, expected) or Finding(check, OK, message)]
 
 
 def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether ranks and their threads have a core each."""
+    """Check that each thread of the ranks has a core."""
     by_host: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for rank in ranks:
         by_host[rank["host"]].append(rank)
@@ -126,45 +130,50 @@ def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
             findings.append(
                 Finding(
                     "threads of the ranks", WARN,
-                    f"{len(there)} ranks with {wanted} threads in all on {has} cores",
-                    "fewer ranks on a node, or threads_per_worker=1; MPI and BLAS threads that "
-                    "share a core wait for each other. One core for many ranks: is the step "
-                    "bound to it (srun --cpu-bind=none)?",
-                    where=host,
+                    f"{counted(len(there), 'rank')} with {counted(wanted, 'thread')} on "
+                    f"{counted(has, 'core')}",
+                    "use fewer ranks per node, or threads_per_worker=1: MPI and BLAS threads that "
+                    "share a "
+                    "core wait for each other. One core for many ranks: the step may be bound to "
+                    "it "
+                    "(srun --cpu-bind=none)",
+                    node=host,
                 )
             )  # fmt: skip
     threads = sorted({rank["threads"] for rank in ranks})
-    said = f"{threads[0] if len(threads) == 1 else threads} a rank, cores enough"
-    return findings or [Finding("threads of the ranks", OK, said)]
+    message = f"{threads[0] if len(threads) == 1 else threads} per rank, enough cores"
+    return findings or [Finding("threads of the ranks", OK, message)]
 
 
 def network(
     ranks: Sequence[Mapping[str, Any]], expected: Expected, names: Mapping[str, str]
 ) -> list[Finding]:
-    """Over what they talk to ranks on other nodes; `names`: the nodes' interfaces by address."""
+    """Check the network between ranks; `names` has the nodes' interfaces by address."""
     check = "network of the ranks"
     if len({rank["host"] for rank in ranks}) < 2:
-        return [Finding(check, INFO, "all on one node: shared memory")]
+        return [Finding(check, INFO, "one node: shared memory")]
     fabrics = sorted({fabric for rank in ranks for fabric in rank["fabrics"]})
     used = {address for rank in ranks for address in rank["addresses"]}
     by_name = Counter(names.get(address, address) for address in used)
     over = ", ".join(sorted(by_name)) or "nothing"
-    said = f"TCP over {over}; fabric: {', '.join(fabrics) or 'none'}"
+    message = f"TCP over {over}; fabric: {', '.join(fabrics) or 'none'}"
     if expected.launcher == "srun" and not fabrics:
         return [
             Finding(
-                check, WARN, f"{said}; {expected.site} starts ranks by srun for its fabric",
-                "is it the vendor's MPI that the ranks run on? MPICH_OFI_VERBOSE=1 makes Cray "
-                "MPICH say which provider it takes",
+                check, WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
+                "check that the ranks use the vendor's MPI; MPICH_OFI_VERBOSE=1 makes Cray MPICH "
+                "print its "
+                "provider",
             )
         ]  # fmt: skip
     wrong = [n for n in by_name if not any(fnmatchcase(n, p) for p in expected.interface)]
     if expected.interface and wrong and not fabrics:
         return [
             Finding(
-                check, WARN, f"{said}; the site {expected.site} wants {expected.interface[0]}",
-                "UCX_NET_DEVICES or FI_TCP_IFACE names the interface that MPI is to take "
-                "([environment] of the site file)",
+                check, WARN, f"{message}; the site {expected.site} wants {expected.interface[0]}",
+                "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
+                "the site "
+                "file)",
             )
         ]  # fmt: skip
-    return [Finding(check, OK, said)]
+    return [Finding(check, OK, message)]

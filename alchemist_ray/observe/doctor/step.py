@@ -1,4 +1,4 @@
-"""A step of a Slurm job on all of its nodes. It ends when this process does."""
+"""A step of a Slurm job on all of its nodes, which ends with this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from alchemist_ray.launchers.srun import srun_command
 
-END_S = 5.0
+END_TIMEOUT_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -24,7 +24,7 @@ def start(
     options: Sequence[str] = (),
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[str]:
-    """Start a Python module on every node, beside the job's other steps; its output is piped.
+    """Start a Python module on every node, next to the job's other steps, with piped output.
 
     Raises
     ------
@@ -45,13 +45,13 @@ def start(
 
 
 def end(step: subprocess.Popen[Any]) -> None:
-    """See it end by itself, or end it: a killed srun would leave its tasks to the job's end."""
-    for urge in (step.terminate, step.kill):
+    """Wait for the step, then end it: a killed srun would leave its tasks until the job's end."""
+    for stop in (step.terminate, step.kill):
         try:
-            step.wait(END_S)
+            step.wait(END_TIMEOUT_S)
             return
         except subprocess.TimeoutExpired:
-            urge()
+            stop()
     step.wait()
 
 

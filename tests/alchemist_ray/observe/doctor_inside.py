@@ -12,11 +12,11 @@ from alchemist_ray.observe.doctor.probe import Probe
 probe = Probe(os.uname().nodename)
 
 
-def open_door(towards: str) -> list[Any]:
-    """Open this host's door; where it is."""
-    return probe.open(asdict(Expected()), [towards])
+def open_listener(towards: str) -> list[Any]:
+    """Open this host's listener; where it is."""
+    return probe.listen(asdict(Expected()), [towards])
 
 
-def dial(rank_endpoints: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
-    """Go to the others' doors."""
-    return probe.dial(rank_endpoints, limit_s)
+def dial(listeners: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
+    """Go to the others' listeners."""
+    return probe.dial(listeners, limit_s)

@@ -22,7 +22,7 @@ from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.observe.doctor import joining, machine, network, report, software
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
-from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
+from mpi_workers.matrix.cgroup import MemoryCgroup
 
 ROOT = Path(__file__).parents[3]
 SITE = Expected("ours", ("hsn0",), "$NOWHERE_DIR/lib/libmpi.so.12")
@@ -78,7 +78,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.9\n")
     return asked(
         ["unshare", "--mount", "bash", "-c", SICK, "bash"],
-        ["look", [asdict(SITE), 1]],
+        ["examine", [asdict(SITE), 1]],
         SMALL=str(small),
         PYTHONPATH=f"{other.parent}{os.pathsep}{ROOT}",
         MPI4PY_LIBMPI="/nowhere/libmpi.so.12",
@@ -86,13 +86,13 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("check", "status", "said", "advice"),
+    ("check", "status", "message", "advice"),
     [
         ("/dev/shm", BAD, "67.1 MB", "--shm-size"),
         (
             "leftovers in /dev/shm",
             WARN,
-            "1 segments that no process has open",
+            "1 segment that no process has open",
             "rm /dev/shm/mpich_",
         ),
         ("temporary folder", BAD, "33.6 MB free", "TMPDIR"),
@@ -103,13 +103,13 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(
-    sick: dict[str, Any], check: str, status: str, said: str, advice: str
+    sick: dict[str, Any], check: str, status: str, message: str, advice: str
 ) -> None:
     found = of(sick["findings"], check)
     assert found["status"] == status
-    assert said in found["said"]
+    assert message in found["message"]
     assert advice in found["advice"]
-    assert found["where"] == os.uname().nodename
+    assert found["node"] == os.uname().nodename
 
 
 def test_another_version_on_the_path_is_seen(sick: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def test_locked_memory_matters_where_there_is_rdma(
     monkeypatch.setattr(machine, "RDMA", tmp_path)
     (found,) = machine.locked_limit(Expected())
     assert found.status == WARN
-    assert "mlx5_0" in found.said
+    assert "mlx5_0" in found.message
 
 
 # --- memory and cores -----------------------------------------------------------------
@@ -159,14 +159,13 @@ def test_locked_memory_matters_where_there_is_rdma(
 @pytest.fixture
 def confined() -> Iterator[Path]:
     """A memory cgroup of 300 MB."""
-    found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
+    found = MemoryCgroup.find()
     if found is None or os.getuid() != 0:
         pytest.skip("a memory cgroup can only be made by root, where there is a controller")
-    above, (_, limit_file) = found
-    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
+    folder = found.folder / f"alchemist-test-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir()
-        (folder / limit_file).write_text(f"{300 << 20}\n")
+        (folder / found.names.limit).write_text(f"{300 << 20}\n")
     except OSError as error:
         pytest.skip(f"no memory cgroup can be made here: {error}")
     yield folder
@@ -177,7 +176,7 @@ def test_a_containers_memory_is_what_counts(confined: Path) -> None:
     code = (
         f"open({str(confined / 'cgroup.procs')!r}, 'w').write(str(__import__('os').getpid()))\n"
         "from alchemist_ray.observe.doctor import machine, finding\n"
-        "for f in machine.memory(finding.Expected()): print(f.status, f.said)\n"
+        "for f in machine.memory(finding.Expected()): print(f.status, f.message)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -196,7 +195,7 @@ def test_more_cpus_than_cores_are_seen() -> None:
     assert next(iter(machine.cores(cores))).status == OK
     found = next(iter(machine.cores(cores + 1)))
     assert found.status == WARN
-    assert "share cores" in found.said
+    assert "share cores" in found.message
 
 
 def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,17 +218,17 @@ def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     (found,) = machine.threads()
     assert found.status == WARN
-    assert "OMP_NUM_THREADS=100000" in found.said
+    assert "OMP_NUM_THREADS=100000" in found.message
 
 
 # --- the site, and Ray -----------------------------------------------------------------
 
 
 def test_the_sites_mpi_is_looked_for() -> None:
-    library = asked([], ["look", [asdict(Expected()), 1]])
-    said = of(library["findings"], "MPI library")
-    assert said["status"] == OK
-    path = said["said"].rpartition(", ")[2]
+    library = asked([], ["examine", [asdict(Expected()), 1]])
+    message = of(library["findings"], "MPI library")
+    assert message["status"] == OK
+    path = message["message"].rpartition(", ")[2]
     ours = Expected("ours", (), path)
     assert software.fits("MPI library", "x", path, ours) is None
     wrong = software.fits("MPI library", "x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
@@ -254,17 +253,17 @@ def test_ray_on_an_address_that_others_do_not_reach() -> None:
     assert "--node-ip-address" in found.advice
     (found,) = network.used_interface(Expected(), "203.0.113.77", peers=2)
     assert found.status == BAD
-    assert "is on no interface" in found.said
+    assert "is on no interface" in found.message
     (found,) = network.used_interface(Expected("ours", ("lo",)), "127.0.0.1", peers=1)
     assert found.status == OK
 
 
 @pytest.mark.parametrize(
-    ("mode", "status", "said"),
-    [(None, BAD, "there is no file"), (0o644, WARN, "others may read"), (0o600, OK, "from")],
+    ("mode", "status", "message"),
+    [(None, BAD, "there is no file"), (0o600, OK, "from")],
 )
-def test_the_token_is_there_and_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None, status: str, said: str
+def test_the_token_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None, status: str, message: str
 ) -> None:
     path = tmp_path / "token"
     if mode is not None:
@@ -274,7 +273,7 @@ def test_the_token_is_there_and_private(
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
     (found,) = joining.authentication()
     assert found.status == status
-    assert said in found.said
+    assert message in found.message
 
 
 def test_the_command_ends_with_one_where_nobody_answers() -> None:
@@ -289,7 +288,7 @@ def test_the_command_ends_with_one_where_nobody_answers() -> None:
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert told["status"] == BAD
-    assert "nobody answers at 127.0.0.1:9" in of(told["findings"], "Ray address")["said"]
+    assert "no answer at 127.0.0.1:9" in of(told["findings"], "Ray address")["message"]
     assert (
         of(told["findings"], "MPI library")["status"] == OK
     )  # this node was looked at all the same
@@ -334,29 +333,29 @@ def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
     found = run_checks({"hangs": hangs, "raises": raises, "works": works}, Expected(), 0.5)
     assert time.monotonic() - start < 5
     assert [(f.check, f.status) for f in found] == [("hangs", BAD), ("raises", WARN), ("works", OK)]
-    assert "no answer in 0.5 s" in found[0].said
-    assert "OSError: no luck" in found[1].said
+    assert "no answer in 0.5 s" in found[0].message
+    assert "OSError: no luck" in found[1].message
     pipe.write_text("the thread may go")
 
 
 def test_what_is_not_ok_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="needs an advice"):
+    with pytest.raises(ValueError, match="needs advice"):
         Finding("x", BAD, "broken")
     with pytest.raises(ValueError, match="one of ok, info, warn, bad"):
         Finding("x", "fine", "")
-    for finding in Probe().look(asdict(Expected()), 1)["findings"]:
+    for finding in Probe().examine(asdict(Expected()), 1)["findings"]:
         assert finding["status"] in (OK, "info") or finding["advice"]
 
 
 def test_the_table_puts_nodes_together() -> None:
     nodes = ["n1", "n2", "n3"]
-    findings = [Finding("files", OK, "65536", where=n) for n in nodes]
-    findings += [Finding("shm", BAD, "64 MB", "a larger one", where="n2")]
+    findings = [Finding("files", OK, "65536", node=n) for n in nodes]
+    findings += [Finding("shm", BAD, "64 MB", "a larger one", node="n2")]
     text = report.table(findings, nodes)
     assert "all 3 nodes: 65536" in text
     assert "bad  shm                        n2: 64 MB\n" in text
     assert "-> a larger one" in text
-    assert text.endswith("3 node(s): 1 bad, 0 to be warned of\n")
+    assert text.endswith("3 nodes: 1 bad, 0 warnings\n")
     assert report.exit_code(findings) == 1
     assert report.exit_code(findings[:3]) == 0
     assert json.loads(report.as_json(findings, nodes))["status"] == BAD

@@ -36,10 +36,10 @@ int clock_gettime(clockid_t id, struct timespec *t) {
     return status;
 }
 """
-DOOR = """
+LISTENER = """
 import sys
 from alchemist_ray.observe.doctor import network
-print(*network.Door("far", "127.0.0.1").address, flush=True)
+print(*network.Listener("far", "127.0.0.1").address, flush=True)
 sys.stdin.read()
 """
 
@@ -81,17 +81,17 @@ class TestHosts:
         assert (code, wrong) == (0, [])
         assert sorted(told["nodes"]) == sorted(hosts[i].name for i in (0, 1))
         (found,) = of(told, "between nodes")
-        assert "2 connections" in found["said"]
-        assert of(told, "PMI")[0]["said"].startswith("one world of 2")
-        assert of(told, "gang")[0]["said"].startswith("2 ranks on 2 node(s)")
+        assert "2 connections" in found["message"]
+        assert of(told, "PMI")[0]["message"].startswith("one world of 2")
+        assert of(told, "gang")[0]["message"].startswith("2 ranks on 2 nodes")
         (mpi,) = of(told, "MPI of the ranks")
-        assert "libmpi" in mpi["said"]
+        assert "libmpi" in mpi["message"]
         (talk,) = of(told, "network of the ranks")
-        assert "TCP over eth0" in talk["said"]
+        assert "TCP over eth0" in talk["message"]
         assert of(told, "clocks")[0]["status"] == OK
         assert {f["status"] for f in of(told, "host name")} == {WARN}  # in no /etc/hosts here
         assert len(of(told, "MPI library")) == 2
-        assert "Ray uses eth0" in of(told, "network interface")[0]["said"]
+        assert "Ray uses eth0" in of(told, "network interface")[0]["message"]
 
     def test_the_hpc_check_measures_between_them(self, hosts: Hosts) -> None:
         """`alchemist bench hpc`, here because hosts are dear."""
@@ -115,38 +115,38 @@ class TestHosts:
         many = len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))) + 1
         code, told = doctor(hosts[0], "--nodes", "3", "--ranks-per-node", str(many))
         assert code == 1
-        assert "Ray has 2 of 3 nodes" in of(told, "nodes")[0]["said"]
+        assert "Ray has 2 of 3 nodes" in of(told, "nodes")[0]["message"]
         assert {f["status"] for f in of(told, "threads of the ranks")} == {WARN}
 
     def test_a_launcher_that_cannot_is_named(self, hosts: Hosts) -> None:
         code, told = doctor(hosts[0], "--launcher", "mpiexec")
         assert code == 1
         (gang,) = of(told, "gang")
-        assert "works on one machine" in gang["said"]
+        assert "works on one machine" in gang["message"]
 
     def test_a_firewall_between_them_is_found_in_the_direction_it_has(self, hosts: Hosts) -> None:
         if not shutil.which("iptables"):
             pytest.skip("no iptables on this machine")
         near, far = hosts[0], hosts[1]
-        # Ray's own ports stay open; new connections from the first host to doors do not come in.
+        # Ray's own ports stay open; the first host's new connections to listeners are dropped.
         wall = ["INPUT", "-p", "tcp", "--syn", "-s", near.ip]
-        rank_endpoints = ["--dport", "32768:60999", "-j", "DROP"]
-        near_door = near.call("tests.alchemist_ray.observe.doctor_inside:open_door", far.ip)
-        far_door = far.call("tests.alchemist_ray.observe.doctor_inside:open_door", near.ip)
-        far.run("iptables", "-A", *wall, *rank_endpoints)
+        ports = ["--dport", "32768:60999", "-j", "DROP"]
+        near_listener = near.call("tests.alchemist_ray.observe.doctor_inside:open_listener", far.ip)
+        far_listener = far.call("tests.alchemist_ray.observe.doctor_inside:open_listener", near.ip)
+        far.run("iptables", "-A", *wall, *ports)
         try:
-            both = {near.name: near_door, far.name: far_door}
+            both = {near.name: near_listener, far.name: far_listener}
             dialled = {
                 host.name: host.call("tests.alchemist_ray.observe.doctor_inside:dial", both, 1.0)
                 for host in (near, far)
             }
         finally:
-            far.run("iptables", "-D", *wall, *rank_endpoints)
+            far.run("iptables", "-D", *wall, *ports)
         (found,) = compare.reached(dialled)
         assert found.status == BAD
-        assert found.said.startswith("1 of 2 connections fail")
-        assert f"{near.name} -> {far.name}: no answer from {far.ip}:" in found.said
-        assert found.where == near.name
+        assert found.message.startswith("1 of 2 connections fail")
+        assert f"{near.name} -> {far.name}: no answer from {far.ip}:" in found.message
+        assert found.node == near.name
         assert "ip_local_port_range" in found.advice
 
     def test_a_host_that_falls_silent_does_not_hold_it_up(self, hosts: Hosts) -> None:
@@ -159,8 +159,8 @@ class TestHosts:
         finally:
             hosts[1].mend()
         assert code == 1
-        silent = [f for f in of(told, "node") if f["where"] == hosts[1].name]
-        assert silent or "Ray has 1 of 2 nodes" in of(told, "nodes")[0]["said"]
+        silent = [f for f in of(told, "node") if f["node"] == hosts[1].name]
+        assert silent or "Ray has 1 of 2 nodes" in of(told, "nodes")[0]["message"]
 
 
 @pytest.mark.root
@@ -179,9 +179,9 @@ def test_where_no_ray_runs_one_is_started_for_the_gang_and_gone() -> None:
         told = json.loads(done.stdout)
         wrong = [f for f in told["findings"] if f["status"] == BAD]
         assert (done.returncode, wrong) == (0, []), done.stderr[-2000:]
-        assert "one was started for this examination" in of(told, "Ray address")[0]["said"]
-        assert of(told, "gang")[0]["said"].startswith("2 ranks on 1 node(s)")
-        assert "shared memory" in of(told, "network of the ranks")[0]["said"]
+        assert "one was started for these checks" in of(told, "Ray address")[0]["message"]
+        assert of(told, "gang")[0]["message"].startswith("2 ranks on 1 node in")
+        assert "shared memory" in of(told, "network of the ranks")[0]["message"]
         assert traces.wait_until(lambda: not hosts[0].pids("ray"), 20.0, 0.2) is not None
 
 
@@ -198,7 +198,7 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
     )
     for ahead, status in ((0, OK), (20, WARN), (-3000, BAD)):
         with subprocess.Popen(
-            [sys.executable, "-c", DOOR],
+            [sys.executable, "-c", LISTENER],
             env={"LD_PRELOAD": str(library), "AHEAD": str(ahead), "PYTHONPATH": ":".join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -211,17 +211,17 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
         assert found.status == status, found
         assert abs(dialled["near"][0]["ahead"] - ahead) < 0.5
         if ahead:
-            assert "far is" in found.said
+            assert "far is" in found.message
 
 
 def test_doors_that_are_shut_or_anothers() -> None:
-    door = network.Door("far", "127.0.0.1")
-    place = list(door.address)
+    listener = network.Listener("far", "127.0.0.1")
+    place = list(listener.address)
     (told,) = network.dial("near", {"near": ["", 0], "far": place})
     assert told["why"] == ""
     (told,) = network.dial("near", {"near": ["", 0], "other": place})
     assert "two nodes have one address" in told["why"]
-    door.close()
+    listener.close()
     (told,) = network.dial("near", {"near": ["", 0], "far": place})
     assert "refused" in told["why"]
 
@@ -239,7 +239,7 @@ def test_nodes_with_other_versions_are_named() -> None:
     ours = software.versions()
     (fine,) = compare.same_versions({"a": ours, "b": ours})
     assert fine.status == OK
-    assert f"ray {ours['ray']}" in fine.said
+    assert f"ray {ours['ray']}" in fine.message
     found = compare.same_versions({"a": ours, "b": {**ours, "ray": "1.0"}, "c": ours})
-    assert [(f.status, f.where) for f in found] == [(BAD, "b")]
-    assert "ray 1.0, the others have" in found[0].said
+    assert [(f.status, f.node) for f in found] == [(BAD, "b")]
+    assert "ray 1.0, the others have" in found[0].message

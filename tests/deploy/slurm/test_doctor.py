@@ -37,12 +37,12 @@ def test_the_nodes_of_a_job_are_looked_at_and_its_pmi(slurm: Slurm) -> None:
     wrong = [f for told in found.values() for f in told if f["status"] == "bad"]
     assert (code, wrong) == (0, []), json.dumps(wrong, indent=1)
     names = {node.name for node in slurm.nodes}
-    assert len({f["where"] for f in found["MPI library"]} & names) == 2
-    assert found["PMI of srun"][0]["said"] == "--mpi=pmi2: one world of 4"
-    assert "2 connections" in found["between nodes"][0]["said"]
+    assert len({f["node"] for f in found["MPI library"]} & names) == 2
+    assert found["PMI of srun"][0]["message"] == "--mpi=pmi2: one world of 4"
+    assert "2 connections" in found["between nodes"][0]["message"]
     assert found["clocks"][0]["status"] == "ok"
     assert found["versions"][0]["status"] == "ok"
-    assert "alchemist slurm run -- alchemist doctor" in found["Ray address"][0]["said"]
+    assert "alchemist slurm run -- alchemist doctor" in found["Ray address"][0]["message"]
     assert_clean(slurm.nodes)
 
 
@@ -50,9 +50,9 @@ def test_the_wrong_pmi_and_what_the_site_has_not(slurm: Slurm) -> None:
     code, found = doctor(slurm, "--site", "cray-ex", ALCHEMIST_SRUN_MPI="none")
     assert code == 1
     (pmi,) = found["PMI of srun"]
-    assert "4 ranks in worlds of [1] instead of 4" in pmi["said"]
+    assert "4 ranks in worlds of [1] instead of 4" in pmi["message"]
     assert "srun --mpi=list" in pmi["advice"]
-    assert all("no interface hsn0" in f["said"] for f in found["network interface"])
+    assert all("no interface hsn0" in f["message"] for f in found["network interface"])
     assert all("CRAY_MPICH_DIR is not set" in f["advice"] for f in found["MPI library"])
     assert_clean(slurm.nodes)
 
@@ -74,8 +74,8 @@ def test_a_rank_killed_in_mpi_init_is_told_and_leaves_no_shared_memory(slurm: Sl
     code, found = doctor(slurm, PYTHONPATH=path)
     assert code == 1
     (pmi,) = found["PMI of srun"]
-    assert "0 of 4 ranks answered" in pmi["said"]
-    assert "names seen: ['/dev/shm/mpich_shm_" in pmi["said"]  # or there was nothing to remove
+    assert "0 of 4 ranks answered" in pmi["message"]
+    assert "names seen: ['/dev/shm/mpich_shm_" in pmi["message"]  # or there was nothing to remove
     assert_clean(slurm.nodes)
 
 
@@ -84,8 +84,8 @@ def test_with_the_jobs_ray_gangs_are_looked_at_too(slurm: Slurm) -> None:
     code, found = doctor(slurm, "--nodes", 2, "--ranks-per-node", 1, before=run)
     wrong = [f for told in found.values() for f in told if f["status"] == "bad"]
     assert (code, wrong) == (0, []), json.dumps(wrong, indent=1)
-    assert "this job's folder" in found["Ray address"][0]["said"]
-    assert "mode token" in found["Ray authentication"][0]["said"]
-    assert found["gang"][0]["said"].startswith("2 ranks on 2 node(s)")
-    assert found["PMI"][0]["said"].startswith("one world of 2")
+    assert "this job's folder" in found["Ray address"][0]["message"]
+    assert "mode token" in found["Ray authentication"][0]["message"]
+    assert found["gang"][0]["message"].startswith("2 ranks on 2 nodes")
+    assert found["PMI"][0]["message"].startswith("one world of 2")
     assert_clean(slurm.nodes)

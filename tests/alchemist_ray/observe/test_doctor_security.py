@@ -1,0 +1,193 @@
+"""``alchemist doctor`` on security and environment: each check, made to fail for real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from alchemist_ray.observe.doctor import environment, security
+from alchemist_ray.observe.doctor.finding import INFO, OK, WARN, Expected, Finding
+
+NOTHING = Expected()
+LISTENS = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+OTHER = 54321  # a user id
+
+
+def only(findings: Iterator[Finding]) -> Finding:
+    (found,) = findings
+    return found
+
+
+@pytest.fixture
+def listener() -> Iterator[subprocess.Popen[str]]:
+    """A process with "mpi_workers" on its command line that listens at all interfaces."""
+    command = [sys.executable, "-c", LISTENS, "0.0.0.0", "mpi_workers"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+def test_a_port_that_others_can_reach_is_named(
+    listener: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listener.stdout is not None
+    port = listener.stdout.readline().strip()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    found = only(security.open_ports(NOTHING))
+    assert found.status == WARN
+    assert f"*:{port}" in found.message
+    assert "RAY_AUTH_MODE=token" in found.advice
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert only(security.open_ports(NOTHING)).status == INFO
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_ports_of_this_machine_alone_are_local(family: socket.AddressFamily) -> None:
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with closing(server):
+        number = server.getsockname()[1]
+        (port,) = (p for p in security.open_tcp_ports(os.geteuid()) if p.port == number)
+        assert (port.address, port.is_local) == (host, True)
+
+
+def test_a_token_that_others_may_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path("/tmp") / f"at-{os.getpid()}"
+    folder.mkdir(mode=0o755)
+    token = folder / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    try:
+        assert only(security.token_files(NOTHING)).status == INFO
+        token.write_text("secret")
+        for folder_mode, mode, status in (
+            (0o755, 0o644, WARN),
+            (0o700, 0o644, OK),
+            (0o755, 0o600, OK),
+        ):
+            folder.chmod(folder_mode)
+            token.chmod(mode)
+            found = only(security.token_files(NOTHING))
+            assert found.status == status
+            assert status == OK or found.advice == f"chmod 600 {token}"
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_session_folder_that_others_may_write_to_is_named(tmp_path: Path) -> None:
+    session = Path("/tmp") / f"at-{os.getpid()}" / "session_2026-01-01_1"
+    session.mkdir(parents=True, mode=0o755)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "raylet", f"--x={session}/s"]
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            for mode, status, words in (
+                (0o777, WARN, "may write to"),
+                (0o755, WARN, "may read"),
+                (0o700, OK, "this user only"),
+            ):
+                session.chmod(mode)
+                (found,) = (
+                    f for f in security.session_folders(NOTHING) if str(session) in f.message
+                )
+                assert found.status == status
+                assert words in found.message
+            process.kill()
+    finally:
+        shutil.rmtree(session.parent)
+
+
+def test_the_ray_of_another_user_is_named(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    raylet = Path("/tmp") / f"at-{os.getpid()}" / "raylet"
+    raylet.parent.mkdir(mode=0o755)
+    shutil.copy(sleep, raylet)
+    try:
+        with subprocess.Popen([raylet, "60"], user=OTHER) as process:
+            found = only(security.other_users_ray(NOTHING))
+            process.kill()
+    finally:
+        shutil.rmtree(raylet.parent)
+    assert found.status == WARN
+    assert str(OTHER) in found.message
+    assert "RAY_ADDRESS" in found.advice
+
+
+def test_a_strict_ptrace_scope_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "scope"
+    assert only(security.ptrace_scope(NOTHING, path)).status == OK
+    for scope, status in ((1, OK), (2, WARN), (3, WARN)):
+        path.write_text(f"{scope}\n")
+        assert only(security.ptrace_scope(NOTHING, path)).status == status
+
+
+def test_forced_kernels_of_openblas_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.FORCED:
+        monkeypatch.delenv(name, raising=False)
+    assert only(environment.openblas(NOTHING)).status == OK
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
+    found = only(environment.openblas(NOTHING))
+    assert found.status == WARN
+    assert "unset OPENBLAS_CORETYPE before" in found.advice
+
+
+def test_the_reference_blas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    (tmp_path / "empty.c").write_text("int x_(void) { return 0; }\n")
+    libraries = {}
+    for kind in ("blas", "openblas-pthread"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        build = [compiler, "-shared", "-fPIC", "-o"]
+        blas = folder / "libblas.so.3"
+        source = str(tmp_path / "empty.c")
+        subprocess.run([*build, blas, source, "-Wl,-soname,libblas.so.3"], check=True)
+        libraries[kind] = folder / "libscalapack.so"
+        link = ["-Wl,--no-as-needed", str(blas), f"-Wl,-rpath,{folder}"]
+        subprocess.run([*build, libraries[kind], source, *link], check=True)
+    for kind, status in (("blas", WARN), ("openblas-pthread", OK)):
+        monkeypatch.setenv(environment.SCALAPACK, str(libraries[kind]))
+        assert only(environment.scalapack_blas(NOTHING)).status == status, kind
+    monkeypatch.delenv(environment.SCALAPACK)
+    assert only(environment.scalapack_blas(NOTHING, tmp_path)).status == INFO
+
+
+def test_open_mpi_first_on_the_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for answer, status in (("mpicc: Open MPI 4.1.4 (Language: C)", WARN), ("HYDRA 5.0", OK)):
+        for name in ("mpicc", "mpiexec"):
+            program = tmp_path / name
+            program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+            program.chmod(0o755)
+        found = only(environment.open_mpi(NOTHING))
+        assert found.status == status
+        assert status == OK or str(tmp_path) in found.message
+
+
+def test_the_huge_pages_of_shared_memory_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "shmem_enabled"
+    assert "unknown" in only(environment.huge_pages(NOTHING, path)).message
+    path.write_text("always within_size advise [never] deny force\n")
+    assert only(environment.huge_pages(NOTHING, path)).message.startswith("never")
