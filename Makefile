@@ -83,7 +83,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 image:
-	podman build --tag alchemist-on-ray:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/__init__.py) .
+	podman build --tag alchemist-on-ray:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version.py) .
 
 clean-image: $(READY)
 	$(BIN)/python -m tests.deploy.container.images clean

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from alchemist_ray.runtime.batch_job import adopt
+from alchemist_ray.version import __version__
 
 if "ray" not in sys.modules:  # Ray reads how to authenticate itself when it is imported
     adopt(os.environ)
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from alchemist_ray.errors import AlchemistError
     from alchemist_ray.functions.mpi_function import MpiFunction, mpi_function
     from alchemist_ray.session import AlchemistSession, WorkerInfo
-
-__version__ = "0.1.0"
 
 # Loaded at first use: `alchemist_ray.gang` and `.arrays` can be imported without Ray, and the
 # command line starts quickly.

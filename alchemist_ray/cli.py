@@ -7,9 +7,9 @@ import importlib
 import subprocess
 import sys
 
-from alchemist_ray import __version__
 from alchemist_ray.deploy.kubernetes import cli as kuberay
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.version import __version__
 
 FOR_AUTHORS = {
     "new-library": "write a small library of your own, in C, C++ or Python, with build and test",

@@ -14,7 +14,7 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.runtime.driver import NAMESPACE, group_name
+from alchemist_ray.runtime.names import NAMESPACE, group_name
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_channel import RayChannel
 from alchemist_ray.runtime.remote_results import RemoteResults

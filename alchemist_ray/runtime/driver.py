@@ -1,4 +1,4 @@
-"""The Driver: one actor per cluster, who knows every node's agent and every gang."""
+"""The Driver: the actor that knows every node's agent and every gang of a cluster."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
 from alchemist_ray.runtime.autoscaling import Growth, Retirement
+from alchemist_ray.runtime.names import (
+    NAMESPACE,
+    agent_name,
+    driver_name,
+    edition,
+    group_name,
+    job_environment,
+)
 from alchemist_ray.runtime.placement import ask_for
 from alchemist_ray.runtime.ray_calls import result_of
 
-NAMESPACE = "alchemist"
 HEAD = "node:__internal_head__"  # the resource by which Ray marks the head node
-DRIVER_NAME = "alchemist-driver"
-AGENT_NAME = "alchemist-agent-"
 AGENT_TIMEOUT_S = 60.0
 UNAVAILABLE_S = 0.5  # before a manager that is out of reach, but not dead, is asked again
 PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
@@ -34,15 +39,20 @@ def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
     return handle
 
 
-def group_name(gang: str) -> str:
-    """The Ray name of a gang's GroupManager."""
-    return f"alchemist-group-{gang}"
-
-
 class Driver:
-    """Actor: see the module."""
+    """Actor: see the module.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    edition : str
+        See `names`; of the Driver and its agents.
+    lifetime : str or None
+        ``"detached"``, or None: agents and reservations end with the job.
+    """
+
+    def __init__(self, edition: str, lifetime: str | None) -> None:
+        self._edition = edition
+        self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
         self._groups: dict[str, dict[str, Any]] = {}
         self._reservations: dict[str, PlacementGroup] = {}
@@ -64,8 +74,11 @@ class Driver:
         """
         self._recover()
         if run not in self._reservations:
-            self._guard(gang, run, ask_for(workers, cpus, group_name(run), strategy), node_id)
+            self._guard(gang, run, self._ask_for(workers, cpus, run, strategy), node_id)
         return self._reservations[run]
+
+    def _ask_for(self, workers: int, cpus: float, run: str, strategy: str) -> PlacementGroup:
+        return ask_for(workers, cpus, group_name(run), strategy, self._lifetime)
 
     def _guard(
         self, gang: str, run: str, group: PlacementGroup, node_id: str | None = None
@@ -100,7 +113,7 @@ class Driver:
         self._recovered = True
         if Growth.here() is not None:
             for actor in ray.util.list_named_actors(all_namespaces=True):
-                node_id = actor["name"].removeprefix(AGENT_NAME)
+                node_id = actor["name"].removeprefix(agent_name(self._edition, ""))
                 if actor["namespace"] == NAMESPACE and node_id != actor["name"]:
                     self._agents[node_id] = ray.get_actor(**actor)
             watch = asyncio.get_running_loop().create_task(self._retirement.watch())
@@ -149,9 +162,9 @@ class Driver:
 
     def _start_agent(self, node_id: str) -> ActorHandle:
         options: dict[str, Any] = {
-            "name": f"{AGENT_NAME}{node_id}",
+            "name": agent_name(self._edition, node_id),
             "namespace": NAMESPACE,
-            "lifetime": "detached",
+            "lifetime": self._lifetime,
             "get_if_exists": True,
             "num_cpus": 0,
             "max_restarts": -1,
@@ -192,11 +205,12 @@ class Driver:
 
 
 def find_driver() -> ActorHandle:
-    """The cluster's Driver, started if it is not there."""
+    """The cluster's Driver for this job, started if it is not there."""
+    lifetime = None if job_environment() else "detached"
     options: dict[str, Any] = {
-        "name": DRIVER_NAME,
+        "name": driver_name(edition()),
         "namespace": NAMESPACE,
-        "lifetime": "detached",
+        "lifetime": lifetime,
         "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
@@ -206,4 +220,4 @@ def find_driver() -> ActorHandle:
         "scheduling_strategy": "DEFAULT",
         "max_task_retries": 3,  # each call may be repeated: a restart costs a moment, no error
     }
-    return start_actor(Driver, options)
+    return start_actor(Driver, options, edition(), lifetime)

@@ -49,7 +49,7 @@ T = TypeVar("T")
 END_TIMEOUT_S = 5.0
 LOST_NODE_S = 1.0  # the same for a node that gives no answer any more
 POLL_INTERVAL_S = 1.0  # between looks at proxies that have not reached us yet
-KEEP_SHARE = 4  # a quarter of a node's memory may be kept warm for reuse
+KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
 
 
 class GroupManager:

@@ -1,7 +1,7 @@
-"""The GroupManagers of this process. One is kept when its session closes: an actor starts slowly.
+"""The GroupManagers of this process. One is kept when its session closes: actors start slowly.
 
-A process's first session waits for its manager (Ray starts a Python for it); the
-next ones find it warm. It is this process's own, so it ends with it.
+A process's first session waits for its manager (Ray starts a Python process for it); the next
+ones find it warm. It ends with this process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.runtime.driver import NAMESPACE, group_name, start_actor
+from alchemist_ray.runtime.driver import start_actor
 from alchemist_ray.runtime.group_manager import GroupManager
+from alchemist_ray.runtime.names import NAMESPACE, group_name
 
 READY_TIMEOUT_S = 10.0
 

@@ -59,15 +59,17 @@ def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
         )
 
 
-def ask_for(workers: int, cpus: float, name: str, strategy: str = "PACK") -> PlacementGroup:
+def ask_for(
+    workers: int, cpus: float, name: str, strategy: str, lifetime: str | None
+) -> PlacementGroup:
     """A placement group with a bundle per worker; not waited for.
 
-    Detached: else Ray takes it from gangs that live when the actor is killed that asked for it,
-    and starts again. Whoever asks has to give it back.
+    A detached one outlives the actor that asked for it, which may be restarted by Ray: that
+    actor has to give it back.
     """
     bundles = [{"CPU": cpus}] * workers
     group: PlacementGroup = placement_group(
-        bundles, strategy=strategy, name=name, lifetime="detached"
+        bundles, strategy=strategy, name=name, lifetime=lifetime
     )
     return group
 

@@ -17,7 +17,8 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
-from alchemist_ray.runtime.driver import NAMESPACE, find_driver
+from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
 from tests.support import report, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
@@ -81,7 +82,7 @@ def assert_clean(before: set[str]) -> float:
 def agent_pids(node_id: str | None = None) -> dict[str, int]:
     """Process ids of a node's agent and its fork server."""
     node_id = node_id or ray.get_runtime_context().get_node_id()
-    agent = ray.get_actor(f"alchemist-agent-{node_id}", namespace=NAMESPACE)
+    agent = ray.get_actor(agent_name(edition(), node_id), namespace=NAMESPACE)
     # It may be restarting, and its fork server may be dead.
     ray.get(agent.ready.options(max_task_retries=-1).remote(), timeout=30)
     pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=30)

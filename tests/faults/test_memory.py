@@ -16,7 +16,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
-from alchemist_ray.runtime.driver import NAMESPACE
+from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
 from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
 from tests.support import traces
 
@@ -38,7 +38,7 @@ def limited(cluster: str) -> Iterator[int]:
     above, (_, limit_file) = found
     folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
     with AlchemistSession(1):  # starts the agent
-        name = f"alchemist-agent-{ray.get_runtime_context().get_node_id()}"
+        name = agent_name(edition(), ray.get_runtime_context().get_node_id())
         fork_server: int = ray.get(ray.get_actor(name, namespace=NAMESPACE).pids.remote())[
             "fork-server"
         ]

@@ -14,7 +14,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LaunchError, ResourceError
-from alchemist_ray.runtime.driver import NAMESPACE
+from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.memory import available_bytes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
@@ -103,7 +103,7 @@ def test_a_routine_that_asks_for_more_than_memory_fails_alone(gang: Gang) -> Non
 def hanging_ranks(gang: Gang) -> Iterator[None]:
     """Make all new ranks hang in MPI_Init, as if they waited for a debugger."""
     agent = ray.get_actor(
-        f"alchemist-agent-{ray.get_runtime_context().get_node_id()}", namespace=NAMESPACE
+        agent_name(edition(), ray.get_runtime_context().get_node_id()), namespace=NAMESPACE
     )
 
     def set_hold(self: Any, hold: bool) -> None:

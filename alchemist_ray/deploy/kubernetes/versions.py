@@ -1,6 +1,6 @@
 """Versions that the manifests target. Tests compare them with constraints.txt and the CRDs."""
 
-from alchemist_ray import __version__
+from alchemist_ray.version import __version__
 
 RAY_VERSION = "2.60.0"  # in the image; KubeRay selects probes and token authentication by it
 KUBERAY_VERSION = "1.6.2"

@@ -1,0 +1,138 @@
+"""An agent's end of its node's fork server, the warm process from which ranks are forked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import mpi_workers
+from alchemist_ray.errors import LaunchError
+from mpi_workers.node.specs import ProxySpec
+
+FORK_SERVER_TIMEOUT_S = 60.0
+FORK_TIMEOUT_S = 10.0
+# What a job manager or an outer MPI left in the environment would confuse the ranks' MPI.
+FOREIGN = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "RAY_", "MPI_LOCAL")
+
+
+def rank_environment() -> dict[str, str]:
+    """The environment of ranks: this process's, without variables of other launchers and of Ray.
+
+    An agent serves many jobs, and its `sys.path` has folders of the first one: ranks get only
+    the folder that this package was imported from, and what ``PYTHONPATH`` of the node names.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    own = [str(Path(mpi_workers.__file__).parents[1]), *env.get("PYTHONPATH", "").split(":")]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in own if path))
+    env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"  # a threaded BLAS must not fork
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+class ForkServer:
+    """The agent's end of the fork server process.
+
+    Parameters
+    ----------
+    on_gone : callable(gang)
+        Called when a gang's proxy has ended here, however that came about.
+    """
+
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
+        self._on_gone = on_gone
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mpi_workers", "fork-server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=rank_environment(),
+                start_new_session=True,
+            )
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._warm = False
+        self._dead = False
+        self._proxies: dict[str, int] = {}  # by gang
+        self._gone: set[str] = set()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._dead and self.process.poll() is None
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError), self._ours.makefile() as lines:
+            for line in lines:
+                message = json.loads(line)
+                if message["event"] == "gone":
+                    self._on_gone(message["gang"])
+                with self._changed:
+                    match message["event"]:
+                        case "warm":
+                            self._warm = True
+                        case "forked":
+                            self._proxies[message["gang"]] = message["pid"]
+                        case "gone":
+                            self._gone.add(message["gang"])
+                    self._changed.notify_all()
+        with self._changed:
+            self._dead = True
+            self._changed.notify_all()
+        self.process.wait()
+
+    def wait_warm(self) -> None:
+        """Wait until it can fork. Raises `LaunchError`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._warm or self._dead, FORK_SERVER_TIMEOUT_S):
+                self.process.kill()
+                raise LaunchError(
+                    f"the warm process on {os.uname().nodename} was not ready in "
+                    f"{FORK_SERVER_TIMEOUT_S:.0f} s: importing NumPy and mpi4py hangs there"
+                )
+            if not self._warm:
+                raise LaunchError(
+                    f"the warm process on {os.uname().nodename} ended at once (exit code "
+                    f"{self.process.poll()}): are numpy, scipy, mpi4py and mpich installed there? "
+                    "Its output is in the Ray worker's log"
+                )
+
+    def fork(self, spec: ProxySpec) -> int:
+        """Fork a gang's proxy on this node; its pid. Raises `LaunchError`."""
+        self.wait_warm()
+        order = (json.dumps(asdict(spec)) + "\n").encode()
+        with contextlib.suppress(OSError), self._sending:
+            self._ours.sendall(order)
+        with self._changed:
+            self._changed.wait_for(lambda: spec.gang in self._proxies or self._dead, FORK_TIMEOUT_S)
+            if spec.gang not in self._proxies:
+                why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
+                self.process.kill()  # one that hangs would hold up the next gang too
+                raise LaunchError(
+                    f"the warm process on {os.uname().nodename} {why}; the next launch gets a "
+                    "new one: try again"
+                )
+            return self._proxies[spec.gang]
+
+    def holds(self, gang: str) -> bool:
+        """Whether a gang's proxy was forked here and has not ended, as far as this one knows."""
+        with self._changed:
+            return not self._dead and gang in self._proxies and gang not in self._gone
+
+    def wait_gone(self, gang: str, timeout_s: float) -> None:
+        """Wait until a gang's proxy has ended, if this fork server lives and has forked it."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._dead or gang not in self._proxies or gang in self._gone, timeout_s
+            )
+            if gang in self._gone:
+                del self._proxies[gang]
+                self._gone.discard(gang)

@@ -1,0 +1,46 @@
+"""Names of our actors in a Ray cluster.
+
+Driver and agents outlive the job that started them. They are shared by jobs of the same version
+of this package and of Python; a job with a runtime environment of its own gets its own ones,
+which end with it, so that no code or variable of one job runs in another.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import ray
+
+from alchemist_ray.version import __version__
+
+NAMESPACE = "alchemist"
+AGENT_PREFIX = "alchemist-agent-"
+
+
+def job_environment() -> str:
+    """The job's id if it has a runtime environment of its own, else empty."""
+    context = ray.get_runtime_context()
+    own = {key: value for key, value in dict(context.runtime_env).items() if value}
+    return str(context.get_job_id()) if own else ""
+
+
+def edition() -> str:
+    """Part of the names of Driver and agents: who shares them."""
+    python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
+    job = job_environment()
+    return f"{__version__}-{python}" + (f"-job-{job}" if job else "")
+
+
+def driver_name(edition: str) -> str:
+    """The Ray name of the Driver."""
+    return f"alchemist-driver-{edition}"
+
+
+def agent_name(edition: str, node_id: str) -> str:
+    """The Ray name of a node's agent."""
+    return f"{AGENT_PREFIX}{edition}-{node_id}"
+
+
+def group_name(gang: str) -> str:
+    """The Ray name of a gang's GroupManager."""
+    return f"alchemist-group-{gang}"
