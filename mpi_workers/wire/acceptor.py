@@ -84,7 +84,7 @@ class Strangers(Generic[T]):
         return True
 
 
-class Peer(NamedTuple):
+class AuthenticatedPeer(NamedTuple):
     """A peer that has proved that it knows the token."""
 
     connection: Connection
@@ -189,7 +189,7 @@ class Acceptor:
             listener.close()
         self._selector.close()
 
-    def poll(self, timeout_s: float | None = None) -> list[Peer]:
+    def poll(self, timeout_s: float | None = None) -> list[AuthenticatedPeer]:
         """Wait for peers; returns those that became authenticated.
 
         Parameters
@@ -237,7 +237,7 @@ class Acceptor:
             except OSError:  # another user's, or gone already
                 sock.close()
 
-    def _advance(self, stranger: _Handshake) -> Peer | None:
+    def _advance(self, stranger: _Handshake) -> AuthenticatedPeer | None:
         try:
             fields = stranger.advance()
             if fields is None:
@@ -245,7 +245,7 @@ class Acceptor:
             connection = stranger.connection()
             self._strangers.discard(stranger)
             connection.write(self._welcome)
-            return Peer(connection, fields)
+            return AuthenticatedPeer(connection, fields)
         except (ConnectionLost, EOFError, OSError):
             self._drop(stranger)
         except WireError as error:

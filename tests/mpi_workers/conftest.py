@@ -1,4 +1,4 @@
-"""Six ranks and the ways to them; a folder for sockets."""
+"""Six ranks and the routes to them; a folder for sockets."""
 
 from __future__ import annotations
 
