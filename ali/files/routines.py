@@ -153,6 +153,7 @@ def _reading_order(rows: Picked, grain: boxes.Grain) -> NDArray[np.int64] | None
 
 def _check_memory(path: str, there: About, cut: Sequence[boxes.Box], ranks: int) -> None:
     """Refuse chunks that are too large, decompressed, for the `ranks` of this node."""
+    ranks = min(ranks, len(cut))  # no more of them read at once
     box = max(len(box.rows) * len(box.cols) for box in cut)
     nbytes = max(there.grain.elements(there.shape), box) * there.dtype.itemsize
     spare = available_bytes()

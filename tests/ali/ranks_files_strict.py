@@ -342,7 +342,7 @@ def large_chunks(gang: Gang, folder: Path) -> list[str]:
             said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
             if said != "nothing":
                 wrong.append(f"{name} {options} fits: {said}")
-            patch.setattr(routines, "available_bytes", lambda: 12 * 8 * 2 * gang.size - 1)
+            patch.setattr(routines, "available_bytes", lambda: 12 * 8 * 2 - 1)
             said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
             if not said.startswith(f"ResourceError: {path}: a chunk of this file has"):
                 wrong.append(f"{name} {options} does not fit: {said}")
