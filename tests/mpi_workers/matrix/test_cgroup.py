@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ import pytest
 from mpi_workers.matrix import memory
 from mpi_workers.matrix.cgroup import MemoryCgroup
 from mpi_workers.matrix.memory import available_bytes
+from tests.support.cgroups import limited_memory
 
+MIB = 1 << 20
 GIB = 1 << 30
 
 
@@ -70,3 +75,55 @@ def test_a_cgroup_over_its_limit_has_nothing_available(
     cgroup = found(tmp_path, "0::/\n")
     monkeypatch.setattr(memory.MemoryCgroup, "find", lambda: cgroup)
     assert available_bytes() == 0
+
+
+# Enters a cgroup, reads a file, allocates a matrix, frees it while it is still mapped, and
+# allocates another one.
+READER = """
+import gc, json, mmap, os, sys
+import numpy as np
+procs, path, cached, needed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+with open(procs, "w") as file:
+    file.write(str(os.getpid()))
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.memory import Pool, available_bytes
+from mpi_workers.matrix.storage import Storage
+before = available_bytes()
+with open(path, "wb") as file:
+    for _ in range(cached >> 20):
+        file.write(bytes(1 << 20))
+    os.fsync(file.fileno())
+with open(path, "rb") as file:
+    while file.read(1 << 20):
+        pass
+after = available_bytes()
+storage = Storage(0, Pool(1 << 40, shared=True))
+mapped = []
+for columns in (1, 2):  # of another size, so that the warm segment does not fit
+    shape = (needed // 8 // columns, columns)
+    matrix = storage.new(Distribution("CIRC_CIRC", shape, (1, 1)), np.dtype("float64"))
+    matrix.local[...] = 1
+    segment = matrix.block.segment
+    mapped.append(mmap.mmap(segment.fd, segment.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+    del matrix, segment
+    gc.collect()
+    needed += needed // 16
+print(json.dumps([before, after]))
+"""
+
+
+def test_page_cache_and_freed_matrices_leave_room_for_a_matrix(tmp_path: Path) -> None:
+    limit, cached, needed = 400 * MIB, 250 * MIB, 200 * MIB
+    with limited_memory(limit) as folder:
+        arguments = [folder / "cgroup.procs", tmp_path / "file", cached, needed]
+        done = subprocess.run(
+            [sys.executable, "-c", READER, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads(done.stdout)
+    assert before <= limit
+    assert after > before - cached // 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from mpi_workers.matrix.cgroup import V1 as V1_NAMES
 from mpi_workers.matrix.cgroup import MemoryCgroup
 from mpi_workers.node.cgroup import OomWatch
+from tests.support.cgroups import limited_memory
 
 KILLED = 9  # as waitpid says it
 WORDS = "was killed by signal 9 (SIGKILL)"
@@ -111,6 +111,7 @@ import os, sys
 with open(sys.argv[1], "w") as procs:
     procs.write(str(os.getpid()))
 from mpi_workers.node.cgroup import OomWatch
+from tests.support.cgroups import limited_memory
 watch = OomWatch()
 for greed in (0, 1 << 30):
     pid = os.fork()
@@ -123,22 +124,9 @@ for greed in (0, 1 << 30):
 
 @pytest.fixture
 def small() -> Iterator[Path]:
-    """A memory cgroup of this test's own."""
-    found = MemoryCgroup.find()
-    if found is None or os.getuid() != 0:
-        pytest.skip("a memory cgroup can only be made by root, where there is a controller")
-    folder = found.folder / f"alchemist-test-{uuid.uuid4().hex[:8]}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    try:
-        (folder / found.names.limit).write_text(f"{LIMIT}\n")
+    """A memory cgroup with a limit."""
+    with limited_memory(LIMIT) as folder:
         yield folder
-    except OSError as error:
-        pytest.skip(f"no memory limit can be set here: {error}")
-    finally:
-        folder.rmdir()
 
 
 def test_the_kernel_kills_and_is_named(small: Path) -> None:
