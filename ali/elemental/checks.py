@@ -36,7 +36,7 @@ def real(name: str, *matrices: DistMatrix) -> None:
         require(
             matrix.dtype.kind != "c",
             "DtypeError",
-            f"{name}: a matrix is {matrix.dtype}; this routine is for real ones",
+            f"{name}: a matrix is {matrix.dtype}; this routine needs a real one",
         )
 
 

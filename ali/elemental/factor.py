@@ -219,7 +219,7 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     require(
         1 <= rank <= most,
         "BadArgumentError",
-        f"interpolative: rank={rank}, and of a {shape_text(A)} matrix 1 to {most} columns can be "
+        f"interpolative: rank={rank}, but of a {shape_text(A)} matrix 1 to {most} columns can be "
         "kept",
     )
     with Elemental(ctx) as el:

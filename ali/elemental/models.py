@@ -65,7 +65,7 @@ def nmf(
         el.finite("nmf", A)
     least = np.array([A.local.min(initial=0)], np.float64)
     ctx.comm.Allreduce(least.copy(), least, MPI.MIN)
-    require(least[0] >= 0, "RoutineError", f"nmf: A holds a negative number, {least[0]}")
+    require(least[0] >= 0, "RoutineError", f"nmf: A contains a negative number, {least[0]}")
     scale = math.sqrt(_sums(ctx, (A.local.astype(np.float64) ** 2).sum())[0] / (m * n))
     A = ctx.to_layout(A, "MC_MR")
     mirrored = _transposed(ctx, A)
@@ -152,8 +152,8 @@ def rpca(
     require(
         left <= 2 * tol,
         "RoutineError",
-        f"rpca: after {max_iterations} iterations ||A - L - S|| is {left:.1e} of ||A||, and "
-        f"tol={tol}; raise max_iterations or tol",
+        f"rpca: after {max_iterations} iterations ||A - L - S|| is {left:.1e} ||A||, above "
+        f"tol={tol}: increase max_iterations or tol",
     )
     return L, S
 

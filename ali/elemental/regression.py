@@ -1,4 +1,4 @@
-"""Regression and classification: convex programs that Elemental states and solves itself.
+"""Regression and classification: convex programs that Elemental formulates and solves.
 
 All are for real matrices, float32 or float64 (integers are promoted to float64), and dense:
 the interior point methods (Mehrotra's) factor a system of all the rows and columns together
@@ -32,7 +32,7 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     Returns
     -------
     x : matrix, shape (n, 1), MC_MR
-        Accurate to about the square root of rounding: what ought to be zero is small.
+        Accurate to about the square root of rounding: zeros come out small.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Returns
     -------
     Q : matrix, shape (m, min(m, n)), MC_MR
-        Orthonormal columns, whatever the rank of A.
+        Orthonormal columns, for any rank of A.
     R : matrix, shape (min(m, n), n), MC_MR
         Upper triangular with a real diagonal >= 0, as `linalg.qr` gives it.
 
@@ -81,7 +81,7 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     L : matrix, shape (m, min(m, n)), MC_MR
         Lower triangular with a real diagonal >= 0.
     Q : matrix, shape (min(m, n), n), MC_MR
-        Orthonormal rows, whatever the rank of A.
+        Orthonormal rows, for any rank of A.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Notes
     -----
-    Costs what `qr` of A^H costs. Cannot be interrupted while it computes. Source: ScaLAPACK
+    Costs as much as `qr` of A^H. Cannot be interrupted while it computes. Source: ScaLAPACK
     Users' Guide, ``p?gelqf``, ``p?orglq`` (``p?unglq``).
     """
     dtype = computed_in("lq", A)
@@ -148,7 +148,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     require(
         B.shape[0] == m,
         "ShapeError",
-        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
+        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; their numbers of rows must match",
     )
     require_finite(ctx, "lstsq", A, B)
     call = Call(ctx, dtype, "geqrf", min(m, n))
@@ -159,6 +159,6 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     require(
         float(lengths.min()) > limit,
         "RoutineError",
-        f"lstsq: A ({shape_text(A)}) has not full rank, to rounding: take svd",
+        f"lstsq: A ({shape_text(A)}) does not have full rank, to within rounding: use svd",
     )
     return call.result(b) if m <= n else call.leading(b, n, k)

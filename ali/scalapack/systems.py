@@ -48,7 +48,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     require(
         B.shape[0] == n,
         "ShapeError",
-        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; they must have as many rows",
+        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; their numbers of rows must match",
     )
     require_finite(ctx, "solve", A, B)
     call = Call(ctx, dtype, "getrf", n)
