@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alchemist_ray.errors import DtypeError
 from mpi_workers.matrix.dist_matrix import DTYPES, check_dtype
 
-__all__ = ["DTYPES", "chosen_dtype"]
+__all__ = ["DTYPES", "check_range", "chosen_dtype"]
 
 
 def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
@@ -42,3 +43,47 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
     if source.kind not in "biufc" or not np.can_cast(source, dtype, "same_kind"):
         raise DtypeError(f"elements of dtype {source} cannot be sent as {dtype} without loss")
     return np.dtype(dtype.name)
+
+
+def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
+    """Refuse an array with an element that a dtype cannot hold; rounding is accepted.
+
+    Parameters
+    ----------
+    array : ndarray
+    dtype : numpy.dtype
+        Of the matrix.
+    what : str
+        The array, for the message.
+
+    Raises
+    ------
+    DtypeError
+        If an integer is out of range, or a finite number would become infinite.
+
+    Notes
+    -----
+    Nothing is read where the dtype holds every element of the array's dtype.
+    """
+    if not array.size or np.can_cast(array.dtype, dtype, "safe"):
+        return
+    if dtype.kind == "i":
+        limits = np.iinfo(dtype)
+        for value in (int(array.min()), int(array.max())):
+            if not limits.min <= value <= limits.max:
+                raise _out_of_range(what, value, dtype)
+    elif array.dtype.kind in "fc" and np.finfo(array.dtype).max > np.finfo(dtype).max:
+        parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+        for part in parts:
+            finite = np.isfinite(part)
+            low = np.min(part, where=finite, initial=0.0)
+            high = np.max(part, where=finite, initial=0.0)
+            worst = low if -low > high else high
+            if abs(worst) > np.finfo(dtype).max:
+                raise _out_of_range(what, float(worst), dtype)
+
+
+def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> DtypeError:
+    return DtypeError(
+        f"{what} has the element {value!r}, which {dtype} cannot hold: send it with a wider dtype"
+    )

@@ -22,7 +22,6 @@ from alchemist_ray.launchers import AUTO
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_options import GangOptions, positive_int
-from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 
@@ -246,15 +245,8 @@ class _Pool:
         with self._lock:
             host = self._host(key, options)
             host.manager.epoch += 1  # should this call start a gang
-            request = GangRequest(
-                workers=key.num_workers,
-                threads=key.gang.threads,
-                cpus=key.gang.cpus,
-                launcher=key.gang.launcher,
-                start_timeout_s=key.gang.start_timeout_s,
-                inherited=None,
-                epoch=host.manager.epoch,
-                session=f"f{uuid.uuid4().hex[:10]}",
+            request = key.gang.request(
+                key.num_workers, host.manager.epoch, f"f{uuid.uuid4().hex[:10]}"
             )
             ref: Any = host.manager.actor.function.remote(request, work, *refs)
             host.calls.append(ref)

@@ -19,13 +19,15 @@ from typing import Any
 from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.runtime import output_relay
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands, checked
-from alchemist_ray.runtime.nodes import Nodes
+from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
 from mpi_workers.failures import Failure
+from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 QUEUE_LIMIT = 100_000
+NOTICE_S = 1.0  # a caller that waits longer for an earlier call is told so
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +181,7 @@ class Dispatcher:
 
     @staticmethod
     def _log(text: str) -> None:
-        output_relay.log([(-1, 2, text)])
+        output_relay.log([(-1, STDERR, text)])
 
     def _progress(self, body: Body) -> None:
         if self._active is not None and self._active.connection is not None:
@@ -277,7 +279,7 @@ class Dispatcher:
     async def _run(self, job: Job) -> None:
         result: Body | Failure
         try:
-            await self.nodes.idle()
+            await self._idle(job)
             if job.cancelled is not None:
                 raise job.cancelled
             handler = checked(job.body).queued
@@ -295,6 +297,26 @@ class Dispatcher:
             self._soon({"op": "free", "matrices": [result["matrix"]]})
         job.answer(job.cancelled or result)
         self._next()
+
+    async def _idle(self, job: Job) -> None:
+        """Wait until all ranks have left the call before; tell the caller if that takes long."""
+        if not self.nodes.busy:
+            return
+        loop = asyncio.get_running_loop()
+        notice = loop.call_later(NOTICE_S, self._notice, job)
+        try:
+            await self.nodes.idle()
+        finally:
+            notice.cancel()
+
+    @staticmethod
+    def _notice(job: Job) -> None:
+        text = (
+            "waiting for ranks that are still in a call that failed or was cancelled (up to "
+            f"{DRAIN_S:.0f} s, then the gang is ended)"
+        )
+        if job.relay is not None:
+            job.relay.pass_on([(-1, STDERR, text)])
 
     def _cancel(self, job: Job, why: Failure) -> None:
         """End a command early: it is dropped, or the ranks leave it and the gang goes on."""

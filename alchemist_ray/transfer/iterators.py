@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.dtypes import check_range, chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -149,6 +149,7 @@ class IteratorSource:
                 chosen_dtype(array.dtype, self.dtype)
             except DtypeError as error:
                 raise DtypeError(f"block {number} (row {row}): {error}") from None
+            check_range(array, self.dtype, f"block {number} (row {row})")
             if len(array):
                 yield array
             row += len(array)

@@ -17,6 +17,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
+from alchemist_ray.dtypes import check_range
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
@@ -232,6 +233,7 @@ def cut(
                     f"{dtype} without loss: does a function that was mapped over it return what "
                     "it says?"
                 )
+            check_range(array, dtype, label)
             found.append(ArrayBlock(array, (row, col)))
             col += array.shape[1]
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import DTYPES, chosen_dtype
+from alchemist_ray.dtypes import DTYPES, check_range, chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
@@ -39,7 +39,9 @@ class NumPySource:
             raise ShapeError(f"an array of shape {array.shape} is not a matrix: it must be 2-D")
         if not array.size:
             raise ShapeError(f"an array of shape {array.shape} is empty: there is nothing to send")
-        return cls(array, chosen_dtype(array.dtype, wanted))
+        dtype = chosen_dtype(array.dtype, wanted)
+        check_range(array, dtype, "the array")
+        return cls(array, dtype)
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""

@@ -1,0 +1,53 @@
+"""Conversions to a matrix's dtype keep every value, up to rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray.dtypes import check_range, chosen_dtype
+from alchemist_ray.errors import DtypeError
+
+INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
+
+
+@pytest.mark.parametrize(
+    ("values", "source", "target"),
+    [
+        ([INT32.max + 1], "int64", "int32"),
+        ([0, INT32.min - 1], "int64", "int32"),
+        ([INT64.max + 1], "uint64", "int64"),
+        ([1.0, 1e39], "float64", "float32"),
+        ([-1e39], "float64", "float32"),
+        ([1 + 1e39j], "complex128", "complex64"),
+    ],
+)
+def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: str) -> None:
+    array = np.array(values, source)
+    with pytest.raises(DtypeError, match="cannot hold"):
+        check_range(array, np.dtype(target), "the array")
+
+
+@pytest.mark.parametrize(
+    ("values", "source", "target"),
+    [
+        ([INT32.max, INT32.min], "int64", "int32"),
+        ([np.inf, -np.inf, np.nan, 3e38], "float64", "float32"),
+        ([0.1], "float64", "float32"),
+        ([], "int64", "int32"),
+        ([255], "uint8", "int32"),
+        ([np.inf + 1j], "complex128", "complex64"),
+    ],
+)
+def test_elements_that_fit_are_taken(values: Any, source: str, target: str) -> None:
+    check_range(np.array(values, source), np.dtype(target), "the array")
+
+
+def test_a_kind_of_numbers_is_never_changed() -> None:
+    for source, wanted in (("float64", "int64"), ("complex128", "float64"), ("U3", "float64")):
+        with pytest.raises(DtypeError, match="without loss"):
+            chosen_dtype(np.dtype(source), wanted)
+    with pytest.raises(DtypeError, match="choose one to convert to"):
+        chosen_dtype(np.dtype("int16"), None)
