@@ -164,7 +164,7 @@ def test_a_session_uses_it(session: AlchemistSession) -> None:
     assert np.abs(again.singular_values(A).fetch() - S.fetch()).max() < 1e-13
 
 
-def test_a_session_is_told_what_is_missing(session: AlchemistSession) -> None:
+def test_a_missing_libel_is_reported(session: AlchemistSession) -> None:
     with pytest.raises(LibraryNotFoundError, match=r"no file /nowhere/libEl\.so on node"):
         session.load_library("elemental", "/nowhere/libEl.so")
     assert session.list_libraries() == []

@@ -64,7 +64,7 @@ def test_an_explicit_path_goes_before_the_variable(monkeypatch: pytest.MonkeyPat
     assert "/nowhere/two.so" in refused("/nowhere/two.so")[1]
 
 
-def test_a_file_that_is_no_library_is_refused_with_the_loaders_words(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_refused_with_the_loaders_message(tmp_path: Path) -> None:
     path = tmp_path / "libEl.so"
     path.write_text("x" * 5000)
     kind, message = refused(str(path))
@@ -164,7 +164,7 @@ def test_codes_become_failures(code: int, kind: str, name: str) -> None:
     assert "stderr" in library.failure("ElSVDDist_d", code, "").message
 
 
-def test_words_are_caught_from_cerr_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_output_to_cerr_is_captured(capfd: pytest.CaptureFixture[str]) -> None:
     try:
         cpp = ctypes.CDLL("libstdc++.so.6")
     except OSError:

@@ -112,7 +112,7 @@ print(json.dumps(local_gang.run("tests.ali.ranks_files_bad:full_disk", 2, sys.ar
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
-def test_a_disk_that_fills_up_is_told_of_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path: Path) -> None:
     done = subprocess.run(
         ["unshare", "--mount", sys.executable, "-c", IN_A_SMALL_DISK, str(tmp_path)],
         cwd=Path(__file__).parents[2],

@@ -203,7 +203,7 @@ def test_a_cpp_library_with_the_wrong_number_of_names(tmp_path: Path) -> None:
         NativeLibrary("x", path)
 
 
-def test_the_loaders_own_words_are_told(tmp_path: Path) -> None:
+def test_the_loaders_message_is_passed_on(tmp_path: Path) -> None:
     path = tmp_path / "libx.so"
     with pytest.raises(Failure, match="there is no file") as caught:
         load("x", str(path))
@@ -288,7 +288,7 @@ def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_library_built_anew_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_rebuilt_library_is_opened_again(tmp_path: Path) -> None:
     source, path = tmp_path / "x.c", tmp_path / "libx.so"
     for name in ("first", "second", "third"):
         routine = f'{{.name = "{name}", .doc = "", .run = run}},'

@@ -90,7 +90,7 @@ def test_a_file_becomes_a_library(tmp_path: Path) -> None:
     assert library.describe()["doc"] == "A library."
 
 
-def test_an_edited_file_is_read_anew_even_within_a_second(
+def test_an_edited_file_is_read_again_even_within_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)

@@ -115,6 +115,6 @@ def test_a_user_solves_a_system(session: AlchemistSession) -> None:
     assert lib.condest(A) == pytest.approx(np.linalg.cond(a, 1), rel=0.8)
 
 
-def test_a_path_that_is_wrong_is_told_to_the_user(session: AlchemistSession) -> None:
+def test_a_wrong_path_is_reported(session: AlchemistSession) -> None:
     with pytest.raises(LibraryNotFoundError, match=r"there is no file .*/nowhere/lib\.so"):
         session.load_library("scalapack", "/nowhere/lib.so")

@@ -58,7 +58,7 @@ def test_what_a_user_has_set_up_comes_first(tmp_path: Path) -> None:
     ]
 
 
-def test_an_old_openblas_is_told_the_processor(tmp_path: Path) -> None:
+def test_an_old_openblas_gets_the_processor(tmp_path: Path) -> None:
     assert local_gang.run("tests.ali.ranks_scalapack_find:processors", 1, str(tmp_path)) == {
         "no file": None,
         "old": None,
