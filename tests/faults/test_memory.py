@@ -17,7 +17,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
-from mpi_workers.node.cgroup import MEMBERSHIP, MOUNT, memory_cgroup
+from mpi_workers.matrix.cgroup import MemoryCgroup
 from tests.support import traces
 
 LIMIT = 400 << 20  # 400 MiB: the fork server, a proxy and two ranks fit, a greedy rank does not
@@ -32,10 +32,10 @@ def greedy(comm, gib):  # type: ignore[no-untyped-def]
 @pytest.fixture
 def limited(cluster: str) -> Iterator[int]:
     """Put the fork server of this node, and all processes it forks, in a memory cgroup."""
-    found = memory_cgroup(MEMBERSHIP.read_text(), MOUNT)
+    found = MemoryCgroup.find()
     if found is None or os.getuid() != 0:
         pytest.skip("a memory cgroup can only be made by root, where there is a controller")
-    above, (_, limit_file) = found
+    above, limit_file = found.folder, found.names.limit
     folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
     with AlchemistSession(1):  # starts the agent
         name = agent_name(edition(), ray.get_runtime_context().get_node_id())

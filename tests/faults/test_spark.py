@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.connection import NEWS_S as WATCH_S
+from alchemist_ray.gang.connection import FAILURE_NEWS_S
 from tests.faults.conftest import ERROR_LIMIT_S, Call, Gang, Outcome, kill, record
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks, sparks
@@ -129,7 +129,7 @@ def test_sparks_jvm_killed_halfway(gang: Gang, sparks: Sparks, tmp_path: Path) -
         if "java" in line.partition(" ")[0] and traces.parent_of(pid) == os.getpid()
     )
     outcome = injected(gang, frame, lambda: kill(jvm), tmp_path)
-    limit_s = ERROR_LIMIT_S + WATCH_S + 2.0
+    limit_s = ERROR_LIMIT_S + FAILURE_NEWS_S + 2.0
     broken(gang, "kill -9 of Spark's JVM halfway", outcome, limit_s, "JVM")
     sparks.stop()
     assert SparkContext._gateway is None
