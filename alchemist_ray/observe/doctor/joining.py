@@ -13,6 +13,7 @@ import ray
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding
 from alchemist_ray.observe.doctor.machine import usable_cores
 from alchemist_ray.observe.doctor.security import auth_mode, token_path
+from alchemist_ray.runtime import ray_cluster
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE
 
 CONNECT_TIMEOUT_S = 3.0
@@ -82,17 +83,18 @@ def join(given: str | None, *, start: bool) -> Iterator[Finding]:
     if plain and (found := list(answers(address))):
         yield from found
         return
+    found_here = address or ray_cluster.own_head()
     try:
-        try:
-            ray.init(address=address or "auto", **quiet)
+        if found_here:
+            ray.init(address=found_here, **quiet)
             yield Finding(
                 check, OK, f"{ray.get_runtime_context().gcs_address} ({by or 'runs here'})"
             )
-        except ConnectionError:
-            if address or not start:
-                raise
-            ray.init(num_cpus=max(2, int(usable_cores())), include_dashboard=False, **quiet)
+        elif start:
+            ray_cluster.start_ray(max(2, int(usable_cores())))
             yield Finding(check, INFO, "no Ray runs here: one was started for these checks")
+        else:
+            yield Finding(check, INFO, f"this user runs no Ray here: {JOIN}")
     except Exception as error:  # Ray raises many types
         words = str(error).strip().splitlines()[0] if str(error).strip() else ""
         yield Finding(check, BAD, f"cannot be joined: {type(error).__name__}: {words}", JOIN)
