@@ -1,0 +1,223 @@
+"""Processes and threads that share a gang: none disturbs another, none loses a result."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import GroupError, TransferError
+from alchemist_ray.gang import registry
+from alchemist_ray.runtime.names import driver_name, edition
+
+ROOT = Path(__file__).parents[2]
+THREADS = 8
+
+
+@pytest.fixture(scope="module")
+def als(cluster: str) -> Iterator[AlchemistSession]:
+    with AlchemistSession(2) as session:
+        yield session
+
+
+def in_threads(count: int, work: Any) -> None:
+    """Run ``work(i)`` in threads that start together; raise the first error."""
+    start, errors = threading.Barrier(count), []
+
+    def run(i: int) -> None:
+        try:
+            start.wait(30)
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+# --- threads ---
+
+
+def test_threads_that_use_a_handle_for_the_first_time_share_a_connection(
+    als: AlchemistSession,
+) -> None:
+    @ray.remote(num_cpus=0)
+    def fetch_in_threads(handle: Handle) -> int:
+        def work(i: int) -> None:
+            assert handle.fetch(rows=i)[0, 0] == 3.0 * i
+
+        in_threads(THREADS, work)
+        return len({id(registry.gang_of(handle)) for _ in range(THREADS)})
+
+    A = als.send_matrix(np.arange(30.0).reshape(10, 3))
+    assert ray.get(fetch_in_threads.remote(A), timeout=60) == 1
+
+
+def test_answers_reach_the_thread_that_asked(als: AlchemistSession) -> None:
+    def work(i: int) -> None:
+        for k in range(50):
+            text = f"{i}.{k}"
+            assert als.run(lambda comm, x: x, text) == text
+
+    in_threads(4, work)
+
+
+def test_a_long_call_does_not_hold_up_what_needs_no_ranks(als: AlchemistSession) -> None:
+    echo = als.load_library("echo")
+    call = threading.Thread(target=lambda: echo.sleep(2.0), daemon=True)
+    call.start()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    assert [worker.status for worker in als.list_workers()] == ["busy", "busy"]
+    als.list_matrices()
+    assert time.monotonic() - begun < 1.0
+    assert call.is_alive()
+    call.join(30)
+
+
+def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
+    free = ray.available_resources()["CPU"]
+    with AlchemistSession() as session:
+        refused: list[GroupError] = []
+
+        def work(i: int) -> None:
+            try:
+                session.request_workers(2)
+            except GroupError as error:
+                refused.append(error)
+
+        in_threads(2, work)
+        assert len(refused) == 1
+        assert len(session.list_workers()) == 2
+    deadline = time.monotonic() + 20
+    while ray.available_resources()["CPU"] < free and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert ray.available_resources()["CPU"] == free
+
+
+# --- forked children ---
+
+
+def _in_child(handle: Handle, answers: Any) -> None:
+    answers.put((handle.fetch(rows=slice(1, 3)), (2 * handle).fetch(), float(handle.sum())))
+
+
+def test_a_forked_child_has_connections_of_its_own(als: AlchemistSession) -> None:
+    A = np.arange(2e6).reshape(-1, 4)
+    handle = als.send_matrix(A)
+    handle.fetch()  # the parent's connections and mappings are open
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    children = [context.Process(target=_in_child, args=(handle, answers)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for _ in children:
+        part, doubled, total = answers.get(timeout=60)
+        np.testing.assert_array_equal(part, A[1:3])
+        np.testing.assert_array_equal(doubled, 2 * A)
+        assert total == A.sum()
+    for child in children:
+        child.join(30)
+        assert child.exitcode == 0
+    np.testing.assert_array_equal(handle.fetch(), A)  # and the parent's gang goes on
+    assert als.run(lambda comm: comm.size) == 2
+
+
+# --- results that must not be lost ---
+
+
+def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str) -> None:
+    program = f"""
+        import ray
+        ray.init(address={cluster!r}, log_to_driver=False)
+        from alchemist_ray import AlchemistSession
+        import sys
+        def speak(comm):
+            for i in range(2000):
+                print(i, "x" * 60)
+            return comm.size
+        with AlchemistSession(1) as als:
+            print("found", als.run(speak), file=sys.stderr)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert done.stdout is not None
+    assert done.stderr is not None
+    done.stdout.readline()
+    done.stdout.close()
+    said = done.stderr.read()
+    done.wait(60)
+    assert "found 1" in said, said
+
+
+def test_an_answer_that_fits_no_frame_is_an_error_of_its_call(als: AlchemistSession) -> None:
+    def much(comm: Any) -> bytes:
+        return b"x" * 1000
+
+    assert als.run(much) == b"x" * 1000
+    with pytest.raises(TransferError, match="limit"):
+        als.connection.request({"op": "describe", "matrix": 1, "name": "x" * (65 << 20)})
+    assert als.run(much) == b"x" * 1000
+
+
+def test_ctrl_c_in_the_middle_of_a_large_frame_leaves_a_usable_connection(
+    als: AlchemistSession,
+) -> None:
+    A = als.send_matrix(np.ones((4, 3)))
+    large = {"op": "describe", "matrix": A.id, "name": "n" * (48 << 20)}
+
+    def rename_until_interrupted(delay: float) -> None:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            als.connection.request(large)
+
+    for delay in (0.01, 0.03, 0.06):
+        with pytest.raises(KeyboardInterrupt):
+            rename_until_interrupted(delay)
+        als.connection.request({"op": "describe", "matrix": A.id, "name": "again"})
+        np.testing.assert_array_equal(A.fetch(), np.ones((4, 3)))
+
+
+# --- jobs ---
+
+
+def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -> None:
+    program = f"""
+        import os, ray
+        ray.init(address={cluster!r}, log_to_driver=False,
+                 runtime_env={{"env_vars": {{"SECRET": "of this job"}}}})
+        from alchemist_ray import AlchemistSession
+        from alchemist_ray.runtime.names import driver_name, edition
+        with AlchemistSession(1) as als:
+            print(driver_name(edition()), als.run(lambda comm: os.environ.get("SECRET")))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
+    )  # fmt: skip
+    name, _, secret = done.stdout.strip().partition(" ")
+    assert secret == "of this job", done.stderr
+    assert name.startswith(driver_name(edition()) + "-job-")
+    with AlchemistSession(1) as session:
+        assert session.run(lambda comm: os.environ.get("SECRET")) is None
