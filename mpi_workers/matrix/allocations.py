@@ -2,7 +2,8 @@
 
 Several ranks that compare their needs with the same free memory would take more than there is.
 Each therefore records its allocation in a file that the ranks of the gang's node share, and
-counts those of the others as used until their pages are there.
+counts those of the others as used until their pages are there. If memory is short, it asks the
+other ranks to return theirs that is idle.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mpi_workers.matrix.memory import available_bytes
 
 RETRY_S = 0.005  # between looks while other ranks allocate
 WAIT_S = 60.0  # for the allocations of other ranks to end
+ROOM_S = 0.5  # for other ranks to return idle memory
 
 
 class NodeAllocations:
@@ -37,10 +39,14 @@ class NodeAllocations:
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(folder / "allocations", flags, 0o600)
-        os.ftruncate(self._fd, 8 * size)
-        memory = mmap.mmap(self._fd, 8 * size)
-        self._nbytes = np.frombuffer(memory, np.int64)  # by rank
+        os.ftruncate(self._fd, 8 * (size + 1))
+        words = np.frombuffer(mmap.mmap(self._fd, 8 * (size + 1)), np.int64)
+        self._nbytes, self._shortages = words[:size], words[size:]  # by rank; a counter
         self._rank = rank
+
+    def shortages(self) -> int:
+        """How often memory was short for a rank of this node."""
+        return int(self._shortages[0])
 
     @contextlib.contextmanager
     def admit(self, nbytes: int, make_room: Callable[[], bool]) -> Iterator[int | None]:
@@ -60,6 +66,7 @@ class NodeAllocations:
             None if there is room; otherwise the bytes that are available.
         """
         deadline = time.monotonic() + WAIT_S
+        asked_at: float | None = None
         while True:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
@@ -68,11 +75,15 @@ class NodeAllocations:
                 if nbytes <= spare:
                     self._nbytes[self._rank] = nbytes
                     break
+                if asked_at is None:
+                    asked_at = time.monotonic()
+                    self._shortages[0] += 1
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             if make_room():
                 continue
-            if not others or time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline or (not others and now > asked_at + ROOM_S):
                 yield max(0, spare)
                 return
             time.sleep(RETRY_S)

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -31,6 +32,7 @@ PAGE = mmap.PAGESIZE
 UNCHECKED_BYTES = 1 << 20  # 1 MiB: up to this size free memory is not checked
 ANY_FIT_BYTES = 1 << 16  # 64 KiB: a warm segment up to this size may be any number of times too big
 IDLE_S = 30.0  # warm memory is returned to the system after this time
+SHORTAGE_POLL_S = 0.1  # while there is idle memory
 
 _ids = itertools.count(1)
 
@@ -131,11 +133,16 @@ class Pool:
         Most bytes kept for reuse.
     shared : bool
         Whether other processes may map the segments (by file descriptor).
+    shortages : callable() -> int, optional
+        A counter of requests to return all idle memory.
     """
 
-    def __init__(self, keep_bytes: int, *, shared: bool) -> None:
+    def __init__(
+        self, keep_bytes: int, *, shared: bool, shortages: Callable[[], int] | None = None
+    ) -> None:
         self.keep_bytes = keep_bytes
         self.shared = shared
+        self._shortages = shortages
         self._lock = threading.Lock()
         self._idle: dict[Segment, float] = {}  # when they came back, oldest first
         # Finalizers may run anywhere, even inside `take`: they only append here.
@@ -258,12 +265,23 @@ class Pool:
         while True:
             self._large_returned.get()  # without a time limit: an unused pool costs nothing
             while self.idle_bytes():
-                time.sleep(IDLE_S / 2)
-                self.trim(idle_s=IDLE_S)
+                self.trim(idle_s=0.0 if self._short_within(IDLE_S / 2) else IDLE_S)
             with self._lock:
                 if not self._live and not self._returned:
                     self._trimmer = None
                     return
+
+    def _short_within(self, seconds: float) -> bool:
+        """Whether memory becomes short in this time."""
+        if self._shortages is None:
+            time.sleep(seconds)
+            return False
+        before, deadline = self._shortages(), time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(SHORTAGE_POLL_S)
+            if self._shortages() != before:
+                return True
+        return False
 
     def after_fork(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""

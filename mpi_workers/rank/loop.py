@@ -46,7 +46,8 @@ class RankLoop:
     def __init__(self, config: RankConfig, loader: Loader, runner: Runner) -> None:
         world = MPI.COMM_WORLD
         allocations = NodeAllocations(Path(config.directory), world.rank, world.size)
-        storage = Storage(world.rank, Pool(config.keep_bytes, shared=True), allocations)
+        pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
+        storage = Storage(world.rank, pool, allocations)
         path = f"{config.directory}/rank{world.rank}.sock"
         self._server = DataServer(storage, config.token, path, config.host)
         waits.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)

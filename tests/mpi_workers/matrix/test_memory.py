@@ -330,6 +330,20 @@ def test_a_rank_returns_its_idle_memory_before_it_is_refused(
         assert spare == 5 * MIB
 
 
+def test_a_shortage_makes_other_ranks_return_idle_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Pool(64 * MIB, shared=True, shortages=NodeAllocations(tmp_path, 1, 2).shortages)
+    other.take(8 * MIB)
+    gc.collect()
+    free = lambda: 12 * MIB - other.idle_bytes()  # noqa: E731
+    monkeypatch.setattr(allocations, "available_bytes", free)
+    time.sleep(2 * memory.SHORTAGE_POLL_S)  # its thread watches by now
+    with NodeAllocations(tmp_path, 0, 2).admit(9 * MIB, lambda: False) as spare:
+        assert spare is None
+    assert other.idle_bytes() == 0
+
+
 @pytest.mark.parametrize(
     ("ask", "kind"),
     [
