@@ -1,0 +1,165 @@
+"""A session joins clusters of its own user only, and never waits for one that cannot be joined."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from alchemist_ray.errors import AuthError, SessionError
+from alchemist_ray.runtime import ray_cluster
+from alchemist_ray.runtime.ray_cluster import check, own_head, private_folder, tighten
+from alchemist_ray.runtime.ray_probe import ClusterFacts, probe
+
+ROOT = Path(__file__).parents[2]
+STRANGER = 65534  # nobody
+
+
+def as_stranger(work: Callable[[], str]) -> str:
+    """What `work` returns in a forked child of another user."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+            os.write(write_end, work().encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_another_users_head_is_not_found(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(ray.nodes()[0]["ObjectStoreSocketName"]).parents[2]
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    assert own_head() == cluster
+    assert as_stranger(lambda: str(own_head())) == "None"
+
+
+def test_a_head_of_another_tmpdir_is_not_found(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray_cluster, "_default_folder", lambda: tmp_path)
+    monkeypatch.setattr(ray_cluster, "_short_folder", lambda: tmp_path)
+    assert own_head() is None
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("where", ["nothing", "web_server", "silent"])
+def test_an_address_without_a_head_is_refused_in_seconds(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    address = "127.0.0.1:1" if where == "nothing" else request.getfixturevalue(where)
+    begun = time.monotonic()
+    with pytest.raises(SessionError, match="does not answer as a Ray head"):
+        check(address, probe(address), f"RAY_ADDRESS={address}")
+    assert time.monotonic() - begun < 8  # 5 on a machine that does nothing else
+
+
+def test_a_live_head_is_joined(cluster: str) -> None:
+    facts = probe(cluster)
+    assert facts.ray_version == ray.__version__
+    check(cluster, facts, "it")
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "words"),
+    [
+        (ClusterFacts("2.9.0", "3.11.7"), SessionError, "runs Ray 2.9.0"),
+        (ClusterFacts(ray.__version__, "3.9.1"), SessionError, "runs Python 3.9.1"),
+        (ClusterFacts(wants_token=True), AuthError, "RAY_AUTH_TOKEN_PATH"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(facts: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        check("head:6379", facts, "the head")
+
+
+def test_a_dead_RAY_ADDRESS_is_one_clear_error(cluster: str) -> None:
+    program = "from alchemist_ray import AlchemistSession; AlchemistSession(1)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "SessionError: RAY_ADDRESS=127.0.0.1:1 does not answer" in done.stderr
+    assert "InvalidAuthToken" not in done.stderr
+
+
+# --- folders and tokens ---
+
+
+def test_a_cluster_of_a_session_lies_in_a_private_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setattr(ray_cluster, "_default_folder", lambda: Path("/tmp") / tmp_path.name)
+    folder = private_folder()
+    assert folder is not None
+    try:
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+        folder.parent.chmod(0o777)  # Ray opens its folders to every user
+        assert private_folder() == folder
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    finally:
+        folder.parent.rmdir()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder to another user")
+def test_a_folder_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    squatted = Path("/tmp") / tmp_path.name
+    squatted.mkdir()
+    try:
+        os.chown(squatted, STRANGER, STRANGER)
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
+        monkeypatch.setattr(ray_cluster, "_default_folder", lambda: squatted)
+        assert private_folder() is None
+        assert "belongs to another user" in caplog.text
+    finally:
+        squatted.rmdir()
+
+
+def test_tokens_become_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    folder, token = tmp_path / ".ray", tmp_path / ".ray" / "auth_token"
+    folder.mkdir(mode=0o755)
+    token.write_text("secret")
+    token.chmod(0o644)
+    tighten(folder, token)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
