@@ -1,4 +1,4 @@
-"""Conformance tests for libraries, which authors subclass.
+"""Conformance tests for libraries, which authors subclass::
 
     import numpy as np
     from ali.testing import Case, LibraryTests

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 project = "Alchemist on Ray"
 (release,) = re.findall(
-    r'^__version__ = "(.*)"$', (ROOT / "alchemist_ray" / "__init__.py").read_text(), re.MULTILINE
+    r'^__version__ = "(.*)"$', (ROOT / "alchemist_ray" / "version.py").read_text(), re.MULTILINE
 )
 version = release
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

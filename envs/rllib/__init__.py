@@ -1,5 +1,7 @@
 """RLlib with environments that run on gangs: CPUs, time limits, restarts and metrics.
 
+::
+
     config = configure(
         PPOConfig(),
         HPCSimulatorEnv,
