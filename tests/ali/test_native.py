@@ -161,11 +161,11 @@ def parameter(words: str) -> str:
         ),
         (
             (parameter('{"p", ALCHEMIST_INT, "", "0.5"}'), "ALCHEMIST_ABI", "routines", ENTRY),
-            "the default of 'p', '0.5', is not a int",
+            "the default of 'p', '0.5', is not JSON for type int",
         ),
         (
             (parameter('{"p", ALCHEMIST_INT, "", "{"}'), "ALCHEMIST_ABI", "routines", ENTRY),
-            "is not a int in JSON",
+            "is not JSON for type int",
         ),
         (
             (
@@ -199,7 +199,7 @@ def test_a_cpp_library_with_the_wrong_number_of_names(tmp_path: Path) -> None:
         '{ library.routine<f>("f", "doc", {{"x"}, {"y"}}, {{"z"}}); }\n'
     )
     path = shared_object(source, tmp_path / "libx.so")
-    with pytest.raises(Failure, match="as many names as the function has"):
+    with pytest.raises(Failure, match="declare one name, an identifier, for each"):
         NativeLibrary("x", path)
 
 

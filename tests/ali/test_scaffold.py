@@ -83,7 +83,7 @@ def test_a_name_must_be_one_of_a_module(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["linalg", "numpy"])
 def test_a_name_must_not_mean_something_else(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="take another"):
+    with pytest.raises(ValueError, match="choose another"):
         scaffold.new_library(name, "python", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):
         scaffold.new_library("mine", "python", tmp_path / "nowhere")
