@@ -190,14 +190,16 @@ def searches(gang: Gang) -> list[Any]:
     """Conjugate gradients return what they promise, or raise with the residual reached."""
     check = Checks(gang)
     ctx = check.ctx
+    scales = (1e-23, 1.0, 1e30)
+    scales = scales if gang.size < 3 else scales[gang.size % 3 :][:1]
     for dtype in REALS:
-        for condition in (1e1, 1e2, 1e4, 1e7):
-            a = _conditioned(40, condition, dtype)
-            for scale in (1e-23, *SCALES):
-                b = (values((40, 2), "float64", 1) * [1, 1e-3] * scale).astype(dtype)
+        for condition in (1e1, 1e4, 1e7):
+            a = _conditioned(12, condition, dtype)
+            for scale in scales:
+                b = (values((12, 2), "float64", 1) * [1, 1e-3] * scale).astype(dtype)
                 what = [dtype, condition, scale]
                 A, B = check.distribute(a), check.distribute(b)
-                for tol in (1e-8, 1e-5, -1.0):
+                for tol in (1e-8, -1.0):
                     limit = tol if tol > 0 else {"float32": 1e-5, "float64": 1e-8}[dtype]
                     result: list[Any] = []
 
