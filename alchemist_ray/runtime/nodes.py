@@ -1,8 +1,7 @@
-"""A gang as its nodes: a message to each, and one combined reply from each.
+"""The nodes of a gang: one message to each node's proxy, one combined reply from each.
 
-The GroupManager's side of the proxies: who has checked in, where PMI's barriers
-meet, the rounds under way, and what happens when a rank fails or a node is lost.
-The work per message grows with the nodes, not with the ranks.
+Tracks which ranks have checked in, joins PMI barriers, runs rounds, and handles failed ranks and
+lost nodes. The work per message grows with the nodes, not with the ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
-FIRST_ERROR_S = 0.25  # how long other ranks' errors are gathered after the first
-DRAIN_S = 30.0  # how long ranks may take to come back from a call that failed elsewhere
+FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
+DRAIN_S = 30.0  # time for ranks to return from a call that failed on another rank
+REPORT_S = 0.25  # time for proxies to name the ranks that did not return
 
 
 class Nodes:
@@ -29,24 +29,24 @@ class Nodes:
     Parameters
     ----------
     count : int
-        How many proxies will report.
+        Number of proxies.
     size : int
-        How many ranks.
+        Number of ranks.
     on_lost : callable(error)
         Called once when the gang is lost.
     on_progress : callable(body)
-        Called with what a routine tells of its progress.
+        Called with the progress of a routine.
     on_output : callable(body)
         Called with lines that ranks have printed.
 
     Attributes
     ----------
     ranks : dict of int to map
-        What each rank that has checked in says of itself.
+        Facts that each rank reported when it checked in.
     ready : Future
-        Done when all ranks have checked in; fails with what went wrong.
+        Done when all ranks have checked in; fails with the reason if they cannot.
     failure : AlchemistError or None
-        What ended the gang.
+        The reason for the end of the gang.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Nodes:
         self._rounds: dict[int, Round] = {}
         self._seq = 0
         self._renew = False
+        self._running: set[int] = set()  # ranks that did not return from a call
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
         self.ranks: dict[int, Body] = {}
@@ -81,11 +82,11 @@ class Nodes:
 
     @property
     def last_round(self) -> int:
-        """Number of the round that was begun last."""
+        """Number of the last round."""
         return self._seq
 
     def not_connected(self) -> list[int]:
-        """Nodes whose proxy has not reached us."""
+        """Nodes whose proxy has not connected."""
         return [node for node in range(self._count) if node not in self._proxies]
 
     def not_ready(self) -> list[int]:
@@ -96,11 +97,11 @@ class Nodes:
     def joined(self, node: int, proxy: FrameProtocol) -> None:
         """A node's proxy has connected. Raises `Failure` if the node has one."""
         if node in self._proxies or node not in range(self._count):
-            raise Failure("LaunchError", f"no proxy is awaited for node {node!r}")
+            raise Failure("LaunchError", f"no proxy is expected for node {node!r}")
         self._proxies[node] = proxy
 
     def left(self, node: int) -> None:
-        """A node's proxy is gone, and its ranks with it."""
+        """A node's proxy has ended, and its ranks with it."""
         self._proxies.pop(node, None)
         hosts = [r["hostname"] for r in self.ranks.values() if r["node"] == node]
         where = hosts[0] if hosts else f"number {node}"
@@ -114,10 +115,10 @@ class Nodes:
             )
         )
 
-    # --- what nodes say ---
+    # --- messages from nodes ---
 
     def receive(self, node: int, frame: Frame) -> None:
-        """Take in what a node's proxy sends."""
+        """Handle a frame of a node's proxy."""
         if frame.kind == Kind.REPLY:
             self._reply(frame.body)
         elif frame.kind == Kind.EVENT:
@@ -131,6 +132,8 @@ class Nodes:
                 self._on_output(body)
             case "rank_failed":
                 self._rank_failed(node, body)
+            case "ranks_running":
+                self._running.update(body["ranks"])
             case "rank_ended":
                 self.fail(_ended(body, self._doing(), starting=not self.ready.done()))
             case "node_leaving":
@@ -141,7 +144,7 @@ class Nodes:
                 self._node_ready(node, body["ranks"])
 
     def _doing(self) -> str:
-        """What the ranks are at, if it is a user's own code or a library's."""
+        """The user code or library routine that the ranks run, if any."""
         return next((r.doing for r in self._rounds.values() if r.doing), "")
 
     def _node_ready(self, node: int, ranks: list[Body]) -> None:
@@ -164,44 +167,44 @@ class Nodes:
         self._pmi_nodes += 1
         if self._pmi_nodes == self._count:
             puts, self._pmi_puts, self._pmi_nodes = self._pmi_puts, {}, 0
-            self._tell_all({"op": "pmi_release", "puts": puts})
+            self._send_all({"op": "pmi_release", "puts": puts})
 
     def _rank_failed(self, node: int, body: Body) -> None:
-        """A rank raised: let those who wait for it in MPI go, and the caller soon know."""
+        """A rank raised: release the ranks that wait for it in MPI, and answer the caller soon."""
         seq = body["seq"]
         under_way = self._rounds.get(seq)
         for other, proxy in self._proxies.items():
             if other != node:
                 proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
         if under_way is not None and not under_way.over.done():
-            asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._tell_early, seq, body)
+            asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._answer_early, seq, body)
 
-    def _tell_early(self, seq: int, body: Body) -> None:
+    def _answer_early(self, seq: int, body: Body) -> None:
         under_way = self._rounds.get(seq)
         if under_way is not None and not under_way.over.done():
-            under_way.errors.append(_with_others_stuck(body["error"]))
+            under_way.errors.append(_with_stuck_ranks(body["error"]))
             under_way.failed = max(1, under_way.failed)
             what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
             asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, what, body["error"])
             under_way.finish()
 
     def cancel(self, first: int, why: Failure) -> bool:
-        """End the collective round under way, if it has a number from `first`; whether there is.
+        """End the current collective round, if its number is at least `first`; whether there is one.
 
-        Ranks leave it as if it had failed elsewhere, and are signalled as well: nobody
-        waits for an error of theirs. Those that stay in native code have `DRAIN_S`.
+        Ranks leave it as if it had failed on another rank, and are signalled as well. Ranks that
+        stay in native code have `DRAIN_S`.
         """
         for seq, under_way in self._rounds.items():
             if seq >= first and under_way.collective and not under_way.over.done():
                 if under_way.cancelled is None:
                     under_way.cancelled = why
-                    self._tell_all({"op": "interrupt", "seq": seq, "signal": True})
+                    self._send_all({"op": "interrupt", "seq": seq, "signal": True})
                     loop = asyncio.get_running_loop()
-                    loop.call_later(FIRST_ERROR_S, self._tell_cancelled, seq, why)
+                    loop.call_later(FIRST_ERROR_S, self._answer_cancelled, seq, why)
                 return True
         return False
 
-    def _tell_cancelled(self, seq: int, why: Failure) -> None:
+    def _answer_cancelled(self, seq: int, why: Failure) -> None:
         under_way = self._rounds.get(seq)
         if under_way is not None and not under_way.over.done():
             loop = asyncio.get_running_loop()
@@ -210,19 +213,26 @@ class Nodes:
 
     def unstage(self, names: list[str]) -> None:
         """Remove files from the gang's folders on all nodes."""
-        self._tell_all({"op": "unstage", "names": names})
+        self._send_all({"op": "unstage", "names": names})
 
     def _give_up(self, seq: int, what: str, error: Body) -> None:
-        """End the gang if a call that failed on one rank, or was cancelled, still holds others."""
+        """End the gang if ranks have not returned from a call that failed or was cancelled."""
         if seq in self._rounds:
-            rank = error.get("facts", {}).get("rank")
+            self._send_all({"op": "report_running", "seq": seq})
+            loop = asyncio.get_running_loop()
+            loop.call_later(REPORT_S, self._fail_stuck, seq, what, error)
+
+    def _fail_stuck(self, seq: int, what: str, error: Body) -> None:
+        if seq in self._rounds:
+            stuck = sorted(self._running)
+            names = f"rank{'s' * (len(stuck) > 1)} {_enumerated(stuck)}" if stuck else "ranks"
             self.fail(
                 GroupFailedError(
-                    f"a call {what} and ranks did not come back from it in {DRAIN_S:.0f} s: they "
-                    "are in native code, or wait in MPI calls made by it (a library in C can use "
-                    "alchemist_wait, alchemist_allreduce and alchemist_check). The gang was ended; "
-                    "request_workers() starts a new one",
-                    rank=rank,
+                    f"a call {what} and {names} did not come back from it in {DRAIN_S:.0f} s: "
+                    "native code runs there, or waits in MPI calls of its own (a library in C can "
+                    "use alchemist_wait, alchemist_allreduce and alchemist_check). The gang was "
+                    "ended; request_workers() starts a new one",
+                    rank=stuck[0] if stuck else error.get("facts", {}).get("rank"),
                     cause="ranks stuck in MPI",
                 )
             )
@@ -237,7 +247,7 @@ class Nodes:
             under_way.finish()
             self._note_idle()
 
-    def _tell_all(self, body: Body) -> None:
+    def _send_all(self, body: Body) -> None:
         for proxy in self._proxies.values():
             proxy.send(Kind.COMMAND, body)
 
@@ -274,7 +284,7 @@ class Nodes:
         return under_way
 
     async def idle(self) -> None:
-        """Wait until every rank is back from a call that failed on another (see `_give_up`)."""
+        """Wait until every rank has returned from an earlier call (see `_give_up`)."""
         while self._rounds and self.failure is None:
             self._became_idle.clear()
             await self._became_idle.wait()
@@ -286,7 +296,7 @@ class Nodes:
     # --- the end ---
 
     def fail(self, error: AlchemistError) -> None:
-        """The gang is lost: whoever waits learns it, every node is let go."""
+        """The gang is lost: callers get the error, and every node is released."""
         if self.failure is not None or self.closed:
             return
         self.failure = error
@@ -296,7 +306,7 @@ class Nodes:
     def _drop(self, error: AlchemistError) -> None:
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # seen: the launcher may have given up waiting
+            self.ready.exception()  # retrieved: the launcher may no longer wait
         rounds, self._rounds = list(self._rounds.values()), {}
         for under_way in rounds:
             under_way.finish(error)
@@ -305,22 +315,22 @@ class Nodes:
             proxy.close()  # its ranks end with it
 
     async def shutdown(self, timeout_s: float) -> None:
-        """End the gang in good order: libraries are closed, then ranks leave."""
+        """End the gang: libraries are closed, then ranks exit."""
         self.closed = True
-        self._tell_all({"op": "shutdown"})
+        self._send_all({"op": "shutdown"})
         deadline = time.monotonic() + timeout_s
         while self._proxies and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
 
     def close(self, error: AlchemistError) -> None:
-        """Let every node go; whoever still waits gets `error`."""
+        """Release every node; callers that still wait get `error`."""
         self.closed = True
         if self.failure is None:
             self.failure = error
         self._drop(error)
 
 
-def _with_others_stuck(error: Body) -> Body:
+def _with_stuck_ranks(error: Body) -> Body:
     words = (
         f"{error['message']} (other ranks have not come back from the call yet: if they are stuck "
         f"in it, the gang is ended in {DRAIN_S:.0f} s)"
@@ -345,7 +355,7 @@ def _ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
     if doing:
         while_what = f"in {doing}, {while_what}"
     tail = body.get("tail", "")
-    said = f"\n--- last words of rank {body['rank']} ---\n{tail}" if tail else ""
+    said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
     return kind(
         f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
         f"{while_what}. request_workers() starts a new one{said}",
@@ -354,3 +364,9 @@ def _ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
         hostname=body["hostname"],
         tail=tail,
     )
+
+
+def _enumerated(ranks: list[int], most: int = 8) -> str:
+    """Ranks for a message: ``0, 2, 5`` or the first ones and how many more."""
+    shown = ", ".join(map(str, ranks[:most]))
+    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

@@ -193,13 +193,21 @@ class NativeLibrary:
         """Call C with the library's state. Raises as `call`."""
         call.state = self._state
         self.host.frame = frame
+        gang = frame.context.gang
+        gang.clear_mpi_error()
         try:
             code = run(ctypes.byref(call), given, results)
         finally:
             self.host.frame = None
             self._state = call.state
+        error = gang.take_mpi_error()
         if code != OK or frame.failure is not None:
             self._judge(routine, code, frame, call.rank)
+        elif error is not None:
+            raise Failure(
+                "RoutineError",
+                f"{self._name}.{routine} on rank {call.rank} ignored an error of MPI: {error}",
+            )
 
     def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
         if code == ENDED:

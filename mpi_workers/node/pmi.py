@@ -1,25 +1,39 @@
 """PMI-1, the protocol by which MPICH's ranks find each other: the node's half of the server.
 
-Sans I/O: lines in, lines out. A node answers its own ranks; only a barrier, with
-the keys that were put before it, goes up to the GroupManager, and comes down
-when all nodes have reached it: the manager sees messages per node, not per rank.
+This module does no input or output itself: it gets lines and returns lines. A node answers its own
+ranks. Only a barrier goes up to the GroupManager, with the keys that were put before it, and comes
+down when all nodes have reached it: the manager gets messages per node, not per rank.
 
-Source: "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale
-Systems", Balaji et al., EuroMPI 2010; wire protocol 1.1.
+Source: "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems",
+Balaji et al., EuroMPI 2010; wire protocol 1.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
+
+VALUE_LIMIT = 1024  # bytes of a value
 
 
 def process_mapping(counts: list[int]) -> str:
-    """MPICH's description of which ranks share a node; `counts` are ranks per node, in order."""
-    return "(vector," + ",".join(f"({node},1,{count})" for node, count in enumerate(counts)) + ")"
+    """MPICH's description of which ranks share a node.
+
+    Parameters
+    ----------
+    counts : list of int
+        Ranks per node, in order. Neighbours with equal counts share one entry, ``(first node,
+        nodes, ranks per node)``: a value of PMI-1 has at most 1024 bytes.
+    """
+    entries, node = [], 0
+    for count, nodes in ((count, len(list(same))) for count, same in groupby(counts)):
+        entries.append(f"({node},{nodes},{count})")
+        node += nodes
+    return f"(vector,{','.join(entries)})"
 
 
 def segment_names(kvs_name: str, node: int) -> tuple[str, ...]:
-    """Files that MPICH makes in /dev/shm for a job of this name (and leaks when killed)."""
+    """Files that MPICH creates in /dev/shm for a job of this name, and leaves when it is killed."""
     world = 2166136261  # FNV-1a
     for byte in kvs_name.encode():
         world = (world ^ byte) * 16777619 & 0xFFFFFFFF
@@ -59,7 +73,9 @@ class PmiNode:
         self._name = kvs_name
         self._size = size
         self._local = local_ranks
-        self._keys = {"PMI_process_mapping": mapping}
+        self._keys: dict[str, str] = {}
+        if len(mapping) < VALUE_LIMIT:  # if it is missing, MPICH compares host names
+            self._keys["PMI_process_mapping"] = mapping
         self._fresh: dict[str, str] = {}
         self._waiting = 0
         self._send = send
@@ -67,7 +83,7 @@ class PmiNode:
         self._abort = abort
 
     def release(self, puts: dict[str, str]) -> None:
-        """Every node is at the barrier: learn what all have put, let the ranks go on."""
+        """Every node has reached the barrier: add the keys of all nodes, and release the ranks."""
         self._keys.update(puts)
         self._waiting = 0
         for rank in self._local:
@@ -80,7 +96,9 @@ class PmiNode:
             case "init":
                 self._send(rank, "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0")
             case "get_maxes":
-                self._send(rank, "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024 rc=0")
+                self._send(
+                    rank, f"cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={VALUE_LIMIT} rc=0"
+                )
             case "get_appnum":
                 self._send(rank, "cmd=appnum appnum=0 rc=0")
             case "get_my_kvsname":

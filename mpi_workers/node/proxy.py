@@ -215,7 +215,9 @@ class Proxy:
 
     def _reap(self) -> None:
         for rank, cause in self._local.reap_children():
-            self._rank_ended(rank, cause)
+            # A launcher ends after its ranks: their own events say more.
+            delay_s = 0.0 if self._local.forked else BLAME_S
+            asyncio.get_running_loop().call_later(delay_s, self._rank_ended, rank, cause)
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
         if not self._local.forked and protocol.peer is not None:
@@ -227,6 +229,7 @@ class Proxy:
             return
         tail = self._local.output.tail(rank)
         if not self._local.forked:
+            self._local.output.read_all()
             aborted = self._local.output.aborted()
             if aborted is not None and aborted[0] in self._ranks:
                 rank, cause = aborted[0], f"called MPI_Abort({aborted[1]})"

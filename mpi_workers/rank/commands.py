@@ -6,8 +6,7 @@ returns. `exit` is handled by the loop.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,20 +19,8 @@ from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import waits
 from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.libraries import Libraries, Loader
 from mpi_workers.wire.frames import Body
-
-
-class Library(Protocol):
-    """A loaded library, as `ali` provides it."""
-
-    def describe(self) -> Body:
-        """Name, documentation and signatures, as a map."""
-
-    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> Sequence[Any]:
-        """Run a routine; one value per declared result."""
-
-    def close(self) -> None:
-        """Release the library's resources."""
 
 
 class Runner(Protocol):
@@ -46,9 +33,6 @@ class Runner(Protocol):
 
         `folder` holds its files, `matrix` finds matrices by id.
         """
-
-
-Loader = Callable[[str, str | None], Library]
 
 
 class RankCommands:
@@ -75,9 +59,8 @@ class RankCommands:
         self.call = 0
         self._storage = storage
         self._folder = folder
-        self._loader = loader
         self._runner = runner
-        self._libraries: dict[str, Library] = {}
+        self._libraries = Libraries(loader)
         self._made: list[int] = []  # ids of matrices that the last call has made
 
     def execute(self, body: Body) -> Body:
@@ -89,9 +72,7 @@ class RankCommands:
 
     def close(self) -> None:
         """Close all libraries; their errors are ignored."""
-        for library in self._libraries.values():
-            with contextlib.suppress(Exception):
-                library.close()
+        self._libraries.close()
 
     # --- matrices ---
 
@@ -126,19 +107,12 @@ class RankCommands:
 
     def load(self, body: Body) -> Body:
         self._enter(body)
-        name = body["library"]
-        library = self._loader(name, body.get("path"))
-        old = self._libraries.pop(name, None)
-        if old is not None:
-            old.close()
-        self._libraries[name] = library
+        library = self._libraries.load(self.gang, body["library"], body.get("path"))
         return {"value": library.describe()} if self.gang.rank == 0 else {}
 
     def call_routine(self, body: Body) -> Body:
         self._enter(body)
-        library = self._libraries.get(body["library"])
-        if library is None:
-            raise Failure("LibraryNotFoundError", f"library {body['library']!r} is not loaded")
+        library = self._libraries[body["library"]]
         arguments = {
             name: self._storage.sealed(value["matrix"]) if isinstance(value, dict) else value
             for name, value in body["arguments"].items()
@@ -181,7 +155,9 @@ class RankCommands:
         self.call = body["seq"]
         self._made = []
         waits.begin(self.call)
-        if body.get("renew"):
+        failed = bool(body.get("renew"))
+        self._libraries.settle(failed=failed)
+        if failed:
             self.gang.renew()
         else:
             self.gang.enter()

@@ -13,7 +13,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix, check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.rank import requests, waits
+from mpi_workers.rank import mpi_errors, requests, waits
 from mpi_workers.rank.communicator import GangComm
 
 PROGRESS_S = 0.1  # between two reports of progress
@@ -42,8 +42,15 @@ class Gang:
         self.rank: int = world.rank
         self.size: int = world.size
         self.grid: Grid = default_grid(world.size)
-        self._comm = GangComm(world.Dup())
+        for comm in (MPI.COMM_SELF, world):
+            mpi_errors.watch(comm)
+        self._comm = self._duplicate()
         self._used = False
+
+    def _duplicate(self) -> GangComm:
+        comm = GangComm(self._world.Dup())
+        mpi_errors.watch(comm)
+        return comm
 
     @property
     def comm(self) -> GangComm:
@@ -68,7 +75,7 @@ class Gang:
         used = self._world.allreduce(self._used, MPI.LOR)
         if used:
             try:
-                self._comm = GangComm(self._world.Dup())
+                self._comm = self._duplicate()
             except MPI.Exception as error:
                 raise Failure(
                     "ResourceError",
@@ -107,6 +114,14 @@ class Gang:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""
         if waits.interrupted():
             raise Interrupted
+
+    def clear_mpi_error(self) -> None:
+        """Forget earlier errors of MPI: native code is called next."""
+        mpi_errors.clear()
+
+    def take_mpi_error(self) -> str | None:
+        """The first error that MPI has returned to native code since, or None."""
+        return mpi_errors.take()
 
     def progress(self, fraction: float, text: str) -> None:
         """Report a routine's progress to the user (rank 0, at most ten times a second)."""

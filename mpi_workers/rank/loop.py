@@ -23,9 +23,10 @@ from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import output, waits
-from mpi_workers.rank.commands import INTERRUPTIBLE, OPERATIONS, Loader, RankCommands, Runner
+from mpi_workers.rank.commands import INTERRUPTIBLE, OPERATIONS, RankCommands, Runner
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal
+from mpi_workers.rank.libraries import Loader
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind
 
@@ -35,6 +36,7 @@ TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
 HIDDEN_MODULES = (
     "mpi_workers.rank.loop",
     "mpi_workers.rank.commands",
+    "mpi_workers.rank.libraries",
     "ali.interface",
     "ali.run",
 )

@@ -9,15 +9,20 @@ from typing import Any, Literal
 import numpy as np
 from mpi4py import MPI
 
-from mpi_workers.rank.requests import wait
+from mpi_workers.rank.requests import GangRequest, wait
 from mpi_workers.rank.waits import until
+
+FLAT_SIZE = 16  # ranks up to which a reduction of objects gathers them
 
 
 class ObjectMessages(MPI.Intracomm):
     """The lower-case methods of a communicator, by the interruptible upper-case ones.
 
-    A subclass provides those.
+    A subclass provides those. Reductions on up to `FLAT_SIZE` ranks gather the objects on one rank.
+    On more ranks they use trees, and a rank's memory does not grow with the number of ranks.
     """
+
+    _tree: ObjectMessages | None = None
 
     def barrier(self) -> None:
         self.Barrier()
@@ -80,18 +85,80 @@ class ObjectMessages(MPI.Intracomm):
         return _unpickled(buffer, sizes)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        objects = self.gather(sendobj, root)
-        return None if objects is None else functools.reduce(op, objects)
+        if self.size <= FLAT_SIZE:
+            objects = self.gather(sendobj, root)
+            return None if objects is None else functools.reduce(op, objects)
+        tree = self._tree_comm()
+        found = self._reduce_to_first(tree, sendobj, op)
+        if root == 0 or self.rank not in (0, root):
+            return found if self.rank == root else None
+        if self.rank == 0:
+            tree.send(found, root)
+            return None
+        return tree.recv(source=0)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         return self.bcast(self.reduce(sendobj, op))
 
     def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        return functools.reduce(op, self.allgather(sendobj)[: self.rank + 1])
+        if self.size <= FLAT_SIZE:
+            return functools.reduce(op, self.allgather(sendobj)[: self.rank + 1])
+        return self._prefix(self._tree_comm(), sendobj, op)
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        before = self.allgather(sendobj)[: self.rank]
-        return functools.reduce(op, before) if before else None
+        if self.size <= FLAT_SIZE:
+            before = self.allgather(sendobj)[: self.rank]
+            return functools.reduce(op, before) if before else None
+        tree = self._tree_comm()
+        return self._shift(tree, self._prefix(tree, sendobj, op), 1)
+
+    def _tree_comm(self) -> ObjectMessages:
+        """A duplicate for messages of collectives: the user's receives must not match them.
+
+        Collective; the first call makes it.
+        """
+        if self._tree is None:
+            duplicate, request = self.Idup()
+            wait(GangRequest.of(request, duplicate))
+            self._tree = duplicate
+        return self._tree
+
+    def Free(self) -> None:
+        tree, self._tree = self._tree, None
+        if tree is not None:
+            tree.Free()
+        super().Free()
+
+    def _reduce_to_first(self, tree: ObjectMessages, value: Any, op: Any) -> Any:
+        """Reduce in rank order along a binomial tree; the result on rank 0."""
+        distance = 1
+        while distance < self.size:
+            if self.rank & distance:
+                tree.send(value, self.rank - distance)
+                return None
+            if self.rank + distance < self.size:
+                value = op(value, tree.recv(source=self.rank + distance))
+            distance *= 2
+        return value
+
+    def _prefix(self, tree: ObjectMessages, value: Any, op: Any) -> Any:
+        """The reduction of the values of ranks 0 to this one, by recursive doubling."""
+        distance = 1
+        while distance < self.size:
+            before = self._shift(tree, value, distance)
+            if self.rank >= distance:
+                value = op(before, value)
+            distance *= 2
+        return value
+
+    def _shift(self, tree: ObjectMessages, value: Any, distance: int) -> Any:
+        """Send a value `distance` ranks up; the value from as far below, or None."""
+        last = self.rank + distance >= self.size
+        sending = None if last else tree.isend(value, self.rank + distance)
+        received = tree.recv(source=self.rank - distance) if self.rank >= distance else None
+        if sending is not None:
+            wait(sending)
+        return received
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         wait(self.isend(obj, dest, tag))

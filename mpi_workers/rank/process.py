@@ -18,8 +18,9 @@ from threadpoolctl import threadpool_limits
 
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import output
-from mpi_workers.rank.commands import Loader, Runner
+from mpi_workers.rank.commands import Runner
 from mpi_workers.rank.fabric import limit_endpoints
+from mpi_workers.rank.libraries import Loader
 from mpi_workers.rank.loop import RankLoop
 from mpi_workers.wire.blocking import connect
 

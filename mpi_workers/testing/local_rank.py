@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -20,13 +18,14 @@ from mpi4py import MPI
 
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
+from mpi_workers.node.process_control import close_listeners, die_with_parent
 from mpi_workers.rank import waits
+from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
 from mpi_workers.testing.local_gang import crowded
 
 POOL_BYTES = 256 << 20  # 256 MiB
-PR_SET_PDEATHSIG = 1
 FIRST_CALL = 1
 
 
@@ -44,12 +43,11 @@ def main(argv: list[str]) -> None:
 
 
 def _run(function: str, arguments: str, folder: str, timeout: str) -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(os.getppid())
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(timeout))
+    close_listeners()
+    limit_endpoints(None, one_node=True)
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
     world = MPI.COMM_WORLD

@@ -158,4 +158,9 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
     outcome = inject_and_retry(lambda: None, gang.session.list_workers)
     assert isinstance(outcome.error, GroupFailedError)
     drain(30.0)
-    gang.lost("  cancelled, stuck in native MPI: DRAIN_S later", outcome, "cancelled", "native")
+    gang.lost(
+        "  cancelled, stuck in native MPI: DRAIN_S later",
+        outcome,
+        "cancelled and rank 0 did",
+        "native",
+    )

@@ -139,7 +139,9 @@ def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(
     record("exception on one rank, others stuck in native MPI", seconds, None, caught.value)
     outcome = inject_and_retry(lambda: None, gang.session.list_workers)
     ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(nodes, "DRAIN_S", 30.0)))
-    gang.lost("  then, DRAIN_S (30 s, here 1 s) later", outcome, "did not come back", "native")
+    gang.lost(
+        "  then, DRAIN_S (30 s, here 1 s) later", outcome, "ranks 0, 2 did not come back", "native"
+    )
 
 
 def test_a_stopped_rank_delays_its_own_gang_only(gang: Gang, bystander: Gang) -> None:

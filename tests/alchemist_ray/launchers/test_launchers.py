@@ -69,7 +69,7 @@ def test_pmi_barriers_meet_above_the_node() -> None:
     node.line(3, "cmd=abort exitcode=7")
     answers = [line for _, line in sent[2:]]
     assert answers[0] == "cmd=get_result rc=0 value=2"
-    assert answers[1].endswith("value=(vector,(0,1,2),(1,1,2))")
+    assert answers[1].endswith("value=(vector,(0,2,2))")
     assert "rc=-1" in answers[2]
     assert answers[3] == "abort 7"
 

@@ -1,4 +1,4 @@
-"""What test_comm.py runs on the ranks."""
+"""Functions that test_communicator.py runs on the ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_workers.failures import Interrupted
-from mpi_workers.rank import waits
+from mpi_workers.rank import object_messages, waits
 from mpi_workers.rank.communicator import GangComm
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
@@ -290,6 +290,32 @@ def agreement(gang: Gang) -> dict[str, bool]:
         same = repr(_plain(method(gang.comm))) == expected
         found[method.__name__] = own.allreduce(same, MPI.LAND)
     return found
+
+
+def trees(gang: Gang) -> dict[str, bool]:
+    """The same of reductions along trees, for every root and number of ranks."""
+    object_messages.FLAT_SIZE = 0
+    own = MPI.COMM_WORLD.Dup()
+    found: dict[str, bool] = {}
+    waiting = gang.comm.irecv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)  # must match no tree's
+    for size in range(1, own.size + 1):
+        theirs, ours = own.Split(own.rank < size), gang.comm.Split(own.rank < size)
+        for root in range(size if own.rank < size else own.size - size):
+            expected = theirs.reduce([own.rank], MPI.SUM, root)
+            found[f"reduce {size} {root}"] = ours.reduce([own.rank], MPI.SUM, root) == expected
+        for name in ("allreduce", "scan", "exscan"):
+            value = getattr(ours, name)([own.rank])  # lists are joined: the order is the ranks'
+            found[f"{name} {size}"] = value == getattr(theirs, name)([own.rank])
+        ours.Free()
+        theirs.Free()
+    gang.comm.allreduce(1)
+    gang.comm.send("mine", (own.rank + 1) % own.size)
+    found["message"] = waiting.wait() == "mine"
+    merged: dict[str, bool] = {}
+    for ours_found in own.allgather(found):  # groups of ranks have entries of their own
+        for name, same in ours_found.items():
+            merged[name] = merged.get(name, True) and same
+    return merged
 
 
 def derived(gang: Gang) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What test_comm.py runs on the ranks: operations that are given up, and calls that fail."""
+"""Functions that test_communicator.py runs: abandoned operations, and calls that fail."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ GIVEN_UP = "tests.mpi_workers.rank.ranks_given_up:"
 def test_every_method_agrees_with_mpi4py(ranks: int) -> None:
     found = local_gang.run(RANKS + "agreement", ranks)
     assert len(found) >= 30
+    assert [name for name, same in found.items() if not same] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_reductions_of_objects_along_trees_agree_with_mpi4py(ranks: int) -> None:
+    found = local_gang.run(RANKS + "trees", ranks)
     assert [name for name, same in found.items() if not same] == []
 
 
@@ -74,3 +81,21 @@ def test_the_word_is_shared_by_everyone_who_opens_the_file(tmp_path: Path) -> No
     assert mine.ends(3)
     assert not mine.ends(4)
     assert (tmp_path / "word").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_word_behind_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"data of the user")
+    (tmp_path / "word").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic"):
+        InterruptWord(tmp_path / "word")
+    assert (tmp_path / "target").read_bytes() == b"data of the user"
+
+
+@pytest.mark.root
+def test_a_word_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make another user's file")
+    (tmp_path / "word").touch()
+    os.chown(tmp_path / "word", 65534, 65534)
+    with pytest.raises(PermissionError, match="not a file of this user"):
+        InterruptWord(tmp_path / "word")

@@ -1,0 +1,82 @@
+"""Descendants of a process are found and killed, wherever they have gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mpi_workers.node.process_control import descendants
+
+PROGRAM = """
+import os, subprocess, sys, time
+from mpi_workers.node.process_control import adopt_orphans, descendants, end_descendants
+
+def daemon():
+    # A grandchild in a session of its own, whose parent has ended.
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "100"])
+        os._exit(0)
+    os.waitpid(child, 0)
+
+adopt_orphans()
+daemon()
+bomb = subprocess.Popen(["sh", "-c", "while :; do sleep 100 & sleep 0.01; done"])
+spared = subprocess.Popen(["sh", "-c", "sleep 100 & wait"])
+time.sleep(0.3)
+before = descendants([os.getpid()])
+end_descendants(spared=[spared.pid])
+after = descendants([os.getpid()])
+print(len(before), len(after), spared.poll())
+end_descendants()
+print(len(descendants([os.getpid()])))
+"""
+
+
+def test_descendants_end_also_orphans_and_what_they_start_meanwhile() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    before, after, spared = first.split()
+    assert int(before) > 4
+    assert (after, spared) == ("2", "None")  # the spared child and its child
+    assert last == "0"
+
+
+def test_descendants_are_found_by_their_parents() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 100 & wait"]) as shell:
+        end = time.monotonic() + 10
+        while not (below := descendants([shell.pid])) and time.monotonic() < end:
+            time.sleep(0.01)
+        (sleep,) = below
+        assert Path(f"/proc/{sleep}/comm").read_text() == "sleep\n"
+        assert {shell.pid, sleep} <= descendants([os.getpid()])
+        os.kill(sleep, 9)
+
+
+LISTENER = """
+import socket, sys
+from mpi_workers.node.process_control import close_listeners
+from tests.support.sockets import listening_ports
+import os
+listener = socket.create_server(("127.0.0.1", 0))
+near, far = socket.socketpair()
+before = listening_ports(os.getpid())
+close_listeners()
+near.sendall(b"still open")
+print(len(before), listening_ports(os.getpid()), far.recv(99))
+listener.detach()
+"""
+
+
+def test_inherited_listeners_are_closed_and_no_other_socket() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENER], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "1 [] b'still open'\n", done.stderr
