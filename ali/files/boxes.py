@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix.layout import Shape
 
-PIECE = 16 << 20  # 16 MiB: sequential for a disk, small beside a rank's part
+PIECE = 16 << 20  # 16 MiB: sequential for a disk, small next to a rank's part
 SEVERAL = 4  # least number of boxes per rank: one more or less is a small imbalance
 HULL = 4  # indices in a range of this many times their number are read with the gaps
 
