@@ -1,4 +1,4 @@
-"""Ctrl-C held back while a frame is in the middle of a socket."""
+"""Defers Ctrl-C while a frame is being sent or received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class DeferredInterrupt:
-    """A context in which SIGINT waits; at its end the handler of before runs.
+    """A context that defers SIGINT; at its end the previous handler runs.
 
     A KeyboardInterrupt between two bytes of a frame would leave the stream unreadable. Only the
     main thread of a process gets signals; in others this does nothing. Cost: two system calls.

@@ -1,4 +1,4 @@
-"""A loaded library on the client: real methods, built from what the library says of itself."""
+"""A loaded library: Python methods, built from the signatures that the library declares."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class Routine:
         return results_of(reply, self._connection.handle)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Start the routine and return a Ray ObjectRef of what calling it would return."""
+        """Start the routine; an ObjectRef of what a call returns."""
         body = self._bound(args, kwargs)
         ref: Any = self._connection.start_call(body)
         held = [a for a in (*args, *kwargs.values()) if isinstance(a, MatrixRef) and a.temporary]
-        if held:  # till the call is over
+        if held:  # their matrices are needed until the call ends
             ref.future().add_done_callback(lambda _: held.clear())
         return ref
 
@@ -159,7 +159,7 @@ class Library:
         }
 
     def routine(self, name: str) -> Routine:
-        """The routine of that name. Raises `NoSuchRoutineError`, which names what there is."""
+        """The routine of that name. Raises `NoSuchRoutineError`, which lists the routines."""
         try:
             return self._routines[name]
         except KeyError:
@@ -185,7 +185,7 @@ class Library:
 
 
 def named(library: Any) -> str:
-    """The name of a library given as itself or by name."""
+    """The name of a library that is given as an object or by name."""
     if isinstance(library, Library):
         return library.name
     if isinstance(library, str):

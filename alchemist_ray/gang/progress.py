@@ -1,4 +1,4 @@
-"""What a user sees while waiting: progress bars and the table of transfer times."""
+"""Progress bars, and the table of transfer times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _advance(bar: tqdm, nbytes: int) -> None:
 
 
 class RoutineBar:
-    """A bar in percent, driven by a routine's own `ctx.progress`; made only when one speaks."""
+    """A bar in percent for a routine's `ctx.progress`; made at its first call."""
 
     def __init__(self, what: str, wanted: bool | None) -> None:
         self._what = what

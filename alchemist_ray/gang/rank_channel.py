@@ -1,9 +1,9 @@
-"""Straight lines from this process to a gang's ranks, for a routine that stays there and serves.
+"""Rank channels: direct connections from this process to a gang's ranks, for a serving routine.
 
-A command passes the GroupManager and the proxies, there and back. Where one call follows
-another (the steps of a simulation), a routine may serve instead: it is one command, under way for
-as long as it is wanted, and takes its orders from a line to this process. How it ends is
-the command's affair as ever: a rank that dies or raises ends it, and who waits is told.
+A command passes the GroupManager and the proxies, there and back. For many small calls in a row
+(the steps of a simulation) a routine can serve instead: it is one long command, and each rank
+takes its orders over a connection to this process. It ends as any command does: a rank that dies
+or raises ends it, and the caller gets the error.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
 
-RANKS = 64  # more are told node by node, by commands
-NEWS_S = 35.0  # until a command that lost a rank has ended: as long as others may be stuck in MPI
-LEAVE_S = 5.0
+RANKS = 64  # larger gangs are called by commands, node by node
+END_TIMEOUT_S = 35.0  # for a command that lost a rank: others may be stuck in MPI for 30 s
+LEAVE_TIMEOUT_S = 5.0  # for the routine to end after the channel was closed
 POLL_INTERVAL_S = 0.05
 
 Serve = Callable[[list[str], str], Any]
 
 
 class _Command:
-    """The command under way, waited for by a thread."""
+    """The serving command; a thread waits for its end."""
 
     def __init__(self, serve: Serve, addresses: list[str], token: str) -> None:
         self.over = threading.Event()
@@ -54,7 +54,7 @@ class _Command:
 
 
 class RankChannel:
-    """Lines to all ranks of a gang. For one thread.
+    """Connections to all ranks of a gang. For one thread.
 
     Parameters
     ----------
@@ -79,11 +79,11 @@ class RankChannel:
     ) -> None:
         self._cancel = cancel
         self._asked = 0
-        self._lines: list[Connection] = []
-        self._news = select.poll()
+        self._connections: list[Connection] = []
+        self._readable = select.poll()
         token = secrets.token_hex(32)
-        folder = PrivateFolder(f"lines-{uuid.uuid4().hex[:10]}")
-        listeners = [sockets.listen_unix(folder.socket("line"))]
+        folder = PrivateFolder(f"channel-{uuid.uuid4().hex[:10]}")
+        listeners = [sockets.listen_unix(folder.socket("channel"))]
         try:
             workers = gang_address.workers
             if not all(any(map(sockets.reachable_here, w["addresses"])) for w in workers):
@@ -100,18 +100,18 @@ class RankChannel:
             folder.remove()
 
     def _give_up(self) -> None:
-        """End the command, which holds this process's link to the gang for as long as it lasts."""
+        """End the command, which would keep the ranks busy."""
         self.hang_up()
         command = getattr(self, "_command", None)
         if command is not None and not command.over.is_set():
             self._cancel()
-            if not command.over.wait(LEAVE_S):
+            if not command.over.wait(LEAVE_TIMEOUT_S):
                 raise GroupFailedError("the gang does not answer: its ranks are stuck")
 
     def _accept(
         self, listeners: Sequence[socket.socket], size: int, token: str, timeout_s: float
     ) -> None:
-        """Wait for a line from every rank, with an eye on the command."""
+        """Wait for a connection from every rank, or for the end of the command."""
         found: dict[int, Connection] = {}
         deadline = time.monotonic() + timeout_s
         with contextlib.closing(Acceptor(listeners, token, {})) as acceptor:
@@ -125,9 +125,9 @@ class RankChannel:
                     )
                 for connection, fields in acceptor.poll(POLL_INTERVAL_S):
                     found[fields["rank"]] = connection
-        self._lines = [found[rank] for rank in sorted(found)]
-        for line in self._lines:
-            self._news.register(line.sock, select.POLLIN)
+        self._connections = [found[rank] for rank in sorted(found)]
+        for connection in self._connections:
+            self._readable.register(connection.sock, select.POLLIN)
 
     def ask(self, body: Body, timeout_s: float) -> Any:
         """Give all ranks an order and wait for rank 0's answer.
@@ -142,39 +142,39 @@ class RankChannel:
         self._asked += 1
         order = frames.encode(Kind.COMMAND, {**body, "n": self._asked})
         try:
-            for line in self._lines:
-                line.write(order)
+            for connection in self._connections:
+                connection.write(order)
             return self._answer(time.monotonic() + timeout_s, timeout_s)
-        except AlchemistError:  # the answer; a timeout is an OSError as well
+        except AlchemistError:  # the answer: a CallTimeoutError is an OSError as well
             raise
         except (frames.WireError, OSError):
             raise self._lost() from None
-        except KeyboardInterrupt:  # the ranks leave the order, and with it the routine
+        except KeyboardInterrupt:  # the ranks abandon the order and leave the routine
             self._cancel()
             self.hang_up()
             raise
 
     def _answer(self, deadline: float, timeout_s: float) -> Any:
-        first = self._lines[0]
+        first = self._connections[0]
         while True:
             if not first.buffered:
                 left = max(0.0, deadline - time.monotonic())
-                news = self._news.poll(left * 1e3)
+                news = self._readable.poll(left * 1e3)
                 if not news:
                     raise CallTimeoutError(f"no answer in {timeout_s:g} s")
                 if all(fd != first.sock.fileno() for fd, _ in news):
-                    raise self._lost()  # other ranks only ever hang up
+                    raise self._lost()  # other ranks never send anything
             answer = first.recv().body
             if answer["n"] != self._asked:
-                continue  # to an order whose wait was broken off
+                continue  # of an earlier order that timed out
             if "refused" in answer:
                 raise from_failure(Failure.from_map(answer["refused"]))
             return answer["value"]
 
     def _lost(self) -> BaseException:
-        """A line broke: the command has failed, or is about to."""
+        """A connection broke: the command has failed, or is about to."""
         self.hang_up()
-        self._command.over.wait(NEWS_S)
+        self._command.over.wait(END_TIMEOUT_S)
         return self._ended()
 
     def _ended(self) -> BaseException:
@@ -182,7 +182,7 @@ class RankChannel:
             return self._command.error
         return GroupFailedError(
             "the ranks have hung up" if self._command.over.is_set() else "the ranks are stuck",
-            cause="line lost",
+            cause="rank channel lost",
         )
 
     def cancel(self) -> None:
@@ -190,21 +190,21 @@ class RankChannel:
         self._cancel()
 
     def hang_up(self) -> None:
-        """Close the lines; the ranks leave the routine when they are back from their order."""
-        lines, self._lines = self._lines, []
-        for line in lines:
-            line.close()
+        """Close the connections; each rank leaves the routine after its current order."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
 
     def close(self) -> bool:
-        """Hang up and wait for the routine's end; whether it came in a few seconds."""
+        """Close the channel and wait some seconds for the routine; whether it ended."""
         self.hang_up()
-        return self._command.over.wait(LEAVE_S)
+        return self._command.over.wait(LEAVE_TIMEOUT_S)
 
 
 def open_rank_channel(
     serve: Serve, cancel: Callable[[], None], gang_address: GangAddress, timeout_s: float
 ) -> RankChannel | None:
-    """Lines to all ranks of a gang; None where there are too many, or they cannot reach us.
+    """A channel to all ranks of a gang; None for large gangs, or if ranks cannot connect here.
 
     Raises
     ------

@@ -19,11 +19,11 @@ from mpi_workers.matrix.memory import available_bytes
 from mpi_workers.node import cleanup
 from mpi_workers.node.specs import ProxySpec
 
-POLL_INTERVAL_S = 0.01  # between looks at a gang that is ending
+POLL_INTERVAL_S = 0.01  # between checks of a gang that is ending
 
 
 class Agent:
-    """Actor: see the module. Threaded, so that sending does not hold up launching."""
+    """Actor, see the module. Threaded: sending does not delay launching."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Agent:
         """Wait until nothing of a gang runs on this node; whether that is so."""
         deadline = time.monotonic() + timeout_s
         self._fork_server.wait_gone(gang, timeout_s)
-        # Its fork server may have died before it: then nobody has told, nor swept.
+        # A fork server that died reports nothing and removes nothing.
         while here := cleanup.runs_here(gang):
             if time.monotonic() > deadline:
                 break
@@ -68,11 +68,11 @@ class Agent:
         return self._fork_server.holds(gang) or cleanup.runs_here(gang)
 
     def sweep(self) -> int:
-        """Remove what dead gangs and managers have left on this node; how many there were."""
+        """Remove leftovers of dead gangs and managers on this node; their number."""
         return cleanup.sweep()
 
     def run(self, job: node_jobs.InspectJob | node_jobs.SendJob, refs: list[Any]) -> Any:
-        """Look at, or send, this node's blocks of a matrix."""
+        """Inspect or send blocks of a matrix that are on this node."""
         with self._lock:
             self._jobs += 1
         try:
@@ -82,7 +82,7 @@ class Agent:
                 self._jobs -= 1
 
     def idle(self) -> bool:
-        """Whether nobody would miss this agent: no gang on its node, no blocks on their way."""
+        """Whether this agent can be ended: no gang on its node, no job under way."""
         return self._jobs == 0 and not cleanup.runs_here(cleanup.ANY_GANG)
 
     def stage(self, gang: str, name: str, data: node_files.Data) -> None:
@@ -94,5 +94,5 @@ class Agent:
         return node_files.parts(gang, name)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the agent and its fork server, for whoever looks after the node."""
+        """Process ids of the agent and its fork server."""
         return {"agent": os.getpid(), "fork-server": self._fork_server.process.pid}

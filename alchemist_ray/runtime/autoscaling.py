@@ -1,4 +1,4 @@
-"""A cluster that grows and shrinks: what it can become, and agents that must not hold it up.
+"""Autoscaled clusters: how large they can grow, and agents that must not keep idle nodes alive.
 
 Ray brings nodes for a gang's reservation that waits, and takes away nodes that do nothing. A
 standing agent is something: where the cluster shrinks, agents of nodes without a gang must go.
@@ -20,20 +20,20 @@ from alchemist_ray.errors import ResourceError
 
 VARIABLE = "ALCHEMIST_GROWS_TO"  # "8x4": at most 8 nodes of 4 CPUs each
 POLL_INTERVAL_S = 5.0
-IDLE_S = 30.0  # an agent that was asked for more recently is about to be used
+IDLE_S = 30.0  # an agent that was requested more recently is about to be used
 ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What an autoscaler may make of the cluster, beside nodes without CPUs."""
+    """The largest cluster that an autoscaler may make, without nodes that have no CPUs."""
 
     nodes: int
     cpus: float
 
     @classmethod
     def here(cls) -> Growth | None:
-        """As the environment says; None for a cluster of fixed size. Raises `ResourceError`."""
+        """From the environment; None for a cluster of fixed size. Raises `ResourceError`."""
         text = os.environ.get(VARIABLE, "")
         if not text:
             return None
@@ -45,13 +45,13 @@ class Growth:
         return cls(int(found[1]), float(found[2]))
 
     def grown(self, cpus: list[float]) -> list[float]:
-        """CPUs of the nodes there are (without those that have none), and of those to come."""
+        """CPUs of the present nodes (without those that have none), and of future ones."""
         there = [here for here in cpus if here > 0]
         return there + [self.cpus] * max(0, self.nodes - len(there))
 
 
 class Retirement:
-    """Ends agents of nodes that no gang is on, so that the autoscaler can take the nodes.
+    """Ends agents of nodes without a gang, so that the autoscaler can remove the nodes.
 
     Parameters
     ----------
@@ -64,14 +64,14 @@ class Retirement:
         self._asked: dict[str, float] = {}
 
     def asked_for(self, node_id: str) -> None:
-        """Somebody has been given this node's agent."""
+        """Note that this node's agent is about to be used."""
         self._asked[node_id] = time.monotonic()
 
     def _young(self, node_id: str) -> bool:
         return time.monotonic() - self._asked.setdefault(node_id, time.monotonic()) < IDLE_S
 
     async def watch(self) -> None:
-        """Look again and again, for as long as the Driver lives."""
+        """Check periodically while the Driver lives."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             for node_id, agent in list(self._agents.items()):
@@ -79,7 +79,7 @@ class Retirement:
                     continue
                 if not await _idle(agent):
                     self.asked_for(node_id)
-                elif not self._young(node_id):  # nobody has come in between
+                elif not self._young(node_id):  # not requested in between
                     self._agents.pop(node_id, None)
                     self._asked.pop(node_id, None)
                     ray.kill(agent)
@@ -92,4 +92,4 @@ async def _idle(agent: ActorHandle) -> bool:
     try:
         return await asyncio.wait_for(answer(), ANSWER_S)
     except (RayError, TimeoutError):
-        return False  # gone with its node, or being restarted: another look will tell
+        return False  # lost with its node, or being restarted: check again later

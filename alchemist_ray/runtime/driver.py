@@ -26,10 +26,10 @@ from alchemist_ray.runtime.names import (
 from alchemist_ray.runtime.placement import ask_for
 from alchemist_ray.runtime.ray_calls import result_of
 
-HEAD = "node:__internal_head__"  # the resource by which Ray marks the head node
+HEAD = "node:__internal_head__"  # Ray's resource of the head node
 AGENT_TIMEOUT_S = 60.0
-UNAVAILABLE_S = 0.5  # before a manager that is out of reach, but not dead, is asked again
-PREWARM_NODES = 64  # larger clusters warm their nodes when a gang comes
+UNAVAILABLE_S = 0.5  # between calls of a manager that is unreachable but not dead
+PREWARM_NODES = 64  # agents of larger clusters start with the first gang on their node
 
 
 def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
@@ -128,7 +128,7 @@ class Driver:
     # --- agents ---
 
     async def agents(self, node_ids: list[str]) -> list[tuple[ActorHandle, dict[str, Any]]]:
-        """The standing agents of these nodes, warm, each with facts about its node.
+        """The agents of these nodes, ready to fork, each with facts about its node.
 
         Raises
         ------
@@ -142,14 +142,14 @@ class Driver:
         for attempt in (1, 2):
             agent = self._agents.get(node_id) or self._start_agent(node_id)
             try:
-                # One that is being restarted is waited for.
+                # Waits for an agent that is being restarted.
                 ready: Any = agent.ready.options(max_task_retries=-1)
                 self._retirement.asked_for(node_id)
                 facts = await asyncio.wait_for(result_of(ready.remote()), AGENT_TIMEOUT_S)
                 self._retirement.asked_for(node_id)
                 return agent, facts
             except RayTaskError:
-                raise  # it came up, and says what is wrong there
+                raise  # the agent runs and reports what is wrong on its node
             except (RayError, TimeoutError) as error:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
@@ -178,13 +178,15 @@ class Driver:
     async def prewarm(self) -> int:
         """Start the agents of all nodes of a small cluster; how many are warm."""
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        if len(nodes) > PREWARM_NODES or Growth.here() is not None:  # agents keep idle nodes
+        if (
+            len(nodes) > PREWARM_NODES or Growth.here() is not None
+        ):  # or nodes stay
             return 0
         with contextlib.suppress(LaunchError, RayTaskError):
             return len(await self.agents(nodes))
         return 0
 
-    # --- who has which gang ---
+    # --- the catalogue of gangs ---
 
     def register(self, gang: str, about: dict[str, Any]) -> None:
         """Note a gang that is ready."""
@@ -214,10 +216,10 @@ def find_driver() -> ActorHandle:
         "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
-        # On the head: a lost node must not take it along, and the head's loss is the cluster's.
+        # On the head: the cluster does not survive the loss of the head anyway.
         "resources": {HEAD: 0.001},
-        # Not in the placement group of who asks first (a trial of Ray Tune): it outlives that.
+        # Not in the placement group of the first caller (a trial of Ray Tune): it ends earlier.
         "scheduling_strategy": "DEFAULT",
-        "max_task_retries": 3,  # each call may be repeated: a restart costs a moment, no error
+        "max_task_retries": 3,  # each call may be repeated: a restart is no error
     }
     return start_actor(Driver, options, edition(), lifetime)

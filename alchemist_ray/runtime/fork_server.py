@@ -19,7 +19,7 @@ from mpi_workers.node.specs import ProxySpec
 
 FORK_SERVER_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 10.0
-# What a job manager or an outer MPI left in the environment would confuse the ranks' MPI.
+# Variables of a job manager or an outer MPI would confuse the MPI of the ranks.
 FOREIGN = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "RAY_", "MPI_LOCAL")
 
 
@@ -43,7 +43,7 @@ class ForkServer:
     Parameters
     ----------
     on_gone : callable(gang)
-        Called when a gang's proxy has ended here, however that came about.
+        Called when a gang's proxy on this node has ended.
     """
 
     def __init__(self, on_gone: Callable[[str], None]) -> None:
@@ -115,7 +115,7 @@ class ForkServer:
             self._changed.wait_for(lambda: spec.gang in self._proxies or self._dead, FORK_TIMEOUT_S)
             if spec.gang not in self._proxies:
                 why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
-                self.process.kill()  # one that hangs would hold up the next gang too
+                self.process.kill()  # a hanging one would delay the next gang too
                 raise LaunchError(
                     f"the warm process on {os.uname().nodename} {why}; the next launch gets a "
                     "new one: try again"

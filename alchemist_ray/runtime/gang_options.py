@@ -1,4 +1,4 @@
-"""What can be asked of a gang, checked before anything is started."""
+"""Options of a gang, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GangOptions:
             self._given(workers)
 
     def request(self, workers: int, epoch: int, session: str) -> GangRequest:
-        """What a GroupManager is asked for."""
+        """The request for a GroupManager."""
         return GangRequest(
             workers=workers,
             threads=self.threads,
@@ -80,7 +80,7 @@ class GangOptions:
         )
 
     def _given(self, workers: int) -> Reservation:
-        """CPUs that somebody else has reserved. Raises `ResourceError` if they are too few."""
+        """CPUs that the caller has reserved. Raises `ResourceError` if they are too few."""
         if not isinstance(self.placement, Reservation):
             return inherited(workers, self.cpus)
         return self.placement.of(workers)

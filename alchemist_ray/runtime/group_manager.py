@@ -1,4 +1,4 @@
-"""The GroupManager: one actor per gang. It reserves, launches, watches, and ends.
+"""The GroupManager: the actor that reserves, launches, watches and ends one gang.
 
 The session that asked for the gang owns this actor, so Ray ends it when the
 user's program dies; the gang's proxies notice at once and leave nothing behind.
@@ -47,8 +47,8 @@ from mpi_workers.wire.values import decode
 
 T = TypeVar("T")
 END_TIMEOUT_S = 5.0
-LOST_NODE_S = 1.0  # the same for a node that gives no answer any more
-POLL_INTERVAL_S = 1.0  # between looks at proxies that have not reached us yet
+LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
+POLL_INTERVAL_S = 1.0  # between checks of proxies that have not connected yet
 KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
 
 
@@ -58,7 +58,7 @@ class GroupManager:
     def __init__(self, gang: str) -> None:
         self._gang = gang
         self._dispatcher: Dispatcher | None = None
-        self._endpoint: GangAddress | None = None
+        self._address: GangAddress | None = None
         self._reservation: Reservation | None = None
         self._agents: list[ActorHandle] = []
         self._folder: PrivateFolder | None = None
@@ -163,7 +163,7 @@ class GroupManager:
         await asyncio.wait_for(asyncio.gather(*starting), left())
         await self._checked_in(dispatcher, plan, deadline)
         node_ids = [node for node, _ in nodes]
-        self._endpoint = GangAddress(
+        self._address = GangAddress(
             gang=self._gang,
             session=request.session,
             epoch=request.epoch,
@@ -178,10 +178,10 @@ class GroupManager:
             self._gang,
             {"session": request.session, "workers": request.workers, "nodes": node_ids},
         )
-        return self._endpoint
+        return self._address
 
     async def _checked_in(self, dispatcher: Dispatcher, plan: GangPlan, deadline: float) -> None:
-        """Wait for all ranks, with an eye on proxies that may have ended before they reached us.
+        """Wait for all ranks, and notice proxies that ended before they connected.
 
         Raises what ended the gang, `LaunchError`, or `TimeoutError`.
         """
@@ -204,7 +204,7 @@ class GroupManager:
                         result_of(self._agents[i].runs.remote(plan.gang)), max(0.1, left)
                     )
                 except (RayError, TimeoutError):
-                    continue  # the agent's end is not the gang's
+                    continue  # the gang does not depend on the agent
                 if not runs and i in dispatcher.nodes.not_connected():
                     raise LaunchError(
                         f"the gang's part on {plan.nodes[i].ip} ended before it had reached the "
@@ -222,9 +222,9 @@ class GroupManager:
         """How to reach the gang. Raises what ended it, or SessionError if there is none."""
         if self._dispatcher is not None and self._dispatcher.nodes.failure is not None:
             raise self._dispatcher.nodes.failure
-        if self._endpoint is None:
+        if self._address is None:
             raise SessionError("the session has no workers: request_workers(n) starts a gang")
-        return self._endpoint
+        return self._address
 
     async def command(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Body:
         """Run a command for a process that no socket of the dispatcher reaches.
@@ -246,7 +246,7 @@ class GroupManager:
             raise GroupFailedError("that gang is gone; its session has started another one")
         await asyncio.gather(
             *(
-                # An agent is no life line: one that is being restarted is waited for.
+                # The gang does not depend on the agent: wait for one that is being restarted.
                 result_of(
                     agent.stage.options(max_task_retries=-1).remote(self._run_name, name, data)
                 )
@@ -264,7 +264,7 @@ class GroupManager:
         """Run a function on a gang of its own, which is started if it is not there.
 
         One after the other, in the order of the calls. `values` are what its object refs
-        stood for. Raises the tree's errors.
+        stood for. Raises `AlchemistError`.
         """
         async with self._one_by_one:
             epoch = (await self._own_gang(request)).epoch
@@ -336,23 +336,23 @@ class GroupManager:
         if ending is not None:
             await ending
 
-    # --- the ways a gang is lost ---
+    # --- lost gangs ---
 
     def _on_failure(self, error: AlchemistError) -> None:
-        self._remove_folder()  # at once: where the owner is gone, Ray is about to kill this actor
-        if self._endpoint is not None:  # else launch() is still there to clean up
+        self._remove_folder()  # now: if the owner is gone, Ray kills this actor next
+        if self._address is not None:  # else launch() cleans up
             self._ending = asyncio.get_running_loop().create_task(self._release(keep_failure=True))
 
     def _on_orphaned(self) -> None:
-        """The owner's program is gone, and soon this actor will be: end what it owned."""
+        """The owner's program is gone, and Ray ends this actor next: end the gang."""
         if self._dispatcher is not None:
             self._dispatcher.nodes.fail(GroupFailedError("the program that owned the gang is gone"))
 
     async def _release(self, *, keep_failure: bool = False) -> None:
-        """Close every door, see that every node is clean, give the CPUs back."""
+        """Close the sockets, wait until every node is clean, and give the CPUs back."""
         dispatcher, reservation = self._dispatcher, self._reservation
         agents, self._agents = self._agents, []
-        self._endpoint = self._reservation = None
+        self._address = self._reservation = None
         if dispatcher is not None and not keep_failure:
             dispatcher.close(SessionError("the session has given its workers back"))
             self._dispatcher = None
@@ -360,7 +360,7 @@ class GroupManager:
         lost = failure.facts.get("node") if failure is not None else None
         waits: list[Any] = []
         for node, agent in enumerate(agents):
-            limit_s = LOST_NODE_S if node == lost else END_TIMEOUT_S
+            limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S
             gone = result_of(agent.wait_gone.remote(self._run_name, limit_s))
             waits.append(asyncio.wait_for(gone, limit_s + 0.5))
         await asyncio.gather(*waits, return_exceptions=True)

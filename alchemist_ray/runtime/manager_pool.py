@@ -29,11 +29,11 @@ class Manager:
 
     actor: ActorHandle
     gang: str
-    home: str  # the node that this process was on: another one is another cluster
+    home: str  # node of this process at that time: another node means another cluster
     epoch: int = 0  # of its last gang
 
     def alive(self) -> bool:
-        """Whether it answers. A manager that starts is waited for where it is used."""
+        """Whether it answers."""
         try:
             ray.get(self.actor.__ray_ready__.remote(), timeout=READY_TIMEOUT_S)
         except (ray.exceptions.RayError, TimeoutError, ValueError):
@@ -41,7 +41,7 @@ class Manager:
         return True
 
     def kill(self) -> None:
-        """End it, and with it whatever it holds."""
+        """End it, and its gang with it."""
         with contextlib.suppress(Exception):
             ray.kill(self.actor)
 
@@ -51,7 +51,7 @@ _spare: list[Manager] = []
 
 
 def take() -> Manager:
-    """The spare manager if it is well, else a new one (which may still be starting)."""
+    """The spare manager if it answers, else a new one (which may still be starting)."""
     here = ray.get_runtime_context().get_node_id()
     with _lock:
         found = _spare.pop() if _spare else None
@@ -63,7 +63,7 @@ def take() -> Manager:
         "namespace": NAMESPACE,
         "num_cpus": 0,
         "max_concurrency": 1000,
-        # Beside the session: its commands take the near socket, and a cut link parts neither.
+        # On the session's node: commands take the Unix socket, and a network cut separates neither.
         "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
     }
     return Manager(start_actor(GroupManager, options, gang), gang, here)

@@ -189,7 +189,7 @@ class Nodes:
             under_way.finish()
 
     def cancel(self, first: int, why: Failure) -> bool:
-        """End the current collective round, if its number is at least `first`; whether there is one.
+        """End the current collective round, if its number is at least `first`; False if none is.
 
         Ranks leave it as if it had failed on another rank, and are signalled as well. Ranks that
         stay in native code have `DRAIN_S`.

@@ -1,7 +1,7 @@
-"""Small blocks that lie beside each other: copied together, and written as one.
+"""Joins adjacent small blocks into panels, which are written as one block.
 
-Cutting a block by layout has a price per block and rank, and one per column. Where blocks are
-small, or low, a copy into a panel costs less than that; others are written from where they lie.
+Cutting a block by layout has a cost per block and rank, and one per column. For small or low
+blocks a copy into a panel costs less; other blocks are written from where they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import Shape
 
-PANEL = 16 << 20  # 16 MiB: what small blocks are gathered up to
+PANEL = 16 << 20  # 16 MiB: the largest panel
 
 
 class _Box(NamedTuple):
@@ -49,7 +49,7 @@ def panels(
     is_small: Callable[[Shape], bool],
     share_out: Callable[[Callable[[int], object], Sequence[int]], None],
 ) -> Iterator[Sequence[ArrayBlock]]:
-    """The same elements in larger pieces, as far as blocks lie beside each other.
+    """The same elements in larger blocks, where blocks are adjacent.
 
     Those that are not small come as they are, all at once. What is yielded must be
     used before the next is asked for. `share_out` runs a function for each of some numbers, in

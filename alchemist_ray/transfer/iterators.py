@@ -1,4 +1,4 @@
-"""Matrices that are never whole in this process: rows that come in blocks, arrays on a disk.
+"""Matrices that are never whole in this process: iterators of row blocks, arrays on disk.
 
 One block is here at a time. It is cut by layout and sent before the next is asked for; the
 object store has no part in it.
@@ -26,7 +26,7 @@ from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape
 
-BLOCK = 16 << 20  # 16 MiB: what is read at once; smaller blocks are gathered up to it
+BLOCK = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
 ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
 
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ class SourceError(Exception):
 
 
 class IteratorSource:
-    """A matrix that comes in blocks of whole rows, the first on top.
+    """A matrix that an iterator yields in blocks of whole rows, from the first row on.
 
     Parameters
     ----------
@@ -195,6 +195,6 @@ def _pieces(source: Any, shape: Shape, name: str) -> Iterator[Array]:
             piece = np.asarray(source[start:stop])
         except AlchemistError:
             raise
-        except Exception as error:  # what the library says of the file
+        except Exception as error:  # of the file library
             raise FileError(f"rows {start} to {stop} of {name} cannot be read: {error}") from error
         yield piece.reshape(stop - start, shape[1])

@@ -1,4 +1,4 @@
-"""Pieces of a matrix that are objects in the store: looked at and sent on the node that holds them.
+"""Jobs on the node that holds blocks of a matrix in its object store: inspect them, send them.
 
 By the node's agent; and by the user's process, if they lie on its node. A job opens several
 objects at once, without a copy, checks each of them, and writes into the ranks' memory.
@@ -58,9 +58,9 @@ class BlockDecoder(Protocol):
     """Makes arrays of a system's objects, in the agents; must be picklable."""
 
     def arrays(self, value: Any) -> list[Array]:
-        """Its elements: 2-D arrays of as many rows each, to lie beside each other.
+        """Its elements: 2-D arrays with the same number of rows, side by side.
 
-        Raises the tree's errors where it is no part of a matrix.
+        Raises `AlchemistError` if it is not part of a matrix.
         """
 
     def about(self, value: Any, arrays: list[Array]) -> Any:
@@ -101,7 +101,7 @@ def _value(ref: ray.ObjectRef, label: str) -> Any:
         return ray.get(ref)
     except RayTaskError as error:
         cause, told = error.cause, _COLOURS.sub("", str(error))
-        if isinstance(cause, AlchemistError):  # one of our own functions in the graph
+        if isinstance(cause, AlchemistError):  # raised by a function of this package in the graph
             raise _named(cause, label) from None
         raise TransferError(
             f"{label} could not be computed: {type(cause).__name__}: {cause}\n\n"
@@ -126,11 +126,11 @@ def _named(error: AlchemistError, label: str) -> AlchemistError:
     return type(error)(f"{label}: {error.args[0]}", **error.facts)
 
 
-OPENED = 64 << 20  # 64 MiB: what is opened at once to be looked at
+OPENED = 64 << 20  # 64 MiB: objects opened at once for inspection
 
 
 def together(sizes: Sequence[int]) -> Iterator[slice]:
-    """Which objects to open at once: one by one costs three times as much, all may be too large.
+    """Groups of objects to open at once: one by one costs three times as much.
 
     Sizes are those in the store, and 0 where Ray does not know them.
     """
@@ -210,7 +210,7 @@ def write(
 def cut(
     pieces: Iterable[SourceBlock], reader: BlockDecoder, dtype: np.dtype[Any]
 ) -> list[ArrayBlock]:
-    """The arrays of pieces that are here, and where each belongs.
+    """The arrays of local blocks, and the origin of each.
 
     Raises
     ------
@@ -223,8 +223,8 @@ def cut(
         actual = (arrays[0].shape[0], sum(array.shape[1] for array in arrays))
         if actual != shape:
             raise ShapeError(
-                f"{label} has shape {actual}, and {shape} was promised: does a function that was "
-                "mapped over it return what it says?"
+                f"{label} has shape {actual}, and {shape} was declared: does a mapped function "
+                "return the shape that it declares?"
             )
         for array in arrays:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
@@ -239,7 +239,7 @@ def cut(
     return found
 
 
-# The agent's warm connections and mappings, for the gangs that have ranks on its node.
+# The agent's open connections and mappings, for gangs with ranks on its node.
 _warm: dict[str, RankConnections] = {}
 _warming = threading.Lock()
 
@@ -254,7 +254,7 @@ def _ranks_of(gang: str, rank_endpoints: RankEndpoints) -> RankConnections:
 
 
 def forget(ended: str = "") -> None:
-    """Close what this process keeps warm for gangs that have ended: it holds their memory.
+    """Close connections and mappings of gangs that have ended: they keep memory mapped.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Blocks that lie in the object store: sent from the nodes that hold them, not through the user.
+"""Blocks in the object store, sent from the nodes that hold them, not through this process.
 
 Each node looks at its own blocks (their shapes are not known elsewhere), then cuts and sends
 them: on the gang's nodes straight into the ranks' memory, on others over one stream per rank.
@@ -37,7 +37,7 @@ class ObjectStoreSource:
         dtype: np.dtype[Any],
     ) -> None:
         self._refs = refs
-        self._sources = sources  # of the pieces
+        self._sources = sources  # of the blocks
         self._origins = origins
         self._shapes = shapes
         self.dtype = dtype
@@ -72,7 +72,7 @@ class ObjectStoreSource:
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Every block from the node that holds it."""
-        sources, self._sources = self._sources, ()  # what is kept of them is let go of
+        sources, self._sources = self._sources, ()  # open blocks are released as they are sent
         with BlockSender(connection, target, _READER, progress) as sender:
             for i, source in enumerate(sources):
                 sender.add(SourceBlock(source, self._origins[i], self._shapes[i], _label(i)))

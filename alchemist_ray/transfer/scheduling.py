@@ -1,8 +1,8 @@
-"""Sends pieces of a matrix as they are ready, each from the node that holds it; then lets go.
+"""Schedules the sending of blocks: each as soon as it exists, from the node that holds it.
 
-The node's agent sends them, several in one job; of a matrix that is not large this process sends
-what lies on its own node, which saves the way to the agent. Not the task that made a piece: Ray may
-run a task twice, and a piece that is written twice would break the matrix.
+Agents send the blocks of their nodes, several per job. Of a matrix up to 256 MiB this process
+sends its local blocks, which saves a call of the agent. The task that makes a block never sends
+it: Ray may run a task twice, and a block that is written twice would break the matrix.
 """
 
 from __future__ import annotations
@@ -21,51 +21,50 @@ from alchemist_ray.transfer.object_location import OWN_BYTES, agent_of, answer_o
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 
-JOB_BYTES = 64 << 20  # 64 MiB: what one job sends; the store gets it back when it is over
-JOBS = 2  # of a node at a time: the next is there when one ends
-END_S = 2.0  # for jobs under way, where a transfer has failed
+JOB_BYTES = 64 << 20  # 64 MiB sent by one job; the store can free them afterwards
+JOBS_PER_NODE = 2  # at a time: the next one waits when one ends
+STOP_TIMEOUT_S = 2.0  # for running jobs after a transfer has failed
 
 
 class BlockSender:
-    """Sends pieces that are there, or will be.
+    """Sends blocks that exist, or that tasks are still computing.
 
     Parameters
     ----------
     connection : GangConnection
-        The gang; it is watched whenever nothing moves.
+        The gang; it is pinged while nothing moves.
     target : TransferTarget
         The matrix.
-    reader : BlockDecoder
-        What the pieces' objects are.
+    decoder : BlockDecoder
+        Makes arrays of the objects.
     progress : callable(nbytes), optional
 
     Notes
     -----
-    Used as a context manager: at its end all has been sent, or, after an error, nothing is under
-    way any more. Not thread-safe, but its calls may come from different threads, one after the
-    other.
+    A context manager: at its end all blocks have been sent, or, after an error, no job runs any
+    more. Not thread-safe, but different threads may call it one after the other.
     """
 
     def __init__(
         self,
         connection: GangConnection,
         target: TransferTarget,
-        reader: BlockDecoder,
+        decoder: BlockDecoder,
         progress: Progress | None,
     ) -> None:
         self._connection = connection
         self._target = target
-        self._reader = reader
+        self._decoder = decoder
         self._progress = progress
         m, n = target.distribution.shape
-        self._helps = m * n * target.dtype.itemsize <= OWN_BYTES
-        self._making: defaultdict[Any, list[SourceBlock]] = defaultdict(list)  # by object
+        self._sends_local = m * n * target.dtype.itemsize <= OWN_BYTES
+        self._computing: defaultdict[Any, list[SourceBlock]] = defaultdict(list)  # by object
         self._ready: defaultdict[str, deque[SourceBlock]] = defaultdict(deque)  # by node
-        self._near: deque[SourceBlock] = deque()  # on this node, or open in this process
+        self._local: deque[SourceBlock] = deque()  # on this node, or open in this process
         self._jobs: dict[Any, tuple[str, list[SourceBlock]]] = {}
         self._running: defaultdict[str, int] = defaultdict(int)
         self._over = False
-        self.in_flight = 0  # bytes that were added and have not yet arrived
+        self.in_flight = 0  # bytes that were added and have not arrived
         self.times: dict[int, RankTimes] = {}
 
     def __enter__(self) -> Self:
@@ -81,54 +80,54 @@ class BlockSender:
             if not done:
                 self._stop()
 
-    def add(self, piece: SourceBlock) -> None:
-        """Take a piece; it is sent by later calls."""
-        self.in_flight += self._nbytes(piece)
-        if isinstance(piece.source, ray.ObjectRef):
-            self._making[piece.source].append(piece)
+    def add(self, block: SourceBlock) -> None:
+        """Take a block; later calls send it."""
+        self.in_flight += self._nbytes(block)
+        if isinstance(block.source, ray.ObjectRef):
+            self._computing[block.source].append(block)
         else:
-            self._near.append(piece)
+            self._local.append(block)
 
     def down_to(self, nbytes: int) -> None:
-        """Send until no more than `nbytes` are in flight. Raises what went wrong."""
+        """Send until no more than `nbytes` are in flight. Raises the error of a transfer."""
         while self.in_flight > nbytes:
             self.step(1.0)
 
     def _finish(self) -> None:
         """Send all."""
-        while self._making or self._jobs or self._near or any(self._ready.values()):
+        while self._computing or self._jobs or self._local or any(self._ready.values()):
             self.step(1.0)
 
     def _stop(self) -> None:
-        """Nothing more is wanted: wait for what is being sent.
+        """Stop after an error: wait for the jobs that write now.
 
-        Tasks that were submitted run to their end, and what they make is let go. To cancel them
-        may cost this process: Ray 2.60 aborts on one that ends at that moment ("Tried to
-        complete task that was not pending").
+        Submitted tasks run to their end, and their results are dropped. Cancelling them is not
+        safe: Ray 2.60 aborts this process if a task ends at that moment ("Tried to complete
+        task that was not pending").
         """
         self._over = True
-        making, jobs = list(self._making), list(self._jobs)
-        deadline = time.monotonic() + END_S
-        for ref in jobs:  # they write into memory that is about to be freed
+        making, jobs = list(self._computing), list(self._jobs)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for ref in jobs:  # they write into memory that is freed next
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
-        for ref in self._ready_now(making, 0.0):  # an error that is seen is not printed
+        for ref in self._ready_now(making, 0.0):  # Ray prints errors that are not retrieved
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=0)
 
     def step(self, timeout_s: float) -> None:
-        """Note what is ready, start the jobs that are possible, send a part of what is near.
+        """Find blocks that are ready, start jobs, and send a part of the local blocks.
 
-        If nothing was, waits for something to do.
+        Waits for something to do if there is nothing.
         """
         if self._over:
-            raise TransferError("the transfer was given up", cause=NODE_FAILED)
-        self._note(self._ready_now(list(self._making), 0.0))
+            raise TransferError("the transfer was stopped", cause=NODE_FAILED)
+        self._note(self._ready_now(list(self._computing), 0.0))
         self._start()
-        if self._near:
-            self._send_near()
+        if self._local:
+            self._send_local()
             timeout_s = 0.0
-        done = self._ready_now([*self._jobs, *self._making], timeout_s)
+        done = self._ready_now([*self._jobs, *self._computing], timeout_s)
         if not done:
             if timeout_s:
                 self._connection.ping()  # raises if the gang is lost
@@ -137,7 +136,7 @@ class BlockSender:
 
     @staticmethod
     def _ready_now(refs: list[Any], timeout_s: float) -> list[Any]:
-        """Those that are there; waits for the first of them."""
+        """The refs that are ready; waits for the first one."""
         if not refs:
             return []
         ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
@@ -146,47 +145,47 @@ class BlockSender:
         return list(ready)
 
     def _note(self, refs: list[Any]) -> None:
-        for ref, held in zip(refs, locate_objects(refs) if refs else [], strict=True):
-            near = self._helps and held.here
-            (self._near if near else self._ready[held.node]).extend(self._making.pop(ref))
+        for ref, location in zip(refs, locate_objects(refs) if refs else [], strict=True):
+            near = self._sends_local and location.here
+            (self._local if near else self._ready[location.node]).extend(self._computing.pop(ref))
 
     def _start(self) -> None:
         for node, waiting in self._ready.items():
-            while waiting and self._running[node] < JOBS:
-                pieces = self._taken(waiting, JOB_BYTES)
+            while waiting and self._running[node] < JOBS_PER_NODE:
+                blocks = self._taken(waiting, JOB_BYTES)
                 job = SendJob(
                     self._connection.address.incarnation,
                     self._connection.rank_endpoints,
                     self._target,
-                    self._reader,
-                    tuple(piece.origin for piece in pieces),
-                    tuple(piece.shape for piece in pieces),
-                    tuple(piece.label for piece in pieces),
+                    self._decoder,
+                    tuple(block.origin for block in blocks),
+                    tuple(block.shape for block in blocks),
+                    tuple(block.label for block in blocks),
                 )
-                ref = agent_of(node).run.remote(job, [piece.source for piece in pieces])
-                self._jobs[ref] = (node, pieces)
+                ref = agent_of(node).run.remote(job, [block.source for block in blocks])
+                self._jobs[ref] = (node, blocks)
                 self._running[node] += 1
 
     def _taken(self, waiting: deque[SourceBlock], most: int) -> list[SourceBlock]:
-        """The pieces of one job."""
-        pieces, nbytes = [], 0
+        """The blocks of one job."""
+        blocks, nbytes = [], 0
         while waiting and nbytes < most:
-            pieces.append(waiting.popleft())
-            nbytes += self._nbytes(pieces[-1])
-        return pieces
+            blocks.append(waiting.popleft())
+            nbytes += self._nbytes(blocks[-1])
+        return blocks
 
-    def _send_near(self) -> None:
-        pieces = self._taken(self._near, OWN_BYTES)
+    def _send_local(self) -> None:
+        blocks = self._taken(self._local, OWN_BYTES)
         ranks = self._connection.ranks
-        self._add_times(write(ranks, self._target, self._reader, pieces, self._progress))
-        self.in_flight -= sum(map(self._nbytes, pieces))
+        self._add_times(write(ranks, self._target, self._decoder, blocks, self._progress))
+        self.in_flight -= sum(map(self._nbytes, blocks))
 
     def _collect(self, jobs: list[Any]) -> None:
         for ref in jobs:
-            node, pieces = self._jobs.pop(ref)
+            node, blocks = self._jobs.pop(ref)
             self._running[node] -= 1
             self._add_times(answer_of(ref))
-            nbytes = sum(map(self._nbytes, pieces))
+            nbytes = sum(map(self._nbytes, blocks))
             self.in_flight -= nbytes
             if self._progress is not None:
                 self._progress(nbytes)
@@ -195,5 +194,5 @@ class BlockSender:
         for rank, part in times.items():
             self.times.setdefault(rank, RankTimes(rank, part.route)).add(part)
 
-    def _nbytes(self, piece: SourceBlock) -> int:
-        return piece.shape[0] * piece.shape[1] * self._target.dtype.itemsize
+    def _nbytes(self, block: SourceBlock) -> int:
+        return block.shape[0] * block.shape[1] * self._target.dtype.itemsize
