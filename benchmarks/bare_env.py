@@ -1,6 +1,6 @@
-"""A simulator called in process, by one rank: no Ray, no session, no gymnasium.
+"""A simulator called in the process of one rank: no Ray, no session, no gymnasium.
 
-Run by `mpi_workers.testing.local_gang`; what an environment adds is measured against this.
+Run by `mpi_workers.testing.local_gang`, as the baseline of an environment's overhead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpi_workers.rank.gang import Gang
 
 
 def step_s(gang: Gang, name: str, path: str | None, sim: str, copies: int, steps: int) -> Any:
-    """Median time of a step of all copies, one after the other, in seconds."""
+    """Median time of a step of all copies, one after another, in seconds."""
     instances = [Instance(gang, load(name, path), name, sim) for _ in range(copies)]
     record = np.zeros(instances[0].spec.record)
     action = np.zeros(instances[0].spec.actions)

@@ -1,4 +1,4 @@
-"""What a step of an environment costs beyond the simulation itself; scaling; restarts."""
+"""Overhead of an environment's step, scaling, restarts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run() -> Report:
 
 
 def _built(folder: Path) -> str:
-    """The simulator that costs nothing."""
+    """The simulator whose step does nothing."""
     target = folder / "libidle.so"
     source = Path(__file__).with_name("idle.c")
     command: list[Any] = [scaffold.mpi_compiler("mpicc"), "-O2", "-shared", "-fPIC"]
@@ -67,10 +67,8 @@ def _restart(report: Report, idle: str) -> None:
     with HPCSimulatorEnv(lib_name="idle", lib_path=idle, num_workers=2) as env:
         for _ in range(3):
             env.reset(seed=0)
-            assert env._simulation is not None
-            assert env._simulation._session is not None
-            gang: Any = env._simulation._session._client
-            os.kill(gang.gang_address.workers[1]["pid"], signal.SIGKILL)
+            session: Any = env._simulation._session  # type: ignore[union-attr]
+            os.kill(session.connection.address.workers[1]["pid"], signal.SIGKILL)
             start = time.perf_counter()
             try:
                 while True:
@@ -80,19 +78,19 @@ def _restart(report: Report, idle: str) -> None:
                 env.step(np.zeros(4))
             found.append(time.perf_counter() - start)
     report.add(
-        "a rank is killed, until the next step is done", min(found), 3.0, "s", at_most=True,
-        detail=f"2 ranks: told, a fresh gang, the simulator on it; worst of 3 {max(found):.2f} s",
+        "from the kill of a rank to the end of the next step", min(found), 3.0, "s", at_most=True,
+        detail=f"2 ranks: error, new gang, simulator; worst of 3 {max(found):.2f} s",
     )  # fmt: skip
 
 
 def _copies(report: Report) -> None:
-    """12 copies of the 96 x 31 cell, against the same C code in one process."""
+    """12 copies of the 96 x 31 cell, compared with the same C code in one process."""
     gangs = {ranks: float("inf") for ranks in (1, 2)}
     bare = float("inf")
     actions = np.zeros((COPIES, 12))
-    sim = {"spin_up": 0.0, "reference": 1.0}  # what a step costs does not depend on the flow
+    sim = {"spin_up": 0.0, "reference": 1.0}  # the cost of a step does not depend on the flow
     told = json.dumps(sim)
-    for _ in range(3):  # in turns
+    for _ in range(3):  # alternating
         bare = min(bare, local_gang.run(BARE, 1, RBC, None, told, COPIES, 25, timeout=200.0))
         for ranks in gangs:
             config = {"lib_name": RBC, "num_workers": ranks, "copies": COPIES, "sim": sim}
@@ -110,7 +108,7 @@ def _copies(report: Report) -> None:
 
 
 def _scaling(report: Report) -> None:
-    """One large cell on one rank and on two, in turns; a hundredth of a free-fall time a step."""
+    """A large cell on one rank and on two, alternating; 10 lattice steps per step."""
     for size in LARGE:
         found = {1: float("inf"), 2: float("inf")}
         sim = {**size, "spin_up": 0.0, "time_step": 10 * 0.2 / size["height"], "reference": 1.0}
@@ -123,7 +121,7 @@ def _scaling(report: Report) -> None:
                 found[ranks] = min(found[ranks], float(np.median(times)))
         report.add(
             f"RBC {size['width']} x {size['height']}: 2 ranks for 1", found[1] / found[2], 1.5,
-            "x as quick", detail=f"10 lattice steps: {found[1] * 1e3:.0f} ms, "
+            "x as fast", detail=f"10 lattice steps: {found[1] * 1e3:.0f} ms, "
             f"{found[2] * 1e3:.0f} ms on 2 ranks",
         )  # fmt: skip
 

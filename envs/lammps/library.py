@@ -1,9 +1,9 @@
 """Crystallisation of a Lennard-Jones melt, by LAMMPS on the gang's ranks.
 
 An episode starts with a liquid of 4 cells^3 atoms at temperature 1.5 (Lennard-Jones units). A step
-sets the thermostat's temperature and runs `md_steps` of molecular dynamics. The score is the fall
-of the potential energy per atom in the step, so that an episode's sum says how far down it got: a
-quick quench is caught in a glass, a melt that is held near 0.6 crystallises.
+sets the thermostat's temperature and runs `md_steps` of molecular dynamics. The score is the
+decrease of the potential energy per atom in the step; its sum is that of the episode. A fast
+quench ends in a glass; a melt that is held near 0.6 crystallises.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def close(state: dict[str, Any]) -> None:
 
 
 def _episode(ctx: Context) -> Crystal:
-    """The simulation with its episode under way."""
+    """The simulation, which must have an episode."""
     crystal = ctx.state.get("crystal")
     require(
         crystal is not None and crystal.sound,
         "RoutineError",
-        "there is no episode to go on with: call reset() first, also after an error of LAMMPS",
+        "there is no episode: call reset() first, also after an error of LAMMPS",
     )
-    ctx.comm.Barrier()  # nobody enters LAMMPS, which cannot be left, alone
+    ctx.comm.Barrier()  # all ranks must enter LAMMPS, which cannot be interrupted
     assert crystal is not None
     found: Crystal = crystal
     return found
@@ -56,7 +56,7 @@ def setup(
     hottest: float = 2.0,
     melt_steps: int = 300,
 ) -> None:
-    """Choose the simulation; the next `reset` makes it. Lennard-Jones units.
+    """Set the parameters of the next `reset`, in Lennard-Jones units.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def setup(
     episode_length : int
         Steps of the environment in an episode.
     timestep, damping : float
-        Of the molecular dynamics; of the Langevin thermostat.
+        Time step; damping time of the Langevin thermostat.
     coldest, hottest : float
-        Range of the action, which is clipped to it.
+        Range of the action; actions are clipped to it.
     melt_steps : int
-        Steps of molecular dynamics in which the lattice melts, and as many in which it cools.
+        Steps of molecular dynamics for melting the lattice, and again for cooling it.
     """
     parameters = Parameters(
         cells, density, md_steps, episode_length, timestep, damping, coldest, hottest, melt_steps
@@ -84,7 +84,7 @@ def setup(
 
 @routine("spec")
 def spec(ctx: Context) -> str:
-    """What an environment has to know, as JSON."""
+    """The spec of the simulator, as JSON."""
     p: Parameters = ctx.state["parameters"]
     return json.dumps(
         {
@@ -94,7 +94,7 @@ def spec(ctx: Context) -> str:
             "agents": 1,
             "episode_length": p.episode_length,
             "time_step": p.md_steps * p.timestep,
-            "score": "fall of the potential energy per atom in the step",
+            "score": "decrease of the potential energy per atom in the step",
             "info": list(INFO),
             "render": {"field": "density of atoms along z", "low": 0.0, "high": 2.5},
         }
@@ -103,14 +103,14 @@ def spec(ctx: Context) -> str:
 
 @routine()
 def seed(ctx: Context, seed: int) -> None:
-    """Seed of the next episode; the ones after it follow from it."""
+    """Set the seed of the next episode, from which later ones follow."""
     require(seed >= 0, "BadArgumentError", f"seed={seed}: it must be at least 0")
     ctx.state.update(seed=seed, episode=0)
 
 
 @routine()
 def reset(ctx: Context) -> None:
-    """A new episode: a melt at temperature 1.5, the same for the same seed and number of ranks."""
+    """Begin an episode: a melt at temperature 1.5, which depends on seed and number of ranks."""
     state = ctx.state
     ctx.comm.Barrier()
     if state.get("crystal") is None:
@@ -121,18 +121,18 @@ def reset(ctx: Context) -> None:
 
 @routine()
 def step(ctx: Context, action: list[float]) -> None:
-    """Take the thermostat to the temperature ``action[0]``, and run `md_steps`."""
+    """Change the thermostat to the temperature ``action[0]`` over `md_steps`."""
     require(
         len(action) == 1 and action[0] == action[0],
         "BadArgumentError",
-        f"action={action}: it is one temperature",
+        f"action={action}: it must be one temperature",
     )
     _episode(ctx).hold(action[0])
 
 
 @routine("state")
 def get_state(ctx: Context) -> list[float]:
-    """Temperature, potential energy per atom, pressure / 10, Q6, the thermostat's, time (0 to 1).
+    """Temperature, potential energy per atom, pressure / 10, Q6, thermostat, time (0 to 1).
 
     Q6 is the length of the atoms' mean bond-orientational order vector of degree 6 (12 nearest
     neighbours, each vector normalised): 1 in a perfect crystal, below 0.1 in a liquid.
@@ -151,15 +151,15 @@ def get_score(ctx: Context) -> list[float]:
 
 @routine("field")
 def render(ctx: Context) -> DistMatrix:
-    """The atoms seen along z, as a density over its mean, (96, 96)."""
+    """The density of atoms along z, divided by its mean, shape (96, 96)."""
     return ctx.new_replicated(_episode(ctx).picture(PIXELS))
 
 
 @routine()
 def command(ctx: Context, text: str) -> None:
-    """Run LAMMPS commands of your own on the episode under way, a line each.
+    """Run LAMMPS commands on the current episode, one per line.
 
-    What LAMMPS says against them fails the call; `reset` makes it usable again.
+    An error of LAMMPS fails the call; `reset` makes the simulation usable again.
     """
     crystal = _episode(ctx)
     crystal.run(text)

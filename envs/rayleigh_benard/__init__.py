@@ -1,1 +1,1 @@
-"""Rayleigh-Benard convection under control: a simulator in C, its baselines and pictures."""
+"""Controlled Rayleigh-Benard convection: a simulator in C, baselines, pictures, training."""

@@ -1,6 +1,6 @@
-"""What a trained policy has to beat: doing nothing, and proportional control.
+"""Baselines for trained policies: no control, and proportional control.
 
-``python -m envs.rayleigh_benard.baselines`` prints both over some episodes.
+``python -m envs.rayleigh_benard.baselines`` prints both over several episodes.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from numpy.typing import NDArray
 Policy = Callable[[NDArray[Any]], NDArray[Any]]
 HEATERS = 12
 PROBE_ROWS = 4
-# How the simulator scales what it observes (measure.c).
+# Scales of the observed probes (measure.c).
 TEMPERATURE_SCALE, VELOCITY_SCALE = 2.0, 3.0
-SEEDS = (101, 102, 103, 104)  # of the episodes that baselines are reported for
+SEEDS = (101, 102, 103, 104)  # of the episodes for which baselines are reported
 
 
 @dataclass(frozen=True, slots=True)
 class ProportionalControl:
-    """Cool where warm fluid rises: heaters against the flow above them.
+    """Cool where warm fluid rises.
 
     With the means of the two middle probes above heater j, of the vertical velocity v (in
     free-fall units) and the temperature T, the action is
-    ``clip(-(velocity_gain * v + temperature_gain * T), -1, 1)``, after the mean over the heaters
-    has been taken off.
+    ``clip(-(velocity_gain * v + temperature_gain * T), -1, 1)``, after subtracting the mean
+    over the heaters.
 
     Parameters
     ----------
     velocity_gain, temperature_gain : float
-        The defaults are the best of a search on the default cell (see the README).
+        The defaults are the best of a search on the default cell (docs/rayleigh-benard.md).
     """
 
     velocity_gain: float = 12.0
     temperature_gain: float = -8.0
 
     def __call__(self, observation: NDArray[Any]) -> NDArray[np.float32]:
-        """An action for an observation of either view.
+        """The action for an observation of the cell or of its agents.
 
         Parameters
         ----------
         observation : ndarray
-            (144,): the whole cell, whose action is (12,). (n, 144): agents, each of whom sees
-            the cell from its own heater on; their actions are (n, 1).
+            Shape (144,): the whole cell; the action is (12,). Shape (n, 144): agents, each of
+            which observes the cell from its own heater on; the actions are (n, 1).
         """
         cell = np.asarray(observation, np.float64).reshape(-1, HEATERS, 3, PROBE_ROWS)
         middle = cell[..., PROBE_ROWS // 2 - 1 : PROBE_ROWS // 2 + 1].mean(axis=-1)
-        wish = -(
+        wanted = -(
             self.temperature_gain / TEMPERATURE_SCALE * middle[:, :, 0]
             + self.velocity_gain / VELOCITY_SCALE * middle[:, :, 2]
         )
-        wish -= wish.mean(axis=1, keepdims=True)
-        action: NDArray[np.float32] = np.clip(wish, -1, 1).astype(np.float32)
+        wanted -= wanted.mean(axis=1, keepdims=True)
+        action: NDArray[np.float32] = np.clip(wanted, -1, 1).astype(np.float32)
         return action[0] if np.ndim(observation) == 1 else action[:, :1]
 
 
 def no_control(observation: NDArray[Any]) -> NDArray[np.float32]:
-    """The same temperature everywhere; views as in `ProportionalControl`."""
+    """Equal temperature of all heaters; shapes as in `ProportionalControl`."""
     shape = (HEATERS,) if np.ndim(observation) == 1 else (len(observation), 1)
     return np.zeros(shape, np.float32)
 
@@ -73,15 +73,15 @@ POLICIES = {"none": NO_CONTROL, "p": P_CONTROL}
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What came of an episode.
+    """The results of an episode.
 
     Attributes
     ----------
     nusselt : ndarray
         After each action, shape (steps,).
     fields : list of ndarray
-        Temperatures at the beginning and after each action, as the simulator renders them: cold
-        plate, fluid, plate with the heaters, shape (height + 2, width); if they were wanted.
+        If requested: temperatures at the beginning and after each action, as the simulator
+        renders them (cold plate, fluid, plate with the heaters), shape (height + 2, width).
     """
 
     nusselt: NDArray[np.float64]
@@ -89,7 +89,7 @@ class Episode:
 
 
 def play(env: Any, policy: Policy, seed: int | None = None, *, fields: bool = False) -> Episode:
-    """One episode of a single-agent environment.
+    """Play an episode of a single-agent environment.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def play(env: Any, policy: Policy, seed: int | None = None, *, fields: bool = Fa
     policy : callable
         From an observation (144,) to an action (12,).
     seed : int, optional
-        For the reset.
+        Seed of the reset.
     fields : bool
         Keep the temperature fields.
     """

@@ -1,10 +1,9 @@
-"""Builds the simulator on the node where it is asked for, once.
+"""Builds the simulator on the node that needs it, once.
 
-``python -m envs.rayleigh_benard.build`` does it ahead of time. The shared object lies in a
-folder of the user's own, under a name that says what it was made of: the sources, the
-flags, the compiler, the MPI and the processor. It is made for this very processor
-(``-march=native``: 14 us a step instead of 40), so nodes that share a home but not their processor
-have one each.
+``python -m envs.rayleigh_benard.build`` does it ahead of time. The shared object is in a folder
+that only the user can write to. Its name is a hash of the sources, flags, compiler, MPI and
+processor. It is compiled for the processor of the node (``-march=native``: 14 us per step instead
+of 40), so nodes with different processors that share a home directory have one each.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ali import scaffold
 from mpi_workers.failures import Failure
 
 SOURCES = Path(__file__).parent
-# No -ffast-math: results must not depend on how a compiler reorders sums.
+# No -ffast-math: results must not depend on how the compiler reorders sums.
 FLAGS = (
     "-std=c11", "-O2", "-march=native", "-ffp-contract=fast", "-fvisibility=hidden", "-fPIC",
     "-shared", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
@@ -37,9 +36,9 @@ BUILD_TIMEOUT_S = 120.0
 
 
 def shared_object() -> str:
-    """Where the simulator's shared object is on this node; builds it if it is not there.
+    """The path of the simulator's shared object on this node; builds it if necessary.
 
-    Any number of processes may ask at once: one builds, the others wait for it.
+    Any number of processes may call this at once: one builds, the others wait.
 
     Returns
     -------
@@ -49,12 +48,12 @@ def shared_object() -> str:
     Raises
     ------
     Failure
-        LibraryLoadError: no compiler (it says what to install), what the compiler did not
-        like, or no folder to put it in.
+        LibraryLoadError: no compiler (the message says how to install one), an error of the
+        compiler, or no suitable folder.
 
     Notes
     -----
-    About two seconds the first time, then some milliseconds.
+    About two seconds the first time, then a few milliseconds.
     """
     compiler, programs = _compiler()
     command = [*compiler, *FLAGS, f"-I{scaffold.include_directory()}"]
@@ -69,16 +68,18 @@ def shared_object() -> str:
 
 
 def _compiler() -> tuple[list[str], list[str]]:
-    """MPI's C compiler, ``MPICC`` or the one beside this Python; and the programs that it is."""
+    """MPI's C compiler (``MPICC``, or the one next to this Python), and the programs it runs."""
     if words := shlex.split(os.environ.get("MPICC", "")):
         if shutil.which(words[0]) is None:
-            raise _failed(f"MPICC is {words[0]!r}, and there is no such program")
+            raise _failed(f"there is no program {words[0]!r}, which MPICC names")
         return words, words[:1]
     try:
         mpicc = str(scaffold.mpi_compiler("mpicc"))
     except FileNotFoundError as error:
         raise _failed(str(error)) from None
-    beneath = (shlex.split(os.environ.get("MPICH_CC", "")) or ["cc"])[0]  # what it calls
+    beneath = (shlex.split(os.environ.get("MPICH_CC", "")) or ["cc"])[
+        0
+    ]  # the compiler behind mpicc
     if shutil.which(beneath) is None:
         raise _failed(
             f"it is written in C, and there is no compiler {beneath!r} on node {platform.node()}: "
@@ -89,7 +90,7 @@ def _compiler() -> tuple[list[str], list[str]]:
 
 
 def _key(command: list[str], programs: list[str]) -> str:
-    """What the shared object is made of, and for."""
+    """A hash of everything that the shared object depends on."""
     digest = hashlib.sha256(repr(command).encode())
     for path in [*sorted(SOURCES.glob("*.[ch]")), scaffold.include_directory() / "alchemist.h"]:
         digest.update(path.name.encode() + path.read_bytes())
@@ -102,7 +103,7 @@ def _key(command: list[str], programs: list[str]) -> str:
 
 
 def _processor() -> str:
-    """Model and abilities of this node's processor, as far as the kernel tells."""
+    """Model and features of this node's processor, as the kernel reports them."""
     found = platform.machine()
     with contextlib.suppress(OSError):
         kinds = ("model name", "flags", "Features", "CPU part")
@@ -113,7 +114,7 @@ def _processor() -> str:
 
 
 def _cache() -> Path:
-    """A folder that nobody else can write to: a shared object from it is code that is run."""
+    """A folder that only this user can write to, because its shared objects are executed."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for folder in (
         Path(home) / "alchemist-on-ray",
@@ -126,16 +127,16 @@ def _cache() -> Path:
             if own and not about.st_mode & 0o022 and os.access(folder, os.W_OK | os.X_OK):
                 return folder
     raise _failed(
-        f"it has to be built into a folder that only you can write to, and neither {home} nor "
+        f"it must be built in a folder that only you can write to, and neither {home} nor "
         f"{tempfile.gettempdir()} has one: set XDG_CACHE_HOME"
     )
 
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One builder at a time, as far as the file system knows of locks; never a wait for ever.
+    """One builder at a time, if the file system supports locks; waits at most BUILD_TIMEOUT_S.
 
-    Not more than a saving of work: a build appears whole, whoever else builds.
+    The lock only saves work: the result is moved into place, so concurrent builds are harmless.
     """
     with open(lock, "w") as file:
         deadline = time.monotonic() + BUILD_TIMEOUT_S
@@ -176,7 +177,7 @@ def _failed(words: str) -> Failure:
 
 
 def main() -> int:
-    """Build it, and say where it is."""
+    """Build the simulator and print its path."""
     try:
         print(shared_object())
     except Failure as failure:

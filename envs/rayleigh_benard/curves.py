@@ -1,4 +1,4 @@
-"""The learning curve: what was measured while a policy learned, as JSON and as a picture."""
+"""The learning curve of a training, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 @dataclass(slots=True)
 class Curve:
-    """Nusselt numbers while a policy learns.
+    """Nusselt numbers during a training.
 
     Attributes
     ----------
     training : list of (float, int, float)
-        Seconds, control steps of all cells, mean Nusselt number of the last episodes (the
-        policy explores).
+        Seconds, control steps of all cells, mean Nusselt number of the last episodes (with
+        exploration).
     validation : list of (float, int, float)
-        The same for the policy without exploration, on episodes kept for that.
+        The same without exploration, on separate episodes.
     baselines : dict of str to float
         Means over the test episodes.
     """
@@ -29,11 +29,11 @@ class Curve:
 
     @property
     def best(self) -> float:
-        """The lowest validated so far; infinite before the first."""
+        """The lowest validated Nusselt number; infinite before the first validation."""
         return min((nusselt for _, _, nusselt in self.validation), default=float("inf"))
 
     def save(self, path: Path, **about: Any) -> Path:
-        """Write it as JSON, with whatever else is to be told."""
+        """Write the curve and other facts as JSON."""
         path.write_text(json.dumps({**about, **asdict(self)}, indent=1) + "\n")
         return path
 
@@ -52,17 +52,17 @@ class Curve:
         exploring: dict[str, Any] = {"color": "#9aa7b5", "lw": 1.2}
         itself: dict[str, Any] = {"color": "#b2182b", "marker": "o", "ms": 4}
         for points, label, style in (
-            (self.training, "while it explores", exploring),
-            (self.validation, "the policy itself", itself),
+            (self.training, "with exploration", exploring),
+            (self.validation, "without exploration", itself),
         ):
             if points:
                 axes.plot([p[0] for p in points], [p[2] for p in points], label=label, **style)
         for name, value in self.baselines.items():
             axes.axhline(value, color="#404040", lw=0.8, ls="--")
-            beside = axes.get_yaxis_transform()  # x from 0 to 1, y as the numbers are
+            beside = axes.get_yaxis_transform()  # x from 0 to 1, y in data coordinates
             axes.annotate(f"{name}\n{value:.2f}", (1.01, value), xycoords=beside, fontsize=8)
         axes.set_xlabel("seconds of training")
-        axes.set_ylabel("Nusselt number (heat carried; less is better)")
+        axes.set_ylabel("Nusselt number (heat transport; lower is better)")
         axes.set_title(title, fontsize=10)
         if self.training or self.validation:
             axes.legend(loc="center right", fontsize=8, frameon=False)

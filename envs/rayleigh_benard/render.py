@@ -1,4 +1,4 @@
-"""Pictures of an episode: the temperature, the heaters below it, the Nusselt number so far.
+"""Pictures of an episode: temperature, heaters, Nusselt number.
 
 ``python -m envs.rayleigh_benard.render --policy p --out out/rbc.gif`` (or ``.png``: a strip).
 """
@@ -18,17 +18,17 @@ from envs.rayleigh_benard.baselines import POLICIES, SEEDS, Episode, play
 
 Picture = NDArray[np.uint8]
 
-SCALE = 5  # pixels for a node
+SCALE = 5  # pixels per node
 HEATERS_HEIGHT, TRACE_HEIGHT, MARGIN = 44, 60, 6
 UNCONTROLLED = 4.90
-LOWEST, HIGHEST = 3.9, 5.3  # Nusselt numbers that the trace shows
+LOWEST, HIGHEST = 3.9, 5.3  # range of the trace
 HOT = 0.5
-AMPLITUDE = 0.75  # what a heater may differ from HOT by
+AMPLITUDE = 0.75  # largest deviation of a heater from HOT
 INK, PALE, BACKGROUND = (40, 40, 40), (190, 190, 190), (255, 255, 255)
 
 
 def _need(name: str) -> Any:
-    """A module of the extra ``envs``."""
+    """Import a module of the extra ``envs``."""
     import importlib  # noqa: PLC0415
 
     try:
@@ -40,7 +40,7 @@ def _need(name: str) -> Any:
 
 
 def colours(temperature: NDArray[Any]) -> Picture:
-    """Temperatures -0.5 to 0.5 as colours, blue to red; beyond them the ends. (..., 3)."""
+    """Temperatures as colours, blue (-0.5 and below) to red (0.5 and above), shape (..., 3)."""
     table = _need("matplotlib").colormaps["RdYlBu_r"]
     return np.asarray(table(np.asarray(temperature, np.float64) + 0.5)[..., :3] * 255, np.uint8)
 
@@ -52,7 +52,7 @@ def frame(
     steps: int = 200,
     title: str = "",
 ) -> Picture:
-    """A moment of an episode, in colours.
+    """A picture of one moment of an episode.
 
     Parameters
     ----------
@@ -60,21 +60,21 @@ def frame(
         Temperatures as the simulator renders them: cold plate, fluid, plate with the heaters,
         shape (height + 2, width).
     nusselt : sequence of float
-        After each action so far; drawn beside the number without control.
+        After each action so far; drawn with the number without control.
     steps : int
-        Actions of an episode, the width of that drawing.
+        Actions of an episode, the width of the trace.
     title : str
-        What is written above.
+        Text above the picture.
 
     Returns
     -------
     ndarray
-        uint8, shape (rows, columns, 3): 5 pixels for a node of the fluid, and the margins.
+        uint8, shape (rows, columns, 3): 5 pixels per node of the fluid, plus margins.
     """  # fmt: skip
     image_module, draw_module = _need("PIL.Image"), _need("PIL.ImageDraw")
     field = np.asarray(field, np.float32)
     if field.ndim != 2 or field.shape[0] < 3:
-        raise ValueError(f"a field of shape {field.shape}: it is (height + 2, width)")
+        raise ValueError(f"a field of shape {field.shape}: it must be (height + 2, width)")
     fluid, plate = field[1:-1], field[-1]
     width, height = SCALE * fluid.shape[1], SCALE * fluid.shape[0]
     head = 16
@@ -95,7 +95,7 @@ def _caption(title: str, nusselt: Sequence[float] | NDArray[Any]) -> str:
 
 
 def _draw_heaters(pen: Any, plate: NDArray[np.float32], top: int) -> None:
-    """The profile of the plate: a bar for each column, up where it is hotter than its mean."""
+    """The profile of the plate: a bar per column, upwards where it is hotter than the mean."""
     middle = top + HEATERS_HEIGHT // 2
     paint = colours((plate - HOT) / (2 * AMPLITUDE))
     for x, (temperature, colour) in enumerate(zip(plate, paint, strict=True)):
@@ -109,7 +109,7 @@ def _draw_heaters(pen: Any, plate: NDArray[np.float32], top: int) -> None:
 def _draw_trace(
     pen: Any, nusselt: Sequence[float] | NDArray[Any], steps: int, width: int, top: int
 ) -> None:
-    """The Nusselt number against time, and what it is without control."""
+    """The Nusselt number over time, with a line at the number without control."""
 
     def at(value: float) -> float:
         share = (min(max(value, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST)
@@ -130,11 +130,11 @@ def save_gif(episode: Episode, path: str | Path, *, title: str = "", every: int 
     episode : Episode
         With its fields (``play(..., fields=True)``).
     path : path_like
-        Ends with ``.gif``; its folder is made.
+        Ends with ``.gif``; its folder is created.
     title : str
-        Written on every picture.
+        Text above every picture.
     every : int
-        Actions from picture to picture.
+        Actions between pictures.
     """
     steps = len(episode.nusselt)
     moments = range(0, steps + 1, every)
@@ -156,16 +156,16 @@ def save_strip(
     path: str | Path,
     moments: Sequence[int] = (0, 20, 60, 200),
 ) -> Path:
-    """Moments of episodes as one picture: a row for each episode, its title from the mapping.
+    """Moments of episodes as one picture: one row per episode, with its title.
 
     Parameters
     ----------
     episodes : mapping of str to Episode
         With their fields.
     path : path_like
-        Ends with ``.png``; its folder is made.
+        Ends with ``.png``; its folder is created.
     moments : sequence of int
-        Actions so far; those beyond the end show the end.
+        Numbers of actions; the last moment for numbers beyond the end.
     """  # fmt: skip
     rows = []
     for title, episode in episodes.items():
@@ -185,7 +185,7 @@ def save_strip(
 
 def _field(episode: Episode, moment: int) -> NDArray[np.float32]:
     if len(episode.fields) != len(episode.nusselt) + 1:
-        raise ValueError("this episode has no fields: play(env, policy, fields=True) keeps them")
+        raise ValueError("this episode has no fields: use play(env, policy, fields=True)")
     return episode.fields[moment]
 
 
@@ -196,16 +196,16 @@ def _place(path: str | Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play an episode, and draw it."""
+    """Play an episode and draw it."""
     parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.render")
     parser.add_argument("--policy", choices=list(POLICIES), default="p")
     parser.add_argument("--out", type=Path, default=Path("out/rayleigh_benard.gif"))
     parser.add_argument("--seed", type=int, default=SEEDS[0])
-    parser.add_argument("--steps", type=int, default=200, help="actions")
+    parser.add_argument("--steps", type=int, default=200, help="number of actions")
     parser.add_argument("--num-workers", type=int, default=1)
     options = parser.parse_args(argv)
     if options.out.suffix not in (".gif", ".png"):
-        parser.error(f"--out {options.out}: a film ends with .gif, a strip with .png")
+        parser.error(f"--out {options.out}: it must end with .gif (a film) or .png (a strip)")
     from envs import HPCSimulatorEnv  # noqa: PLC0415 - pictures need no environment
 
     config = {

@@ -1,14 +1,14 @@
-"""Steady rolls by another method, to check the lattice gas against: Fourier x Chebyshev.
+"""Steady rolls by another method (Fourier x Chebyshev), to verify the lattice gas.
 
 ``python -m envs.rayleigh_benard.spectral`` prints the Nusselt numbers that `validate` compares
-with. Nothing is shared with the simulator but the equations: in free-fall units, with the stream
+with. Only the equations are shared with the simulator: in free-fall units, with the stream
 function psi (w = psi_x, u = -psi_z), vorticity zeta = laplace(psi) and T = 1 - z + theta,
 
     zeta_t + u zeta_x + w zeta_z = sqrt(Pr / Ra) laplace(zeta) + theta_x
     theta_t + u theta_x + w theta_z = laplace(theta) / sqrt(Pr Ra) + w
 
-and psi = psi_z = theta = 0 at the plates. Diffusion is implicit (one dense solve a wave number),
-the rest explicit; only the steady state is of interest.
+and psi = psi_z = theta = 0 at the plates. Diffusion is implicit (one dense solve per wave number),
+the rest explicit; only the steady state matters.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def nusselt(
     ----------
     rayleigh, prandtl : float
     order, points : int
-        Chebyshev's order from plate to plate, points sideways (a third of them is for dealiasing).
+        Chebyshev's order from plate to plate; points sideways (a third of them for dealiasing).
     time, step : float
-        How long, in free-fall times, and in which steps.
+        Duration and time step, in free-fall times.
     """  # fmt: skip
     D, z = derivative(order)
     one, last = np.eye(order + 1), order
@@ -87,7 +87,7 @@ def nusselt(
 
 
 def main() -> int:
-    """Print the numbers, at two resolutions each."""
+    """Print each number at two resolutions."""
     for rayleigh in (5e3, 1e4, 3e4):
         coarse, fine = nusselt(rayleigh), nusselt(rayleigh, order=32, points=48)
         print(f"Ra {rayleigh:.0e}: {coarse:.4f} {fine:.4f}", flush=True)

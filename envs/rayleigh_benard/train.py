@@ -1,9 +1,9 @@
-"""Learn to calm convection: RLlib's PPO, one policy shared by the heaters of every cell.
+"""Trains a policy to control convection: RLlib's PPO, one policy for the heaters of every cell.
 
     python -m envs.rayleigh_benard.train --minutes 3
 
-prints how it goes, then the Nusselt number of the best policy beside no control and P-control on
-the same episodes. In ``out/``: checkpoint, learning curve, a strip and a film of an episode.
+prints the progress, then the Nusselt numbers of the best policy, of no control and of P-control on
+the same episodes. ``out/`` gets a checkpoint, the learning curve, a strip and a film of an episode.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 from envs.rayleigh_benard.baselines import HEATERS, NO_CONTROL, P_CONTROL, SEEDS, play
 from envs.rayleigh_benard.curves import Curve
 
-REFERENCE = 4.90  # rewards are counted from here: the Nusselt number without control
+REFERENCE = 4.90  # for rewards: the Nusselt number without control
 EPISODE = 200
-VALIDATION_SEEDS = (11, 12)  # of the episodes by which the best policy is chosen
+VALIDATION_SEEDS = (11, 12)  # of the episodes that select the best policy
 VALIDATE_EVERY_S = 12.0
-FIRST_LOG_STD = -0.7  # heaters explore half of what they can do
+FIRST_LOG_STD = -0.7  # initial exploration of half the range of a heater
 STEPS_PER_ITERATION = 200  # control steps, of all cells
 LIBRARY = {"lib_name": "rayleigh_benard"}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to train on."""
+    """Options of the training."""
 
     minutes: float = 3.0
     out: Path = Path("out/rayleigh_benard")
@@ -49,7 +49,7 @@ class Options:
 
 
 class HeaterPolicy:
-    """The shared policy without exploration, for the view of the whole cell.
+    """The shared policy without exploration, for an observation of the whole cell.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class HeaterPolicy:
         self._module = module
 
     def __call__(self, observation: NDArray[Any]) -> NDArray[np.float32]:
-        """(144,), the cell, to (12,), its heaters: each sees the cell from itself on."""
+        """From (144,), the cell, to (12,), its heaters, each with its own view of the cell."""
         import torch  # noqa: PLC0415 - an optional system
 
         cell = np.asarray(observation, np.float32).reshape(HEATERS, -1)
@@ -73,7 +73,7 @@ class HeaterPolicy:
 
 
 def ppo(options: Options) -> Any:
-    """The algorithm, built. Takes the gangs."""
+    """Build the algorithm, which starts the gangs."""
     from ray.rllib.algorithms.ppo import PPOConfig  # noqa: PLC0415
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: PLC0415
 
@@ -114,15 +114,15 @@ def ppo(options: Options) -> Any:
     )
     config.debugging(seed=options.seed, log_level="ERROR")
     algorithm = config.build_algo()
-    algorithm.learner_group.foreach_learner(_calm)
+    algorithm.learner_group.foreach_learner(_reduce_exploration)
     algorithm.env_runner_group.sync_weights(
         from_worker_or_learner_group=algorithm.learner_group, inference_only=True
     )
     return algorithm
 
 
-def _calm(learner: Any) -> None:
-    """Explore less at first than RLlib's standard deviation of 1: actions end at 1."""
+def _reduce_exploration(learner: Any) -> None:
+    """Reduce the initial exploration: RLlib's standard deviation of 1 is the range of actions."""
     import torch  # noqa: PLC0415
 
     for _, module in learner.module.items():
@@ -133,14 +133,14 @@ def _calm(learner: Any) -> None:
 
 
 def mean_nusselt(env: Any, policy: Any, seeds: Sequence[int]) -> float:
-    """Over whole episodes."""
+    """The mean Nusselt number of a policy over whole episodes."""
     return float(np.mean([play(env, policy, seed).nusselt.mean() for seed in seeds]))
 
 
 def learn(options: Options, env: Any, curve: Curve) -> tuple[HeaterPolicy, HeaterPolicy]:
-    """Train for the time given; the policy before that, and the best.
+    """Train for the given time; return the untrained and the best policy.
 
-    Validation counts as time, building does not.
+    The time includes validation, but not building the algorithm.
     """
     started = time.monotonic()
     algorithm = ppo(options)
@@ -169,7 +169,7 @@ def learn(options: Options, env: Any, curve: Curve) -> tuple[HeaterPolicy, Heate
                 exploring = curve.training[-1][2] if curve.training else float("nan")
                 print(
                     f"{spent:5.0f} s  {steps:7d} steps  Nu {nusselt:.3f} "
-                    f"(best {curve.best:.3f}; {exploring:.3f} while it explores)",
+                    f"(best {curve.best:.3f}; {exploring:.3f} with exploration)",
                     flush=True,
                 )
     finally:
@@ -178,14 +178,14 @@ def learn(options: Options, env: Any, curve: Curve) -> tuple[HeaterPolicy, Heate
 
 
 def train(options: Options) -> dict[str, float]:
-    """Train, compare, draw; the table that is printed.
+    """Train, compare with the baselines, draw; return the table of results.
 
     Raises
     ------
     ImportError
         Where RLlib or torch is missing.
     ResourceError, AlchemistError
-        If the gangs cannot be had.
+        If the gangs cannot be started.
     """
     from envs import HPCSimulatorEnv  # noqa: PLC0415
     from envs.rayleigh_benard.render import save_gif, save_strip  # noqa: PLC0415
@@ -214,7 +214,7 @@ def train(options: Options) -> dict[str, float]:
 
 
 def start_ray(options: Options) -> None:
-    """A Ray for this program with room for its gangs, or the cluster at an address."""
+    """Start Ray with room for the gangs, or join the cluster at an address."""
     import ray  # noqa: PLC0415
 
     quiet = {"RAY_DISABLE_IMPORT_WARNING": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
@@ -237,12 +237,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.train")
     defaults = Options()
     parser.add_argument("--minutes", type=float, default=defaults.minutes, help="of training")
-    parser.add_argument("--out", type=Path, default=defaults.out, help="folder of what is made")
+    parser.add_argument("--out", type=Path, default=defaults.out, help="output folder")
     parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--gangs", type=int, default=defaults.gangs, help="env runners, each one")
+    parser.add_argument("--gangs", type=int, default=defaults.gangs, help="env runners")
     parser.add_argument("--workers", type=int, default=defaults.workers, help="ranks of a gang")
-    parser.add_argument("--copies", type=int, default=defaults.copies, help="cells of a gang")
-    parser.add_argument("--address", default=None, help="of a Ray cluster to join")
+    parser.add_argument("--copies", type=int, default=defaults.copies, help="cells per gang")
+    parser.add_argument("--address", default=None, help="address of a Ray cluster to join")
     options = Options(**vars(parser.parse_args(argv)))
     try:
         import ray  # noqa: PLC0415

@@ -1,6 +1,6 @@
-"""The simulator against the literature: ``python -m envs.rayleigh_benard.validate``.
+"""Compares the simulator with the literature: ``python -m envs.rayleigh_benard.validate``.
 
-Prints a table; its exit code is 1 if a number is not what it should be.
+Prints a table. The exit code is 1 if a number is out of its tolerance.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-# Clever & Busse, J. Fluid Mech. 65, 625 (1974): Pr = 0.71, wave number 3.117. Their expansion was
-# short, the shorter the higher Ra is: beside it stands what `spectral` finds for the same rolls;
-# then the height to compare at, and how far from the printed number that may be.
+# Clever & Busse, J. Fluid Mech. 65, 625 (1974): Pr = 0.71, wave number 3.117. Their expansion is
+# less accurate at higher Ra. By Ra: their number, the number of `spectral` for the same rolls, the
+# height of the cell, and the tolerance for the printed number.
 PRANDTL, WAVELENGTH = 0.71, 2.016
 NUSSELT = {
     5e3: (2.116, 2.1103, 48, 0.005),
     1e4: (2.661, 2.6525, 64, 0.005),
     3e4: (3.662, 3.6202, 96, 0.015),
 }
-SPECTRAL = 0.001  # how near the spectral numbers
+SPECTRAL = 0.001  # tolerance for the spectral numbers
 CRITICAL = 1707.762  # rigid plates; Chandrasekhar, Hydrodynamic and Hydromagnetic Stability (1961)
 UNCONTROLLED = 4.90  # of the control problem
 
@@ -72,7 +72,7 @@ def onset(cell: Any) -> Iterator[Row]:
 
 
 def conservation(cell: Any) -> Iterator[Row]:
-    """Mass stays, and heat changes by what enters and leaves."""
+    """Mass is constant, and heat changes by the heat through the plates."""
     cell.setup()
     before = cell.measure()
     for turn in range(20):
@@ -81,15 +81,15 @@ def conservation(cell: Any) -> Iterator[Row]:
     mass = after[4] / before[4] - 1
     heat = (after[5] - before[5]) - (after[6] - before[6]) + (after[7] - before[7])
     heat /= after[6] - before[6]
-    yield ("mass after 3100 steps", "the same", f"{mass:+.0e} of it", abs(mass) < 1e-12)
+    yield ("change of mass in 3100 steps, relative", "0", f"{mass:+.0e}", abs(mass) < 1e-12)
     yield (
-        "heat against what crossed the plates", "the same", f"{heat:+.0e} of that",
+        "change of heat minus heat through the plates, relative", "0", f"{heat:+.0e}",
         abs(heat) < 1e-12,
     )  # fmt: skip
 
 
 def control(cell: Any) -> Iterator[Row]:
-    """The control problem without control, and the flow of one pair of rolls instead of two."""
+    """The control problem without control, and the flow with one pair of rolls instead of two."""
     cell.setup()
     steady = cell.measure()[0]
     yield (
@@ -101,7 +101,7 @@ def control(cell: Any) -> Iterator[Row]:
 
 
 def digits(cell: Any) -> list[float]:
-    """Numbers of a short episode, in every bit."""
+    """All numbers of a short episode."""
     cell.setup(spin_up=2.0, time_step=0.2)
     cell.seed(1)
     cell.reset()
@@ -111,7 +111,7 @@ def digits(cell: Any) -> list[float]:
 
 
 def main() -> int:
-    """Print the table; 1 if something in it is wrong."""
+    """Print the table; return 1 if a row is out of its tolerance."""
     from alchemist_ray import AlchemistSession  # noqa: PLC0415 - it is seconds of Ray
 
     right = True
@@ -121,7 +121,7 @@ def main() -> int:
         right &= row[3]
         print(f"| {row[0]} | {row[1]} | {row[2]} | {'yes' if row[3] else 'NO'} |", flush=True)
 
-    print("| what | wanted | found | holds |\n|---|---|---|---|")
+    print("| quantity | expected | found | holds |\n|---|---|---|---|")
     shown = {}
     for ranks in (1, 2, 3):
         with AlchemistSession(ranks) as als:
@@ -132,7 +132,7 @@ def main() -> int:
                     for row in part(cell):
                         say(row)
     same = all(found == shown[1] for found in shown.values())
-    say(("an episode on 1, 2 and 3 ranks", "the same bits", f"{len(shown[1])} numbers", same))
+    say(("an episode on 1, 2 and 3 ranks", "identical bits", f"{len(shown[1])} numbers", same))
     return 0 if right else 1
 
 

@@ -11,8 +11,8 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.runtime.placement import Reservation, within
-from envs import losses
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
+from envs.losses import DESCRIPTIONS, RestartRate, in_this_process
 from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 
 MAX_RESTARTS = 10  # if the environment's config has none
@@ -34,7 +34,7 @@ class GangEnvRunner(SingleAgentEnvRunner):
     """
 
     gave_up: AlchemistError | None = None
-    _recreated: losses.RestartRate | None = None
+    _recreated: RestartRate | None = None
     _reported: Counter[str] | None = None
 
     def make_env(self) -> None:
@@ -56,7 +56,7 @@ class GangEnvRunner(SingleAgentEnvRunner):
         super().make_env()
 
     def _count_failure(self, cause: BaseException, most: int) -> None:
-        self._recreated = self._recreated or losses.RestartRate()
+        self._recreated = self._recreated or RestartRate()
         self._recreated.add()
         if self._recreated.recent() > most:
             raise RestartLimitError(
@@ -84,8 +84,8 @@ class GangEnvRunner(SingleAgentEnvRunner):
     def get_metrics(self) -> Any:
         """RLlib's metrics, and the losses of this process's environments."""
         reported = self._reported if self._reported is not None else Counter()
-        for name in losses.DESCRIPTIONS:
-            total = losses.in_this_process[name]
+        for name in DESCRIPTIONS:
+            total = in_this_process[name]
             self.metrics.log_value(name, total - reported[name], reduce="lifetime_sum")
             reported[name] = total
         self._reported = reported
