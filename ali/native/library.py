@@ -194,13 +194,14 @@ class NativeLibrary:
         call.state = self._state
         self.host.frame = frame
         gang = frame.context.gang
-        gang.clear_mpi_error()
+        gang.enter_native()
+        error = None
         try:
             code = run(ctypes.byref(call), given, results)
         finally:
+            error = gang.leave_native()
             self.host.frame = None
             self._state = call.state
-        error = gang.take_mpi_error()
         if code != OK or frame.failure is not None:
             self._judge(routine, code, frame, call.rank)
         elif error is not None:

@@ -42,15 +42,8 @@ class Gang:
         self.rank: int = world.rank
         self.size: int = world.size
         self.grid: Grid = default_grid(world.size)
-        for comm in (MPI.COMM_SELF, world):
-            mpi_errors.watch(comm)
-        self._comm = self._duplicate()
+        self._comm = GangComm(world.Dup())
         self._used = False
-
-    def _duplicate(self) -> GangComm:
-        comm = GangComm(self._world.Dup())
-        mpi_errors.watch(comm)
-        return comm
 
     @property
     def comm(self) -> GangComm:
@@ -75,7 +68,7 @@ class Gang:
         used = self._world.allreduce(self._used, MPI.LOR)
         if used:
             try:
-                self._comm = self._duplicate()
+                self._comm = GangComm(self._world.Dup())
             except MPI.Exception as error:
                 raise Failure(
                     "ResourceError",
@@ -115,13 +108,13 @@ class Gang:
         if waits.interrupted():
             raise Interrupted
 
-    def clear_mpi_error(self) -> None:
-        """Forget earlier errors of MPI: native code is called next."""
-        mpi_errors.clear()
+    def enter_native(self) -> None:
+        """Native code is called next: record the errors that MPI returns to it."""
+        mpi_errors.record((self._comm, MPI.COMM_WORLD))
 
-    def take_mpi_error(self) -> str | None:
-        """The first error that MPI has returned to native code since, or None."""
-        return mpi_errors.take()
+    def leave_native(self) -> str | None:
+        """Native code has returned: the first error that MPI has returned to it, or None."""
+        return mpi_errors.stop((self._comm, MPI.COMM_WORLD))
 
     def progress(self, fraction: float, text: str) -> None:
         """Report a routine's progress to the user (rank 0, at most ten times a second)."""

@@ -1,18 +1,20 @@
 """Errors of MPI in native code: recorded, so that a library that ignores return codes fails.
 
 MPI calls from Python raise `MPI.Exception`. Native code gets a return code, which few libraries
-check, because MPI's default is to abort. The error handler of a gang's communicators (and of those
-that native code derives from them) records the first error; the call then fails with it. A library
-that handles errors itself sets MPI_ERRORS_RETURN on its own communicator, as MPI requires.
+check, because MPI's default is to abort. While native code runs, the error handler of the gang's
+communicator (inherited by those that native code derives from it) records the first error, and the
+call fails with it. MPICH returns MPI_SUCCESS after such a handler. A library that handles errors
+itself sets MPI_ERRORS_RETURN on its own communicator, as MPI requires.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 from mpi4py import MPI
 
-_recorded: list[int] = []  # error codes of the call under way
+_recorded: list[int] = []  # error codes of the native call under way
 
 
 def _record(comm: MPI.Comm, code: int) -> None:
@@ -25,20 +27,17 @@ def _handler() -> MPI.Errhandler:
     return MPI.Comm.Create_errhandler(_record)
 
 
-def watch(comm: MPI.Comm) -> None:
-    """Record errors of MPI calls on a communicator, and on those derived from it in native code."""
-    comm.Set_errhandler(_handler())
-
-
-def clear() -> None:
-    """Forget the errors that were recorded."""
+def record(comms: Iterable[MPI.Comm]) -> None:
+    """Record errors on these communicators from now on, and forget those recorded before."""
     _recorded.clear()
+    for comm in comms:
+        comm.Set_errhandler(_handler())
 
 
-def take() -> str | None:
-    """The text of the first recorded error, or None; it is forgotten."""
+def stop(comms: Iterable[MPI.Comm]) -> str | None:
+    """Raise errors on these communicators in Python again; the first recorded one, or None."""
+    for comm in comms:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
     if not _recorded:
         return None
-    code = _recorded[0]
-    _recorded.clear()
-    return MPI.Get_error_string(code).strip()
+    return MPI.Get_error_string(_recorded[0]).strip()

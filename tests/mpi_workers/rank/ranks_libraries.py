@@ -82,19 +82,24 @@ class _Alone:
 def native_error(gang: Gang) -> dict[str, Any]:
     """Errors of MPI_Send to a rank that does not exist, in native code and in Python."""
     path = re.findall(r"/\S+/libmpi[^/\s]*\.so\S*", Path("/proc/self/maps").read_text())[0]
-    send = ctypes.CDLL(path).MPI_Send
-    send.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_size_t] * 4]
-    found: dict[str, Any] = {}
-    comms = {"gang": gang.comm, "duplicate": gang.comm.Dup(), "world": MPI.COMM_WORLD}
+    native = ctypes.CDLL(path)
+    native.MPI_Send.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_size_t] * 4]
+    native.MPI_Comm_dup.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
     byte = MPI._handleof(MPI.BYTE)
-    for name, comm in comms.items():
-        gang.clear_mpi_error()
-        code = send(None, 0, byte, NO_SUCH_RANK, 0, MPI._handleof(comm))
-        found[name] = [code != 0, gang.take_mpi_error(), gang.take_mpi_error()]
-    try:
-        gang.comm.Send(np.ones(1), NO_SUCH_RANK)
-        found["python"] = "no error"
-    except MPI.Exception as error:
-        found["python"] = str(error)
+    found: dict[str, Any] = {}
+    for name in ("gang", "duplicate", "world"):
+        gang.enter_native()
+        comm = ctypes.c_size_t(MPI._handleof(MPI.COMM_WORLD if name == "world" else gang.comm))
+        if name == "duplicate":
+            native.MPI_Comm_dup(comm, ctypes.byref(comm))
+        native.MPI_Send(None, 0, byte, NO_SUCH_RANK, 0, comm)
+        found[name] = gang.leave_native()
+    gang.enter_native()
+    found["without an error"] = gang.leave_native()
+    for name, comm in (("python", gang.comm), ("python, world", MPI.COMM_WORLD)):
+        try:
+            comm.Send(np.ones(1), NO_SUCH_RANK)
+        except MPI.Exception as error:
+            found[name] = str(error)
     found["total"] = gang.comm.allreduce(1)
     return found
