@@ -21,7 +21,8 @@ VECTORS = 2  # below so many dimensions an array is NumPy's
 def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     """A handle of what has two dimensions, else a NumPy array."""
     if isinstance(obj, MatrixRef):
-        return obj if dtype is None else engine.astype(obj, dtype)
+        made = obj if dtype is None else engine.astype(obj, dtype)
+        return engine.copy(made) if copy and made is obj else made
     array = np.asarray(obj, dtype=dtype)
     if array.ndim < VECTORS:
         return array.copy() if copy else array

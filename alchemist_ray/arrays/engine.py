@@ -140,6 +140,10 @@ class Engine:
 
     # --- the rest ---
 
+    def copy(self, A: Any) -> Any:
+        """A matrix of its own with the elements of A: `als.run` may write to it."""
+        return self.call("slice", A)
+
     def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
         """A^T, or A^H."""
         return self.call("transpose", A, conjugate=conjugate)

@@ -25,8 +25,8 @@ from alchemist_ray.runtime.gang_options import GangOptions, positive_int
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 
-POLL_INTERVAL_S = 0.2  # between looks at calls that may be over
-YOUNG_S = 3.0  # how long a gang's CPUs may still show as free
+POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
+YOUNG_S = 3.0  # Ray may still report the CPUs of a gang of this age as free
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class _Pool:
         key = replace(options, timeout_s=None, idle_s=0.0)
         with self._lock:
             host = self._host(key, options)
-            host.manager.epoch += 1  # should this call start a gang
+            host.manager.epoch += 1  # if this call starts a gang
             request = key.gang.request(
                 key.num_workers, host.manager.epoch, f"f{uuid.uuid4().hex[:10]}"
             )
@@ -270,7 +270,7 @@ class _Pool:
         return free
 
     def _room(self) -> float:
-        """CPUs that are free. Ray tells late of what our youngest gangs have taken, or will."""
+        """Free CPUs, less those of young gangs that Ray does not report as taken yet."""
         now = time.monotonic()
         ours, young = 0.0, 0.0
         for key, hosts in self._hosts.items():
@@ -297,7 +297,7 @@ class _Pool:
                 return
 
     def _idle(self) -> list[_Host]:
-        """Take out the hosts that have had nothing to do for long enough."""
+        """Remove the hosts that have been idle for long enough."""
         now = time.monotonic()
         found = []
         for hosts in self._hosts.values():
@@ -318,8 +318,8 @@ class _Pool:
 
 
 def _end(host: _Host) -> None:
-    """Give a gang's CPUs back, and keep its manager for whoever needs one."""
-    with contextlib.suppress(Exception):  # whatever holds it up: it is not needed any more
+    """Give a gang's CPUs back, and keep its manager for the next session."""
+    with contextlib.suppress(Exception):  # a manager that does not answer is killed
         ray.get(host.manager.actor.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
         manager_pool.give_back(host.manager)
         return

@@ -186,3 +186,17 @@ def test_no_operation_fetches_a_whole_matrix_implicitly(session: AlchemistSessio
     assert peak() - before < nbytes // 2  # a row was read from C, a quarter, where it is mapped
     A.fetch()
     assert peak() - before > nbytes
+
+
+def test_a_copy_is_a_matrix_of_its_own(session: AlchemistSession) -> None:
+    def write(comm: object, matrix: object) -> None:
+        matrix.local[...] = 0  # type: ignore[attr-defined]
+
+    a = np.arange(6.0).reshape(3, 2)
+    A = session.send_matrix(a)
+    for B in (np.copy(A), session.xp.asarray(A, copy=True)):
+        assert B.id != A.id
+        session.run(write, B)
+        assert not B.fetch().any()
+        np.testing.assert_array_equal(A.fetch(), a)
+    assert session.xp.asarray(A) is A
