@@ -1,8 +1,8 @@
-"""How the ranks of a gang are started: one small interface, a file per way.
+"""Launchers, which start the ranks of a gang.
 
-`pmi` (the default) forks the ranks from a warm process on every node and speaks
-PMI with them itself. The others hand the whole gang to a site's own launcher: `mpiexec`
-on one machine; `srun`, PALS' mpiexec, `aprun` and `hydra` on the nodes that Ray has reserved.
+`pmi` (the default) forks the ranks from a warm process on every node and serves PMI itself. The
+others use a site's launcher for the whole gang: `mpiexec` on one machine; `srun`, PALS' mpiexec,
+`aprun` and `hydra` on the nodes that Ray has reserved.
 """
 
 from alchemist_ray.launchers.base import GangPlan, Launcher, NodePlan

@@ -1,4 +1,4 @@
-"""What every launcher is given, and what it must say."""
+"""The interface of launchers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 
 from mpi_workers.node.specs import RANK_PROGRAM, ProxySpec
 
-CONTAINER = "ALCHEMIST_CONTAINER"  # in a job's image: the words that run a program in it
-# A runtime may give each rank a user namespace of its own, from which MPI must not read what is
-# in the memory of another (CMA). MPICH's name for it, and Cray's.
-APART = {"MPIR_CVAR_CH4_CMA_ENABLE": "0", "MPICH_SMP_SINGLE_COPY_MODE": "NONE"}
+CONTAINER = "ALCHEMIST_CONTAINER"  # in a job's image: the command prefix that runs a program in it
+# A runtime may give each rank a user namespace of its own. MPI cannot read the memory of another
+# rank (CMA) then. MPICH's variable for it, and Cray's.
+NO_CMA = {"MPIR_CVAR_CH4_CMA_ENABLE": "0", "MPICH_SMP_SINGLE_COPY_MODE": "NONE"}
 
 
 def rank_program(env: Mapping[str, str]) -> list[str]:
-    """What a launcher has to start that is not in the job's image, if there is one."""
+    """Return the command of a rank for a launcher outside the job's image."""
     return [*shlex.split(env.get(CONTAINER, "")), RANK_PROGRAM]
 
 
 def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """What such ranks have to be told, unless somebody has."""
-    return {k: v for k, v in APART.items() if CONTAINER in env and k not in env}
+    """Return variables that such ranks need, unless they are set."""
+    return {k: v for k, v in NO_CMA.items() if CONTAINER in env and k not in env}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class NodePlan:
         Ray's name of the node, and its address.
     ranks : int
     name : str
-        What the machine's own job manager calls it.
+        Its name in the batch system.
     """
 
     node_id: str
@@ -48,7 +48,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class GangPlan:
-    """A gang before it is launched: which nodes, how many ranks on each, in rank order."""
+    """A gang before its launch: its nodes and their numbers of ranks, in rank order."""
 
     gang: str
     nodes: tuple[NodePlan, ...]
@@ -65,18 +65,18 @@ class GangPlan:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A command that starts all ranks of a gang, and what goes with it.
+    """A command that starts all ranks of a gang, with its environment.
 
     Attributes
     ----------
     argv : list of str
-        The command line, with `specs.RANK_PROGRAM` in place of the program of a rank.
+        The command line, with `specs.RANK_PROGRAM` for the program of a rank.
     adds, drops : mapping, sequence
-        Variables to set, and prefixes of those to take away, in its environment.
+        Variables to set, and prefixes of variables to remove, in its environment.
     files : mapping
-        Texts of files that it needs, by the variables that get their paths.
+        Texts of files that it needs, by the variables for their paths.
     advice : str
-        What to do if its ranks do not find each other.
+        Remedy if its ranks do not form one MPI world.
     across_nodes : bool
         Whether it starts ranks on other nodes too.
     """
@@ -90,12 +90,12 @@ class Start:
 
 
 class Launcher(ABC):
-    """Turns a plan into what each node's proxy has to do.
+    """Converts a plan to the specs of the nodes' proxies.
 
     Parameters
     ----------
     env : mapping, optional
-        The environment with its settings. Default: this process's.
+        The environment with the launcher's settings. Default: this process's.
     """
 
     name: str
@@ -105,16 +105,16 @@ class Launcher(ABC):
 
     @abstractmethod
     def specs(self, plan: GangPlan) -> list[ProxySpec]:
-        """One spec per node of the plan, in order.
+        """Return one spec per node of the plan, in order.
 
         Raises
         ------
         LaunchError
-            If this launcher cannot start such a gang; says which can.
+            If this launcher cannot start such a gang; the message names one that can.
         """
 
     def order(self, names: Sequence[str]) -> list[int]:
-        """The order in which this launcher numbers the ranks of these nodes: theirs, mostly."""
+        """Return the order in which this launcher numbers the nodes' ranks."""
         return list(range(len(names)))
 
     def _spec(self, plan: GangPlan, node: int, kvs_name: str, start: Start | None) -> ProxySpec:
@@ -140,11 +140,11 @@ class Launcher(ABC):
         return spec
 
     def _started(self, plan: GangPlan, start: Start) -> list[ProxySpec]:
-        """Specs of a gang whose ranks one command starts, run by the first node's proxy."""
+        """Return specs for ranks that one command starts, run by the first node's proxy."""
         kvs_name = unique_kvs_name()
         return [self._spec(plan, node, kvs_name, start) for node in range(len(plan.nodes))]
 
 
 def unique_kvs_name() -> str:
-    """MPICH derives shared memory names from it: a reused one meets a stale segment."""
+    """Return a new name: MPICH derives names of segments from it, and reused ones may be stale."""
     return f"alchemist_{uuid.uuid4().hex[:20]}"

@@ -1,4 +1,4 @@
-"""Which launcher a gang gets."""
+"""The choice of a gang's launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alchemist_ray.launchers.srun import PMI as SRUN_PMI
 from alchemist_ray.launchers.srun import SrunLauncher
 
 AUTO = "auto"
-VARIABLE = "ALCHEMIST_LAUNCHER"  # set in jobs by the site file, where the fabric needs its own
+VARIABLE = "ALCHEMIST_LAUNCHER"  # set in jobs by the site file
 KINDS: tuple[type[Launcher], ...] = (
     PmiLauncher,
     MpiexecLauncher,
@@ -35,21 +35,21 @@ SETTINGS = (MPIEXEC, SRUN, SRUN_PMI, *(style.variable for style in (PALS, APRUN,
 
 
 def settings() -> dict[str, str]:
-    """What this process's environment says to launchers: it counts more than the manager's."""
+    """Return this process's launcher settings, which override the manager's."""
     return {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
 def chosen(launcher: str) -> str:
-    """The launcher's name; for ``"auto"``, what the site has said (`ALCHEMIST_LAUNCHER`), or pmi.
+    """Return the launcher's name; for ``"auto"`` the site's (`ALCHEMIST_LAUNCHER`), or pmi.
 
     Raises
     ------
     ValueError
-        If there is no such launcher.
+        If the launcher does not exist.
     """
     asked, by = launcher, "launcher"
     if launcher == AUTO:
         asked, by = os.environ.get(VARIABLE) or PmiLauncher.name, VARIABLE
     if asked not in LAUNCHERS:
-        raise ValueError(f"{by}={asked!r}: it is one of {', '.join((AUTO, *LAUNCHERS))}")
+        raise ValueError(f"{by}={asked!r}: it must be one of {', '.join((AUTO, *LAUNCHERS))}")
     return asked

@@ -1,4 +1,4 @@
-"""Slurm's short form of a list of nodes: ``nid[001-003,007],login1``."""
+"""Slurm's lists of nodes: ``nid[001-003,007],login1``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ RANGES = re.compile(r"\[([^\]]*)\]")
 
 
 def expand(text: str) -> list[str]:
-    """The names that a list stands for, in its order. Raises `ValueError` for what is none."""
+    """Return the names in a list, in order. Raises `ValueError` if it is malformed."""
     if text.count("[") != text.count("]"):
-        raise ValueError(f"{text!r} is no list of nodes: a bracket is open")
+        raise ValueError(f"{text!r} is not a list of nodes: a bracket is open")
     return [name for item in ITEM.findall(text) for name in _names(item)]
 
 
@@ -25,6 +25,6 @@ def _names(item: str) -> Iterator[str]:
     for part in found[1].split(","):
         first, _, last = part.partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
-            raise ValueError(f"{item!r} is no list of nodes: {part!r} is no range")
+            raise ValueError(f"{item!r} is not a list of nodes: {part!r} is not a range")
         for number in range(int(first), int(last or first) + 1):
             yield from _names(head + str(number).zfill(len(first)) + tail)

@@ -1,4 +1,4 @@
-"""The second launcher: a site's own mpiexec, for any MPI, on one machine."""
+"""The launcher for a site's own mpiexec: any MPI, one machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ VARIABLE = "ALCHEMIST_MPIEXEC"
 
 
 def find_mpiexec(env: Mapping[str, str] = os.environ) -> list[str]:
-    """The command that starts ranks: `ALCHEMIST_MPIEXEC`, else the wheel's, else the path's.
+    """Return the command that starts ranks: `ALCHEMIST_MPIEXEC`, the wheel's, or that on PATH.
 
     Raises
     ------
     LaunchError
-        If there is none; says where was looked.
+        If there is no mpiexec.
     """
     given = env.get(VARIABLE)
     if given:
@@ -34,21 +34,21 @@ def find_mpiexec(env: Mapping[str, str] = os.environ) -> list[str]:
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if found is None:
         raise LaunchError(
-            f"no mpiexec: looked at {VARIABLE}, beside {sys.executable} and on PATH; "
-            "`pip install mpich` brings one"
+            f"no mpiexec was found in {VARIABLE}, next to {sys.executable} or on PATH; "
+            "`pip install mpich` installs one"
         )
     return [found]
 
 
 class MpiexecLauncher(Launcher):
-    """For an MPI whose PMI is its own secret. Slower to start: nothing is warm."""
+    """For an MPI with a private PMI. It starts more slowly: no process is warm."""
 
     name = "mpiexec"
 
     def specs(self, plan: GangPlan) -> list[ProxySpec]:
         if len(plan.nodes) != 1:
             raise LaunchError(
-                f"launcher 'mpiexec' works on one machine and the {plan.size} workers would lie on "
+                f"launcher 'mpiexec' works on one machine, but the {plan.size} workers are on "
                 f"{len(plan.nodes)}: ask for fewer workers, or use launcher='pmi' "
                 "('srun' and 'hydra' start ranks on many nodes too)"
             )

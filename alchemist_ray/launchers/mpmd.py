@@ -1,7 +1,7 @@
-"""Launchers that take a part of the command line for each node: PALS, ALPS, Hydra.
+"""Launchers with a part of the command line for each node: PALS, ALPS, Hydra.
 
-``mpiexec OPTIONS PROGRAM : OPTIONS PROGRAM``: the ranks are numbered part by part, so any number
-of them can be put on each node. What differs is the spelling, and that is configuration.
+``mpiexec OPTIONS PROGRAM : OPTIONS PROGRAM`` numbers the ranks part by part, so each node can have
+any number of them. The launchers differ in the spelling only, which is configuration.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from mpi_workers.node.specs import ProxySpec
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a launcher wants it.
+    """The spelling of a launcher's command line.
 
     Attributes
     ----------
     name : str
-        As ``launcher=`` takes it.
+        The value of ``launcher=``.
     variable : str
         Environment variable that names the program and its options.
     command : str
-        The same where the variable is not set.
+        The default of the variable.
     part : str
         Options of one node's part: ``{ranks}``, ``{host}`` and ``{threads}`` are replaced.
     advice : str
-        What to do if the ranks do not find each other.
+        Remedy if the ranks do not form one MPI world.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Spelling:
     advice: str
 
     def argv(self, nodes: tuple[NodePlan, ...], threads: int, env: Mapping[str, str]) -> list[str]:
-        """The whole command line."""
+        """Return the command line."""
         words = shlex.split(env.get(self.variable) or self.command)
         for number, node in enumerate(nodes):
             filled = self.part.format(ranks=node.ranks, host=node.name, threads=threads)
@@ -62,14 +62,14 @@ PALS = Spelling(
     command="mpiexec --envall --line-buffer",
     part="-n {ranks} --ppn {ranks} --hosts {host} --depth {threads} --cpu-bind none",
     advice="PALS speaks --pmi=cray (Cray MPICH, the default) or --pmi=pmix: set ALCHEMIST_PALS="
-    "'mpiexec --envall --pmi=pmix', and see that LD_LIBRARY_PATH has the MPI that fits",
+    "'mpiexec --envall --pmi=pmix', and LD_LIBRARY_PATH to the MPI that fits",
 )
 APRUN = Spelling(
     name="aprun",
     variable="ALCHEMIST_APRUN",
     command="aprun -q",
     part="-n {ranks} -N {ranks} -L {host} -d {threads} -cc none",
-    advice="aprun starts Cray MPICH programs: see that LD_LIBRARY_PATH has its ABI library "
+    advice="aprun starts Cray MPICH programs: add its ABI library to LD_LIBRARY_PATH "
     "(module load cray-mpich-abi)",
 )
 HYDRA = Spelling(
@@ -77,12 +77,12 @@ HYDRA = Spelling(
     variable="ALCHEMIST_HYDRA",
     command="mpiexec",
     part="-n {ranks} -host {host}",
-    advice="Hydra speaks PMI with MPICH and its ABI relatives: see that LD_LIBRARY_PATH has one",
+    advice="Hydra serves PMI to MPICH and its ABI relatives: add one to LD_LIBRARY_PATH",
 )
 
 
 class MpmdLauncher(Launcher):
-    """One command with a part for each node, in one of the spellings."""
+    """One command with a part for each node."""
 
     spelling: Spelling
 
@@ -92,7 +92,7 @@ class MpmdLauncher(Launcher):
         if shutil.which(argv[0]) is None:
             raise LaunchError(
                 f"launcher {self.name!r}: there is no program {argv[0]!r}; {spelling.variable} "
-                "names one, with its options. launcher='pmi' needs none"
+                "sets one, with its options. launcher='pmi' needs none"
             )
         start = Start(argv, rank_variables(self.env), advice=spelling.advice, across_nodes=True)
         return self._started(plan, start)
@@ -111,6 +111,6 @@ class AprunLauncher(MpmdLauncher):
 
 
 class HydraLauncher(MpmdLauncher):
-    """MPICH's own mpiexec on many nodes, by ssh or the job manager it finds."""
+    """For MPICH's mpiexec on many nodes, by ssh or the batch system that it finds."""
 
     name, spelling = "hydra", HYDRA

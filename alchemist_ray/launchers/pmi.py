@@ -1,4 +1,4 @@
-"""The default launcher: ranks forked from each node's warm fork server, PMI served by us."""
+"""The default launcher: each node's fork server starts the ranks; its proxy serves PMI."""
 
 from __future__ import annotations
 

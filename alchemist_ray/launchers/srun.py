@@ -1,8 +1,8 @@
-"""Slurm's srun as launcher: the site's PMI, the site's MPI, the site's fabric.
+"""The launcher for Slurm's srun, with the site's PMI, MPI and fabric.
 
-One step per gang, on the nodes that Ray has reserved, beside the step in which Ray
-itself runs (``--overlap``). Ray counts the CPUs, so srun is told not to (``--overcommit``,
-no binding: two gangs of a node would be bound to the same cores).
+One step per gang, on the nodes that Ray has reserved, next to Ray's own step (``--overlap``). Ray
+counts the CPUs, so srun does not (``--overcommit``; no binding, which would bind two gangs of a
+node to the same cores).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from alchemist_ray.launchers.hostlist import expand
 from mpi_workers.node.specs import ProxySpec
 
 COMMAND = "ALCHEMIST_SRUN"  # the program and options to add: "srun --network=..."
-PMI = "ALCHEMIST_SRUN_MPI"  # what --mpi gets
-DEFAULT_PMI = "pmi2"  # MPICH and its ABI relatives; of Slurm's own, so it is everywhere
-# A step's variables are options to an srun within it: --ntasks, --cpus-per-task, ...
+PMI = "ALCHEMIST_SRUN_MPI"  # value of --mpi
+DEFAULT_PMI = "pmi2"  # MPICH and its ABI relatives; part of every Slurm
+# A step's variables would be options of an srun within it: --ntasks, --cpus-per-task, ...
 DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_CLUSTER_NAME")
 
 
 def step_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What of a job's variables a new step of it needs."""
+    """Return the variables of a job that a new step of it needs."""
     return {name: env[name] for name in KEPT if name in env}
 
 
 def srun_command(env: Mapping[str, str]) -> list[str]:
-    """The program that starts steps, and a site's options to it.
+    """Return the program that starts steps, with the site's options.
 
     Raises
     ------
@@ -47,20 +47,20 @@ def srun_command(env: Mapping[str, str]) -> list[str]:
     words = shlex.split(env.get(COMMAND, "")) or ["srun"]
     if "SLURM_JOB_ID" not in env:
         raise LaunchError(
-            "launcher 'srun' starts ranks inside a Slurm job, and Ray does not run in one here "
+            "launcher 'srun' starts ranks inside a Slurm job, but Ray does not run in one here "
             "(no SLURM_JOB_ID): start it with `alchemist slurm run`, or use launcher='pmi'"
         )
     if shutil.which(words[0]) is None:
-        raise LaunchError(f"launcher 'srun': there is no program {words[0]!r}; {COMMAND} names one")
+        raise LaunchError(f"launcher 'srun': there is no program {words[0]!r}; {COMMAND} sets one")
     return [*words, f"--jobid={env['SLURM_JOB_ID']}"]
 
 
 def placement(nodes: Sequence[NodePlan]) -> list[str]:
-    """srun's options that put so many ranks on each of these nodes, in this order.
+    """Return srun's options that put the ranks on these nodes, in this order.
 
-    Slurm tells MPI which ranks share a node only for regular placements: equal numbers, or
-    equal but for fewer on the last. Any other is by a list of hosts, one for each rank (see
-    `hosts_of_ranks`), and MPI takes every rank for alone on its node: right, only slower.
+    Slurm tells MPI which ranks share a node only for regular placements: equal numbers, or fewer
+    on the last node. Other placements use a list with the host of each rank (`hosts_of_ranks`).
+    MPI then assumes that each rank is alone on its node: results are right, but slower.
     """
     names = ",".join(node.name for node in nodes)
     counts = [node.ranks for node in nodes]
@@ -74,25 +74,25 @@ def placement(nodes: Sequence[NodePlan]) -> list[str]:
 
 
 def hosts_of_ranks(nodes: Sequence[NodePlan]) -> str:
-    """The host of each rank, a line for each."""
+    """Return the host of each rank, one per line."""
     return "".join(f"{node.name}\n" * node.ranks for node in nodes)
 
 
 class SrunLauncher(Launcher):
-    """For a machine whose fabric needs its own launcher, on any number of nodes of a Slurm job."""
+    """For machines whose fabric needs Slurm's launcher, on any number of nodes of a job."""
 
     name = "srun"
 
     def order(self, names: Sequence[str]) -> list[int]:
-        """Slurm numbers ranks in the order of the job's own list of nodes."""
+        """Return the order of the job's list of nodes, in which Slurm numbers ranks."""
         srun_command(self.env)
         known = expand(self.env.get("SLURM_JOB_NODELIST", ""))
         missing = [name for name in names if name not in known]
         if missing:
             raise LaunchError(
-                f"launcher 'srun': {', '.join(missing)} is no node of Slurm job "
+                f"launcher 'srun': {', '.join(missing)} is not a node of Slurm job "
                 f"{self.env['SLURM_JOB_ID']} ({', '.join(known) or 'no nodes'}): "
-                "Ray was started there by other means. Use launcher='pmi'"
+                "Ray was started there in another way. Use launcher='pmi'"
             )
         return sorted(range(len(names)), key=lambda i: known.index(names[i]))
 

@@ -13,22 +13,23 @@ from alchemist_ray.deploy.virtual_cluster.domain import domain
 from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory
 from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.plural import counted
 
-SECRET = "(made by up)"
+SECRET = "(created by up)"
 HELP = {
-    "name": "guests are called NAME-<host>-<number>",
-    "image": "folder of vmlinuz, initrd.gz and root.img, on every host",
+    "name": "prefix of the guests' names: NAME-<host>-<number>",
+    "image": "folder with vmlinuz, initrd.gz and root.img, on every host",
     "guests": "guests on each host",
-    "cpus": "cores of each guest (default: the host's, evenly)",
-    "bridge": "the hosts' bridge to the network of the guests",
-    "network": "their network",
+    "cpus": "cores of each guest (default: the host's, shared evenly)",
+    "bridge": "bridge of the hosts to the guests' network",
+    "network": "the guests' network",
     "first": "number of the first address in it",
-    "mtu": "the bridge's",
+    "mtu": "MTU of the bridge",
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a subcommand: 0; 1 for an error of the tree; 2 for what cannot be asked."""
+    """Run a subcommand. Returns 0, 1 for an error, or 2 for invalid options."""
     options = _parser().parse_args(argv)
     try:
         return int(options.do(options))
@@ -43,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="alchemist virtual-cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    made = verbs.add_parser("image", help="make what guests boot from")
+    made = verbs.add_parser("image", help="make the files that guests boot from")
     made.add_argument("--root", type=Path, required=True, help="an unpacked container image")
     made.add_argument("--kernel", type=Path, default=Path("/"), help="an unpacked kernel package")
-    made.add_argument("--busybox", type=Path, default=image.BUSYBOX, help="a static one")
+    made.add_argument("--busybox", type=Path, default=image.BUSYBOX, help="a static busybox")
     made.add_argument("--out", type=Path, required=True, help="folder to write to")
     made.set_defaults(do=_image)
     render = verbs.add_parser("render", help="print libvirt's definitions")
@@ -55,11 +56,15 @@ def _parser() -> argparse.ArgumentParser:
         "--cells", help="a host's cores by NUMA node, 0-15;16-31 (default: this one's)"
     )
     render.add_argument("--folder", type=Path, default=Path("/run/alchemist"), help="on the host")
-    render.add_argument("--settings", action="store_true", help="what guests are told, instead")
+    render.add_argument(
+        "--settings", action="store_true", help="print the guests' settings instead"
+    )
     render.set_defaults(do=_render)
-    up = verbs.add_parser("up", help="bring guests up, with Ray, here or on the hosts of the job")
+    up = verbs.add_parser("up", help="start guests with Ray, here or on the hosts of the job")
     up.add_argument("--connect", default="qemu:///system", help="libvirt's URI")
-    up.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="default: 300")
+    up.add_argument(
+        "--limit", type=float, default=300.0, metavar="SECONDS", help="time limit (default: 300)"
+    )
     up.set_defaults(do=_up)
     for verb in (render, up):
         defaults = Options()
@@ -69,10 +74,10 @@ def _parser() -> argparse.ArgumentParser:
                 shown = HELP[field.name] + ("" if default is None else f" (default: {default})")
                 kind = int if field.name == "cpus" else type(default)
                 verb.add_argument(f"--{field.name}", type=kind, default=default, help=shown)
-        verb.add_argument("--memory", default="8G", help="of each guest (default: 8G)")
+        verb.add_argument("--memory", default="8G", help="memory of each guest (default: 8G)")
         verb.add_argument("--emulate", action="store_true", help="without KVM: slow")
         verb.add_argument("--no-huge-pages", action="store_true")
-    down = verbs.add_parser("down", help="end the guests; nothing is left")
+    down = verbs.add_parser("down", help="end the guests and remove everything")
     down.add_argument("--name", default=Options().name)
     down.set_defaults(do=_down)
     return parser
@@ -111,13 +116,13 @@ def _up(asked: argparse.Namespace) -> int:
     options = _options(asked)
     if not options.emulate and not kvm.works():
         sys.stderr.write(
-            "alchemist: no KVM works here (/dev/kvm): guests are emulated, many times slower\n"
+            "alchemist: KVM does not work here (/dev/kvm): guests are emulated, many times slower\n"
         )
         asked.emulate = True
         options = _options(asked)
     folder = cluster.up(options, asked.connect, asked.limit)
     count = options.guests * max(1, len(cluster.hosts()))
-    sys.stdout.write(f"Ray is up in {count} guest(s)\n{cluster.to_join(options, folder)}")
+    sys.stdout.write(f"Ray is up in {counted(count, 'guest')}\n{cluster.to_join(options, folder)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A virtual cluster over the hosts of a Slurm job, or on this one: up, and down again."""
+"""Start and end of a virtual cluster, on the hosts of a Slurm job or on this machine."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ HOME = "~/.alchemist/virtual"
 MODULE = "alchemist_ray.deploy.virtual_cluster.host"
 POLL_INTERVAL_S = 0.2
 END_S = 60.0
-START_S = 30.0  # for a step's tasks, beyond the guests' own limit
+START_S = 30.0  # for the start of a step's tasks, in addition to the guests' limit
 LOG = "hosts.log"
-KEEPER = "keeper"  # host and process id of what holds the guests, or of its step
+KEEPER = "keeper"  # file with host and process id of the holder of the guests, or of its step
 
 
 def folder_of(name: str) -> Path:
-    """A cluster's folder, which its hosts see: the settings, the token, how each host is."""
+    """Return a cluster's folder, shared by its hosts: settings, token, state of each host."""
     home = os.environ.get(HOME_VARIABLE) or HOME
     return Path(home).expanduser() / name
 
 
 def hosts() -> list[str]:
-    """The nodes of the Slurm job that this process is in; none outside of one."""
+    """Return the nodes of this Slurm job; an empty list outside a job."""
     if batch_job.job_id(os.environ) is None:
         return []
     job = allocation.current(os.environ)
     if not job.uses_srun:
         raise JobError(
-            f"job {job.job} is PBS's: hosts are started by srun only; on one host, unset PBS_JOBID"
+            f"job {job.job} belongs to PBS, but only srun starts hosts; on one host, unset "
+            f"PBS_JOBID"
         )
     return [node.name for node in job.nodes]
 
 
 def up(options: Options, connect: str, limit_s: float) -> Path:
-    """Bring the guests up, with Ray in them.
+    """Start the guests, with Ray in them.
 
     Returns
     -------
@@ -59,7 +60,7 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
     Raises
     ------
     JobError
-        If they do not come up in `limit_s`; nothing of them is left then.
+        If they are not ready in `limit_s`; they have been removed then.
     """
     names = hosts()
     options = replace(options, hosts=max(1, len(names)))
@@ -104,7 +105,7 @@ def _wait_up(
         states = [_state(folder, number) for number in range(options.hosts)]
         for state, words in states:
             if state == "failed":
-                raise JobError(f"the guests did not come up: {words}")
+                raise JobError(f"the guests did not start: {words}")
         if all(state == "up" for state, _ in states):
             return
         if keeper.poll() is not None:
@@ -112,9 +113,7 @@ def _wait_up(
             raise JobError(f"the process that holds the guests ended ({keeper.returncode}): {said}")
         if time.monotonic() > end:
             late = [n for n, (state, _) in enumerate(states) if state != "up"]
-            raise JobError(
-                f"hosts number {late} have not brought their guests up in {limit_s:.0f} s"
-            )
+            raise JobError(f"hosts number {late} have not started their guests in {limit_s:.0f} s")
         time.sleep(POLL_INTERVAL_S)
 
 
@@ -132,7 +131,7 @@ def down(name: str) -> None:
     Raises
     ------
     JobError
-        If there is none, or a host does not say that its guests are gone.
+        If it does not exist, or a host does not report the end of its guests.
     """
     folder = folder_of(name)
     try:
@@ -148,11 +147,11 @@ def down(name: str) -> None:
         left = [n for n in left if _state(folder, n)[0] != "down"]
     left = [n for n in range(count) if _state(folder, n)[0] != "down"]
     if left:
-        _destroy_here(about)  # whoever held them was killed
+        _destroy_here(about)  # their holder was killed
         if about["hosts"]:
             raise JobError(
                 f"hosts {', '.join(about['hosts'][n] for n in left)} do not answer: `virsh list` "
-                f"there shows whether guests {name}-* are left. {folder} stays until it is removed"
+                f"there shows whether guests {name}-* remain. Remove {folder} afterwards"
             )
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -165,11 +164,11 @@ def _destroy_here(about: dict[str, object]) -> None:
 
 
 def _keeper_runs(folder: Path) -> bool:
-    """Whether the process that holds the guests, or the step of those that do, may live."""
+    """Return whether the holder of the guests, or its step, may still run."""
     try:
         name, pid = (folder / KEEPER).read_text().split()
         if name != os.uname().nodename:
-            return True  # not seen from here: it has its time
+            return True  # unknown here: wait for the time limit
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
@@ -178,11 +177,11 @@ def _keeper_runs(folder: Path) -> bool:
 
 
 def to_join(options: Options, folder: Path) -> str:
-    """What to type to use it."""
+    """Return the commands to use the cluster."""
     return (
         f"  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={folder / host.TOKEN}\n"
-        "  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # 3.11.x there and here\n"
+        "  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # 3.11.x in the guests and here\n"
         f"  ray start --address={options.address(0)}:{PORT} --num-cpus=0\n"
-        "  python app.py      runs on this machine, which has joined, and its ranks in the guests\n"
+        "  python app.py      runs here, with its ranks in the guests\n"
         f"  alchemist virtual-cluster down --name {options.name}\n"
     )

@@ -1,9 +1,9 @@
-"""A host's guests: brought up, held for as long as they are wanted, ended.
+"""The holder of a host's guests: starts them, waits, ends them.
 
     python -m alchemist_ray.deploy.virtual_cluster.host <cluster's folder>
 
-One such process per host (a task of one step, in a Slurm job). Guests live as long as it does: it
-ends them when the cluster's folder says `stop`, and at SIGTERM, which the batch system sends.
+One process per host (in a Slurm job, a task of one step). It ends its guests when the file `stop`
+appears in the cluster's folder, and on SIGTERM of the batch system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.errors import AlchemistError, JobError
 
 CLUSTER, TOKEN, STOP = "cluster.json", "token", "stop"
-VIRSH_S = 60.0
+VIRSH_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
 READY, FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
 PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
@@ -42,14 +42,14 @@ class Hypervisor:
         self._uri = uri
         if shutil.which("virsh") is None:
             raise JobError(
-                f"no virsh on {os.uname().nodename}: libvirt brings up guests "
+                f"no virsh on {os.uname().nodename}: libvirt starts guests "
                 "(Debian: libvirt-clients, libvirt-daemon-system, qemu-system-x86)"
             )
 
     def _virsh(self, *words: object) -> str:
         done = subprocess.run(
             ["virsh", "--quiet", f"--connect={self._uri}", *map(str, words)],
-            capture_output=True, text=True, timeout=VIRSH_S, check=False,
+            capture_output=True, text=True, timeout=VIRSH_TIMEOUT_S, check=False,
             stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
         if done.returncode:
@@ -58,22 +58,22 @@ class Hypervisor:
         return done.stdout
 
     def names(self) -> set[str]:
-        """All domains there are."""
+        """Return the names of all domains."""
         return set(self._virsh("list", "--all", "--name").split())
 
     def create(self, definition: Path) -> None:
-        """Start a guest; it is not defined beyond its life."""
+        """Start a guest, without a permanent definition."""
         self._virsh("create", definition, "--validate")
 
     def destroy(self, names: Sequence[str]) -> None:
-        """End guests, those that are there."""
+        """End the guests of these that run."""
         for name in self.names().intersection(names):
             with contextlib.suppress(JobError):  # it has ended by itself
                 self._virsh("destroy", name)
 
 
 class Host:
-    """This host's part of a cluster that is described in a folder."""
+    """This host's part of a cluster; the cluster's folder describes it."""
 
     def __init__(self, folder: Path, number: int) -> None:
         told = json.loads((folder / CLUSTER).read_text())
@@ -86,15 +86,15 @@ class Host:
         self._mark = folder / f"host-{number}"
         self._token = (folder / TOKEN).read_text()
         self._own = Path(tempfile.mkdtemp(prefix=f"alchemist-vc-{self.options.name}-"))
-        self._own.chmod(0o755)  # QEMU may run as another user; the settings in it are another's
+        self._own.chmod(0o755)  # QEMU may run as another user; the settings have mode 600
         self.guests: list[Guest] = []
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """On a signal: end at the next look."""
+        """Signal handler: end at the next poll."""
         self._stopped = True
 
     def run(self) -> None:
-        """Bring the guests up, hold them, end them; what goes wrong is said in the folder."""
+        """Start the guests, wait, end them; errors are reported in the folder."""
         try:
             self._create()
             self._wait_ready()
@@ -103,7 +103,7 @@ class Host:
                 time.sleep(POLL_INTERVAL_S)
         except (AlchemistError, OSError, ValueError, subprocess.TimeoutExpired) as error:
             self._tell("failed", f"{os.uname().nodename}: {error}")
-            while not self._ends():  # until whoever started it has read that
+            while not self._ends():  # until `up` has read the error
                 time.sleep(POLL_INTERVAL_S)
         finally:
             with contextlib.suppress(AlchemistError, subprocess.TimeoutExpired):
@@ -128,7 +128,7 @@ class Host:
         there = self.hypervisor.names().intersection(guest.name for guest in guests)
         if there:
             raise JobError(
-                f"{', '.join(sorted(there))} runs there already: `alchemist virtual-cluster down`, "
+                f"{', '.join(sorted(there))} run already: `alchemist virtual-cluster down`, "
                 "or another --name"
             )
         for guest in guests:
@@ -141,7 +141,7 @@ class Host:
             self.hypervisor.create(definition)
 
     def _wait_ready(self) -> None:
-        """Wait until Ray is up in all of them, by what they say on their consoles."""
+        """Wait until all guests report on their consoles that Ray is up."""
         end = time.monotonic() + self.limit_s
         waiting = {guest.name for guest in self.guests}
         while waiting and not self._ends():
@@ -167,21 +167,21 @@ class Host:
 
 
 def check_pages(options: Options, pages: Path = PAGES) -> None:
-    """Whether this host has huge pages for its guests. Raises `JobError`."""
+    """Check that this host has huge pages for its guests. Raises `JobError`."""
     if options.emulate or not options.huge_pages:
         return
     wanted = options.guests * options.memory_mib // 2
     free = int(pages.read_text()) if pages.is_file() else 0
     if free < wanted:
         raise JobError(
-            f"{os.uname().nodename} has {free} free huge pages of 2 MB and the guests need "
-            f"{wanted}: as root `sysctl vm.nr_hugepages={wanted}`, early, while memory is in one "
-            "piece; or --no-huge-pages"
+            f"{os.uname().nodename} has {free} free huge pages of 2 MB, but the guests need "
+            f"{wanted}: as root `sysctl vm.nr_hugepages={wanted}`, soon after "
+            "boot, before memory is fragmented; or use --no-huge-pages"
         )
 
 
 def main(folder: str) -> int:
-    """Run a host's part."""
+    """Run the holder of this host. Returns the exit code."""
     host = Host(Path(folder), int(os.environ.get("SLURM_NODEID", "0")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, host.stop)

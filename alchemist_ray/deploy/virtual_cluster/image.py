@@ -1,4 +1,4 @@
-"""The three files that guests boot from, made of a container's files and a kernel package.
+"""The three files that guests boot from, made from a container's files and a kernel package.
 
 Guests need nothing of the network to start, and no cloud-init: the initrd has a static busybox,
 the kernel's virtio drivers and `guest/*.sh`.
@@ -61,7 +61,7 @@ def make(root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX) -> None:
     if not busybox.is_file():
         raise JobError(f"no {busybox}: `apt-get install busybox-static`, or --busybox")
     if not (root / "usr").is_dir():
-        raise JobError(f"{root} has no /usr: it is to be the unpacked files of an image")
+        raise JobError(f"{root} has no /usr: it must contain the unpacked files of an image")
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(kernels[-1], out / "vmlinuz")
     entries = [("bin", None, 0o755), ("bin/busybox", busybox.read_bytes(), 0o755)]
@@ -73,7 +73,7 @@ def make(root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX) -> None:
 
 
 def _drivers(modules: Path) -> Iterator[tuple[str, bytes]]:
-    """The drivers that are modules of this kernel, uncompressed, in an order that mostly works."""
+    """Yield this kernel's drivers, uncompressed, roughly in the order of their dependencies."""
     found = {path.name.partition(".")[0]: path for path in modules.rglob("*.ko*")}
     for number, name in enumerate(name for name in DRIVERS if name in found):
         path = found[name]
@@ -88,7 +88,7 @@ def _drivers(modules: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def archive(entries: list[tuple[str, bytes | None, int]]) -> bytes:
-    """A cpio archive as the kernel reads it ("newc"): name, content (None: a folder), mode."""
+    """Return a cpio archive ("newc") of names, contents (None: a folder) and modes."""
     parts = []
     for number, (name, content, mode) in enumerate([*entries, ("TRAILER!!!", b"", 0)], 1):
         kind = stat.S_IFDIR if content is None else stat.S_IFREG
@@ -100,7 +100,7 @@ def archive(entries: list[tuple[str, bytes | None, int]]) -> bytes:
 
 
 def _root_image(root: Path, image: Path) -> None:
-    """The files as an ext4 file system. It is only ever read: no journal."""
+    """Make an ext4 file system of the files, without a journal: it is read-only."""
     nbytes = sum(
         path.lstat().st_size + 4096
         for folder, _, names in os.walk(root)
@@ -121,7 +121,7 @@ def _root_image(root: Path, image: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Whether the three files are there. Raises `JobError`."""
+    """Check that the three files exist. Raises `JobError`."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise JobError(

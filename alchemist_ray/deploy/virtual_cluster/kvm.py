@@ -1,4 +1,4 @@
-"""Whether the kernel really runs virtual machines here: one of a single instruction is tried.
+"""A test of KVM: it runs a virtual machine of a single instruction.
 
 ``/dev/kvm`` says little, and so does a machine that can be made: where the processor itself has no
 virtualization (many a cloud machine) guests may begin to boot and then stand still without a word.
@@ -32,7 +32,7 @@ HLT, RFLAGS = b"\xf4", 2
 
 
 def works() -> bool:
-    """Whether a guest runs, in a process that may hang for at most `LIMIT_S`."""
+    """Return whether a guest runs; the test is a process that may take at most `LIMIT_S`."""
     if not (os.access(DEVICE, os.R_OK | os.W_OK) and has_extensions()):
         return False
     try:
@@ -46,12 +46,12 @@ def works() -> bool:
 
 
 def has_extensions(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor says that it has Intel's or AMD's virtualization."""
+    """Return whether the processor has Intel's or AMD's virtualization."""
     return EXTENSION.search(cpuinfo.read_text()) is not None
 
 
 def halts() -> bool:
-    """Make a machine that halts at once, and run it. Raises `OSError` where that fails."""
+    """Run a machine that halts at once. Raises `OSError` if that fails."""
     kvm = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     if fcntl.ioctl(kvm, GET_API_VERSION, 0) != VERSION:
         return False

@@ -1,4 +1,4 @@
-"""What can be asked of a virtual cluster, and the guests that follow from it."""
+"""Options of a virtual cluster, and its guests."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Options:
     Attributes
     ----------
     name : str
-        Guests are called ``<name>-<host>-<number>``.
+        Prefix of the guests' names, ``<name>-<host>-<number>``.
     image : str
         Folder with `vmlinuz`, `initrd.gz` and `root.img` (``virtual-cluster image`` makes one), on
         every host.
     hosts, guests : int
-        How many hosts, and guests on each.
+        Numbers of hosts, and of guests per host.
     cpus : int, optional
-        vCPUs of a guest, each on a core of its own. Default: the host's cores, evenly.
+        vCPUs of a guest, each on a core of its own. Default: an equal share of the host's cores.
     memory_mib : int
-        Of each guest.
+        Memory of each guest.
     bridge : str
-        The hosts' bridge, on the network that the guests are to be on.
+        Bridge of the hosts to the guests' network.
     network : str
-        Their network; guests have its addresses from number `first` on.
+        The guests' network; they get its addresses from number `first` on.
     mtu : int
-        The bridge's (65520 on IP over InfiniBand, as in the report; 9000 on good Ethernet).
+        MTU of the bridge (65520 on IP over InfiniBand, as in the report; 9000 on good Ethernet).
     emulate : bool
-        ``type='qemu'``, without KVM: to try things out; many times slower.
+        ``type='qemu'``, without KVM: for tests; many times slower.
     huge_pages : bool
-        Guests' memory in huge pages of 2 MB, which the host must have reserved.
+        Use huge pages of 2 MB, which the host must have reserved, for the guests' memory.
     """
 
     name: str = "vc"
@@ -60,7 +60,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", self.name):
-            raise ValueError(f"name {self.name!r}: lower-case letters, digits and - only")
+            raise ValueError(
+                f"name {self.name!r}: it may contain lower-case letters, digits and - only"
+            )
         for what, value, least in (
             ("hosts", self.hosts, 1),
             ("guests", self.guests, 1),
@@ -69,9 +71,9 @@ class Options:
             ("first", self.first, 1),
         ):
             if value < least:
-                raise ValueError(f"{what}={value}: at least {least}")
+                raise ValueError(f"{what}={value}: it must be at least {least}")
         if self.memory_mib % PAGE_MIB:
-            raise ValueError(f"memory={self.memory_mib} MiB: a multiple of {PAGE_MIB}")
+            raise ValueError(f"memory={self.memory_mib} MiB: it must be a multiple of {PAGE_MIB}")
         room = self.net.num_addresses - self.first - 1
         if self.hosts * self.guests > room:
             raise ValueError(
@@ -84,7 +86,7 @@ class Options:
         return ipaddress.IPv4Network(self.network)
 
     def address(self, number: int) -> str:
-        """The address of the guest with this number in the whole cluster."""
+        """Return the address of a guest, by its number in the cluster."""
         return str(self.net[self.first + number])
 
     def hostname(self, number: int) -> str:
@@ -104,7 +106,7 @@ class Guest:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The host's core for each vCPU."""
+        """Return the host's core of each vCPU."""
         return tuple(cpu for cell in self.cells for cpu in cell.cpus)
 
     @property
@@ -113,7 +115,7 @@ class Guest:
 
 
 def guests_of(options: Options, host: int, cells: Sequence[Cell]) -> list[Guest]:
-    """The guests of one host, whose cores are given. Raises `ValueError` if they do not fit."""
+    """Return the guests of a host with these cores. Raises `ValueError` if they do not fit."""
     found = []
     for index, share in enumerate(shares(cells, options.guests, options.cpus)):
         number = host * options.guests + index
@@ -127,15 +129,15 @@ def guests_of(options: Options, host: int, cells: Sequence[Cell]) -> list[Guest]
 
 
 def parse_memory(text: str) -> int:
-    """``"8G"`` in MiB. Raises `ValueError`."""
+    """Convert ``"8G"`` to MiB. Raises `ValueError`."""
     match = re.fullmatch(r"(\d+)([MGT])(iB)?", text)
     if match is None:
-        raise ValueError(f"memory {text!r}: a whole number and M, G or T, as in 8G")
+        raise ValueError(f"memory {text!r}: give a whole number and M, G or T, as in 8G")
     return int(match[1]) * UNITS[match[2]]
 
 
 def split_memory(guest: Guest) -> list[int]:
-    """MiB of each of a guest's cells, by its cores, in whole huge pages."""
+    """Divide a guest's memory (MiB) among its cells by their cores, in whole huge pages."""
     pages, cpus = guest.memory_mib // PAGE_MIB, len(guest.cpus)
     found = [pages * len(cell.cpus) // cpus for cell in guest.cells]
     found[0] += pages - sum(found)

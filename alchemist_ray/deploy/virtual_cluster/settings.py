@@ -1,4 +1,4 @@
-"""What a guest is told: lines of shell that its init reads, from QEMU's firmware configuration."""
+"""Settings of a guest: lines of shell that its init reads from QEMU's firmware configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alchemist_ray.deploy.virtual_cluster.options import MEBI, PORT, STORE_SHARE
 
 
 def settings(options: Options, guest: Guest, token: str) -> str:
-    """A guest's name, addresses, and how Ray is to be started in it."""
+    """Return a guest's name, addresses and parameters of Ray."""
     everybody = range(options.hosts * options.guests)
     hosts = "\n".join(f"{options.address(n)} {options.hostname(n)}" for n in everybody)
     told = {

@@ -1,4 +1,4 @@
-"""A host's cores by NUMA node, and how guests share them: each vCPU a core of its own."""
+"""A host's cores by NUMA node, and their assignment to guests: one core per vCPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cell:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """``"0-3,8"`` is 0, 1, 2, 3, 8. Raises `ValueError`."""
+    """Convert ``"0-3,8"`` to 0, 1, 2, 3, 8. Raises `ValueError`."""
     found: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -28,7 +28,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """The same the other way: 0, 1, 2, 3, 8 is ``"0-3,8"``."""
+    """Convert 0, 1, 2, 3, 8 to ``"0-3,8"``."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][1] == cpu - 1:
@@ -49,15 +49,15 @@ def parse(text: str) -> tuple[Cell, ...]:
     try:
         cells = tuple(Cell(i, parse_cpus(part)) for i, part in enumerate(text.split(";")))
     except ValueError:
-        raise ValueError(f"{text!r}: cores by NUMA node are written as in 0-15;16-31") from None
+        raise ValueError(f"{text!r}: write cores by NUMA node as in 0-15;16-31") from None
     cpus = [cpu for cell in cells for cpu in cell.cpus]
     if not cpus or len(set(cpus)) < len(cpus):
-        raise ValueError(f"{text!r}: each core is in one NUMA node, and there is one at least")
+        raise ValueError(f"{text!r}: give at least one core, and each core in one NUMA node")
     return cells
 
 
 def here(nodes: Path = NODES) -> tuple[Cell, ...]:
-    """The cores that this process may use: a job's, in a job."""
+    """Return the cores that this process may use by NUMA node: in a job, the job's."""
     usable = os.sched_getaffinity(0)
     cells = []
     for path in sorted(nodes.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
@@ -68,7 +68,7 @@ def here(nodes: Path = NODES) -> tuple[Cell, ...]:
 
 
 def shares(cells: Sequence[Cell], guests: int, cpus: int | None) -> list[tuple[Cell, ...]]:
-    """The cores of each guest: as many for all, in order, so that few guests span NUMA nodes.
+    """Return the cores of each guest: equally many, in order, so that few guests span NUMA nodes.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def shares(cells: Sequence[Cell], guests: int, cpus: int | None) -> list[tuple[C
     if each < 1 or each * guests > len(every):
         raise ValueError(
             f"{guests} guests with {max(each, 1)} cores each do not fit on a host with "
-            f"{len(every)}: fewer guests or cores; no two vCPUs share a core"
+            f"{len(every)}: use fewer guests or cores; vCPUs do not share cores"
         )
     found = []
     for guest in range(guests):

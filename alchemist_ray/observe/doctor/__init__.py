@@ -1,1 +1,1 @@
-"""``alchemist doctor``: what an MPI user trips over, looked for on every node."""
+"""``alchemist doctor``: checks every node for common problems of Ray and MPI."""

@@ -27,7 +27,7 @@ PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time
 
 
 class Probe:
-    """The checks of one node.
+    """The checks of a node.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ def test_a_sites_own_pmi_and_options() -> None:
 def test_ranks_are_numbered_as_slurm_does() -> None:
     srun = LAUNCHERS["srun"](JOB)
     assert srun.order(["nid12", "nid09", "nid10"]) == [1, 2, 0]
-    with pytest.raises(LaunchError, match=r"login1 is no node of Slurm job 4711 \(nid09, nid10"):
+    with pytest.raises(LaunchError, match=r"login1 is not a node of Slurm job 4711 \(nid09, nid10"):
         srun.order(["nid09", "login1"])
     assert LAUNCHERS["pmi"]().order(["nid12", "nid09"]) == [0, 1]
 
@@ -96,7 +96,7 @@ def test_srun_outside_a_job_or_without_srun(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(LaunchError, match=r"alchemist slurm run.*launcher='pmi'"):
         LAUNCHERS["srun"]({}).order(["a"])
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LaunchError, match="there is no program 'srun'; ALCHEMIST_SRUN names one"):
+    with pytest.raises(LaunchError, match="there is no program 'srun'; ALCHEMIST_SRUN sets one"):
         LAUNCHERS["srun"](JOB).specs(plan(1))
 
 
@@ -131,7 +131,7 @@ def test_a_launcher_is_chosen_by_the_site_unless_one_is_named(
     assert chosen("auto") == "srun"
     assert chosen("mpiexec") == "mpiexec"
     monkeypatch.setenv("ALCHEMIST_LAUNCHER", "rsh")
-    with pytest.raises(ValueError, match="ALCHEMIST_LAUNCHER='rsh': it is one of auto, pmi"):
+    with pytest.raises(ValueError, match="ALCHEMIST_LAUNCHER='rsh': it must be one of auto, pmi"):
         chosen("auto")
     monkeypatch.setenv("ALCHEMIST_SRUN_MPI", "pmix")
     assert settings() == {"ALCHEMIST_SRUN_MPI": "pmix"}

@@ -176,11 +176,11 @@ def test_settings_are_words_of_a_shell() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--guests", "0"], "guests=0: at least 1"),
+        (["--guests", "0"], "guests=0: it must be at least 1"),
         (["--memory", "lots"], "memory 'lots'"),
         (["--memory", "1025M"], "a multiple of 2"),
         (["--name", "My Cluster"], "name 'My Cluster'"),
-        (["--cells", "0-3;3"], "each core is in one NUMA node"),
+        (["--cells", "0-3;3"], "each core in one NUMA node"),
         (["--cells", "all"], "as in 0-15;16-31"),
         (["--cells", "0-3", "--guests", "5"], "5 guests with 1 cores each do not fit"),
         (["--network", "10.78.0.0/29"], "do not fit into 10.78.0.0/29"),
@@ -206,7 +206,7 @@ def test_memory_is_read_with_its_unit() -> None:
 def test_huge_pages_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
     pages = tmp_path / "free_hugepages"
     pages.write_text("100\n")
-    with pytest.raises(JobError, match=r"100 free huge pages of 2 MB .* 1024: .*nr_hugepages=1024"):
+    with pytest.raises(JobError, match=r"100 free huge pages of 2 MB, .* 1024: .*nr_hugepages=1024"):
         host.check_pages(Options(guests=2, memory_mib=1024), pages)
     host.check_pages(Options(guests=2, memory_mib=1024, emulate=True), pages)
     host.check_pages(Options(guests=2, memory_mib=1024, huge_pages=False), pages)

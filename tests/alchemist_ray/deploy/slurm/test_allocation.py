@@ -79,7 +79,7 @@ def test_lists_of_nodes(text: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["a[1", "a[x-y]", "a[]"])
 def test_what_is_no_list_of_nodes(text: str) -> None:
-    with pytest.raises(ValueError, match="no list of nodes"):
+    with pytest.raises(ValueError, match="is not a list of nodes"):
         expand(text)
 
 
