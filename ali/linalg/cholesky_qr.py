@@ -10,15 +10,16 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import Array, panel_width, panels
+from ali.blocks import Array, block, panel_width, panels
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 TALL = 4  # times as many rows as columns on each rank: below, TSQR costs no more
 DEPARTURE = 0.1  # of the first factor from orthonormal columns; the second then is orthonormal
 
 
-def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[Array, Array] | None:
+def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[DistMatrix, DistMatrix] | None:
     """``X = Q R`` with orthonormal Q and a real diagonal > 0 of R, if X allows it. Collective.
 
     Parameters
@@ -30,11 +31,11 @@ def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[Array, Array] | Non
 
     Returns
     -------
-    q : ndarray, shape (local_m, n)
-    r : ndarray, shape (n, n)
-        On every rank, the same bits. None instead of both if X has not `TALL` times as many rows
-        as columns on each rank, if its condition number exceeds about the inverse root of the
-        machine epsilon, or if it holds NaN or inf. All ranks return None alike.
+    Q : DistMatrix, shape (m, n), VC_STAR
+    R : DistMatrix, shape (n, n), VC_STAR
+        None instead of both, on all ranks, if a rank has less than `TALL` n rows, if the condition
+        number of X exceeds about the inverse root of the machine epsilon, or if X holds NaN or
+        inf.
 
     Notes
     -----
@@ -47,7 +48,8 @@ def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[Array, Array] | Non
     first = _factor(ctx, _gram(ctx, local), n, orthonormal=False)
     if first is None:
         return None
-    q = np.empty(local.shape, local.dtype, order="F")
+    Q = ctx.empty((m, n), local.dtype)
+    q = block(Q)
     _divide(ctx, local, first, q)
     second = _factor(ctx, _gram(ctx, q), n, orthonormal=True)
     if second is None:
@@ -55,7 +57,7 @@ def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[Array, Array] | Non
     _divide(ctx, q, second, q)
     r = second @ first
     ctx.comm.Bcast(r)  # products may be rounded differently on each rank
-    return q, r
+    return Q, ctx.new_replicated(r, "VC_STAR")
 
 
 def _gram(ctx: Context, local: Array) -> Array:

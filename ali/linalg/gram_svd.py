@@ -34,7 +34,7 @@ def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Arra
     Notes
     -----
     ``local_m n^2`` flops (twice that where complex), ``n^2`` words up a tree of ranks, then
-    ``9 n^3`` flops at most on rank 0; memory ``2 n^2`` words and a
+    ``9 n^3`` flops at most on rank 0; memory ``3 n^2`` words and a
     panel of 32 MiB.
     """
     n, dtype = local.shape[1], local.dtype

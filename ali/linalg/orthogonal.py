@@ -35,11 +35,12 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     -----
     Where m/ranks >= 4 n and the condition number of A is below about the inverse root of the
     machine epsilon (1e7 in float64), CholeskyQR2: ``4 m n^2 / ranks`` flops in products of
-    matrices, ``4 n^2`` words in ``4 log2(ranks)`` messages. Otherwise TSQR:
-    ``4 m n^2 / ranks + O(n^3 log ranks)`` flops, ``2 n^2`` words in ``2 log2(ranks)`` messages,
-    ``2 m n / ranks + n^2 log ranks`` words of memory. In TSQR ranks with at most n rows pass them
-    on unchanged: the closer A is to square, the more of it is gathered on rank 0 and factored
-    there; for m = n all of it (``m n`` memory, ``4 m n^2`` flops on rank 0). A wide A is cut into
+    matrices, ``4 n^2`` words in ``4 log2(ranks)`` messages, Q, R and a panel of 32 MiB.
+    Otherwise TSQR: ``4 m n^2 / ranks + O(n^3 log ranks)`` flops, ``2 n^2`` words in
+    ``2 log2(ranks)`` messages, ``2 m n / ranks + n^2 log ranks`` words of memory. In TSQR ranks
+    with at most n rows pass them on unchanged: the closer A is to square, the more of it is
+    gathered on rank 0 and factored there; for m = n all of it (``m n`` memory, ``4 m n^2`` flops on
+    rank 0). A wide A is cut into
     ``[A1 A2]`` with a square A1 and ``R = [R1  Q^H A2]``. Q is orthonormal to rounding either
     way. Sources: Fukaya et al. 2020 (CholeskyQR2); Demmel, Grigori, Hoemmen, Langou 2012 (TSQR).
     """
@@ -47,7 +48,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     local = floating(block(ctx.to_layout(A, "VC_STAR")))
     found = cholesky_qr(ctx, local, m)
     if found is not None:
-        return ctx.new_from_rows(found[0], m), ctx.new_replicated(found[1], "VC_STAR")
+        return found
     factors = TallQR(ctx.comm, local[:, :k])
     signs: Array | None = None
     corner = ctx.empty((k, k), local.dtype, "CIRC_CIRC")  # whole on rank 0
@@ -101,9 +102,10 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     With s = min(m, n), l = max(m, n): the triangle of TSQR of ``[A B]`` if A is tall (Q is not
     formed), TSQR of A^H if it is wide; then the SVD of an s x s triangle on rank 0:
     ``2 l s (s + r) / ranks`` flops (``4 l s^2 / ranks`` if wide) ``+ O(s^3 log ranks) + 20 s^3``.
-    Words: ``(s + r)^2 log2(ranks)``. Memory: ``2 l (s + r) / ranks``, and ``4 s^2 + s r`` on rank
-    0: suitable for s up to some thousands. Sources: LAPACK's gelsd (the same result); Demmel et
-    al. 2012 (TSQR); Golub, Van Loan, 4th ed., 5.3.3 (QR of ``[A B]``).
+    Words: ``(s + r)^2 log2(ranks)``. Memory: ``l (s + r) / ranks`` (twice that if
+    wide), and ``4 s^2 + s r`` on rank 0: suitable for s up to some thousands. Sources:
+    LAPACK's gelsd (the same result); Demmel et al. 2012 (TSQR); Golub, Van Loan, 4th ed., 5.3.3
+    (QR of ``[A B]``).
     """
     (m, n), r = A.shape, B.shape[1]
     require(
@@ -119,7 +121,9 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
     _refuse_nonfinite(ctx, "lstsq", tall, right)
     # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
-    factors = TallQR(ctx.comm, tall if wide else np.hstack([tall, right]), vectors=wide)
+    factors = TallQR(
+        ctx.comm, tall if wide else _stacked(tall, right), vectors=wide, overwrite=not wide
+    )
     X = np.empty((small, r), dtype)
     if factors.r is not None:
         triangle = factors.r[:small, :small]
@@ -163,8 +167,8 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     TSQR of ``[A B; sqrt(lam) I 0]`` (of ``[A^H; sqrt(lam) I]`` if A is wide): no normal equations
     square the condition. With s = min(m, n), l = max(m, n): ``2 l s (s + r) / ranks +
     O(s^3 log ranks)`` flops (wide: ``4 l s^2 / ranks``), ``(s + r)^2 log2(ranks)`` words, memory
-    ``2 l (s + r) / ranks + s^2 log ranks``: suitable for s up to some thousands; for more use
-    `conjugate_gradient` or `random_features_ridge`. Source: Golub, Van Loan, "Matrix
+    ``l (s + r) / ranks + s^2 log ranks`` (wide: twice that): suitable for s up to some thousands;
+    for more use `conjugate_gradient` or `random_features_ridge`. Source: Golub, Van Loan, "Matrix
     Computations", 4th ed., 6.1.
     """
     (m, n), r = A.shape, B.shape[1]
@@ -181,11 +185,10 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     _refuse_nonfinite(ctx, "ridge", tall, right)
     count = tall.shape[0]
-    if not wide:
-        tall = np.hstack([tall, right])
-    if ctx.rank == 0:
-        tall = np.concatenate([tall, lam**0.5 * np.eye(small, tall.shape[1], dtype=dtype)])
-    factors = TallQR(ctx.comm, tall, vectors=wide)
+    # Rank 0 appends the rows of sqrt(lam) I.
+    whole = _stacked(tall, None if wide else right, small if ctx.rank == 0 else 0)
+    np.fill_diagonal(whole[count:, :small], lam**0.5)
+    factors = TallQR(ctx.comm, whole, vectors=wide, overwrite=True)
     X = np.empty((small, r), dtype)
     if wide:  # X = A^H (A A^H + lam)^-1 B, and Q R = [A^H; sqrt(lam)]: X is the top of Q R^-H B
         if factors.r is not None:
@@ -197,6 +200,17 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
         X[...] = scipy.linalg.solve_triangular(triangle, side, check_finite=False)
     ctx.comm.Bcast(X)
     return ctx.new_replicated(X, "VC_STAR")
+
+
+def _stacked(left: Array, right: Array | None, more: int = 0) -> Array:
+    """``[left right]`` in Fortran order, with `more` rows of zeros."""
+    m, n = left.shape
+    width = n + (0 if right is None else right.shape[1])
+    whole = np.zeros((m + more, width), left.dtype, order="F")
+    whole[:m, :n] = left
+    if right is not None:
+        whole[:m, n:] = right
+    return whole
 
 
 def _refuse_nonfinite(ctx: Context, name: str, *arrays: Array) -> None:

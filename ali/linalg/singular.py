@@ -54,7 +54,8 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     -----
     With l = max(m, n): TSQR of A (or A^T) gives a k x k triangle, whose SVD is computed on
     rank 0: ``6 l k^2 / ranks + 20 k^3`` flops, ``3 k^2`` words in each of ``log2(ranks)`` messages;
-    memory ``2 l k / ranks``, and ``4 k^2`` on rank 0: suitable for k up to some thousands.
+    memory ``2 l k / ranks``, and up to ``10 k^2`` on rank 0 (measured): suitable for k up to some
+    thousands.
     Sources: Demmel et al. 2012 (TSQR); LAPACK's gesdd.
     """
     return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
@@ -129,7 +130,7 @@ def truncated_svd(
     on rank 0; memory ``s k`` on each rank and ``2 l k / ranks``.
 
     Gram: ``m n s / ranks`` flops in products of matrices, one pass over A, ``s^2`` words up a tree
-    of ranks, ``9 s^3`` flops at most on rank 0; memory ``2 s^2 + 2 l rank / ranks`` on each rank.
+    of ranks, ``9 s^3`` flops at most on rank 0; memory ``3 s^2 + 2 l rank / ranks`` on each rank.
 
     Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
     Demmel et al. 2012 (TSQR); Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4
@@ -184,7 +185,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     Notes
     -----
     As `svd` without vectors, and Q is not formed: with s = min(m, n), l = max(m, n),
-    ``2 l s^2 / ranks`` flops, ``3 s^3`` on rank 0, and a copy of A while its rank factors it.
+    ``2 l s^2 / ranks`` flops, ``3 s^3`` on rank 0, and a copy of A.
     """
     return ctx.new_replicated(singular_values(ctx, "svdvals", A))
 
