@@ -100,6 +100,7 @@ def test_a_cancelled_ray_task_cancels_its_call(gang: Gang) -> None:
     assert time.monotonic() - start < ERROR_LIMIT_S
 
 
+@pytest.mark.alone
 def test_a_call_that_waits_for_another_can_be_cancelled(gang: Gang) -> None:
     first = gang.lib.late.remote(-1, 1.0)
     time.sleep(0.1)

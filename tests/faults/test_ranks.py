@@ -115,6 +115,7 @@ def test_a_gang_outlives_many_failing_calls(gang: Gang) -> None:
     assert gang.works()
 
 
+@pytest.mark.alone
 def test_ranks_that_return_late_from_a_failed_call_keep_their_gang(gang: Gang) -> None:
     start = time.monotonic()
     with pytest.raises(RoutineError, match="before the others") as caught:

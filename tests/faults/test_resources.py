@@ -35,6 +35,7 @@ pytestmark = pytest.mark.timeout(60, func_only=True)
 # --- CPUs ---
 
 
+@pytest.mark.alone
 def test_more_workers_than_the_cluster_has_are_refused_at_once(gang: Gang) -> None:
     before = left()
     with AlchemistSession() as session:
