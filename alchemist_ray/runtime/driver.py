@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import cache
 from typing import Any
 
 import ray
@@ -34,9 +35,14 @@ PREWARM_NODES = 64  # agents of larger clusters start with the first gang on the
 
 def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
     """An actor of this class, or the one of that name if the options ask for it."""
-    remote: Any = ray.remote(kind)
-    handle: ActorHandle = remote.options(**options).remote(*args)
+    handle: ActorHandle = _actor_class(kind).options(**options).remote(*args)
     return handle
+
+
+@cache
+def _actor_class(kind: type) -> Any:
+    """Ray keeps 15 KB for every actor class that is made, so each is made once."""
+    return ray.remote(kind)
 
 
 class Driver:
