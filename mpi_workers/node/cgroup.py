@@ -24,7 +24,7 @@ class OomWatch:
         return self._cgroup.limit() if self._cgroup is not None else None
 
     def explained(self, status: int, words: str) -> str:
-        """How a process ended, in words; with the kernel's reason, if it had one to kill."""
+        """`words`, how a process ended, or that the OOM killer has killed it and why."""
         if not (status & 0x7F == signal.SIGKILL and self._kills() > self._before):
             return words
         self._before = self._kills()
