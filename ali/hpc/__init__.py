@@ -1,7 +1,7 @@
-"""What a machine gives to ranks: which MPI, over which network, how fast.
+"""The MPI and the network of the ranks, and their speed.
 
-Behind ``alchemist doctor`` (`about`) and ``alchemist bench hpc`` (the others). Every routine
-returns the same on all ranks; rates are as each rank has them while all of them work, as in HPCC's
+``alchemist doctor`` calls `about`, ``alchemist bench hpc`` the other routines. Every routine
+returns the same on all ranks. Rates are those of each rank while all ranks work, as in HPCC's
 "embarrassingly parallel" and ping-pong tests.
 """
 

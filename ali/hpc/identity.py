@@ -1,4 +1,4 @@
-"""What each rank says of itself: the MPI that it has loaded, its place, the way it talks."""
+"""Facts about each rank: the MPI library that it loaded, its host, its network."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from ali.interface import Context, routine
 from ali.mpi_family import is_open_mpi, mpi_file, our_mpi
 
 ESTABLISHED = "01"
-# Device files of fabrics that do not show as TCP connections.
+# Device files of fabrics, which do not appear as TCP connections.
 FABRICS = re.compile(r"/dev/(infiniband/uverbs|cxi|kgni|hfi1_|knem|xpmem)\w*")
 
 
 @routine("ranks")
 def about(ctx: Context) -> list[str]:
-    """What every rank says of itself, each as a JSON object.
+    """Facts about every rank, each as a JSON object.
 
     Returns
     -------
     ranks : list of str
-        In rank order: `rank`, `size`, `host`, `pid`; `library` (the file of the MPI that is
-        loaded), `version` (its own words), `family`; `threads` (of its BLAS), `cores` (that it may
-        run on); `addresses` (its ends of connections to other hosts' ranks) and `fabrics`
-        (device files that it has open).
+        In rank order: `rank`, `size`, `host`, `pid`; `library` (the file of the loaded MPI),
+        `version` (as MPI reports it), `family`; `threads` (of BLAS), `cores` (that the rank may
+        run on); `addresses` (local addresses of its connections to ranks on other hosts) and
+        `fabrics` (open device files).
 
     Notes
     -----
-    Ranks exchange a message first, so that what is connected only when it is used shows.
+    Ranks exchange a message first, so that connections that MPI opens on first use exist.
     """
     comm = ctx.comm
     comm.alltoall([ctx.rank] * ctx.size)
     files = _open_files()
-    told = {
+    facts = {
         "rank": ctx.rank,
         "size": ctx.size,
         "host": os.uname().nodename,
@@ -51,19 +51,19 @@ def about(ctx: Context) -> list[str]:
         "addresses": sorted(set(_addresses(files))),
         "fabrics": sorted({found[1] for f in files if (found := FABRICS.match(f))}),
     }
-    everybody: list[str] = comm.allgather(json.dumps(told))
-    return everybody
+    of_all_ranks: list[str] = comm.allgather(json.dumps(facts))
+    return of_all_ranks
 
 
 def family(library: str) -> str:
-    """The ABI of an MPI library that is loaded: who else's programs can run on it."""
+    """The ABI of a loaded MPI library: programs built for the same ABI can use it."""
     if is_open_mpi():
         return "Open MPI"
     return "standard MPI ABI" if "libmpi_abi" in Path(library).name else "MPICH ABI"
 
 
 def in_this_process() -> dict[str, str]:
-    """What a process that is no rank finds when it imports mpi4py: `library`, `version`, `family`.
+    """`library`, `version` and `family` of the MPI of this process, which need not be a rank.
 
     Does not initialise MPI.
     """
@@ -75,7 +75,7 @@ def _open_files() -> list[str]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             found.append(os.readlink(entry))
-        except OSError:  # the one with which the folder was read
+        except OSError:  # the descriptor of the folder itself
             continue
     return found
 
@@ -93,5 +93,5 @@ def _addresses(files: list[str]) -> list[str]:
 
 
 def _address(field: str) -> str:
-    """``0100007F:1F90`` is 127.0.0.1, as the kernel prints a word of network order."""
+    """Decode ``0100007F:1F90`` (127.0.0.1): the kernel prints a word in network byte order."""
     return socket.inet_ntoa(struct.pack("=I", int(field.partition(":")[0], 16)))

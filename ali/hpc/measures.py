@@ -1,8 +1,8 @@
 """Rates and times of ranks: products, copies, messages.
 
-Messages go through mpi4py's calls with buffers, and through MPI's own blocking calls, not the
-gang's waits that can be interrupted: what is measured is MPI. Python adds about a microsecond to
-a message, the same on every machine: a latency below that cannot be told here (HPCC can).
+Messages use mpi4py's buffer calls and MPI's blocking calls, not the gang's interruptible waits, so
+that they measure MPI. Python adds about a microsecond to a message on every machine: smaller
+latencies cannot be measured here (use HPCC).
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ MAX_NBYTES = 1 << 30  # 1 GiB
 
 @routine("gflops")
 def matmul(ctx: Context, n: int = 1000, seconds: float = 1.0) -> list[float]:
-    """GFLOP/s of every rank in products of its own float64 n x n matrices, all at once.
+    """GFLOP/s of every rank in products of local float64 n x n matrices, all ranks at once.
 
-    NumPy's BLAS with the gang's number of threads; the best of as many products as fit into
-    `seconds` (at least two). Memory: 24 n^2 bytes a rank.
+    NumPy's BLAS with the gang's number of threads. The best of all products within `seconds` (at
+    least two). Memory: 24 n^2 bytes a rank.
 
     Raises
     ------
     Failure
-        BadArgumentError for an n that is not positive, or too large.
+        BadArgumentError if n is not positive or is too large.
     """
-    _checked("n", n, int((MAX_NBYTES / 8) ** 0.5))
+    _check_range("n", n, int((MAX_NBYTES / 8) ** 0.5))
     rng = np.random.default_rng(ctx.rank)
     A, B = rng.random((n, n)), rng.random((n, n))
     C = np.empty((n, n))
-    best_s = _alone(ctx, lambda: np.matmul(A, B, out=C), seconds)
+    best_s = _best_time(ctx, lambda: np.matmul(A, B, out=C), seconds)
     return _rates(ctx, 2e-9 * n**3 / best_s)
 
 
 @routine("rates")
 def copy(ctx: Context, nbytes: int = 64 << 20, seconds: float = 0.5) -> list[float]:
-    """GB/s of every rank in copies between two arrays of its own, all at once.
+    """GB/s of every rank in copies between two local arrays, all ranks at once.
 
-    As STREAM counts them: `nbytes` read and `nbytes` written. The arrays should be larger than
-    the caches. Memory: 2 nbytes a rank.
+    Counted as in STREAM: `nbytes` read and `nbytes` written. The arrays should be larger than the
+    caches. Memory: 2 nbytes a rank.
 
     Raises
     ------
     Failure
-        BadArgumentError for a number of bytes that is not positive, or too large.
+        BadArgumentError if `nbytes` is not positive or is too large.
     """
-    _checked("nbytes", nbytes, MAX_NBYTES)
+    _check_range("nbytes", nbytes, MAX_NBYTES)
     source, target = np.ones(-(-nbytes // 8)), np.zeros(-(-nbytes // 8))
-    best_s = _alone(ctx, lambda: np.copyto(target, source), seconds)
+    best_s = _best_time(ctx, lambda: np.copyto(target, source), seconds)
     return _rates(ctx, 2e-9 * source.nbytes / best_s)
 
 
@@ -63,29 +63,29 @@ def copy(ctx: Context, nbytes: int = 64 << 20, seconds: float = 0.5) -> list[flo
 def ping_pong(
     ctx: Context, sizes: list[int], first: int = 0, second: int = -1, seconds: float = 0.2
 ) -> list[float]:
-    """Seconds that a message takes one way between two ranks, for each size in bytes.
+    """Seconds of a message one way between two ranks, for each size in bytes.
 
-    Half of the median round trip, from as many as fit into `seconds` for each size. The other
-    ranks wait without using their cores.
+    Half of the median round trip within `seconds` for each size. The other ranks wait without
+    using their cores.
 
     Raises
     ------
     Failure
-        BadArgumentError if they are one rank, or no ranks, or for a size that is negative or too
+        BadArgumentError if the two ranks are equal or out of range, or a size is negative or too
         large.
     """
     for size in sizes:
-        _checked("sizes", size, MAX_NBYTES, least=0)
+        _check_range("sizes", size, MAX_NBYTES, least=0)
     ranks = [index + ctx.size if index < 0 else index for index in (first, second)]
     if len(set(ranks)) < 2 or not all(0 <= rank < ctx.size for rank in ranks):
         raise Failure(
             "BadArgumentError",
-            f"ping_pong: ranks {first} and {second} are no two of this gang's {ctx.size}",
+            f"ping_pong: ranks {first} and {second} are not two different ranks of {ctx.size}",
         )
     found = [_ping_pong(ctx, size, ranks, seconds) for size in sizes]
     ctx.comm.Barrier()
-    everybody: list[list[float]] = ctx.comm.allgather(found)
-    return everybody[ranks[0]]
+    of_all_ranks: list[list[float]] = ctx.comm.allgather(found)
+    return of_all_ranks[ranks[0]]
 
 
 def _ping_pong(ctx: Context, size: int, ranks: list[int], seconds: float) -> float:
@@ -108,7 +108,7 @@ def _ping_pong(ctx: Context, size: int, ranks: list[int], seconds: float) -> flo
     for _ in range(WARM_UP):
         one_turn()
     took = (time.perf_counter() - start) / WARM_UP
-    if ctx.rank == ranks[0]:  # it says how many there will be
+    if ctx.rank == ranks[0]:  # it decides the number of turns
         turns[0] = _turns(took, seconds)
         MPI.Comm.Send(comm, turns, other)
     else:
@@ -126,15 +126,15 @@ def _ping_pong(ctx: Context, size: int, ranks: list[int], seconds: float) -> flo
 def allreduce(ctx: Context, sizes: list[int], seconds: float = 0.2) -> list[float]:
     """Seconds of a sum of float64 numbers over all ranks, for each size in bytes.
 
-    The median of the slowest rank's times, from as many as fit into `seconds` for each size.
+    The median of the slowest rank within `seconds` for each size.
 
     Raises
     ------
     Failure
-        BadArgumentError for a size below 8 or too large.
+        BadArgumentError if a size is below 8 or too large.
     """
     for size in sizes:
-        _checked("sizes", size, MAX_NBYTES, least=8)
+        _check_range("sizes", size, MAX_NBYTES, least=8)
     found = [_allreduce(ctx, size // 8, seconds) for size in sizes]
     return [max(times) for times in zip(*ctx.comm.allgather(found), strict=True)]
 
@@ -147,7 +147,7 @@ def _allreduce(ctx: Context, count: int, seconds: float) -> float:
     for _ in range(WARM_UP):
         MPI.Comm.Allreduce(comm, given, total)
     took = (time.perf_counter() - start) / WARM_UP
-    turns = comm.bcast(_turns(took, seconds))  # as many on all
+    turns = comm.bcast(_turns(took, seconds))  # the same number on all ranks
     times = np.empty(turns)
     for turn in range(turns):
         start = time.perf_counter()
@@ -158,8 +158,8 @@ def _allreduce(ctx: Context, count: int, seconds: float) -> float:
     return float(np.median(times))
 
 
-def _alone(ctx: Context, work: Callable[[], object], seconds: float) -> float:
-    """Seconds of the quickest turn of work that all ranks do at once, each on its own."""
+def _best_time(ctx: Context, work: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest turn of independent work on all ranks at once."""
     work()
     ctx.comm.Barrier()
     best_s = float("inf")
@@ -175,17 +175,17 @@ def _alone(ctx: Context, work: Callable[[], object], seconds: float) -> float:
 
 
 def _rates(ctx: Context, rate: float) -> list[float]:
-    everybody: list[float] = ctx.comm.allgather(rate)
-    return everybody
+    of_all_ranks: list[float] = ctx.comm.allgather(rate)
+    return of_all_ranks
 
 
 def _turns(took_s: float, seconds: float) -> int:
     return int(min(MAX_TURNS, max(3, seconds / max(took_s, 1e-7))))
 
 
-def _checked(name: str, value: int, most: int, least: int = 1) -> None:
+def _check_range(name: str, value: int, most: int, least: int = 1) -> None:
     if not least <= value <= most:
         raise Failure(
             "BadArgumentError",
-            f"{name}={value}: it is a whole number from {least} to {most}",
+            f"{name}={value}: it must be a whole number from {least} to {most}",
         )

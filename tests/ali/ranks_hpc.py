@@ -1,4 +1,4 @@
-"""What ranks say of themselves and measure, on real ranks."""
+"""Functions that test_hpc.py runs on ranks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def identities(gang: Gang) -> list[str]:
 
 
 def refusals(gang: Gang, calls: list[Any]) -> list[tuple[str, str]]:
-    """What comes of calls that must fail; each ends on all ranks alike."""
-    library, told = load("hpc"), []
+    """Kinds and messages of the failures of bad calls."""
+    library, failures = load("hpc"), []
     for routine, arguments in calls:
         try:
             library.call(gang, routine, arguments)
         except Failure as failure:
-            told.append((failure.kind, str(failure)))
+            failures.append((failure.kind, str(failure)))
     assert gang.comm.allreduce(1) == gang.size
-    return told
+    return failures
 
 
 def everything(gang: Gang) -> dict[str, Any]:
