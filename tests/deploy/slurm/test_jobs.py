@@ -120,6 +120,18 @@ def test_pbs_by_slurms_own_qsub(slurm: Slurm, submit: Any) -> None:
     assert_clean(slurm.nodes)
 
 
+@pytest.mark.parametrize("words", [("-N", 99), ("-N", 1, "-c", 999), ("-N", 1, "--mem", "9999G")])
+def test_a_job_that_can_never_start_is_refused_at_submission(
+    slurm: Slurm, words: tuple[str | int, ...]
+) -> None:
+    before = slurm.login("squeue", "--noheader")
+    said = slurm.login(*ALCHEMIST, "slurm", "submit", *words, "--", "true", check=False)
+    assert "JobError: " in said
+    assert "can never start" in said
+    assert "sinfo" in said
+    assert slurm.login("squeue", "--noheader") == before
+
+
 def test_what_sbatch_refuses_is_said(slurm: Slurm) -> None:
     said = slurm.login(
         *ALCHEMIST, "slurm", "submit", "-p", "nowhere", "--", "true", check=False, limit_s=60
