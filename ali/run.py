@@ -13,7 +13,6 @@ import io
 import linecache
 import os
 import pickle
-import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import cloudpickle
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.wire import result_file
 from mpi_workers.wire.values import NotPlain, decode, encode
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Find = Callable[[Any], DistMatrix]
 
-SIZES = struct.Struct("!Q")
 
 _running: Context | None = None
 
@@ -172,7 +171,7 @@ def _packed(
     if rank != 0:
         return pickler.found.matrices, None
     try:
-        write_result(path, file.getbuffer(), [buffer.raw() for buffer in pickler.buffers])
+        result_file.write(path, file.getbuffer(), [buffer.raw() for buffer in pickler.buffers])
     except OSError as error:
         raise Failure(
             "ResourceError",
@@ -181,17 +180,6 @@ def _packed(
             rank=rank,
         ) from error
     return pickler.found.matrices, {"file": path.name}
-
-
-def write_result(path: Path, pickled: memoryview, buffers: Sequence[memoryview]) -> None:
-    """Write a pickle and its buffers: the number of parts, the size of each, then the parts."""
-    parts = [pickled, *buffers]
-    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(SIZES.pack(len(parts)))
-        for part in parts:
-            file.write(SIZES.pack(part.nbytes))
-        for part in parts:
-            file.write(part)
 
 
 # --- scripts ----------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from alchemist_ray.errors import GroupFailedError, ResourceError
 from mpi_workers.node.cleanup import folders_of
+from mpi_workers.wire import result_file
 
 INLINE = 64 << 10  # 64 KiB: what is larger goes through the object store, once
-SIZES = struct.Struct("!Q")
 
 Data = bytes | list[Any]  # the bytes, or an ObjectRef of them in a list
 
@@ -63,7 +63,7 @@ def _write(folder: Path, name: str, content: Any) -> None:
 
 
 def parts(gang: str, name: str) -> list[NDArray[np.uint8]]:
-    """The parts of a result: a pickle and its buffers, as `ali.run.write_result` wrote them.
+    """The parts of a result (`mpi_workers.wire.result_file`).
 
     Raises
     ------
@@ -71,16 +71,6 @@ def parts(gang: str, name: str) -> list[NDArray[np.uint8]]:
         If it is not there: its gang has ended.
     """
     for folder in folders_of(gang):
-        try:
-            content = np.memmap(folder / name, np.uint8, mode="r")
-        except FileNotFoundError:
-            continue
-        count = int(content[: SIZES.size].view(">u8")[0])
-        first = SIZES.size * (1 + count)
-        sizes = content[SIZES.size : first].view(">u8").astype(np.int64)
-        ends = (first + np.cumsum(sizes)).tolist()
-        return [
-            np.asarray(content[start:end])
-            for start, end in zip([first, *ends[:-1]], ends, strict=True)
-        ]
+        with contextlib.suppress(FileNotFoundError):
+            return result_file.read(folder / name)
     raise GroupFailedError(f"the result {name} is gone, and its gang with it")
