@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import select
@@ -198,13 +199,7 @@ class Connection:
             # Read small frames whole, but leave the payload to be read in place.
             want = min(max(nbytes - len(self._buffer), 512), frames.READ_BYTES)
             try:
-                if self.take_fds:
-                    data, fds, _flags, _addr = socket.recv_fds(
-                        self.sock, want, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-                    )
-                    self._fds.extend(fds)
-                else:
-                    data = self.sock.recv(want)
+                data = self._recv_with_fds(want) if self.take_fds else self.sock.recv(want)
             except OSError as error:
                 if _is_own_timeout(error):
                     raise
@@ -212,6 +207,18 @@ class Connection:
             if not data:
                 raise ConnectionLost("the other end closed the connection")
             self._buffer += data
+
+    def _recv_with_fds(self, want: int) -> bytes:
+        # Not socket.recv_fds: it ignores its flags.
+        fds = array.array("i")
+        data, ancillary, _flags, _address = self.sock.recvmsg(
+            want, socket.CMSG_SPACE(MAX_FDS * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        self._fds.extend(fds)
+        return data
 
 
 def _is_own_timeout(error: OSError) -> bool:

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
+RETRY_S = 0.002
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -104,7 +106,7 @@ def dial(
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(timeout_s)
-            sock.connect(path)
+            _connect_unix(sock, path, timeout_s)
             check_peer(sock)
         except BaseException:
             sock.close()
@@ -117,6 +119,19 @@ def dial(
         raise ValueError(f"not an address: {address!r}")
     sock.settimeout(None)
     return sock
+
+
+def _connect_unix(sock: socket.socket, path: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock.connect(path)
+        except BlockingIOError:  # the listener's queue is full
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)
+        else:
+            return
 
 
 def check_peer(sock: socket.socket) -> None:

@@ -14,6 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_UID = 65534  # nobody
 
+# The interpreter may be in a folder that the other user cannot enter: it starts as root.
+BECOME_OTHER_USER = f"""
+import os, socket, sys
+os.setgroups([])
+os.setresgid({OTHER_UID}, {OTHER_UID}, {OTHER_UID})
+os.setresuid({OTHER_UID}, {OTHER_UID}, {OTHER_UID})
+"""
+
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -33,10 +41,7 @@ def other_user() -> Iterator[Spawn]:
 
     def spawn(program: str, *args: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", program, *args],
-            user=OTHER_UID,
-            group=OTHER_UID,
-            extra_groups=[],
+            [sys.executable, "-I", "-c", BECOME_OTHER_USER + program, *args],
             pass_fds=fds,
             cwd="/",
             stdin=subprocess.PIPE,
