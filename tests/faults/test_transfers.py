@@ -17,6 +17,7 @@ import ray
 
 from alchemist_ray.errors import AlchemistError, TransferError
 from alchemist_ray.gang import connection as gangs
+from alchemist_ray.transfer import fetching, sending
 from alchemist_ray.transfer.numpy_source import NumPySource
 from alchemist_ray.transfer.object_store import ObjectStoreSource
 from tests.faults.conftest import (
@@ -54,7 +55,8 @@ def halfway(monkeypatch: pytest.MonkeyPatch, cause: Callable[[], Any]) -> list[f
 
         yield moved
 
-    monkeypatch.setattr(gangs, "transfer_bar", bar)
+    for module in (sending, fetching):
+        monkeypatch.setattr(module, "transfer_bar", bar)
     return when
 
 
