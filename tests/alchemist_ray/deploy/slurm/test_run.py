@@ -57,12 +57,12 @@ def job(tmp_path: Path) -> Iterator[Any]:
     }
     started: list[subprocess.Popen[str]] = []
 
-    def start(seconds: float) -> subprocess.Popen[str]:
+    def start(seconds: float, *options: str) -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "alchemist_ray.cli", "pbs", "run", "--site", str(site)]
         program = [sys.executable, str(tmp_path / "program.py"), str(seconds)]
         started.append(
             subprocess.Popen(
-                [*words, "--", *program],
+                [*words, *options, "--", *program],
                 env=env,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -122,3 +122,18 @@ def test_a_program_that_cannot_start_is_reported(job: Any, tmp_path: Path) -> No
     process = job(0)
     _, said = process.communicate(timeout=100)
     assert process.returncode == 2, said  # python's own: no such file
+
+
+def test_a_node_that_does_not_start_is_named_in_the_last_line(job: Any, tmp_path: Path) -> None:
+    site = tmp_path / "here.toml"
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\necho waiting for the file system\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    site.write_text(site.read_text().replace('start = "env"', f'start = "{hangs}"'))
+    process = job(0, "--start-timeout", "2")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "waiting for the file system" in said
+    host = os.uname().nodename
+    wanted = f"the supervisors on {host} did not start: no progress in 2 s (--start-timeout)"
+    assert said.splitlines()[-1] == wanted
