@@ -34,7 +34,7 @@ def random_features(
     sigma : float
         Width of the kernel ``exp(-|x - y|^2 / (2 sigma^2))``, above 0.
     seed : int
-        The same seed gives the same features, whatever X and the number of ranks.
+        The same seed gives the same features, for any X and any number of ranks.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What test_linalg.py runs on the ranks: every routine against NumPy on the whole matrix."""
+"""Functions that test_linalg.py runs on ranks: routines against NumPy on the whole matrix."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def random_numbers(gang: Gang) -> dict[str, Any]:
 
 
 def refusals(gang: Gang) -> dict[str, Any]:
-    """What is refused before any message: rank 0 calls alone, and may not wait for the others."""
+    """Failures of bad calls. Only rank 0 calls: it must fail without waiting for other ranks."""
     ctx = Context(gang, {})
     A = ctx.zeros((4, 3), "float64")
     calls: dict[str, Callable[[], Any]] = {
@@ -253,7 +253,7 @@ def refusals(gang: Gang) -> dict[str, Any]:
 
 
 def troubles(gang: Gang) -> dict[str, list[str]]:
-    """Failures that show only on the way: every rank must leave with the same one."""
+    """Failures that appear during the computation: every rank must raise the same one."""
     check = Checks(gang)
     ctx = check.ctx
     found = {}
@@ -278,7 +278,7 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
 
 
 def nonfinite_passes(gang: Gang) -> list[Any]:
-    """NaN and inf go where the mathematics takes them, and nothing hangs."""
+    """NaN and inf propagate as in NumPy, and no rank hangs."""
     check = Checks(gang)
     a, b = values((9, 6), "float64"), values((6, 5), "float64", 1)
     a[2, 1], a[5, 3] = np.nan, np.inf
@@ -294,7 +294,7 @@ def nonfinite_passes(gang: Gang) -> list[Any]:
 
 
 def reproducible(gang: Gang) -> list[Any]:
-    """The same call gives the same bits, and telling progress does not lie."""
+    """The same call gives the same bits, and reported progress is plausible."""
     told: list[Any] = []
     storage = Storage(gang.rank, Pool(1 << 24, shared=False))
     mine = Gang(MPI.COMM_WORLD, storage, lambda fraction, text: told.append([fraction, text]))
@@ -307,7 +307,7 @@ def reproducible(gang: Gang) -> list[Any]:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    """All of it in one launch: starting ranks takes longer than most checks."""
+    """All checks in one launch: starting ranks takes longer than most checks."""
     functions = (
         products, grams, qrs, svds, norms, transposes, nonfinite_passes,
         random_numbers, refusals, troubles, reproducible,

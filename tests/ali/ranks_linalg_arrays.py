@@ -1,4 +1,4 @@
-"""What test_linalg_arrays.py runs on the ranks: matrices as NumPy has arrays."""
+"""Functions that test_linalg_arrays.py runs on ranks: matrices behave as NumPy's arrays."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def uniform_numbers(gang: Gang) -> dict[str, Any]:
 
 
 def refused(gang: Gang) -> dict[str, list[str]]:
-    """What every rank says of calls that cannot be."""
+    """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     A, B = ctx.zeros((4, 3), "float64"), ctx.zeros((3, 4), "float64")
     J, Z = ctx.zeros((4, 3), "int32"), ctx.zeros((4, 3), "complex64")

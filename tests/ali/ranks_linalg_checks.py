@@ -1,4 +1,4 @@
-"""How the checks of linalg compare with NumPy what ranks find, and what they start from."""
+"""Comparison of results on ranks with NumPy's, and input for the checks of linalg."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOATS = ("float32", "float64", "complex64", "complex128")
 
 
 class Checks:
-    """Collects what is wrong by more than rounding, on any of the ranks."""
+    """Collects the differences that exceed rounding, on all ranks."""
 
     def __init__(self, gang: Gang) -> None:
         self.ctx = Context(gang, {})
@@ -82,18 +82,18 @@ class Checks:
 
 
 def some(gang: Gang, *choices: Any) -> list[Any]:
-    """All combinations; of them every seventh where ranks crowd the machine.
+    """All combinations; every seventh of them on four ranks or more.
 
-    Seven divides the length of none of the lists, so that every choice has its turn.
+    Seven divides the length of none of the lists, so that every choice occurs.
     """
     return list(itertools.product(*choices))[:: 1 if gang.size < 4 else 7]
 
 
 def sample(gang: Gang, *choices: Any) -> list[Any]:
-    """Every eleventh of all combinations (29th where ranks crowd the machine), others on each
+    """Every eleventh of all combinations (29th on three ranks or more), different ones for each
     number of ranks.
 
-    Neither divides the length of any of the lists, so that every choice has its turn.
+    Neither divides the length of any of the lists, so that every choice occurs.
     """
     step = 11 if gang.size < 3 else 29
     return list(itertools.product(*map(list, choices)))[gang.size % step :: step]
@@ -111,7 +111,7 @@ def values(shape: Shape, dtype: str, seed: int = 0) -> Array:
 
 @contextmanager
 def small_panels() -> Iterator[None]:
-    """Panels and pieces of a few elements, so that there are many and the last is short."""
+    """Panels and blocks of a few elements, so that there are many and the last is short."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "PANEL", 600)
         patch.setattr(blocks, "CHUNK", 256)

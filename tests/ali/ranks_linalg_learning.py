@@ -1,4 +1,4 @@
-"""What test_linalg_learning.py runs on the ranks: components, clusters, kernel regression."""
+"""Functions that test_linalg_learning.py runs on ranks: components, clusters, kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def components(gang: Gang) -> list[Any]:
 
 
 def blobs(k: int, each: int) -> tuple[Array, Array]:
-    """Points around k centers far from each other, and which belongs to which."""
+    """Points around k centers far from each other, and their labels."""
     rng = np.random.default_rng(k)
     centers = 50 * rng.permutation(np.eye(k, 6))
     labels = np.arange(k * each) % k
@@ -144,7 +144,7 @@ def kernels(gang: Gang) -> dict[str, Any]:
 
 
 def refused(gang: Gang) -> dict[str, list[str]]:
-    """What every rank says of calls that cannot be."""
+    """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     A, Z = ctx.zeros((4, 3), "float64"), ctx.zeros((4, 3), "complex64")
     bad = linalg.full(ctx, 4, 3, float("nan"))

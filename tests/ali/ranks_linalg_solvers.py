@@ -1,4 +1,4 @@
-"""What test_linalg_solvers.py runs on the ranks: systems, decompositions, learning."""
+"""Functions that test_linalg_solvers.py runs on ranks: systems, decompositions, searches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def positive(n: int, dtype: str) -> Array:
 
 
 def well(n: int, dtype: str) -> Array:
-    """Of a small condition, and still in need of pivots: a large element below each zero."""
+    """Well-conditioned, but in need of pivots: a large element below each zero."""
     a = np.asarray(values((n, n), dtype) * 0.3)
     a = np.roll(a + (6 * np.eye(n)).astype(a.dtype), 1, axis=0)
     if n > 1:
@@ -107,7 +107,7 @@ def solutions(gang: Gang) -> list[Any]:
 
 
 def pivoting(gang: Gang) -> list[Any]:
-    """Where it goes wrong without pivots, and where ranks run out of rows early."""
+    """Matrices that fail without pivots, and those in which ranks run out of rows early."""
     check = Checks(gang)
     n = 30
     permuted = np.eye(n)[::-1] * np.arange(1, n + 1)
@@ -301,7 +301,7 @@ def everything(gang: Gang) -> dict[str, Any]:
 
 
 def troubles(gang: Gang) -> dict[str, list[str]]:
-    """What every rank says of matrices that are not what they should be."""
+    """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     check = Checks(gang)
     A = ctx.zeros((4, 3), "float64")

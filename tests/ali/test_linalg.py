@@ -26,7 +26,7 @@ def launch(ranks: int) -> dict[str, Any] | AssertionError:
 
 
 def results(ranks: int) -> dict[str, Any]:
-    """What all functions of ranks_linalg.py find on so many ranks; one launch, however it ends."""
+    """The results of all functions of ranks_linalg.py; one launch, also if it fails."""
     found = launch(ranks)
     if isinstance(found, AssertionError):
         raise found
@@ -86,7 +86,7 @@ def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
+def test_failures_during_a_computation_are_the_same_on_every_rank(ranks: int) -> None:
     found = results(ranks)["troubles"]
     assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
     words = {name: said[0] for name, said in found.items()}
@@ -100,7 +100,7 @@ def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_a_truncated_svd_is_reproducible_and_tells_its_progress(ranks: int) -> None:
+def test_a_truncated_svd_is_reproducible_and_reports_its_progress(ranks: int) -> None:
     same, told = results(ranks)["reproducible"]
     assert same
     fractions = [fraction for fraction, _ in told]
@@ -134,7 +134,7 @@ def test_the_plan_moves_the_least(
 
 
 def test_no_plan_is_worse_than_gathering_one_side() -> None:
-    """On one rank everything is free: any way will do, and the first is taken."""
+    """On one rank no algorithm communicates, and the first is chosen."""
     for left, right in itertools.product(("VC_STAR", "STAR_STAR"), repeat=2):
         assert (
             plan(Distribution(left, (5, 6), (1, 1)), Distribution(right, (6, 7), (1, 1))) == "rows"

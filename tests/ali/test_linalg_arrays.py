@@ -105,7 +105,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_what_cannot_be_is_refused_by_all_ranks_alike(ranks: int) -> None:
+def test_bad_calls_are_refused_by_all_ranks_alike(ranks: int) -> None:
     found = results(ranks)["refused"]
     assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
     wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(WORDS[name])}
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_by_all_ranks_alike(ranks: int) -> None:
 
 
 class Operand:
-    """What the choice of a layout looks at."""
+    """The attributes of a matrix that the choice of a layout reads."""
 
     def __init__(self, layout: str, shape: tuple[int, int], itemsize: int = 8) -> None:
         self.distribution = Distribution(layout, shape, (2, 2))
@@ -143,7 +143,7 @@ def test_the_smaller_dtype_moves() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_or_column_lies_where_the_matrix_does(layout: str) -> None:
+def test_a_row_or_column_is_on_the_ranks_of_the_matrix(layout: str) -> None:
     rows, cols = layout.split("_")
     circ = layout == "CIRC_CIRC"
     assert part_layout(layout, (1, 7), (5, 7)) == (layout if circ else f"STAR_{cols}")

@@ -45,7 +45,7 @@ def test_clusters_do_not_depend_on_the_number_of_ranks(ranks: int, data: str) ->
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_random_features_regress_as_the_normal_equations_say(ranks: int) -> None:
+def test_random_features_solve_the_normal_equations(ranks: int) -> None:
     found = results(ranks)["kernels"]
     done, wrong = found["checks"]
     assert wrong == []
@@ -78,7 +78,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_what_cannot_be_learnt_is_refused_by_all_ranks_alike(ranks: int) -> None:
+def test_bad_calls_are_refused_by_all_ranks_alike(ranks: int) -> None:
     found = results(ranks)["refused"]
     assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
     wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(WORDS[name])}

@@ -77,7 +77,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_what_cannot_be_solved_is_refused_by_all_ranks_alike(ranks: int) -> None:
+def test_bad_calls_are_refused_by_all_ranks_alike(ranks: int) -> None:
     found = results(ranks)["troubles"]
     assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
     wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(WORDS[name])}
@@ -99,14 +99,14 @@ def routines() -> dict[str, Signature]:
     }
 
 
-def test_all_that_is_exported_is_a_routine_of_that_name() -> None:
+def test_all_exports_are_routines_of_that_name() -> None:
     assert sorted(routines()) == sorted(linalg.__all__)
     assert all(signature.name == name for name, signature in routines().items())
     assert all(name in (linalg.__doc__ or "") for name in linalg.__all__)
 
 
 @pytest.mark.parametrize("name", linalg.__all__)
-def test_every_routine_says_what_it_takes_gives_and_costs(name: str) -> None:
+def test_every_docstring_describes_parameters_results_and_cost(name: str) -> None:
     signature = routines()[name]
     for section in ("Parameters", "Returns", "Notes"):
         assert f"\n{section}\n---" in signature.doc
@@ -122,7 +122,9 @@ def test_every_routine_says_what_it_takes_gives_and_costs(name: str) -> None:
         ("norm", ["norm"]),
     ],
 )  # fmt: skip
-def test_what_every_library_shares_has_the_agreed_results(name: str, results_of: list[str]) -> None:
+def test_routines_of_all_libraries_have_the_agreed_results(
+    name: str, results_of: list[str]
+) -> None:
     signature = routines()[name]
     assert [result.name for result in signature.results] == results_of
     assert signature.parameters[0].name == "A"
