@@ -180,9 +180,8 @@ class SocketChannel:
                     error
                     if isinstance(error, AlchemistError)
                     else GroupFailedError(
-                        f"the connection to the gang's GroupManager at {self._address} was lost, "
-                        f"and the gang has ended with it: {error}. request_workers() starts a new "
-                        "one",
+                        "the gang's GroupManager is gone, and the gang with it: "
+                        f"{error} ({self._address}). request_workers() starts a new one",
                         cause=MANAGER_GONE,
                     )
                 )

@@ -92,7 +92,8 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
     monkeypatch.setattr("alchemist_ray.transfer.iterators.BLOCK", 500)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         packed = file.create_dataset("packed", data=A, chunks=(13, 4), compression="gzip")
-        assert np.array_equal(session.send_matrix(packed, layout="MR_MC").fetch(), A)
+        C = session.send_matrix(packed, layout="MR_MC")
+        assert np.array_equal(C.fetch(), A)
         line = file.create_dataset("line", data=A[:, 0].astype("f2"))
         B = session.send_matrix(line, dtype="float32", name="B")
         assert B.shape == (100, 1)
@@ -103,7 +104,8 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
         with pytest.raises(DtypeError, match="is not an array"):
             session.send_matrix(file)
     stored = zarr.create_array(str(tmp_path / "a.zarr"), data=A, chunks=(30, 3), shards=(30, 6))
-    assert np.array_equal(session.send_matrix(stored).fetch(), A)
+    Z = session.send_matrix(stored)
+    assert np.array_equal(Z.fetch(), A)
     for chunk in (tmp_path / "a.zarr" / "c").rglob("*"):
         if chunk.is_file():
             chunk.write_bytes(b"")
@@ -111,10 +113,10 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
         session.send_matrix(stored)
     np.save(tmp_path / "a.npy", A)
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    assert np.array_equal(session.send_matrix(mapped).fetch(), A)
+    M = session.send_matrix(mapped)
+    assert np.array_equal(M.fetch(), A)
     connection = session.connection
-    records = connection.request({"op": "list_matrices"})["matrices"]
-    ids = [record["matrix"] for record in records]
+    ids = [handle.id for handle in (C, B, Z, M)]
     sources = connection.request({"op": "sources", "matrices": ids})["sources"]
     assert [source["from"] for source in sources] == ["h5py", "h5py", "zarr", "array"]
 

@@ -139,7 +139,7 @@ def test_wrong_layouts_dtypes_and_handles_are_refused(session: AlchemistSession)
     handle = session.send_matrix(np.eye(2))
     with pytest.raises(MatrixError, match="on ranks already"):
         session.send_matrix(handle)
-    with pytest.raises(MatrixError, match="not a handle"):
+    with pytest.raises(MatrixError, match="takes a handle"):
         session.fetch_matrix(np.eye(2))  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="ROWS"):
         handle.to_layout("ROWS")
