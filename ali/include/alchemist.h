@@ -126,7 +126,10 @@ typedef struct alchemist_host alchemist_host;
 /* A call of a routine, on this rank. */
 typedef struct {
     const alchemist_host *host;
-    MPI_Comm comm; /* the gang's; it changes after a failed call: read it in each call */
+    /* The gang's; it changes after a failed call: read it in each call. An error of MPI on it fails
+     * the call with RoutineError. MPICH then returns MPI_SUCCESS to the caller: to handle errors by
+     * return codes, set MPI_ERRORS_RETURN on it (in each call) or on a duplicate. */
+    MPI_Comm comm;
     int32_t rank, size;
     int32_t grid_height, grid_width;
     /* The library's own pointer, kept from call to call; one per session, name and rank. Loading
@@ -291,7 +294,7 @@ static inline int alchemist_wait(alchemist_call *call, MPI_Request *request) {
  * because MPI still owns the buffers of an interrupted wait: for small buffers. */
 static inline int alchemist_allreduce(alchemist_call *call, const void *in, void *out, int count,
                                       MPI_Datatype type, MPI_Op op) {
-    MPI_Request request;
+    MPI_Request request = MPI_REQUEST_NULL;
     int size = 0;
     MPI_Type_size(type, &size);
     size_t bytes = (size_t)size * (size_t)count;

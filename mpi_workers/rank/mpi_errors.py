@@ -2,13 +2,14 @@
 
 MPI calls from Python raise `MPI.Exception`. Native code gets a return code, which few libraries
 check, because MPI's default is to abort. While native code runs, the error handler of the gang's
-communicator (inherited by those that native code derives from it) records the first error, and the
-call fails with it. MPICH returns MPI_SUCCESS after such a handler. A library that handles errors
-itself sets MPI_ERRORS_RETURN on its own communicator, as MPI requires.
+communicator (inherited by those that native code derives from it) prints and records the first
+error, and the call fails with it. MPICH returns MPI_SUCCESS after such a handler: a library that
+checks return codes sets MPI_ERRORS_RETURN on its communicator, as with any MPI program.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import cache
 
@@ -20,6 +21,8 @@ _recorded: list[int] = []  # error codes of the native call under way
 def _record(comm: MPI.Comm, code: int) -> None:
     if not _recorded:
         _recorded.append(code)
+        sys.stderr.write(f"{MPI.Get_error_string(code).strip()}\n")
+        sys.stderr.flush()
 
 
 @cache

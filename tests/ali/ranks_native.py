@@ -53,6 +53,18 @@ def counts(gang: Gang, path: str, told: str) -> list[int]:
     return found
 
 
+def mpi_errors(gang: Gang, path: str) -> list[Any]:
+    """An ignored error fails the call; a handled one does not; then the gang still works."""
+    library = load("mpi_errors", path)
+    try:
+        library.call(gang, "careless", {})
+        careless = "no error"
+    except Failure as failure:
+        careless = failure.message
+    (careful,) = library.call(gang, "careful", {})
+    return [careless, careful, gang.comm.allreduce(1)]
+
+
 def refusals(gang: Gang, path: str) -> list[str]:
     """Why a library is not loaded, the first and the second time."""
     said = []

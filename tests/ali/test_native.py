@@ -109,6 +109,17 @@ def test_a_matrix_is_described_as_it_is(ranks: int) -> None:
 
 
 @needs_compiler
+def test_an_error_of_mpi_that_a_library_ignores_fails_the_call() -> None:
+    careless, careful, total = local_gang.run(
+        "tests.ali.ranks_native:mpi_errors", 2, str(built("mpi_errors.c"))
+    )
+    assert "careless on rank 0 ignored an error of MPI: Invalid rank" in careless
+    assert "MPI_Send" in careless
+    assert careful == 1
+    assert total == 2
+
+
+@needs_compiler
 def test_state_lasts_from_call_to_call_and_is_given_up(tmp_path: Path) -> None:
     told = tmp_path / "closed"
     counts = local_gang.run("tests.ali.ranks_native:counts", 2, str(built("every.c")), str(told))
