@@ -68,7 +68,7 @@ test-kube: $(READY)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/docs
-	@echo "open build/docs/index.html"
+	@echo "open build/docs/docs/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
