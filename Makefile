@@ -11,7 +11,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help env demo test test-quick test-long test-kube docs lint format bench lock image clean-image clean
+.PHONY: help env demo test test-quick test-long soak test-kube docs lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and show the whole way: array -> MPI ranks -> result"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
+	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; says what it needs)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/README.md's tables"
 	@echo "make image   the container image, by podman"
@@ -61,6 +62,10 @@ test-quick: $(READY)
 
 test-long: $(READY)
 	ALCHEMIST_TEST_LONG=1 $(PYTEST) -o timeout=7200 -o faulthandler_timeout=7000 $(TESTS)
+
+# Random sessions, calls, transfers and faults; what has grown, as a table.
+soak: $(READY)
+	$(BIN)/python -m tests.soak $(SOAK)
 
 # Not part of `make test`: it brings up a control plane and takes a quarter of an hour.
 test-kube: $(READY)

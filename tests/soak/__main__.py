@@ -1,0 +1,39 @@
+"""``make soak``: random sessions, calls, transfers and faults; a table of what has grown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import uuid
+
+import ray
+
+from tests.soak import actions, measure
+from tests.support import traces
+
+
+def main() -> int:
+    """Run the soak; 1 if something has grown beyond its limit."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long (default: 600)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random choices (default: 0)")
+    options = parser.parse_args()
+    tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
+    os.environ.update({traces.RUN: uuid.uuid4().hex, "TMPDIR": tempfile.tempdir})
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    try:
+        ray.init(
+            num_cpus=8, include_dashboard=False, log_to_driver=False,
+            _temp_dir=f"{tempfile.gettempdir()}/ray",
+        )  # fmt: skip
+        report = actions.soak(options.seconds, options.seed)
+        ray.shutdown()
+    finally:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    print(measure.table(report))
+    return 1 if measure.excess(report) else 0
+
+
+raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""What processes of a run hold: resident memory, descriptors, threads; and files of the run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime.driver import find_driver
+from tests.support import traces
+
+# Allowed between the first and the last measurement. Memory: allocators keep what they had at
+# their peak; measured over 500 sessions the program keeps 16 KB and the GroupManager 9 KB each.
+LIMITS = {"MB": 96.0, "descriptors": 8, "threads": 8, "files": 2}
+
+
+@dataclass(slots=True)
+class Report:
+    """Measurements before and after, and how often each action ran."""
+
+    before: dict[str, dict[str, float]]
+    after: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def held() -> dict[str, dict[str, float]]:
+    """What the standing processes hold, and how many files the run has."""
+    found = {"program": _process(os.getpid())}
+    node = ray.get_runtime_context().get_node_id()
+    ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
+    pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=60)
+    found |= {name: _process(pid) for name, pid in pids.items()}
+    own_pid: Any = find_driver().__ray_call__  # type: ignore[attr-defined]
+    found["Driver"] = _process(ray.get(own_pid.remote(lambda self: os.getpid()), timeout=60))
+    spare = manager_pool.take()
+    call: Any = spare.actor.__ray_call__
+    found["GroupManager"] = _process(ray.get(call.remote(lambda self: os.getpid()), timeout=60))
+    manager_pool.give_back(spare)
+    gangs = len(list(Path(tempfile.gettempdir()).glob("alchemist-g*")))
+    found["files"] = {"files": gangs + len(traces.shared_memory())}
+    return found
+
+
+def _process(pid: int) -> dict[str, float]:
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return {
+        "MB": int(status["VmRSS"].split()[0]) / 1024,
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+    }
+
+
+def excess(report: Report) -> list[str]:
+    """What has grown beyond its limit."""
+    return [
+        f"{process}: {what} {report.before[process][what]:.0f} -> {value:.0f}"
+        for process, values in report.after.items()
+        for what, value in values.items()
+        if value - report.before[process][what] > LIMITS[what]
+    ]
+
+
+def table(report: Report) -> str:
+    """Before and after, for people."""
+    lines = [f"{report.seconds:.0f} s: " + ", ".join(f"{n} {a}" for a, n in report.counts.items())]
+    lines.append(f"{'process':<14} {'MB':>15} {'descriptors':>15} {'threads':>15} {'files':>9}")
+    for process, after in report.after.items():
+        before = report.before[process]
+        cells = [
+            f"{before[what]:.0f} -> {after[what]:.0f}" if what in after else "" for what in LIMITS
+        ]
+        lines.append(f"{process:<14} {cells[0]:>15} {cells[1]:>15} {cells[2]:>15} {cells[3]:>9}")
+    return "\n".join([*lines, *(f"GROWN {what}" for what in excess(report))])
