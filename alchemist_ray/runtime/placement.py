@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alchemist_ray.errors import ResourceError
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.autoscaling import Growth
 
 PLACEMENTS = ("own", "inherit")
@@ -52,9 +53,10 @@ def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
     if workers > room:
         has = "has" if growth is None else "can grow to"
         raise ResourceError(
-            f"{workers} workers with {cpus:g} CPUs each do not fit: the cluster {has} "
-            f"{sum(all_nodes):g} CPUs on {len(all_nodes)} node(s), room for {room}{where}. Ask for "
-            "fewer, add nodes, or start Ray with more CPUs (ray.init(num_cpus=...)) if ranks may "
+            f"{counted(workers, 'worker')} of {counted(cpus, 'CPU')} do not fit: the cluster {has} "
+            f"{counted(sum(all_nodes), 'CPU')} on {counted(len(all_nodes), 'node')}, room for "
+            f"{room}{where}. Ask for fewer, add nodes, or start Ray with more CPUs "
+            f"(ray.init(num_cpus=...)) if ranks may "
             "share cores"
         )
 
@@ -86,8 +88,8 @@ def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float)
         if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
             free = ray.available_resources().get("CPU", 0.0)
             raise ResourceError(
-                f"no room for {workers} workers with {cpus:g} CPUs each within {timeout_s:.0f} s: "
-                f"{free:g} CPUs are free, the others are in use. {_what_to_do()}"
+                f"no room for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} within "
+                f"{timeout_s:.0f} s: free now: {counted(free, 'CPU')}. {_what_to_do()}"
             )
         table: dict[str, Any] = ray.util.placement_group_table(group)
         bundles = table["bundles_to_node_id"]

@@ -1,1 +1,1 @@
-"""``alchemist bench``: what a machine gives to gangs, to compare machines."""
+"""``alchemist bench``: a small HPC benchmark, to compare machines."""

@@ -18,16 +18,16 @@ from alchemist_ray.runtime.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession
 
 USAGE = """\
-A small HPC check on a gang: products, copies, messages, sums.
+A small HPC benchmark on a gang: products, copies, messages, sums.
 
   alchemist bench hpc --json > native.json      on the machine itself
   alchemist bench hpc --compare native.json     in a container, or a guest
-  alchemist bench hpc --compare a.json b.json   without measuring: a beside b
+  alchemist bench hpc --compare a.json b.json   compares two results without measuring
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``alchemist bench``: 0, or 1 for an error of the tree."""
+    """Run ``alchemist bench``. Returns 0, or 1 for an error."""
     asked = _parser().parse_args(argv)
     try:
         others = [hpc.Result.read(path) for path in asked.compare]
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 def _measured(asked: argparse.Namespace) -> hpc.Result:
     join_ray(asked.workers)
     cluster = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    # No more than there are cores, as far as this machine's tell: ranks poll.
+    # At most one rank per core (of this machine): ranks poll.
     each = [min(cpus, usable_cores()) for cpus in cluster]
     workers = asked.workers or max(1, int(sum(each)))
     with AlchemistSession(workers, launcher=asked.launcher, strategy="SPREAD") as session:
@@ -66,10 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         "hpc", description=USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     check.add_argument("--workers", type=int, help="MPI ranks (default: one for each core)")
-    check.add_argument("--label", default=os.uname().nodename, help="what the result is called")
-    check.add_argument("--json", action="store_true", help="for programs, and for --compare")
-    check.add_argument("--seconds", type=float, default=hpc.SECONDS, help="a fifth of all it takes")
-    check.add_argument("--launcher", default="auto", help="as AlchemistSession's (default: auto)")
+    check.add_argument("--label", default=os.uname().nodename, help="name of the result")
+    check.add_argument("--json", action="store_true", help="print JSON, for --compare and programs")
+    check.add_argument("--seconds", type=float, default=hpc.SECONDS, help="a fifth of the run time")
+    check.add_argument("--launcher", default="auto", help="as for AlchemistSession (default: auto)")
     check.add_argument("--compare", nargs="+", type=Path, default=[], metavar="FILE",
-                       help="one result to compare with, or two")  # fmt: skip
+                       help="one result to compare with, or two to compare")  # fmt: skip
     return parser

@@ -1,8 +1,8 @@
-"""A small HPC check, to compare a machine natively, in containers and in guests.
+"""A small HPC benchmark, to compare a machine natively, in containers and in guests.
 
-As HPCC in Younge et al. (SAND2017-5325), in seconds instead of hours: products and copies of each
-rank while all work, messages between two ranks of a node and of two nodes, sums over all.
-The measuring is the library ``hpc`` on the ranks (`ali.hpc`).
+Like HPCC in Younge et al. (SAND2017-5325), in seconds instead of hours: products and copies on all
+ranks at once, messages between two ranks of a node and of two nodes, sums over all ranks. The
+library ``hpc`` on the ranks (`ali.hpc`) measures.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.plural import counted
 from alchemist_ray.session import AlchemistSession, WorkerInfo
 from mpi_workers.matrix.memory import readable
 
@@ -32,10 +33,7 @@ class BenchError(AlchemistError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number.
-
-    `what` names it, the same in all results; `more` says whether more is better.
-    """
+    """One number. `what` is its name in all results; `more`: larger values are better."""
 
     what: str
     value: float
@@ -45,7 +43,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All numbers of a run, and what it ran on."""
+    """All numbers of a run, and its ranks, nodes and MPI."""
 
     label: str
     ranks: int
@@ -58,7 +56,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """A result that was written with ``--json``. Raises `BenchError`."""
+        """Read a result of ``--json``. Raises `BenchError`."""
         try:
             told = json.loads(path.read_text())
             if told.pop("format") != FORMAT:
@@ -67,14 +65,14 @@ class Result:
             return cls(**told, measures=measures)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BenchError(
-                f"{path} is no result of `alchemist bench hpc --json`: {error}"
+                f"{path} is not a result of `alchemist bench hpc --json`: {error}"
             ) from None
 
 
 def measure(session: AlchemistSession, label: str, seconds: float = SECONDS) -> Result:
-    """Measure on a session's gang; `seconds` for the products, less for each of the others.
+    """Measure on a session's gang: `seconds` for the products, less for each other measure.
 
-    The whole takes about five times `seconds`. Memory: 128 MiB a rank.
+    The run takes about five times `seconds`, and 128 MiB of memory per rank.
     """
     hpc = session.load_library("hpc")
     workers = session.list_workers()
@@ -101,7 +99,7 @@ def measure(session: AlchemistSession, label: str, seconds: float = SECONDS) -> 
 
 
 def pairs(workers: Sequence[WorkerInfo]) -> dict[str, tuple[int, int]]:
-    """Two ranks of one node, and two of two nodes, where there are such."""
+    """Return two ranks of one node and two of two nodes, if they exist."""
     by_node: dict[str, list[int]] = defaultdict(list)
     for worker in workers:
         by_node[worker.node_id].append(worker.rank)
@@ -126,33 +124,34 @@ def _messages(what: str, times: Sequence[float]) -> list[Measure]:
 # --- showing --------------------------------------------------------------------------
 
 
+def _size(result: Result) -> str:
+    return f"{counted(result.ranks, 'rank')} on {counted(result.nodes, 'node')}"
+
+
 def table(result: Result) -> str:
-    """The numbers, for people."""
-    head = f"{result.label}: {result.ranks} ranks on {result.nodes} node(s), {result.mpi}"
+    """Format a result for people."""
+    head = f"{result.label}: {_size(result)}, {result.mpi}"
     lines = [f"  {m.what:44} {m.value:10.4g} {m.unit}" for m in result.measures]
     return "\n".join([head, *lines]) + "\n"
 
 
 def compared(one: Result, other: Result) -> str:
-    """The quotients of two results: how many times as good `one` is, for each number.
-
-    Times are turned over, so that over 1 is always better.
+    """Format two results with their ratios. A ratio over 1 means that `one` is better.
 
     Raises
     ------
     BenchError
-        If they have no number in common.
+        If they have no measure in common.
     """
     theirs: Mapping[str, Measure] = {m.what: m for m in other.measures}
     both = [(m, theirs[m.what]) for m in one.measures if m.what in theirs]
     if not both:
-        raise BenchError(f"{one.label} and {other.label} have nothing in common")
+        raise BenchError(f"{one.label} and {other.label} have no measure in common")
     lines = [f"{'':44} {one.label:>12} {other.label:>12}   ratio (over 1: {one.label} is better)"]
     if (one.ranks, one.nodes) != (other.ranks, other.nodes):
         lines.insert(
             0,
-            f"not alike: {one.ranks} ranks on {one.nodes} node(s), "
-            f"and {other.ranks} on {other.nodes}",
+            f"different sizes: {_size(one)}, and {_size(other)}",
         )
     quotients = []
     for mine, other_one in both:
@@ -168,12 +167,12 @@ def compared(one: Result, other: Result) -> str:
 
 
 def goodness(one: Measure, other: Measure) -> float:
-    """How many times as good as the other it is."""
+    """Return the ratio of two measures; over 1 means that `one` is better."""
     return one.value / other.value if one.more else other.value / one.value
 
 
 def ratios(one: Result, other: Result) -> dict[str, Any]:
-    """The same for programs: by what was measured."""
+    """Return the ratios of two results by measure."""
     theirs = {m.what: m for m in other.measures}
     found: dict[str, Any] = {
         m.what: goodness(m, theirs[m.what]) for m in one.measures if m.what in theirs

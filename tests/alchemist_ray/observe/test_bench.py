@@ -97,10 +97,10 @@ def test_what_is_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     for text in ("", "[]", '{"format": 99}', '{"format": 1, "colour": 3}'):
         path.write_text(text)
         assert cli.main(["bench", "hpc", "--compare", str(path), str(path)]) == 1
-        assert "is no result of `alchemist bench hpc --json`" in capsys.readouterr().err
-    with pytest.raises(BenchError, match="nothing in common"):
+        assert "is not a result of `alchemist bench hpc --json`" in capsys.readouterr().err
+    with pytest.raises(BenchError, match="no measure in common"):
         hpc.compared(NATIVE, replace(GUEST, measures=(Measure("other", 1.0, "s", True),)))
 
 
 def test_unlike_runs_are_said_to_be() -> None:
-    assert "not alike: 4 ranks" in hpc.compared(NATIVE, replace(GUEST, ranks=2))
+    assert "different sizes: 4 ranks" in hpc.compared(NATIVE, replace(GUEST, ranks=2))
