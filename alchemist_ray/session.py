@@ -14,8 +14,8 @@ from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.libraries import Library, Routine, named
-from alchemist_ray.gang.rank_channel import RankChannel, open_rank_channel
+from alchemist_ray.gang.libraries import Library, named
+from alchemist_ray.gang.rank_channel import RankChannel, Serve, open_rank_channel
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
 from alchemist_ray.runtime.gang_owner import WorkerInfo
@@ -196,7 +196,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
             )
         return loaded[name].routine(routine)(*args, **kwargs)
 
-    def open_rank_channel(self, serve: Routine, timeout_s: float = 10.0) -> RankChannel | None:
+    def open_rank_channel(self, serve: Serve, timeout_s: float = 10.0) -> RankChannel | None:
         """Open channels to the ranks for a routine that serves; see `gang.rank_channel`.
 
         The routine occupies the gang until the channels are closed: no other command runs.

@@ -300,6 +300,11 @@ class PythonLibrary:
             )
         return [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
 
+    def result(self, gang: Gang, routine: str) -> Any:
+        """Run a routine that takes nothing; its result as it is (an array is not made a list)."""
+        function, _ = self._routines[routine]
+        return function(Context(gang, self._state))
+
     def _checked(self, signature: Signature, result: Result, value: Any) -> Any:
         try:
             if result.type == MATRIX:

@@ -22,6 +22,7 @@ from mpi_workers.testing import local_gang
 BARE = "benchmarks.bare_env:step_s"
 RBC = "rayleigh_benard"
 COPIES = 12
+FIELDS = {10_000: 0.1, 1_000_000: 1.0}  # numbers of an observation: the target in ms
 LARGE = ({"width": 800, "height": 256}, {"width": 1600, "height": 512})
 
 
@@ -31,6 +32,8 @@ def run() -> Report:
         idle = _built(Path(folder))
         for ranks in (1, 2, 4):
             _overhead(report, idle, ranks)
+        for size, wanted in FIELDS.items():
+            _field(report, idle, size, wanted)
         _restart(report, idle)
     _copies(report)
     _scaling(report)
@@ -59,6 +62,20 @@ def _overhead(report: Report, idle: str, ranks: int) -> None:
         times[500] * 1e3, 0.3, "ms", at_most=True,
         detail=f"best of 6 batches of 1000; p99 {times[990] * 1e3:.2f} ms; worst batch's p50 "
         f"{worst * 1e3:.2f}",
+    )  # fmt: skip
+
+
+def _field(report: Report, idle: str, size: int, wanted: float) -> None:
+    """A step whose observation is a field."""
+    with HPCSimulatorEnv(lib_name="idle", lib_path=idle, sim={"size": size}) as env:
+        env.reset(seed=0)
+        batches = [
+            sorted(timed(lambda: env.step(np.zeros(4))) for _ in range(50)) for _ in range(6)
+        ]
+    times = min(batches, key=lambda batch: batch[25])
+    report.add(
+        f"env.step with {size:.0e} float32 observed, p50, 1 rank", times[25] * 1e3, wanted, "ms",
+        at_most=True, detail=f"best of 6 batches of 50; fastest step {times[0] * 1e3:.2f} ms",
     )  # fmt: skip
 
 

@@ -53,6 +53,11 @@ class SimulatorSpec:
         return int(np.prod(self.observation_shape))
 
     @property
+    def record(self) -> int:
+        """How many numbers a step returns: observation, scores, end of the episode."""
+        return self.observations + self.agents + len(self.info) + 1
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of observations."""
         found: np.dtype[Any] = np.dtype(self.observation["dtype"])

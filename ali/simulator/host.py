@@ -67,14 +67,24 @@ class Simulations:
         for other in self._instances:
             if other.spec != self.spec:
                 raise Failure("LibraryLoadError", f"simulator {name!r}: its copies' specs differ")
+        self._answers = ctx.rank == 0
+        self.share(None)
+
+    def share(self, memory: np.ndarray[Any, Any] | None) -> None:
+        """Leave records in memory that rank 0 shares with the client; None: return them."""
         self._records = np.zeros((len(self._instances), self.spec.record))
-        self._all = np.zeros((copies, self.spec.record))
+        self._all = np.zeros((self.copies, self.spec.record))
+        self._shared = memory is not None
+        if memory is not None:
+            self._all = memory.reshape(self._all.shape)
+            if len(self._records) == self.copies:
+                self._records = self._all
 
     def run(self, ctx: Context, fresh: dict[int, int], actions: np.ndarray[Any, Any]) -> bytes:
         """Begin an episode in the copies of `fresh` (number to seed), advance all others.
 
-        Without actions the others do not change. Returns the records of all copies on rank 0;
-        the value on other ranks is unspecified. Collective.
+        Without actions the others do not change. Returns the records of all copies on rank 0, or
+        nothing if they are in shared memory; the value on other ranks is unspecified. Collective.
         """
         self._enter(ctx)
         for number, instance in enumerate(self._instances, self._first):
@@ -85,13 +95,13 @@ class Simulations:
             elif len(actions):
                 instance.advance(actions[number], record)
         if self._whole or ctx.size == 1:
-            return self._records.tobytes()
+            return b"" if self._shared or not self._answers else self._records.tobytes()
         width = self.spec.record
         counts = [width * count for count in self._counts]
         mine = self._records if self._leads else self._records[:0]
         everything = [self._all, counts] if ctx.rank == 0 else None
         ctx.comm.Gatherv(mine, everything, 0)
-        return self._all.tobytes() if ctx.rank == 0 else b""
+        return b"" if self._shared or not self._answers else self._all.tobytes()
 
     def picture(self, ctx: Context, copy: int) -> tuple[int, int, bytes]:
         """Height, width and float32 elements of a copy's field, on rank 0. Collective."""

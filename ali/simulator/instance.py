@@ -181,10 +181,12 @@ class _Numbers:
         """Copy the numbers that a routine returns, if the count matches; return the count."""
         if isinstance(self._library, NativeLibrary):
             return self._native(self._library, routine)(into=into)
-        (numbers,) = self._library.call(self._gang, routine, {})
-        if len(numbers) == len(into):
-            into[:] = numbers
-        return len(numbers)
+        numbers = np.asarray(self._library.result(self._gang, routine))
+        if numbers.dtype.kind not in "biuf":
+            raise Failure("RoutineError", f"{routine} returned {numbers.dtype}, not numbers")
+        if numbers.size == len(into):
+            into[:] = numbers.reshape(-1)
+        return numbers.size
 
     def flag(self, routine: str) -> int:
         if isinstance(self._library, NativeLibrary):

@@ -11,6 +11,7 @@ from ali import registry
 from ali.interface import Context, routine
 from ali.simulator.host import Simulations
 from ali.simulator.order_channel import OrderChannel
+from ali.simulator.shared_records import open_shared
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -149,7 +150,7 @@ def load_state(ctx: Context, state: DistMatrix) -> None:
 
 
 @routine()
-def serve(ctx: Context, addresses: list[str], token: str) -> None:
+def serve(ctx: Context, addresses: list[str], token: str, shared: str | None = None) -> None:
     """Execute orders that the client sends directly (`begin`, `advance`, `render`).
 
     Returns when the client disconnects. Orders bypass the GroupManager and the proxies. An
@@ -161,7 +162,13 @@ def serve(ctx: Context, addresses: list[str], token: str) -> None:
         Addresses at which the client listens.
     token : string
         The client's secret.
+    shared : string
+        Memory of the client in which rank 0 leaves records, see `open_shared`. Where it is on
+        another node, records are in the answers.
     """
+    host = _host(ctx)
+    # Before the client is connected: it then closes its descriptor.
+    host.share(open_shared(shared, host.copies * host.spec.record) if ctx.rank == 0 else None)
     channel = OrderChannel(ctx, addresses, token)
     try:
         while (order := channel.next()) is not None:
@@ -173,6 +180,7 @@ def serve(ctx: Context, addresses: list[str], token: str) -> None:
                 channel.answer(order, value=told)
     finally:
         channel.close()
+        host.share(None)
 
 
 ORDERS: dict[str, Callable[..., Any]] = {"begin": begin, "advance": advance, "render": render}

@@ -257,7 +257,7 @@ def test_what_is_no_simulator_is_told_so_and_leaves_nothing(cluster: str, tmp_pa
         ({"episode_length": 0}, "episode_length"),
         ({"agents": 3}, "agents"),
         ({"info": "x"}, "info"),
-        ({"observation": {"shape": [5]}}, "get_state gave 3 numbers.* are 5"),
+        ({"observation": {"shape": [5]}}, "get_state returned 3 numbers.* says 5"),
     ],
 )
 def test_a_spec_that_cannot_be_is_told_so(

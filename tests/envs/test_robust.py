@@ -226,6 +226,20 @@ def test_observations_have_their_own_dtype(make: Any, make_vector: Any) -> None:
     assert many.reset(seed=1)[0].dtype == np.uint8
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_large_observations_arrive_and_stay(make: Any, make_vector: Any, workers: int) -> None:
+    size = 200_000
+    env, local = make({"size": size}, num_workers=workers), LocalPendulum(size=size)
+    np.testing.assert_array_equal(env.reset(seed=1)[0], local.reset(seed=1)[0])
+    found = [env.step(ACTION)[0] for _ in range(3)]  # each has memory of its own
+    for observation in found:
+        np.testing.assert_allclose(observation, local.step(ACTION)[0], rtol=1e-6)
+    many = make_vector({"size": size}, copies=3, num_workers=workers)
+    many.reset(seed=1), local.reset(seed=2)
+    observation = many.step(np.full((3, 1), 0.1))[0][1]
+    np.testing.assert_allclose(observation, local.step(ACTION)[0], rtol=1e-6)
+
+
 def test_actions_out_of_bounds_are_clipped_or_refused(make: Any, make_vector: Any) -> None:
     clipped, local = make(), LocalPendulum()
     clipped.reset(seed=1), local.reset(seed=1)

@@ -65,7 +65,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
     assert "apt-get install gcc" in err
     code, _, err = said(builder(tmp_path, MPICC="no-such-mpicc"))
     assert code == 1
-    assert "MPICC is 'no-such-mpicc'" in err
+    assert "no program 'no-such-mpicc', which MPICC names" in err
 
 
 @needs_compiler
