@@ -64,10 +64,11 @@ def kmeans(
     Notes
     -----
     ``3 m n k / ranks`` flops for the initial centers in k steps, and ``4 m n k / ranks`` for each
-    iteration, with a sum of ``k n`` words over the ranks. Data is shifted by its mean and scaled
-    by a power of two. Distances come from products in A's precision; rows whose two nearest
-    centers are closer to a tie than the rounding error of the products are compared by
-    differences, so that clusters far from the origin are told apart as well as the data allows.
+    iteration, with a sum of ``k n`` words over the ranks. Data is shifted by its mean, and
+    scaled by a power of two if squares could over- or underflow. Distances come from products in
+    A's precision. Where the two smallest differ by less than the rounding errors of the products,
+    differences in float64 decide, so that clusters far from the origin are separated as well as the
+    data allows.
     An empty cluster takes the row that is farthest from its center. The result is a local minimum:
     try several seeds. Memory: 8 words a row, ``3 k n`` words and 4 blocks of 1 MiB on each rank.
     Sources: see ali/linalg/clustering.py.
@@ -94,21 +95,22 @@ def kmeans(
         centers = moved
         if ctx.comm.bcast(settled):  # rank 0 decides: ranks may round differently
             break
-    labels, distances = rows.nearest(centers)
+    labels, distances = rows.nearest(centers, exact=True)
     inertia = float(sum_over_ranks(ctx.comm, np.array([distances.sum()]))[0]) * rows.unit**2
     found = ctx.new_replicated((centers * rows.unit + rows.mean).astype(dtype))
     return found, ctx.new_from_rows(labels[:, None].astype(np.int32), m), inertia, iteration
 
 
 class _Rows:
-    """This rank's rows, shifted by the mean of all rows and in units of their size.
+    """This rank's rows, shifted by the mean of all rows.
 
     Attributes
     ----------
     mean : ndarray, shape (n,)
         In A's precision, so that subtracting it is exact for rows close to it.
     unit : float
-        A power of two near the root mean square of the shifted elements.
+        1, or a power of two near the root mean square of the shifted elements if their squares
+        could over- or underflow. Shifted rows and centers are in this unit.
     variance : float
         Mean variance of the columns, in units.
     """
@@ -132,9 +134,9 @@ class _Rows:
             "kmeans: A holds NaN or inf, or its squares overflow",
         )
         size = math.sqrt(total / m / n)
-        if size > 0:
-            tiny = float(np.finfo(local.dtype).tiny)
-            self.unit = max(2.0 ** (math.frexp(size)[1] - 1), tiny)  # its inverse is finite
+        limits = np.finfo(local.dtype)
+        if size > 0 and not limits.tiny**0.25 < size < limits.max**0.25:
+            self.unit = max(2.0 ** (math.frexp(size)[1] - 1), float(limits.tiny))
         self.variance = total / m / n / self.unit**2
 
     def first_centers(self, k: int, seed: int) -> Array:
@@ -173,13 +175,16 @@ class _Rows:
             away = np.minimum(away, other)
         return found
 
-    def nearest(self, centers: Array) -> tuple[Array, Array]:
-        """The nearest center of each of this rank's rows, and its squared distance."""
+    def nearest(self, centers: Array, exact: bool = False) -> tuple[Array, Array]:
+        """The nearest center of each of this rank's rows, and its squared distance.
+
+        With `exact` distances are computed in float64, else in the rows' precision.
+        """
         labels = np.zeros(len(self._local), np.int64)
         distances = np.zeros(len(self._local))
         c = centers.astype(self._local.dtype)
         lengths = (c**2).sum(axis=1)
-        # A score has an error of at most `rounding` times |x| |c| + |c|^2.
+        # A score has an error of at most `rounding` times |c| (|x| + |c|).
         rounding = 4 * (c.shape[1] + 2) * float(np.finfo(c.dtype).eps)
         longest = math.sqrt(float(lengths.max()))
         for part in panels(len(self._local), self._height):
@@ -187,13 +192,11 @@ class _Rows:
             scores = lengths - 2 * (x @ c.T)  # squared distances, less |x|^2
             found = np.argmin(scores, axis=1)
             if len(c) > 1:
-                best = scores[np.arange(len(x)), found]
-                size = np.sqrt(np.einsum("ij,ij->i", x, x)) + longest
-                near = scores <= (best + rounding * longest * size)[:, None]
-                near &= (np.count_nonzero(near, axis=1) > 1)[:, None]
-                _break_ties(x, centers, near, found)
+                size = math.sqrt(float(np.einsum("ij,ij->i", x, x).max()))
+                _break_ties(x, centers, scores, rounding * longest * (longest + size), found)
             labels[part] = found
-            distances[part] = ((x - centers[found]) ** 2).sum(axis=1)
+            apart = x - (centers if exact else c)[found]
+            distances[part] = np.einsum("ij,ij->i", apart, apart)
         return labels, distances
 
     def _centred(self, part: slice) -> Array:
@@ -220,11 +223,17 @@ class _Rows:
         return tree_reduce(self._ctx.comm, range(self._ctx.size), best, first)[2:]
 
 
-def _break_ties(x: Array, centers: Array, near: Array, found: Array) -> None:
-    """Set `found` to the nearest center of each row that has candidates marked in `near`."""
-    rows, candidates = np.nonzero(near)
-    if not rows.size:
+def _break_ties(x: Array, centers: Array, scores: Array, error: float, found: Array) -> None:
+    """Correct `found` where another score is within `error` of the best; spoils `scores`."""
+    every = np.arange(len(x))
+    limits = scores[every, found] + error
+    scores[every, found] = np.inf
+    close = np.flatnonzero(scores.min(axis=1) <= limits)
+    if not close.size:
         return
+    scores[close, found[close]] = -np.inf
+    rows, candidates = np.nonzero(scores[close] <= limits[close, None])
+    rows = close[rows]
     away = np.empty(rows.size)
     for pairs in panels(rows.size, max(1, CHUNK // (8 * x.shape[1]))):
         apart = x[rows[pairs]] - centers[candidates[pairs]]  # in float64, as centers are
