@@ -236,7 +236,7 @@ def test_large_observations_arrive_and_stay(make: Any, make_vector: Any, workers
         np.testing.assert_allclose(observation, local.step(ACTION)[0], rtol=1e-6)
     many = make_vector({"size": size}, copies=3, num_workers=workers)
     many.reset(seed=1), local.reset(seed=2)
-    observation = many.step(np.full((3, 1), 0.1))[0][1]
+    observation = many.step(np.tile(ACTION, (3, 1)))[0][1]
     np.testing.assert_allclose(observation, local.step(ACTION)[0], rtol=1e-6)
 
 
