@@ -1,8 +1,8 @@
 """Limits on the network endpoints that MPI opens: UCX and libfabric accept frames from anyone.
 
 A gang on one node needs no network: its ranks exchange messages through shared memory. A gang on
-several nodes listens only on the interface of its node's address, and on InfiniBand devices. A
-site's own settings are kept.
+several nodes listens only on the interface of its node's address, on the loopback interface, and on
+InfiniBand devices. A site's own settings are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 # soon as they are mapped, so none remains after SIGKILL.
 UCX_ONE_NODE = "self,sm"
 OFI_ONE_NODE = "shm"
+LOOPBACK = "lo"
 
 
 def limit_endpoints(
@@ -46,7 +47,9 @@ def limit_endpoints(
     interface = interface_of(host) if host is not None else None
     if interface is None:
         return
-    env.setdefault("UCX_NET_DEVICES", ",".join([interface, *_infiniband_ports()]))
+    # Without the loopback device, ranks of one node crash in UCX when they exchange messages.
+    devices = dict.fromkeys([interface, LOOPBACK, *_infiniband_ports()])
+    env.setdefault("UCX_NET_DEVICES", ",".join(devices))
     env.setdefault("FI_TCP_IFACE", interface)
 
 
