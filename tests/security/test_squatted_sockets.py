@@ -124,7 +124,10 @@ def test_a_socket_that_another_user_listens_on_is_not_used(folder: Path, other_u
 
 
 @pytest.mark.parametrize("which", ["data", "control"])
-def test_a_peer_of_another_user_is_dropped_by_a_unix_socket(other_user: Spawn, which: str) -> None:
+def test_a_peer_of_another_user_is_dropped_by_a_unix_socket(
+    other_user: Spawn, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")  # the run's own folder is private
     with ranks.Host(1) as host:
         path = (host.control if which == "control" else host.addresses[0][0]).split(":")[2]
         os.chmod(host.folder, 0o755)
