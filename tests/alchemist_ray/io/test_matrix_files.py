@@ -192,9 +192,7 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
             tall, scaled = other.connection.request({"op": "sources", "matrices": ids})["sources"]
             assert tall["was"]["from"] == "array"
             assert scaled["was"]["routine"] == "scale"
-    with pytest.raises(
-        MatrixNotFoundError, match="'wide'; names of matrices: ints"
-    ):
+    with pytest.raises(MatrixNotFoundError, match="'wide'; names of matrices: ints"):
         session.matrix("wide")
     session.send_matrix(A, name="ints")
     with pytest.raises(MatrixError, match="2 matrices have the name 'ints'"):
