@@ -143,7 +143,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         ("x = 1", "declares no routine"),
         (
             "from ali import routine, Context\n@routine()\ndef f(c: Context, x: set) -> None: ...",
-            "not a type of a routine",
+            "cannot be the type of a parameter",
         ),
     ],
 )
