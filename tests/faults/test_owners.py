@@ -62,13 +62,13 @@ AlchemistSession(6)
 def test_a_manager_killed_while_idle_ends_the_gang(gang: Gang) -> None:
     pid = pid_of(gang.manager)
     outcome = inject_and_retry(lambda: kill(pid), gang.session.list_workers)
-    gang.lost("kill -9 of an idle gang's GroupManager", outcome, "GroupManager", "was lost")
+    gang.lost("kill -9 of an idle gang's GroupManager", outcome, "GroupManager")
 
 
 def test_a_manager_killed_while_ranks_compute_ends_the_gang(gang: Gang) -> None:
     pid = pid_of(gang.manager)
     outcome = inject_during(lambda: kill(pid), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of the GroupManager, ranks in MPI", outcome, "GroupManager", "was lost")
+    gang.lost("kill -9 of the GroupManager, ranks in MPI", outcome, "GroupManager")
 
 
 def test_a_call_through_ray_fails_with_a_killed_manager(gang: Gang) -> None:
