@@ -105,7 +105,11 @@ class RankConnection:
                 )
             try:
                 self._connection, _ = connect(
-                    self._address, self._token, {"role": "data"}, keepalive=sockets.DATA
+                    self._address,
+                    self._token,
+                    {"role": "data"},
+                    timeout_s=sockets.DATA.timeout_s,  # a routine may hold its interpreter
+                    keepalive=sockets.DATA,
                 )
             except (OSError, frames.WireError) as error:
                 raise Failure(

@@ -270,12 +270,13 @@ def test_a_transfer_survives_a_rank_that_is_suspended_for_a_while() -> None:
         target = new(host, distribution_of("VC_STAR", array.shape, 1))
         ranks = RankConnections(host.rank_endpoints("far"))
         with MatrixWriter(ranks, target) as writer:
+            writer.write_block(array[:10], (0, 0))
             os.kill(host.pid, signal.SIGSTOP)
             timer = threading.Timer(
                 sockets.CONTROL.timeout_s + 2, os.kill, (host.pid, signal.SIGCONT)
             )
             timer.start()
-            writer.write_block(array, (0, 0))
+            writer.write_block(array[10:], (10, 0))
             timer.join()
         host.seal(target.matrix)
         assert np.array_equal(fetch(ranks, target), array)
