@@ -82,6 +82,8 @@ class TestLinalg(LibraryTests):
         ),
         Case("concatenate", {"A": A, "B": -A}, [np.concatenate([A, -A])]),
         Case("diagonal", {"A": A}, [np.diagonal(A)[:, None]]),
+        Case("triu", {"A": A, "k": -1}, [np.triu(A, -1)]),
+        Case("tril", {"A": A}, [np.tril(A)]),
         Case("select_cols", {"A": A, "mask": np.array([[1, 0, 1, 1]])}, [A[:, [0, 2, 3]]]),
         Case("select_rows", {"A": Q, "mask": np.array([[1], [0], [1], [1]])}, [Q[[0, 2, 3]]]),
         Case("slice", {"A": A, "row_start": 1, "row_step": 3, "col_stop": 2}, [A[1::3, :2]]),
