@@ -54,10 +54,7 @@ def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) 
     """Ones on the k-th diagonal."""
     kind = rules.checked_dtype(dtype)
     m, n = rules.shape_of((m, m if n is None else n))
-    if k == 0:
-        found: Any = engine.call("eye", m, n, kind.name, layout)
-        return found
-    return from_function(engine, lambda i, j: j - i == k, (m, n), kind, layout)
+    return engine.call("eye", m, n, kind.name, layout, int(k))
 
 
 def random(engine: Engine, routine: str, shape: Any, seed: int, dtype: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.creation import from_function
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import ShapeError
@@ -195,17 +194,12 @@ def _diag(engine: Engine, v: Any) -> Any:
 
 @implements(np.triu)
 def _triu(engine: Engine, m: Any, k: int = 0) -> Any:
-    return _triangle(engine, m, lambda i, j: j - i >= k)
+    return engine.call("triu", m, int(k))
 
 
 @implements(np.tril)
 def _tril(engine: Engine, m: Any, k: int = 0) -> Any:
-    return _triangle(engine, m, lambda i, j: j - i <= k)
-
-
-def _triangle(engine: Engine, m: Any, inside: Callable[[Any, Any], Any]) -> Any:
-    mask = from_function(engine, inside, m.shape, np.int32, m.layout)
-    return engine.where(mask, m, 0)
+    return engine.call("tril", m, int(k))
 
 
 @implements(np.take)

@@ -184,9 +184,7 @@ class Driver:
     async def prewarm(self) -> int:
         """Start the agents of all nodes of a small cluster; how many are warm."""
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        if (
-            len(nodes) > PREWARM_NODES or Growth.here() is not None
-        ):  # or nodes stay
+        if len(nodes) > PREWARM_NODES or Growth.here() is not None:  # or nodes stay
             return 0
         with contextlib.suppress(LaunchError, RayTaskError):
             return len(await self.agents(nodes))
