@@ -7,7 +7,7 @@ refuses the rest by name. The functions of `numpy.linalg` are in `linear.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
