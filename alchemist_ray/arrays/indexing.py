@@ -82,7 +82,7 @@ def _index(given: Any, A: Any, axis: int, outer: bool) -> Index:
             f"{type(given).__name__}"
         ) from None
     except IndexError:
-        raise ShapeError(f"there is no {given} among {length} {what}") from None
+        raise ShapeError(f"index {given} is out of range for {length} {what}") from None
 
 
 def _slice(given: slice, what: str, length: int) -> slice:
@@ -134,7 +134,7 @@ def _list(given: NDArray[Any], A: Any, axis: int, outer: bool) -> NDArray[np.int
         )
     wrong = (index < -length) | (index >= length)
     if wrong.any():
-        raise ShapeError(f"there is no {index[wrong][0]} among {length} {what}")
+        raise ShapeError(f"index {index[wrong][0]} is out of range for {length} {what}")
     return index
 
 

@@ -116,14 +116,14 @@ class ArrayOperators(MatrixRef):
 
     def __iter__(self) -> Any:
         raise TypeError(
-            "a matrix on ranks is not iterated over: A[i] gives row i, A.fetch() all of them"
+            "cannot iterate over a matrix on ranks: use A[i] for one row, A.fetch() for all"
         )
 
     def _item(self) -> Any:
         if self.shape != (1, 1):
             raise ValueError(
-                f"a matrix of shape {self.shape} is not one number or one truth: use .any(), "
-                ".all(), or .fetch()"
+                f"a matrix of shape {self.shape} is not a single number, and its truth value "
+                "is ambiguous: use .any(), .all() or .fetch()"
             )
         return fetching.fetch(gang_of(self), self)[0, 0]
 

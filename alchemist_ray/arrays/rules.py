@@ -149,4 +149,4 @@ def shape_of(shape: Any) -> tuple[int, int]:
 def unsupported(what: str, instead: str = "") -> BadArgumentError:
     """The error for what handles cannot do: it says what can be done."""
     hint = instead or "take what you need with .fetch(), or run your own code with als.run"
-    return BadArgumentError(f"{what} is not there for matrices on ranks: {hint}")
+    return BadArgumentError(f"{what} is not supported for matrices on ranks: {hint}")

@@ -40,7 +40,7 @@ def put(gang: str, name: str, data: Data) -> None:
     content = data if isinstance(data, bytes) else ray.get(data[0])
     folders = list(folders_of(gang))
     if not folders:
-        raise GroupFailedError(f"the gang's part on {os.uname().nodename} is gone")
+        raise GroupFailedError(f"the gang's proxy on {os.uname().nodename} has ended")
     for folder in folders:
         try:
             _write(folder, name, content)
@@ -73,4 +73,4 @@ def parts(gang: str, name: str) -> list[NDArray[np.uint8]]:
     for folder in folders_of(gang):
         with contextlib.suppress(FileNotFoundError):
             return result_file.read(folder / name)
-    raise GroupFailedError(f"the result {name} is gone, and its gang with it")
+    raise GroupFailedError(f"the result {name} was lost, because its gang has ended")

@@ -106,7 +106,10 @@ class RankChannel:
         if command is not None and not command.over.is_set():
             self._cancel()
             if not command.over.wait(LEAVE_TIMEOUT_S):
-                raise GroupFailedError("the gang does not answer: its ranks are stuck")
+                raise GroupFailedError(
+                    "the gang does not answer: its ranks are stuck. "
+                    "request_workers() starts a new one"
+                )
 
     def _accept(
         self, listeners: Sequence[socket.socket], size: int, token: str, timeout_s: float
@@ -120,8 +123,8 @@ class RankChannel:
                     raise self._ended()
                 if time.monotonic() > deadline:
                     raise CallTimeoutError(
-                        f"{size - len(found)} of {size} ranks did not call back in "
-                        f"{timeout_s:g} s: can their nodes connect to this one?"
+                        f"{size - len(found)} of {size} ranks did not connect to this "
+                        f"process within {timeout_s:g} s: check that their nodes can reach this one"
                     )
                 for connection, fields in acceptor.poll(POLL_INTERVAL_S):
                     found[fields["rank"]] = connection

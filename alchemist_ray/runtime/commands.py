@@ -202,7 +202,7 @@ class Commands:
         if record is None:
             raise Failure(
                 "MatrixNotFoundError",
-                f"matrix {ident} is not on this gang: it was freed, or there never was one",
+                f"this gang has no matrix {ident}: it was freed, or never existed",
             )
         return record
 

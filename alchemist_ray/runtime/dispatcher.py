@@ -136,8 +136,8 @@ class Dispatcher:
     async def _serve(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> asyncio.Server:
         factory = protocol_factory(self._on_frame, self._on_lost, self._token, self._on_hello)
         if sock.family == socket.AF_UNIX:
-            return await loop.create_unix_server(factory, sock=sock)
-        return await loop.create_server(factory, sock=sock)
+            return await loop.create_unix_server(factory, sock=sock, backlog=sockets.BACKLOG)
+        return await loop.create_server(factory, sock=sock, backlog=sockets.BACKLOG)
 
     # --- connections ---
 

@@ -47,8 +47,8 @@ class GangOptions:
             raise ValueError(f"strategy={strategy!r}: it is one of {', '.join(STRATEGIES)}")
         if strategy != "PACK" and placement != "own":
             raise ValueError(
-                f"strategy={strategy!r} is about CPUs that the session reserves itself "
-                "(placement='own'): those given to it are where they are"
+                f"strategy={strategy!r} applies only with placement='own': otherwise "
+                "the CPUs are reserved already"
             )
         launcher = chosen(launcher)
         positive_int("threads_per_worker", threads_per_worker)

@@ -156,8 +156,8 @@ class GangOwner:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 raise LaunchError(
-                    f"the gang's GroupManager gave no answer in {limit_s:.0f} s: has Ray no room "
-                    "for another process on this node, or is it stuck?"
+                    f"the gang's GroupManager did not answer within {limit_s:.0f} s: check "
+                    "with `ray status` whether this node can start another process"
                 ) from None
             self._connection = attach.connect(
                 address, manager.actor, owner=True, progress=self._progress, output=self._output

@@ -91,8 +91,8 @@ class GroupManager:
             await self._release()
             raise LaunchError(
                 f"{request.workers} workers did not start in {request.start_timeout_s:.0f} s: "
-                f"still {stage}. What had started was ended. A longer start_timeout_s gives "
-                "slow nodes more time"
+                f"the start stopped at: {stage}. All started processes were ended. If the nodes "
+                "are slow, increase start_timeout_s"
             ) from None
         except (RayError, OSError) as error:
             await self._release()
@@ -207,9 +207,9 @@ class GroupManager:
                     continue  # the gang does not depend on the agent
                 if not runs and i in dispatcher.nodes.not_connected():
                     raise LaunchError(
-                        f"the gang's part on {plan.nodes[i].ip} ended before it had reached the "
-                        f"GroupManager at {plan.manager[-1]}: can that node connect to it? What it "
-                        "said is in the log of that node's Ray worker"
+                        f"the gang's proxy on {plan.nodes[i].ip} ended before it connected to the "
+                        f"GroupManager at {plan.manager[-1]}: check that this node can connect to "
+                        "that address. Its output is in the log of the node's Ray worker"
                     )
         dispatcher.nodes.ready.result()
 
@@ -305,7 +305,7 @@ class GroupManager:
             known = [record["matrix"] for record in reply["matrices"]]
             await self.command(epoch, {"op": "free", "matrices": known})
             raise RoutineError(
-                f"{name} returned a DistMatrix, and its gang does not last: return an array "
+                f"{name} must not return a DistMatrix, because its gang ends: return an array "
                 "(gathered on rank 0), or run it with als.run on a session's gang"
             )
         value = reply["value"]
@@ -346,7 +346,7 @@ class GroupManager:
     def _on_orphaned(self) -> None:
         """The owner's program is gone, and Ray ends this actor next: end the gang."""
         if self._dispatcher is not None:
-            self._dispatcher.nodes.fail(GroupFailedError("the program that owned the gang is gone"))
+            self._dispatcher.nodes.fail(GroupFailedError("the program that owned the gang ended"))
 
     async def _release(self, *, keep_failure: bool = False) -> None:
         """Close the sockets, wait until every node is clean, and give the CPUs back."""
@@ -354,7 +354,7 @@ class GroupManager:
         agents, self._agents = self._agents, []
         self._address = self._reservation = None
         if dispatcher is not None and not keep_failure:
-            dispatcher.close(SessionError("the session has given its workers back"))
+            dispatcher.close(SessionError("the session released its workers (yield_workers)"))
             self._dispatcher = None
         failure = dispatcher.nodes.failure if dispatcher is not None else None
         lost = failure.facts.get("node") if failure is not None else None

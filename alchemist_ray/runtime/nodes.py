@@ -228,8 +228,8 @@ class Nodes:
             names = f"rank{'s' * (len(stuck) > 1)} {_enumerated(stuck)}" if stuck else "ranks"
             self.fail(
                 GroupFailedError(
-                    f"a call {what} and {names} did not come back from it in {DRAIN_S:.0f} s: "
-                    "native code runs there, or waits in MPI calls of its own (a library in C can "
+                    f"a call {what} and {names} did not return within {DRAIN_S:.0f} s: "
+                    "they are in native code, or in a blocking MPI call (a library in C can "
                     "use alchemist_wait, alchemist_allreduce and alchemist_check). The gang was "
                     "ended; request_workers() starts a new one",
                     rank=stuck[0] if stuck else error.get("facts", {}).get("rank"),

@@ -52,7 +52,7 @@ def join_ray(workers: int | None) -> bool:
         return False
     if adopt(os.environ):
         raise SessionError(
-            "this job's Ray wants its token, and ray was imported before the token was known: "
+            "this job's Ray requires its token, and ray was imported before the token was known: "
             "import alchemist_ray before ray, or start the program with `alchemist slurm run -- "
             "...`"
         )

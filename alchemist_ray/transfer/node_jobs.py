@@ -215,7 +215,7 @@ def cut(
     Raises
     ------
     ShapeError, DtypeError
-        If one is not what its collection has promised.
+        If one is not what its collection declares.
     """
     found = []
     for value, (row, col), shape, label in pieces:
@@ -223,15 +223,15 @@ def cut(
         actual = (arrays[0].shape[0], sum(array.shape[1] for array in arrays))
         if actual != shape:
             raise ShapeError(
-                f"{label} has shape {actual}, and {shape} was declared: does a mapped function "
-                "return the shape that it declares?"
+                f"{label} has shape {actual}, and {shape} was declared: check that a function that "
+                "was mapped over it returns the declared shape"
             )
         for array in arrays:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise DtypeError(
                     f"{label} has elements of dtype {array.dtype}, which cannot be sent as "
-                    f"{dtype} without loss: does a function that was mapped over it return what "
-                    "it says?"
+                    f"{dtype} without loss: check that a function that was mapped over it returns "
+                    "the declared dtype"
                 )
             check_range(array, dtype, label)
             found.append(ArrayBlock(array, (row, col)))

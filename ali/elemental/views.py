@@ -188,8 +188,9 @@ class Elemental:
         require(
             max(m, n, local) <= limit,
             "ShapeError",
-            f"Elemental: this libEl counts to {limit}, which a {m} x {n} matrix ({local} elements "
-            f"on a rank) exceeds; use more ranks, or a libEl built with 64-bit integers",
+            f"Elemental: the integers of this libEl end at {limit}, too small for a {m} x {n} "
+            f"matrix ({local} elements on a rank); use more ranks, or a libEl built with 64-bit "
+            "integers",
         )
 
     # --- Elemental's own ---

@@ -322,8 +322,8 @@ def _cholesky(
     require(
         minor == 0,
         "RoutineError",
-        f"{name}: A is not positive definite: its leading minor of order {minor} is not (or holds "
-        "NaN or inf)",
+        f"{name}: A is not positive definite: its leading minor of order {minor} is not "
+        "positive, or contains NaN or inf",
     )
     return L
 

@@ -94,6 +94,7 @@ class Proxy:
         self._server = await loop.create_unix_server(
             protocol_factory(self._from_rank, self._rank_lost, self._spec.token, self._rank_hello),
             sock=self._listener,
+            backlog=sockets.BACKLOG,
         )
         if not await self._connect_to_manager():
             return

@@ -177,7 +177,7 @@ def test_an_error_of_a_chunk_includes_its_traceback(als: AlchemistSession, unkno
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
-        (lambda block: block[:-1], ShapeError, "was promised"),
+        (lambda block: block[:-1], ShapeError, "was declared"),
         (lambda block: block * 1j, DtypeError, "complex128"),
         (lambda block: block.astype(str), DtypeError, "not numbers"),
         (lambda block: np.ma.masked_less(block, 0), DtypeError, "masked"),

@@ -102,7 +102,7 @@ def test_errors_are_raised_by_ray_get() -> None:
 
     with pytest.raises(RoutineError, match="rank 1: ValueError: no luck"):
         ray.get(broken.remote("raise"))
-    with pytest.raises(RoutineError, match="returned a DistMatrix"):
+    with pytest.raises(RoutineError, match="must not return a DistMatrix"):
         ray.get(broken.remote("matrix"))
     with pytest.raises(CallTimeoutError):
         ray.get(broken.options(timeout_s=0.3).remote("hang"))

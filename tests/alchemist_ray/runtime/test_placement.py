@@ -85,7 +85,7 @@ def test_strategies_hold_on_present_and_added_nodes() -> None:
 def test_a_strategy_that_cannot_be_is_refused_at_once(cluster: str) -> None:
     with pytest.raises(ValueError, match="strategy='NEAR': it is one of PACK, SPREAD"):
         AlchemistSession(strategy="NEAR")
-    with pytest.raises(ValueError, match="those given to it are where they are"):
+    with pytest.raises(ValueError, match="the CPUs are reserved already"):
         AlchemistSession(strategy="SPREAD", placement="inherit")
     with (
         AlchemistSession(strategy="STRICT_SPREAD") as als,
