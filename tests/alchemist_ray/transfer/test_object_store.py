@@ -331,7 +331,7 @@ def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None
     theirs = [ref for owner in owners for ref in ray.get(owner.put.remote())]
     mine = [ray.put(np.zeros(20_000)) for _ in range(3)]
     refs = [ref for three in zip(theirs[:3], mine, theirs[3:], strict=True) for ref in three]
-    asked = list(object_location._askable(refs))
+    asked = list(object_location._queries(refs))
     assert sorted(map(len, asked)) == [3, 3, 3]
     assert {ref for some in asked for ref in some} == set(refs)
     assert all(len({ref.owner_address() for ref in some}) == 1 for some in asked)
