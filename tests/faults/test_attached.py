@@ -111,7 +111,7 @@ def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
     deadline = time.monotonic() + 20
     while ray.available_resources()["CPU"] < free and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert ray.available_resources()["CPU"] == free
+    assert ray.available_resources()["CPU"] >= free  # more, if an earlier gang was still ending
 
 
 # --- forked children ---
