@@ -153,7 +153,7 @@ class Engine:
         return self.flat(self.call("diagonal", A))
 
     def concatenate(self, parts: Any, axis: Any = 0) -> Any:
-        """Matrices below (axis 0) or beside each other (1), in pairs, so that few are copied."""
+        """Matrices joined along axis 0 or 1, in pairs, so that few are copied."""
         along = rules.axis_of(axis)
         handles = [part for part in parts if isinstance(part, MatrixRef)]
         if along is None:

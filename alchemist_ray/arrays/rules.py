@@ -31,7 +31,7 @@ Number = int | float | complex
 
 
 def number(value: Any) -> Number | None:
-    """A Python number as it takes part in NumPy's promotion; None if it is none.
+    """A Python number as it takes part in NumPy's promotion; None if it is not a number.
 
     NumPy's own scalars are not Python numbers: their dtype counts.
     """

@@ -112,7 +112,7 @@ class GangConnection:
     _forked = False
 
     def after_fork(self) -> None:
-        """Start anew in a forked child: the parent's sockets and threads are not the child's.
+        """Forget the parent's sockets and threads in a forked child.
 
         The parent goes on to own the gang.
         """

@@ -58,7 +58,7 @@ class Job:
     answered: bool = False
 
     def answer(self, result: Body | Failure) -> None:
-        """Send the result or the failure to whoever waits. Only the first call counts."""
+        """Send the result or the failure to the waiting client. Only the first call counts."""
         if self.answered:
             return
         self.answered = True
