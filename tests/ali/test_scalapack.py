@@ -77,7 +77,7 @@ def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
     for way in ("lies", "blocks"):
         assert words.pop(f"singular, {way}").endswith("A is singular: pivot 9 of 9 is zero")
         assert "its leading 3 x 3 part" in words.pop(f"not definite, {way}")
-        assert "not full rank" in words.pop(f"not of full rank, {way}")
+        assert "does not have full rank" in words.pop(f"not of full rank, {way}")
     for name, said in words.items():
         routine = name.partition(",")[0]
         assert said == f"RoutineError: {routine}: a matrix holds NaN or inf"

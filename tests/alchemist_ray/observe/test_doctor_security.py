@@ -92,7 +92,8 @@ def test_a_token_that_others_may_read_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_session_folder_that_others_may_write_to_is_named(tmp_path: Path) -> None:
     session = Path("/tmp") / f"at-{os.getpid()}" / "session_2026-01-01_1"
-    session.mkdir(parents=True, mode=0o755)
+    session.mkdir(parents=True)
+    session.parent.chmod(0o755)  # whatever the umask is
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", "raylet", f"--x={session}/s"]
     try:
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
