@@ -94,9 +94,14 @@ def test_a_session_folder_that_others_may_write_to_is_named(tmp_path: Path) -> N
     session = Path("/tmp") / f"at-{os.getpid()}" / "session_2026-01-01_1"
     session.mkdir(parents=True)
     session.parent.chmod(0o755)  # whatever the umask is
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "raylet", f"--x={session}/s"]
+    # It prints because its command line is empty in /proc for a moment after it has started.
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, "raylet", f"--x={session}/s"]
+    pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     try:
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        with subprocess.Popen(command, **pipes) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
             for mode, status, words in (
                 (0o777, WARN, "may write to"),
                 (0o755, WARN, "may read"),
