@@ -13,7 +13,7 @@ def current_session() -> AlchemistSession:
     Raises
     ------
     SessionError
-        If there is none, or more than one.
+        If no session is open, or more than one.
     """
     found = [s for s in open_sessions() if isinstance(s, AlchemistSession)]
     if len(found) == 1:

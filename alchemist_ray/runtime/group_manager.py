@@ -219,7 +219,7 @@ class GroupManager:
             await self._released.wait()
 
     async def gang_address(self) -> GangAddress:
-        """How to reach the gang. Raises what ended it, or SessionError if there is none."""
+        """How to reach the gang. Raises what ended it, or SessionError without a gang."""
         if self._dispatcher is not None and self._dispatcher.nodes.failure is not None:
             raise self._dispatcher.nodes.failure
         if self._address is None:

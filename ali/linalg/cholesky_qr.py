@@ -72,7 +72,7 @@ def _gram(ctx: Context, local: Array) -> Array:
 
 
 def _factor(ctx: Context, gram: Array, n: int, *, orthonormal: bool) -> Array | None:
-    """The upper Cholesky factor, decided and computed on rank 0; None if there is none."""
+    """The upper Cholesky factor, decided and computed on rank 0; None if A has none."""
     limits = np.finfo(gram.dtype)
     message = np.zeros(n * n + 1, gram.dtype)  # the factor, and whether it is good
     if ctx.rank == 0:

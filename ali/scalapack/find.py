@@ -82,7 +82,7 @@ def load(path: str | None = None) -> Native:
     Raises
     ------
     Failure
-        LibraryNotFoundError if there is none, LibraryLoadError if no candidate can be used. Both
+        LibraryNotFoundError if none is found, LibraryLoadError if no candidate can be used. Both
         name the places searched, the loader's message, and how to install one.
     """
     named, source = path or os.environ.get(VARIABLE) or None, "given" if path else VARIABLE
