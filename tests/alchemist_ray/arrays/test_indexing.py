@@ -86,9 +86,9 @@ def test_types_of_indexed_results(session: AlchemistSession) -> None:
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (9, "no 9 among 5 rows"),
-        ((0, -7), "no -7 among 4 columns"),
-        ([0, 5], "no 5 among 5 rows"),
+        (9, "index 9 is out of range for 5 rows"),
+        ((0, -7), "index -7 is out of range for 4 columns"),
+        ([0, 5], "index 5 is out of range for 5 rows"),
         (slice(2, 2), "leaves none of 5 rows"),
         (slice(None, None, 0), "zero"),
         ([], "no rows are asked for"),
