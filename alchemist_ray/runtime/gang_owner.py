@@ -7,6 +7,8 @@ import os
 import threading
 import uuid
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -134,7 +136,7 @@ class GangOwner:
         """
         self._check_open()
         positive_int("num_workers", num_workers)
-        with self._changing:
+        with self._changing_workers():
             if self._connection is not None and self._alive():
                 raise GroupError(
                     f"the session has {len(self._connection.address.workers)} workers already: "
@@ -163,12 +165,15 @@ class GangOwner:
                 address, manager.actor, owner=True, progress=self._progress, output=self._output
             )
             registry.attach(self._connection)
+            if self._closed:  # by another thread, which did not wait for this start
+                self._drop_client()
+                manager.kill()
             return self.list_workers()
 
     def yield_workers(self) -> None:
         """End the gang and return its CPUs. Its matrices are freed; the session stays open."""
         self._check_open()
-        with self._changing:
+        with self._changing_workers():
             self._end_gang()
 
     def kill_workers(self, why: str = "its owner wanted it so") -> None:
@@ -209,13 +214,18 @@ class GangOwner:
             return
         self._closed = True
         _sessions.discard(self)
-        with self._changing:
-            manager = self._manager if self._end_gang() else None
-        if manager is not None:
+        reusable = self._changing.acquire(timeout=END_TIMEOUT_S)
+        if reusable:
+            try:
+                reusable = self._end_gang()
+            finally:
+                self._changing.release()
+        # Else another thread still starts workers: they end with the manager.
+        manager, self._manager = self._manager, None
+        if manager is not None and reusable:
             manager_pool.give_back(manager)
-        elif self._manager is not None:
-            self._manager.kill()
-        self._manager = None
+        elif manager is not None:
+            manager.kill()
 
     stop = close
 
@@ -238,6 +248,23 @@ class GangOwner:
         return f"<AlchemistSession {self.id}: {state}>"
 
     # --- inside ---
+
+    @contextmanager
+    def _changing_workers(self) -> Iterator[None]:
+        """Start or end workers in this thread only. Raises `GroupError` if another one does not
+        finish in the time that a start may take.
+        """
+        limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S + END_TIMEOUT_S
+        if not self._changing.acquire(timeout=limit_s):
+            raise GroupError(
+                "another thread has been starting or ending workers of this session for "
+                f"{limit_s:.0f} s: let one thread call request_workers() and yield_workers()"
+            )
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._changing.release()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -265,9 +292,11 @@ class GangOwner:
 
     def _live_manager(self) -> Manager:
         """The session's GroupManager; another one if it died."""
-        if self._manager is None or not self._manager.alive():
-            self._manager = manager_pool.take()
-        return self._manager
+        manager = self._manager
+        # One that has had no gang may still be starting, which `launch` waits for.
+        if manager is None or (manager.epoch > 0 and not manager.alive()):
+            manager = self._manager = manager_pool.take()
+        return manager
 
     def _drop_client(self) -> None:
         connection, self._connection = self._connection, None

@@ -19,8 +19,14 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.errors import GroupError, TransferError
+from alchemist_ray.errors import (
+    AlchemistError,
+    GroupError,
+    GroupFailedError,
+    TransferError,
+)
 from alchemist_ray.gang import registry
+from alchemist_ray.runtime import gang_owner
 from alchemist_ray.runtime.names import driver_name, edition
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +53,9 @@ def in_threads(count: int, work: Any) -> None:
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + 100  # a start may take 90 s
     for thread in threads:
-        thread.join(60)
+        thread.join(max(0.0, deadline - time.monotonic()))
     assert not any(thread.is_alive() for thread in threads)
     if errors:
         raise errors[0]
@@ -112,6 +119,29 @@ def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
     while ray.available_resources()["CPU"] < free and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ray.available_resources()["CPU"] >= free  # more, if an earlier gang was still ending
+
+
+def test_close_does_not_wait_for_a_start_in_another_thread(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang_owner, "END_TIMEOUT_S", 1.0)
+    session, errors = AlchemistSession(), []
+
+    def request() -> None:
+        try:
+            session.request_workers(8)  # waits for the CPUs of `als`
+        except AlchemistError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    time.sleep(1.0)
+    begun = time.monotonic()
+    session.close()
+    assert time.monotonic() - begun < 10.0
+    thread.join(30)
+    assert [type(error) for error in errors] == [GroupFailedError]
+    assert als.run(lambda comm: comm.size) == 2
 
 
 # --- forked children ---
