@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy.linalg
 
 from ali.blocks import (
     Array,
@@ -54,7 +55,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     -----
     With l = max(m, n): TSQR of A (or A^T) gives a k x k triangle, whose SVD is computed on
     rank 0: ``6 l k^2 / ranks + 20 k^3`` flops, ``3 k^2`` words in each of ``log2(ranks)`` messages;
-    memory ``2 l k / ranks``, and up to ``10 k^2`` on rank 0 (measured): suitable for k up to some
+    memory ``2 l k / ranks``, and up to ``7 k^2`` on rank 0 (measured): suitable for k up to some
     thousands.
     Sources: Demmel et al. 2012 (TSQR); LAPACK's gesdd.
     """
@@ -263,10 +264,10 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
 def singular_values(ctx: Context, name: str, A: DistMatrix) -> Array:
     """All singular values, descending, on every rank. Collective."""
     tall, _ = _tall(ctx, name, A)
-    factors = TallQR(ctx.comm, tall, vectors=False)
+    factors = TallQR(ctx.comm, tall, vectors=False, triangle=False)
     S = np.empty(min(A.shape), np.zeros(0, tall.dtype).real.dtype)
     if factors.r is not None:
-        S[...] = np.linalg.svd(factors.r, compute_uv=False)
+        S[...] = scipy.linalg.svd(factors.r, compute_uv=False, overwrite_a=True, check_finite=False)
     ctx.comm.Bcast(S)
     return S
 
@@ -312,13 +313,17 @@ def _project(
     ctx: Context, tall: Array, basis: Array | None, rank: int
 ) -> tuple[Array, Array, Array]:
     """SVD of X restricted to a basis (None: all of it): S, and this rank's rows of U and of V."""
-    factors = TallQR(ctx.comm, tall if basis is None else tall @ basis)
+    rows = tall if basis is None else tall @ basis
+    factors = TallQR(ctx.comm, rows, overwrite=basis is not None, triangle=False)
+    del rows
     columns = tall.shape[1] if basis is None else basis.shape[1]
     left: Array | None = None
     S = np.empty(rank, np.zeros(0, tall.dtype).real.dtype)
     right_h = np.empty((rank, columns), tall.dtype)
     if factors.r is not None:
-        u, s, vh = np.linalg.svd(factors.r)
+        u, s, vh = scipy.linalg.svd(
+            factors.r, full_matrices=False, overwrite_a=True, check_finite=False
+        )
         left, S[...], right_h[...] = u[:, :rank], s[:rank], vh[:rank]
     ctx.comm.Bcast(S)
     ctx.comm.Bcast(right_h)

@@ -16,6 +16,7 @@ from ali.linalg import (
     arithmetic,
     block_reduction,
     clustering,
+    collectives,
     elimination,
     gemm,
     index_transfer,
@@ -115,6 +116,7 @@ def small_panels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "PANEL", 600)
         patch.setattr(blocks, "CHUNK", 256)
+        patch.setattr(collectives, "SLICE", 16)
         patch.setattr(gemm, "CHUNK", 64)
         patch.setattr(index_transfer, "MESSAGE", 128)
         patch.setattr(kernel_regression, "PANEL", 2000)
