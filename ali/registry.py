@@ -81,9 +81,17 @@ def _by_path(name: str, path: Path) -> ModuleType:
     module_name = f"alchemist_library_{name}"
     module = ModuleType(module_name)
     module.__file__ = str(path)
-    sys.modules[module_name] = module
     # Without an importer: its cache misses a change within the same second.
-    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))
+    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    before = sys.modules.get(module_name)
+    sys.modules[module_name] = module  # dataclasses look themselves up there
+    try:
+        exec(code, vars(module))
+    except BaseException:
+        del sys.modules[module_name]
+        if before is not None:
+            sys.modules[module_name] = before
+        raise
     return module
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ali.blocks import require, shape_text
 from ali.elemental.library import LETTERS, LibEl
 from ali.interface import Context
+from ali.native.mpi_errors import ignored_errors_raised
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -78,7 +79,8 @@ def _grid(lib: LibEl, ctx: Context) -> _Grid:
     if not begun.value:  # MPI is initialised, so Elemental will not, nor finalize it
         count, words = ctypes.c_int(0), ctypes.c_void_p()
         lib.call("Initialize", ctypes.byref(count), ctypes.byref(words))
-    made = ctx.state["grid"] = _Grid(lib, ctx)
+    with ignored_errors_raised(ctx.gang, "Elemental's grid"):
+        made = ctx.state["grid"] = _Grid(lib, ctx)
     return made
 
 
@@ -269,7 +271,8 @@ class Elemental:
         return arg.pointer if isinstance(arg, _Object) else arg
 
     def _checked(self, name: str, *args: Any) -> None:
-        self.lib.call(name, *args)
+        with ignored_errors_raised(self.ctx.gang, f"Elemental's El{name}"):
+            self.lib.call(name, *args)
         self.ctx.comm.Barrier()
 
     # --- objects ---

@@ -20,6 +20,7 @@ from ali.loader import known_processor, provide_mpich
 from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.host import Frame, Host, text_of
+from ali.native.mpi_errors import ignored_errors_raised
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.wire.signature import REQUIRED, Parameter, Result, Signature, coerce
 
@@ -193,22 +194,14 @@ class NativeLibrary:
         """Call C with the library's state. Raises as `call`."""
         call.state = self._state
         self.host.frame = frame
-        gang = frame.context.gang
-        gang.enter_native()
-        error = None
-        try:
-            code = run(ctypes.byref(call), given, results)
-        finally:
-            error = gang.leave_native()
-            self.host.frame = None
-            self._state = call.state
-        if code != OK or frame.failure is not None:
-            self._judge(routine, code, frame, call.rank)
-        elif error is not None:
-            raise Failure(
-                "RoutineError",
-                f"{self._name}.{routine} on rank {call.rank} ignored an error of MPI: {error}",
-            )
+        with ignored_errors_raised(frame.context.gang, f"{self._name}.{routine}"):
+            try:
+                code = run(ctypes.byref(call), given, results)
+            finally:
+                self.host.frame = None
+                self._state = call.state
+            if code != OK or frame.failure is not None:
+                self._judge(routine, code, frame, call.rank)
 
     def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
         if code == ENDED:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ali.blocks import require
 from ali.interface import Context
+from ali.native.mpi_errors import ignored_errors_raised
 from ali.scalapack.grid import BlacsGrid, grid_of
 from ali.scalapack.native import INT_MAX, Native, real
 from mpi_workers.failures import Failure
@@ -200,8 +201,8 @@ class Call:
         width = max(1, MOVED * self.ctx.size // (m * self.dtype.itemsize))
         for first in range(0, n, width):
             self.ctx.comm.Barrier()
-            self.native.call(
-                "p?gemr2d", self.dtype, m, min(width, n - first),
+            self._call(
+                "p?gemr2d", m, min(width, n - first),
                 source.data, 1, first + 1, source.desc,
                 target.data, 1, first + 1, target.desc, self.grid.context,
             )  # fmt: skip
@@ -221,10 +222,10 @@ class Call:
         """
         self.ctx.comm.Barrier()
         if not info:
-            self.native.call(name, self.dtype, *arguments)
+            self._call(name, *arguments)
             return 0
         found = ctypes.c_int(0)
-        self.native.call(name, self.dtype, *arguments, found)
+        self._call(name, *arguments, found)
         said = np.zeros(self.ctx.size, np.int64)
         self.ctx.comm.Allgather(np.array([found.value], np.int64), said)
         require(
@@ -239,7 +240,12 @@ class Call:
         work = self.vector(matrix.rows + matrix.cols + 2 * self.block, real(self.dtype))
         self.ctx.comm.Barrier()
         shape = matrix.m, matrix.n
-        return self.native.norm(self.dtype, kind, *shape, *matrix.submatrix, work)
+        with ignored_errors_raised(self.ctx.gang, "scalapack: p?lange"):
+            return self.native.norm(self.dtype, kind, *shape, *matrix.submatrix, work)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        with ignored_errors_raised(self.ctx.gang, f"scalapack: {name}"):
+            self.native.call(name, self.dtype, *arguments)
 
     def run_with_work(
         self,

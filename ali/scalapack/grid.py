@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ali.interface import Context
+from ali.native.mpi_errors import ignored_errors_raised
 from ali.scalapack.native import Native
 
 
@@ -57,7 +58,8 @@ def grid_of(ctx: Context) -> BlacsGrid:
     grid: BlacsGrid | None = ctx.state.get("grid")
     if grid is None or grid.comm is not ctx.comm:
         ctx.comm.Barrier()  # no rank enters BLACS, which cannot be interrupted, alone
-        grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
+        with ignored_errors_raised(ctx.gang, "scalapack: BLACS"):
+            grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
     return grid
 
 

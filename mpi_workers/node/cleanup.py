@@ -26,11 +26,11 @@ from pathlib import Path
 
 from mpi_workers.node.pmi import segment_names
 from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.wire.sockets import boot_id
 
 PREFIX = "alchemist-"
 ANY_GANG = "g*"  # ids of gangs begin like this; GroupManagers' folders do not
 SHM = Path("/dev/shm")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 BOOT_ID_LENGTH = 8  # characters of it in names: a Unix socket's path has at most 107 bytes
 SEGMENTS = "segments.json"
 PID = "pid"  # kuberay/ knows this name
@@ -42,11 +42,8 @@ TRANSIENT_S = 60.0
 
 @cache
 def machine_tag() -> str:
-    """A word for this machine and boot, the same in all of its containers."""
-    try:
-        return BOOT_ID.read_text()[:BOOT_ID_LENGTH]
-    except OSError:
-        return re.sub(r"\W", "", os.uname().nodename)[:BOOT_ID_LENGTH] or "node"
+    """A short word for this machine and boot, for names of files."""
+    return re.sub(r"\W", "", boot_id())[:BOOT_ID_LENGTH] or "node"
 
 
 def is_private(path: Path) -> bool:

@@ -110,11 +110,15 @@ class Gang:
 
     def enter_native(self) -> None:
         """Native code is called next: record the errors that MPI returns to it."""
-        mpi_errors.record((self._comm, MPI.COMM_WORLD))
+        mpi_errors.record(self._reporting())
 
     def leave_native(self) -> str | None:
         """Native code has returned: the first error that MPI has returned to it, or None."""
-        return mpi_errors.stop((self._comm, MPI.COMM_WORLD))
+        return mpi_errors.stop(self._reporting())
+
+    def _reporting(self) -> tuple[MPI.Comm, ...]:
+        # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.
+        return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
 
     def progress(self, fraction: float, text: str) -> None:
         """Report a routine's progress to the user (rank 0, at most ten times a second)."""

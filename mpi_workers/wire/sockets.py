@@ -82,7 +82,7 @@ def listen_unix(path: str) -> tuple[socket.socket, str]:
     except BaseException:
         sock.close()
         raise
-    return sock, f"unix:{_boot_id()}:{path}"
+    return sock, f"unix:{boot_id()}:{path}"
 
 
 def dial(
@@ -163,7 +163,8 @@ def reachable_addresses(addresses: Sequence[str]) -> list[str]:
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Identifies this machine and boot, the same in all of its containers."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:  # some sandboxes hide it
@@ -173,8 +174,8 @@ def _boot_id() -> str:
 def _local_path(address: str) -> str | None:
     """The path in a Unix address of this node; None for any other address."""
     scheme, _, rest = address.partition(":")
-    boot_id, _, path = rest.partition(":")
-    return path if scheme == "unix" and boot_id == _boot_id() else None
+    boot, _, path = rest.partition(":")
+    return path if scheme == "unix" and boot == boot_id() else None
 
 
 def _check_owner(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from mpi4py import MPI
 
 from ali import DistMatrix, scalapack
 from ali.interface import Context
+from ali.loader import symbol_file
+from ali.native.mpi_errors import ignored_errors_raised
 from ali.scalapack import cyclic, grid
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
@@ -21,6 +24,8 @@ Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")
 SHAPES = [(67, 23), (23, 67), (40, 40), (1, 1), (1, 5), (5, 1), (3, 2), (16, 16)]
 LAYOUTS = itertools.cycle(["VC_STAR", "MC_MR", "STAR_STAR", "STAR_VC", "CIRC_CIRC", "MR_MC"])
+
+COMMUNICATOR = 10  # what Cblacs_get is asked for
 
 
 class Checks:
@@ -366,11 +371,27 @@ def renewal(gang: Gang) -> list[Any]:
     return check.result()
 
 
+def ignored(gang: Gang) -> str:
+    """The error of a native call that ignores an error on a communicator of BLACS' own."""
+    ctx = Checks(gang).ctx
+    native = ctx.state["native"]
+    handle = ctypes.c_int()
+    native.blacs("Cblacs_get", grid.grid_of(ctx).context, COMMUNICATOR, ctypes.byref(handle))
+    comm = native.blacs("Cblacs2sys_handle", handle.value)
+    mpi = ctypes.CDLL(symbol_file(ctypes.CDLL(MPI.__file__), "MPI_Send"))
+    try:
+        with ignored_errors_raised(gang, "scalapack: p?gemm"):
+            mpi.MPI_Send(None, 0, MPI._handleof(MPI.BYTE), gang.size, 0, comm)
+    except Failure as failure:
+        return f"{failure.kind}: {failure.message}"
+    return "nothing"
+
+
 def everything(gang: Gang) -> dict[str, Any]:
     """All of it in one launch: starting ranks takes longer than most checks."""
     try:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    functions = (products, factorizations, systems, refusals, troubles, renewal)
+    functions = (products, factorizations, systems, refusals, troubles, renewal, ignored)
     return {function.__name__: function(gang) for function in functions}

@@ -157,6 +157,18 @@ def test_a_file_that_fails_is_reported_with_its_own_error(
     assert kind_of(error) == "LibraryLoadError"
     if what != "declares no routine":
         assert "mine.py" in error.value.facts["traceback"]
+        assert "alchemist_library_mine" not in sys.modules
+
+
+def test_a_file_that_fails_leaves_the_loaded_library_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE.format(answer=1))
+    library, module = load("mine", str(path)), sys.modules["alchemist_library_mine"]
+    path.write_text("1 / 0")
+    with pytest.raises(Failure, match="ZeroDivisionError"):
+        load("mine", str(path))
+    assert sys.modules["alchemist_library_mine"] is module
+    assert answer(library) == 1
 
 
 def test_an_importable_module_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,14 @@ def test_the_grid_follows_the_communicator(ranks: int) -> None:
     assert results(ranks)["renewal"][1] == []
 
 
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_an_error_of_mpi_that_native_code_ignores_fails_the_call(ranks: int) -> None:
+    said = results(ranks)["ignored"]
+    assert said.startswith(
+        "RoutineError: scalapack: p?gemm on rank 0 ignored an error of MPI: Invalid rank"
+    )
+
+
 def test_a_user_solves_a_system(session: AlchemistSession) -> None:
     try:
         lib = session.load_library("scalapack")

@@ -85,11 +85,14 @@ def native_error(gang: Gang) -> dict[str, Any]:
     native = ctypes.CDLL(path)
     native.MPI_Send.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_size_t] * 4]
     native.MPI_Comm_dup.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
+    native.MPI_Comm_create.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
     byte = MPI._handleof(MPI.BYTE)
     found: dict[str, Any] = {}
-    for name in ("gang", "duplicate", "world"):
+    for name in ("gang", "duplicate", "created", "world"):
         gang.enter_native()
         comm = ctypes.c_size_t(MPI._handleof(MPI.COMM_WORLD if name == "world" else gang.comm))
+        if name == "created":
+            native.MPI_Comm_create(comm, MPI._handleof(gang.comm.Get_group()), ctypes.byref(comm))
         if name == "duplicate":
             native.MPI_Comm_dup(comm, ctypes.byref(comm))
         native.MPI_Send(None, 0, byte, NO_SUCH_RANK, 0, comm)

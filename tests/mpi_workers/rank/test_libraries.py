@@ -46,7 +46,7 @@ def test_a_load_that_is_cancelled_halfway_is_rolled_back(folder: Path) -> None:
 
 def test_an_error_of_mpi_is_raised_in_python_and_recorded_in_native_code() -> None:
     found = local_gang.run(RANKS + "native_error", 2)
-    for name in ("gang", "duplicate", "world", "python", "python, world"):
+    for name in ("gang", "duplicate", "world", "created", "python", "python, world"):
         assert "invalid rank" in found[name].lower(), name
     assert found["without an error"] is None
     assert found["total"] == 2
