@@ -38,8 +38,9 @@ def block(matrix: DistMatrix) -> Array:
 
 
 def shape_text(matrix: DistMatrix) -> str:
-    """The shape for a message: ``4 x 3``."""
-    return f"{matrix.shape[0]} x {matrix.shape[1]}"
+    """The shape for a message: ``4 x 3``, or ``(4,)`` of a vector."""
+    m, n = matrix.shape
+    return f"{m} x {n}" if matrix.ndim == 2 else str(matrix.array_shape)
 
 
 def require_square(routine: str, A: DistMatrix) -> int:
@@ -49,11 +50,17 @@ def require_square(routine: str, A: DistMatrix) -> int:
     return m
 
 
-def require_choice(routine: str, name: str, value: str, choices: Collection[str]) -> None:
-    """Raise BadArgumentError unless `value` is one of `choices`."""
+def require_choice(
+    routine: str,
+    name: str,
+    value: str,
+    choices: Collection[str],
+    kind: str = "BadArgumentError",
+) -> None:
+    """Raise a `Failure` of that kind unless `value` is one of `choices`."""
     require(
         value in choices,
-        "BadArgumentError",
+        kind,
         f"{routine}: {name}={value!r} is not one of {', '.join(choices)}",
     )
 
@@ -75,8 +82,8 @@ def panels(stop: int, width: int) -> Iterator[slice]:
 
 
 def floating(array: Array) -> Array:
-    """The array; integers are promoted to float64."""
-    return array.astype(np.float64) if array.dtype.kind == "i" else array
+    """The array; integers and bool are promoted to float64."""
+    return array.astype(np.float64) if array.dtype.kind in "bi" else array
 
 
 def frobenius(ctx: Context, matrix: DistMatrix) -> float:

@@ -77,8 +77,10 @@ class Context:
     def comm(self) -> GangComm:
         return self.gang.comm
 
-    def zeros(self, shape: tuple[int, int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
+    def zeros(self, shape: Sequence[int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
         """A distributed matrix of zeros; every rank must pass the same arguments.
+
+        `shape` is (m, n), or (m,) for a vector, which is stored as a column (`DistMatrix.ndim`).
 
         Raises
         ------
@@ -89,13 +91,13 @@ class Context:
         """
         return self.gang.new(shape, dtype, layout)
 
-    def empty(self, shape: tuple[int, int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
+    def empty(self, shape: Sequence[int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
         """Like `zeros`, with uninitialised elements."""
         return self.gang.new(shape, dtype, layout, zero=False)
 
     def empty_like(self, matrix: DistMatrix) -> DistMatrix:
         """An uninitialised matrix of the same shape, dtype and layout."""
-        return self.empty(matrix.shape, matrix.dtype, matrix.layout)
+        return self.empty(matrix.array_shape, matrix.dtype, matrix.layout)
 
     def to_layout(self, matrix: DistMatrix, layout: str) -> DistMatrix:
         """The matrix in another layout (the same matrix if it has that layout). Collective.
@@ -139,9 +141,9 @@ class Context:
         return matrix
 
     def new_replicated(self, values: np.ndarray[Any, Any], layout: str = "STAR_STAR") -> DistMatrix:
-        """A matrix in any layout from a small array that is the same on every rank."""
-        values = values.reshape(-1, 1) if values.ndim == 1 else values
-        matrix = self.empty((values.shape[0], values.shape[1]), values.dtype, layout)
+        """A matrix or vector in any layout from a small array that is the same on every rank."""
+        matrix = self.empty(values.shape, values.dtype, layout)
+        values = values.reshape(matrix.shape)
         matrix.local[...] = values[
             matrix.rows.start : matrix.rows.stop : matrix.rows.step,
             matrix.cols.start : matrix.cols.stop : matrix.cols.step,

@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.functions import run
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.transfer.sending import send
-
-LAYOUT = "VC_STAR"
-VECTORS = 2  # below so many dimensions an array is NumPy's
+from mpi_workers.matrix.layout import stored_shape
 
 
 def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
-    """A handle of what has two dimensions, else a NumPy array."""
+    """A handle of an array, or of what NumPy makes one of."""
     if isinstance(obj, MatrixRef):
-        made = obj if dtype is None else engine.astype(obj, dtype)
-        return engine.copy(made) if copy and made is obj else made
-    array = np.asarray(obj, dtype=dtype)
-    if array.ndim < VECTORS:
-        return array.copy() if copy else array
+        return engine.astype(obj, obj.dtype if dtype is None else dtype, copy=bool(copy))
     if copy is False:
         raise ValueError("an array cannot become a matrix on ranks without a copy")
-    if array.ndim > VECTORS:
-        raise ShapeError(f"an array of shape {array.shape}: a matrix has two dimensions")
-    kind = rules.matrix_dtype(array.dtype)
-    if array.nbytes <= rules.SMALL and array.size:
-        small = array.astype(kind, copy=False)
-        return engine.call("array", *rules.encode_operand(small), LAYOUT)
-    return send(engine.connection, array, layout=LAYOUT, dtype=kind)
+    array = rules.operand(np.asarray(obj, dtype=dtype))
+    if array.nbytes <= rules.SMALL:
+        return engine.call("array", *rules.encode_operand(array), LAYOUT)
+    return engine.sent(array)
 
 
 def full(engine: Engine, shape: Any, value: Any, dtype: Any, layout: str) -> Any:
-    """The same value everywhere; a handle for two dimensions, NumPy's array below."""
-    if isinstance(shape, int | np.integer) or len(shape) < VECTORS:
-        return np.full(shape, value, dtype)
+    """The same value everywhere."""
     kind = rules.checked_dtype(np.asarray(value).dtype if dtype is None else dtype)
-    m, n = rules.shape_of(shape)
-    if isinstance(value, int) and abs(value) > rules.EXACT and kind == np.int64:
-        one = engine.matrix(np.full((1, 1), value, kind))
-        return engine.binary("add", engine.call("zeros", m, n, kind.name, layout), one)
-    return engine.call("full", m, n, value if not isinstance(value, bool) else int(value),
-                       kind.name, layout)  # fmt: skip
+    return filled(engine, rules.shape_of(shape), value, kind, layout)
+
+
+def filled(
+    engine: Engine, shape: tuple[int, ...], value: Any, kind: np.dtype[Any], layout: str
+) -> Any:
+    """The same value everywhere; also integers that a float cannot hold."""
+    if isinstance(value, int | np.integer) and abs(int(value)) > rules.EXACT and kind == np.int64:
+        zeros = engine.call("filled", list(shape), 0, kind.name, layout)
+        return engine.binary("add", zeros, np.asarray(value, kind))
+    return engine.call("filled", list(shape), complex(value), kind.name, layout)
+
+
+def arange(engine: Engine, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
+    """`numpy.arange`: evenly spaced numbers from start to before stop."""
+    start, stop = (0, start) if stop is None else (start, stop)
+    if not step:
+        raise ShapeError("arange: step must not be 0")
+    kind = rules.checked_dtype(
+        np.result_type(np.asarray(start), np.asarray(stop), np.asarray(step))
+        if dtype is None else dtype
+    )  # fmt: skip
+    count = max(0, math.ceil((stop - start) / step))
+    return engine.call("progression", float(start), float(step), count, kind.name)
+
+
+def linspace(engine: Engine, start: Any, stop: Any, num: int, dtype: Any, *, endpoint: bool) -> Any:
+    """`numpy.linspace`: `num` evenly spaced numbers."""
+    if isinstance(start, complex) or isinstance(stop, complex):
+        return asarray(engine, np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype), None,
+                       copy=None)  # fmt: skip
+    step = (stop - start) / max(1, num - endpoint)
+    found = engine.call("progression", float(start), float(step), int(num), "float64")
+    if endpoint and num > 1:
+        found[-1] = float(stop)  # as NumPy: the last one is exact
+    return found if dtype is None else engine.astype(found, dtype, copy=False)
 
 
 def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) -> Any:
@@ -59,24 +78,29 @@ def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) 
 
 def random(engine: Engine, routine: str, shape: Any, seed: int, dtype: Any) -> Any:
     """Random numbers of a routine of linalg."""
-    m, n = rules.shape_of(shape)
-    found: Any = engine.call(routine, m, n, seed)
-    return found if dtype is None else engine.astype(found, dtype)
+    wanted = rules.shape_of(shape)
+    found: Any = engine.call(routine, *stored_shape(wanted), seed)
+    if len(wanted) < 2:
+        found = engine.reshape(found, wanted)
+    return found if dtype is None else engine.astype(found, dtype, copy=False)
 
 
 def from_function(
     engine: Engine, function: Callable[..., Any], shape: Any, dtype: Any, layout: str
 ) -> Any:
-    """A matrix of ``function(i, j)``, evaluated on the ranks."""
-    m, n = rules.shape_of(shape)
-    A: Any = engine.call("zeros", m, n, rules.checked_dtype(dtype).name, layout)
+    """A matrix of ``function(i, j)``, or a vector of ``function(i)``, evaluated on the ranks."""
+    wanted = rules.shape_of(shape)
+    A: Any = engine.call("filled", list(wanted), 0, rules.checked_dtype(dtype).name, layout)
 
     # Nested, so that it travels by value: ranks do not import alchemist_ray.
     def fill(comm: Any, part: Any, function: Callable[..., Any]) -> None:
         if part.local.size:
             rows = np.arange(part.rows.start, part.rows.stop, part.rows.step)[:, None]
             cols = np.arange(part.cols.start, part.cols.stop, part.cols.step)[None, :]
-            part.local[...] = function(rows, cols)
+            if part.ndim == 2:
+                part.local[...] = function(rows, cols)
+            else:
+                part.local[:, 0] = function(rows[:, 0])
 
     run.run(engine.connection, fill, (A, function), {}, None)
     return A

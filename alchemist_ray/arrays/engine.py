@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.placement import OperandPlacement
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.libraries import Library
+from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.transfer.sending import send
 
 LIBRARY = "ali.arrays"  # linalg under a name of its own: a user's is left alone
-REAL = {"complex64": "float32", "complex128": "float64"}
+LAYOUT = "VC_STAR"  # of arrays that are sent
 
 
 class Engine:
@@ -31,10 +33,18 @@ class Engine:
 
     def call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
         """Call a routine of the ranks' library."""
+        return self._routine(routine)(*args, **kwargs)
+
+    def _routine(self, name: str) -> Routine:
         if self._library is None:
             described = self.connection.request({"op": "load", "library": LIBRARY, "path": None})
-            self._library = Library(self.connection, described)
-        return self._library.routine(routine)(*args, **kwargs)
+            self._library = Library(self.connection, described, read_only=True)
+        return self._library.routine(name)
+
+    def corners(self, A: Any, rows: bytes, cols: bytes, timeout_s: float) -> Any:
+        """Few rows and columns of A, within a time limit."""
+        part = self._routine("part").options(timeout_s=timeout_s)
+        return part(A, [], [], row_list=rows, col_list=cols)
 
     # --- element by element ---
 
@@ -49,42 +59,48 @@ class Engine:
             other, value = np.asarray(value), None  # object, if it is beyond 64 bits
         if value is not None:
             kind = type(value).__name__
-            return self.call("elementwise_scalar", op, A, value, reflected=reflected, kind=kind)
+            return self.call(
+                "elementwise_scalar", op, A, complex(value), reflected=reflected, kind=kind
+            )
         if not rules.is_array(other):
             return NotImplemented
-        return self.call(
-            "combine",
-            op,
-            A,
-            *rules.encode_operand(rules.operand(other, A.dtype)),
-            reflected=reflected,
-        )
+        array = rules.operand(other, A.dtype)
+        if array.nbytes > rules.SMALL:
+            B = self.sent(array)
+            return self.call("elementwise", op, *((B, A) if reflected else (A, B)))
+        return self.call("combine", op, A, *rules.encode_operand(array), reflected=reflected)
 
     def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""
-        if op == "conj" and A.dtype.kind != "c":
-            return A
         return self.call("apply", op, A)
 
-    def astype(self, A: Any, dtype: Any) -> Any:
-        """A with another dtype (bool: int32, 0 and 1); A itself if it has it."""
-        if np.dtype(dtype).kind == "b":
-            found: Any = self.binary("not_equal", A, 0)
-            return found
+    def astype(self, A: Any, dtype: Any, *, copy: bool = True) -> Any:
+        """A copy with another dtype; without `copy`, A itself if it has the dtype."""
         wanted = rules.checked_dtype(dtype)
-        return A if A.dtype == wanted else self.call("astype", A, wanted.name)
+        if A.dtype == wanted and not copy:
+            return A
+        if wanted.kind == "b":
+            return self.binary("not_equal", A, 0)
+        return self.call("astype", A, wanted.name)
 
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
         if isinstance(value, MatrixRef):
             return value
-        like = beside.dtype if beside is not None else np.dtype(np.int32)
+        like = beside.dtype if beside is not None else None
         plain = rules.number(value)
         if plain is not None:
-            value = np.asarray(plain, np.result_type(like, plain) if beside is not None else None)
+            value = np.asarray(plain, None if like is None else np.result_type(like, plain))
         elif not rules.is_array(value):
             raise rules.unsupported(f"a {type(value).__name__} as an operand")
-        return self.call("array", *rules.encode_operand(rules.operand(value, like)))
+        array = rules.operand(value, like)
+        if array.nbytes > rules.SMALL:
+            return self.sent(array)
+        return self.call("array", *rules.encode_operand(array))
+
+    def sent(self, array: NDArray[Any], layout: str = LAYOUT) -> Any:
+        """A handle of an array that is too large to travel in a command."""
+        return send(self.connection, array, layout=layout)
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         """Elements of `x` where the condition is not 0, else of `y`."""
@@ -97,68 +113,46 @@ class Engine:
     # --- products ---
 
     def matmul(self, left: Any, right: Any) -> Any:
-        """``left @ right``; with a 1-D NumPy array the result is 1-D as well, see `flat`."""
+        """``left @ right`` of matrices and vectors."""
         if not all(isinstance(x, MatrixRef) or rules.is_array(x) for x in (left, right)):
             return NotImplemented
-        if isinstance(left, MatrixRef) and isinstance(right, MatrixRef):
-            return self.call("matmul", left, right)
-        A, other = (left, right) if isinstance(left, MatrixRef) else (right, left)
-        array = np.asarray(other)
-        if array.ndim == 0:
+        if not np.ndim(left) or not np.ndim(right):
             raise ShapeError("matmul: a number is not a matrix: use * to multiply by it")
-        small = rules.operand(array, A.dtype)
-        if array.ndim == 1 and A is left:
-            small = small.T
-        B = self.call("array", *rules.encode_operand(small))
-        C = self.call("matmul", *((A, B) if A is left else (B, A)))
-        return self.flat(C) if array.ndim == 1 else C
+        A = left if isinstance(left, MatrixRef) else right
+        return self.call("matmul", self.matrix(left, A), self.matrix(right, A))
 
     # --- reductions ---
 
     def reduce(self, op: str, A: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
-        """Sum, mean, var, std, min or max.
-
-        Returns
-        -------
-        number, ndarray or Handle
-            A NumPy scalar for both axes, a 1-D array for one of them, if it is small, else
-            a (1, n) or (m, 1) handle. With `keepdims` always a handle of two dimensions.
-        """
-        along = rules.axis_of(axis)
-        extra = {"ddof": ddof} if op in ("var", "std") else {}
-        length = {0: A.shape[1], 1: A.shape[0], None: 1}[along]
-        if keepdims or length * max(8, A.dtype.itemsize) > rules.SMALL:
-            return self.call(op, A, axis=along, **extra)
-        values = rules.decode_result(*self.call("reduce", op, A, axis=along, **extra))
-        return values[0] if along is None else values
-
-    def flat(self, column: Any) -> Any:
-        """A row or column as NumPy would have it, 1-D, if it is small; else the handle."""
-        if column.nbytes > rules.SMALL:
-            return column
-        return column.fetch().reshape(-1)
+        """Sum, mean, var, std, min, max, any or all: a handle with one dimension less, or none."""
+        along = rules.axis_of(axis, A.ndim)
+        return self.call("reduce", op, A, axis=along, ddof=ddof, keepdims=keepdims)
 
     # --- the rest ---
 
     def copy(self, A: Any) -> Any:
         """A matrix of its own with the elements of A: `als.run` may write to it."""
-        return self.call("slice", A)
+        return self.call("astype", A, A.dtype.name)
 
     def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
-        """A^T, or A^H."""
+        """A^T, or A^H; a vector is its own."""
+        if A.ndim < 2:
+            return self.unary("conj", A) if conjugate else A
         return self.call("transpose", A, conjugate=conjugate)
 
-    def diagonal(self, A: Any) -> Any:
-        """The main diagonal, 1-D; see `flat`."""
-        return self.flat(self.call("diagonal", A))
+    def reshape(self, A: Any, shape: Any) -> Any:
+        """A copy in another shape; -1 stands for the length that is left."""
+        return self.call("reshape", A, list(rules.reshaped(A.shape, shape)))
 
     def concatenate(self, parts: Any, axis: Any = 0) -> Any:
-        """Matrices joined along axis 0 or 1, in pairs, so that few are copied."""
-        along = rules.axis_of(axis)
+        """Arrays joined along an axis, in pairs, so that few are copied; None: of vectors."""
         handles = [part for part in parts if isinstance(part, MatrixRef)]
-        if along is None:
-            raise rules.unsupported("concatenation of flattened matrices")
         level = [self.matrix(part, handles[0]) for part in parts]
+        if axis is None:
+            level = [part if part.ndim == 1 else self.reshape(part, -1) for part in level]
+        along = 0 if axis is None else rules.axis_index(axis, level[0].ndim)
+        if len(level) == 1:
+            return self.copy(level[0])
         while len(level) > 1:
             pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
             level = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import rules
+from alchemist_ray.arrays import creation, rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import ShapeError
@@ -22,19 +22,20 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 
 
 @implements(np.shape)
-def _shape(engine: Engine, a: Any) -> tuple[int, int]:
-    shape: tuple[int, int] = a.shape
+def _shape(engine: Engine, a: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = a.shape
     return shape
 
 
 @implements(np.ndim)
 def _ndim(engine: Engine, a: Any) -> int:
-    return 2
+    ndim: int = a.ndim
+    return ndim
 
 
 @implements(np.size)
 def _size(engine: Engine, a: Any, axis: int | None = None) -> int:
-    along = rules.axis_of(axis)
+    along = rules.axis_of(axis, a.ndim)
     size: int = a.size if along is None else a.shape[along]
     return size
 
@@ -64,9 +65,9 @@ def _can_cast(engine: Engine, from_: Any, to: Any, casting: Any = "safe") -> boo
 
 @implements(np.sum)
 def _sum(engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Any:
-    whole = a if dtype is None else engine.astype(a, dtype)
+    whole = a if dtype is None else engine.astype(a, dtype, copy=False)
     found = engine.reduce("sum", whole, axis, keepdims=bool(keepdims))
-    return found if dtype is None else found.astype(rules.checked_dtype(dtype))
+    return found if dtype is None else engine.astype(found, dtype, copy=False)
 
 
 @implements(np.mean)
@@ -91,7 +92,7 @@ def _deviation(op: str) -> Implementation:
         )  # fmt: skip
         if whole:
             return found
-        along = rules.axis_of(axis)
+        along = rules.axis_of(axis, a.ndim)
         count = a.size if along is None else a.shape[along]
         factor = count / (count - less) if count > less else math.nan
         return found * (math.sqrt(factor) if op == "std" else factor)
@@ -120,17 +121,12 @@ def _ptp(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any
 
 @implements(np.any)
 def _any(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return _truth(engine, "max", a, axis, keepdims)
+    return engine.reduce("any", a, axis, keepdims=bool(keepdims))
 
 
 @implements(np.all)
 def _all(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return _truth(engine, "min", a, axis, keepdims)
-
-
-def _truth(engine: Engine, op: str, a: Any, axis: Any, keepdims: Any) -> Any:
-    found = engine.reduce(op, engine.binary("not_equal", a, 0), axis, keepdims=bool(keepdims))
-    return found if isinstance(found, MatrixRef) else found.astype(bool)
+    return engine.reduce("all", a, axis, keepdims=bool(keepdims))
 
 
 @implements(np.count_nonzero)
@@ -140,6 +136,7 @@ def _count_nonzero(engine: Engine, a: Any, axis: Any = None, keepdims: Any = Fal
 
 @implements(np.trace, np.linalg.trace)
 def _trace(engine: Engine, a: Any, /, *, dtype: Any = None) -> Any:
+    _require_matrix("np.trace", a)
     found = engine.call("diagonal", a if dtype is None else engine.astype(a, dtype))
     return engine.reduce("sum", found, None)
 
@@ -149,15 +146,51 @@ def _trace(engine: Engine, a: Any, /, *, dtype: Any = None) -> Any:
 
 @implements(np.transpose, np.permute_dims)
 def _transpose(engine: Engine, a: Any, axes: Any = None) -> Any:
-    order = (1, 0) if axes is None else tuple(range(2)[axis] for axis in axes)
-    if sorted(order) != [0, 1]:
-        raise ShapeError(f"axes={axes}: a matrix has the axes 0 and 1")
-    return engine.transpose(a) if order == (1, 0) else a
+    order = [rules.axis_index(axis, a.ndim) for axis in (reversed(range(a.ndim)) if axes is None
+                                                        else axes)]  # fmt: skip
+    if sorted(order) != list(range(a.ndim)):
+        raise ShapeError(f"axes={axes}: they must be the axes of an array of shape {a.shape}")
+    return engine.transpose(a) if order == [1, 0] else a
 
 
 @implements(np.matrix_transpose, np.linalg.matrix_transpose)
 def _matrix_transpose(engine: Engine, x: Any, /) -> Any:
+    _require_matrix("np.matrix_transpose", x)
     return engine.transpose(x)
+
+
+def _require_matrix(name: str, a: Any) -> None:
+    if len(a.shape) != 2:
+        raise ShapeError(f"{name} of an array of shape {a.shape}: it must have two dimensions")
+
+
+@implements(np.reshape)
+def _reshape(engine: Engine, a: Any, /, shape: Any) -> Any:
+    return engine.reshape(a, shape)
+
+
+@implements(np.ravel)
+def _ravel(engine: Engine, a: Any) -> Any:
+    return engine.reshape(a, -1)
+
+
+@implements(np.squeeze)
+def _squeeze(engine: Engine, a: Any, axis: Any = None) -> Any:
+    if axis is None:
+        return engine.reshape(a, [n for n in a.shape if n != 1])
+    gone = {rules.axis_index(one, a.ndim) for one in (axis if isinstance(axis, tuple) else (axis,))}
+    if any(a.shape[one] != 1 for one in gone):
+        raise ShapeError(f"axis={axis!r} of shape {a.shape}: an axis that goes must have length 1")
+    return engine.reshape(a, [n for i, n in enumerate(a.shape) if i not in gone])
+
+
+@implements(np.expand_dims)
+def _expand_dims(engine: Engine, a: Any, axis: Any) -> Any:
+    new = axis if isinstance(axis, tuple) else (axis,)
+    ndim = a.ndim + len(new)
+    places = {rules.axis_index(one, ndim) for one in new}
+    lengths = iter(a.shape)
+    return engine.reshape(a, [1 if i in places else next(lengths) for i in range(ndim)])
 
 
 @implements(np.concatenate)
@@ -167,29 +200,47 @@ def _concatenate(engine: Engine, arrays: Sequence[Any], axis: Any = 0) -> Any:
 
 @implements(np.vstack)
 def _vstack(engine: Engine, tup: Sequence[Any]) -> Any:
-    return engine.concatenate(tup, 0)
+    return engine.concatenate([_with_axes(engine, x, 2, front=True) for x in tup], 0)
 
 
 @implements(np.hstack)
 def _hstack(engine: Engine, tup: Sequence[Any]) -> Any:
-    return engine.concatenate([x if isinstance(x, MatrixRef) else _column(x) for x in tup], 1)
+    parts = [_with_axes(engine, x, 1) for x in tup]
+    return engine.concatenate(parts, 0 if len(parts[0].shape) == 1 else 1)
 
 
-def _column(x: Any) -> Any:
-    array = np.asarray(x)
-    return array[:, None] if array.ndim == 1 else array
+@implements(np.column_stack)
+def _column_stack(engine: Engine, tup: Sequence[Any]) -> Any:
+    return engine.concatenate([_with_axes(engine, x, 2) for x in tup], 1)
+
+
+@implements(np.stack)
+def _stack(engine: Engine, arrays: Sequence[Any], axis: int = 0) -> Any:
+    if any(len(np.shape(x)) > 1 for x in arrays):
+        raise ShapeError("np.stack of matrices would have three dimensions: np.concatenate them")
+    along = rules.axis_index(axis, len(np.shape(arrays[0])) + 1)
+    ndim = len(np.shape(arrays[0])) + 1
+    parts = [_with_axes(engine, x, ndim, front=along == 0) for x in arrays]
+    return engine.concatenate(parts, along)
+
+
+def _with_axes(engine: Engine, x: Any, ndim: int, *, front: bool = False) -> Any:
+    """An array with at least `ndim` dimensions: new axes follow its own, or precede them."""
+    shape = np.shape(x)
+    new = (1,) * max(0, ndim - len(shape))
+    wanted = new + shape if front else shape + new
+    return engine.reshape(x, wanted) if isinstance(x, MatrixRef) else np.reshape(x, wanted)
 
 
 @implements(np.diagonal, np.linalg.diagonal)
 def _diagonal(engine: Engine, a: Any, /) -> Any:
-    return engine.diagonal(a)
+    _require_matrix("np.diagonal", a)
+    return engine.call("diagonal", a)
 
 
 @implements(np.diag)
 def _diag(engine: Engine, v: Any) -> Any:
-    if 1 in v.shape and v.shape != (1, 1):
-        return engine.call("diag", v)  # what a 1-D array would be
-    return engine.diagonal(v)
+    return engine.call("diag" if v.ndim == 1 else "diagonal", v)
 
 
 @implements(np.triu)
@@ -204,16 +255,16 @@ def _tril(engine: Engine, m: Any, k: int = 0) -> Any:
 
 @implements(np.take)
 def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
-    along = rules.axis_of(axis)
-    if along is None:
-        raise rules.unsupported("np.take of a flattened matrix", "give axis=0 or axis=1")
-    return a[indices] if along == 0 else a[:, indices]
+    if axis is None:
+        return (a if a.ndim == 1 else engine.reshape(a, -1))[indices]
+    return a[indices] if rules.axis_index(axis, a.ndim) == 0 else a[:, indices]
 
 
 @implements(np.flip)
 def _flip(engine: Engine, m: Any, axis: Any = None) -> Any:
-    along = rules.axis_of(axis)
-    back = slice(None, None, -1)
+    back, along = slice(None, None, -1), rules.axis_of(axis, m.ndim)
+    if m.ndim < 2:
+        return m[back] if m.ndim else m
     return m[back if along != 1 else slice(None), back if along != 0 else slice(None)]
 
 
@@ -224,7 +275,7 @@ def _copy(engine: Engine, a: Any) -> Any:
 
 @implements(np.astype)
 def _astype(engine: Engine, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    return engine.astype(x, dtype)
+    return engine.astype(x, dtype, copy=copy)
 
 
 # --- element by element, but no ufuncs --------------------------------------------------
@@ -232,9 +283,19 @@ def _astype(engine: Engine, x: Any, dtype: Any, /, *, copy: bool = True, device:
 
 @implements(np.where)
 def _where(engine: Engine, condition: Any, x: Any = None, y: Any = None, /) -> Any:
-    if x is None or y is None:
-        raise rules.unsupported("np.where(mask) without values", "A[mask] picks rows by an (m, 1)")
+    if x is None and y is None:
+        return _nonzero(engine, condition)
     return engine.where(condition, x, y)
+
+
+@implements(np.nonzero)
+def _nonzero(engine: Engine, a: Any) -> tuple[Any, ...]:
+    return tuple(engine.call("nonzero", a, axis) for axis in range(a.ndim))
+
+
+@implements(np.flatnonzero)
+def _flatnonzero(engine: Engine, a: Any) -> Any:
+    return engine.call("nonzero", a if a.ndim == 1 else engine.reshape(a, -1), 0)
 
 
 @implements(np.clip)
@@ -247,8 +308,8 @@ def _clip(engine: Engine, a: Any, a_min: Any = None, a_max: Any = None, *,
 
 @implements(np.round)
 def _round(engine: Engine, a: Any, decimals: int = 0) -> Any:
-    if a.dtype.kind == "i" and decimals >= 0:
-        return a
+    if a.dtype.kind in "bi" and decimals >= 0:
+        return engine.copy(a)
     if decimals == 0:
         return engine.unary("rint", a)
     scale = 10.0 ** abs(decimals)
@@ -266,23 +327,40 @@ def _imag(engine: Engine, val: Any) -> Any:
 
 
 @implements(np.isclose)
-def _isclose(engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8) -> Any:
+def _isclose(
+    engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+) -> Any:
     near = abs(a - b) <= atol + rtol * abs(b)
-    return engine.where(np.isfinite(b), near, a == b) if _floats(b) else near
+    found = engine.where(np.isfinite(b), near, a == b) if _inexact(b) else near
+    return found | (np.isnan(a) & np.isnan(b)) if equal_nan else found
 
 
-def _floats(x: Any) -> bool:
+def _inexact(x: Any) -> bool:
     return isinstance(x, MatrixRef) and x.dtype.kind in "fc"
 
 
 @implements(np.allclose)
-def _allclose(engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8) -> bool:
-    return bool(_all(engine, _isclose(engine, a, b, rtol, atol)))
+def _allclose(
+    engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+) -> bool:
+    return bool(_all(engine, _isclose(engine, a, b, rtol, atol, equal_nan)))
 
 
 @implements(np.array_equal)
-def _array_equal(engine: Engine, a1: Any, a2: Any) -> bool:
+def _array_equal(engine: Engine, a1: Any, a2: Any, equal_nan: bool = False) -> bool:
     if np.shape(a1) != np.shape(a2):
+        return False
+    same = engine.binary("equal", a1, a2)
+    if equal_nan:
+        same = same | (np.isnan(a1) & np.isnan(a2))
+    return bool(_all(engine, same))
+
+
+@implements(np.array_equiv)
+def _array_equiv(engine: Engine, a1: Any, a2: Any) -> bool:
+    try:
+        np.broadcast_shapes(np.shape(a1), np.shape(a2))
+    except ValueError:
         return False
     return bool(_all(engine, engine.binary("equal", a1, a2)))
 
@@ -305,5 +383,4 @@ def _full_like(
     engine: Engine, a: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None
 ) -> Any:
     kind = a.dtype if dtype is None else rules.checked_dtype(dtype)
-    value = int(fill_value) if isinstance(fill_value, bool | np.bool_) else fill_value
-    return engine.call("full", *a.shape, value, kind.name, a.layout)
+    return creation.filled(engine, a.shape, fill_value, kind, a.layout)

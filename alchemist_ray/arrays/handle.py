@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from numpy.typing import NDArray
-
 from alchemist_ray.arrays.operators import ArrayOperators
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.registry import gang_of, lease_of
 from alchemist_ray.io import saving
-from alchemist_ray.transfer import fetching
 from alchemist_ray.transfer.sending import checked_layout
 
 
@@ -27,9 +23,10 @@ class Handle(ArrayOperators):
         Of the matrix within its gang.
     name : str
         As given to `send_matrix`, or ``matrix<id>``.
-    shape : (int, int)
+    shape : tuple of int
+        NumPy's: (m, n), (m,) or ().
     dtype : numpy.dtype
-        One of float32, float64, complex64, complex128, int32, int64.
+        One of float32, float64, complex64, complex128, int32, int64, bool.
     layout : str
         One of Elemental's 14, e.g. ``"VC_STAR"``.
     session, gang : str
@@ -44,47 +41,6 @@ class Handle(ArrayOperators):
     """
 
     __slots__ = ()
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def fetch(
-        self,
-        rows: slice | int | None = None,
-        cols: slice | int | None = None,
-        *,
-        print_times: bool = False,
-    ) -> NDArray[Any]:
-        """The elements as a NumPy array, C-ordered and always two-dimensional.
-
-        Parameters
-        ----------
-        rows, cols : slice or int, optional
-            The part to fetch. Only the range of rows and columns that spans it is moved: of
-            ``slice(0, 100, 10)`` the first 91 rows. Default: all.
-        print_times : bool
-            Print how long each step took, per rank.
-
-        Returns
-        -------
-        ndarray, shape (m, n) or of the part
-
-        Raises
-        ------
-        StaleHandleError, MatrixNotFoundError
-            If the gang has ended or the matrix was freed.
-        GroupFailedError, TransferError
-            If a rank dies during the transfer.
-
-        Notes
-        -----
-        One copy on the same node; one stream per rank from other nodes.
-        """
-        return fetching.fetch(gang_of(self), self, rows, cols, print_times=print_times)
 
     def to_layout(self, layout: str) -> Handle:
         """A new matrix with the same elements in another layout, made by the ranks over MPI."""
@@ -189,32 +145,6 @@ class Handle(ArrayOperators):
             self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
             self.epoch, isinstance(self._lease, ResultLease),
         )  # fmt: skip
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise ValueError("a matrix that lives on ranks cannot become an array without a copy")
-        fetched = self.fetch()
-        return fetched if dtype is None else fetched.astype(dtype, copy=False)
-
-    def __repr__(self) -> str:
-        m, n = self.shape
-        return (
-            f"<Handle {self.name}: {m} x {n} {self.dtype}, {self.layout}, "
-            f"in gang {self.gang} (epoch {self.epoch})>"
-        )
-
-    def _repr_html_(self) -> str:
-        m, n = self.shape
-        rows = {
-            "matrix": html.escape(self.name),
-            "shape": f"{m:,} &times; {n:,}",
-            "dtype": str(self.dtype),
-            "layout": self.layout,
-            "size": f"{self.nbytes / 1e6:,.1f} MB",
-            "gang": f"{html.escape(self.gang)} (epoch {self.epoch})",
-        }
-        cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
-        return f"<table>{cells}</table>"
 
 
 def _received(*fields: Any) -> Handle:

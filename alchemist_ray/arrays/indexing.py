@@ -1,9 +1,14 @@
-"""``A[rows, cols]``: what of a matrix is asked for, and how the ranks pick it."""
+"""``A[...]`` and ``A[...] = B``: NumPy's indices reduced to selections that the ranks carry out.
+
+An index becomes one selection for each stored axis, or a mask of all elements, or lists of
+positions; see `ali/arrays/selecting.py`.
+"""
 
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,155 +18,245 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import MatrixError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
-Index = slice | int | NDArray[np.int64] | Any
 WHOLE = slice(None)
-OUTER = (
-    "two lists pick single elements in NumPy: for whole rows and columns write "
-    "A[np.ix_(rows, cols)], for elements fetch A[...] of the rows and index that"
-)
+AXES = ("rows", "columns")
+Selection = range | NDArray[np.int64] | Any  # Any: a vector on the ranks
 
 
-def part(engine: Engine, A: Any, key: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """An index, by stored axis.
+
+    Attributes
+    ----------
+    rows, cols : Selection
+    drop : str
+        Axes that an integer selects, and new axes, as `part` of the ranks' library takes them.
+    shape : tuple of int, optional
+        The shape of a result that `part` cannot give: elements that two lists pick.
+    """
+
+    rows: Selection
+    cols: Selection
+    drop: str
+    shape: tuple[int, ...] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """For `part` and `assign`."""
+        found: dict[str, Any] = {"drop": self.drop}
+        for name, selection in (("row", self.rows), ("col", self.cols)):
+            found[f"{name}s"] = []
+            if isinstance(selection, range):
+                found[f"{name}s"] = [selection.start, selection.step, len(selection)]
+            elif isinstance(selection, np.ndarray):
+                found[f"{name}_list"] = rules.encode_index(selection)
+            else:
+                found[f"{name}_vector"] = selection
+        return found
+
+
+def get(engine: Engine, A: Any, key: Any) -> Any:
     """See `Handle.__getitem__`."""
-    given = _pair(key)
-    outer = _outer(given)
-    rows = _index(given[0], A, 0, outer)
-    cols = _index(given[1], A, 1, outer)
-    if isinstance(rows, int) and isinstance(cols, int):
-        return A.fetch(rows, cols)[0, 0]
-    lists = [i for i in (rows, cols) if isinstance(i, np.ndarray | MatrixRef)]
-    if len(lists) == 2 and not outer:
-        raise ShapeError(OUTER)
-    if isinstance(rows, int) or isinstance(cols, int):
-        return _line(engine, A, rows, cols)
-    return _picked(engine, A, rows, cols)
+    mask = _whole_mask(engine, A, key)
+    if mask is not None:
+        return engine.call("elements", A, mask)
+    parsed = _parsed(engine, A, key)
+    if parsed.shape is not None:
+        lists = [rules.encode_index(np.asarray(one)) for one in (parsed.rows, parsed.cols)]
+        return engine.call("pick", A, *lists, list(parsed.shape))
+    found = engine.call("part", A, **parsed.arguments())
+    if isinstance(parsed.rows, range) and isinstance(parsed.cols, range):
+        found.mark_part_of(A.name)  # a view in NumPy
+    return found
 
 
-def _pair(key: Any) -> tuple[Any, Any]:
-    """What is asked of the rows and of the columns."""
-    keys: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
-    if any(one is None for one in keys):
-        raise ShapeError("A[..., None] adds a dimension; a matrix on ranks has two, always")
+def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
+    """See `Handle.__setitem__`."""
+    mask = _whole_mask(engine, A, key)
+    filling = engine.matrix(value, A)
+    A.forget_elements()
+    if mask is not None:
+        engine.call("assign_elements", A, mask, filling)
+        return
+    parsed = _parsed(engine, A, key)
+    if parsed.shape is not None or parsed.drop in ("row", "column"):
+        raise rules.unsupported(
+            f"assignment to elements that {'two lists pick' if parsed.shape else 'None selects'}",
+            "assign to A[mask] with a mask of A's shape, or to A[np.ix_(rows, cols)]",
+        )
+    engine.call("assign", A, filling, **parsed.arguments())
+
+
+def _whole_mask(engine: Engine, A: Any, key: Any) -> Any:
+    """The mask of all elements that an index is, as a handle; else None."""
+    key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    if isinstance(key, list):
+        key = np.asarray(key) if not any(isinstance(x, MatrixRef) for x in key) else key
+    given = key
+    if not isinstance(given, MatrixRef | np.ndarray) or given.dtype.kind != "b":
+        return None
+    if len(given.shape) != A.ndim:
+        return None
+    if key.shape != A.shape:
+        if A.ndim == 1:
+            raise ShapeError(f"a mask of {key.shape[0]} elements does not fit {A.shape[0]} rows")
+        raise ShapeError(f"a mask of shape {key.shape} does not fit an array of shape {A.shape}")
+    return engine.matrix(key)
+
+
+def _parsed(engine: Engine, A: Any, key: Any) -> _Parsed:
+    keys, new = _expanded(A, key)
+    if _outer(keys):
+        keys = [np.asarray(keys[0])[:, 0], np.asarray(keys[1])[0]]
+        paired = False
+    else:
+        paired = sum(_is_list(one) for one in keys) == 2
+    if paired:
+        return _paired(A, keys, new)
+    found = [_selection(engine, one, A, axis) for axis, one in enumerate(keys)]
+    integers = [isinstance(one, int) for one in found]
+    rows, cols = (
+        [range(one, one + 1) if isinstance(one, int) else one for one in (*found, range(1))[:2]]
+        if found
+        else (range(1), range(1))
+    )
+    drop = "".join(name for name, is_int in zip("rc", integers, strict=False) if is_int)
+    if A.ndim == 1 and drop == "r":
+        drop = "rc"
+    if not new:
+        return _Parsed(rows, cols, drop)
+    left = len(found) - sum(integers)
+    if left + len(new) > 2:
+        raise ShapeError(
+            f"the index gives {left + len(new)} dimensions: arrays on ranks have up to two"
+        )
+    if left == 1:
+        if len(found) == 2:
+            raise rules.unsupported(
+                "None beside an integer", "index first, and then add the axis: A[:, 0][:, None]"
+            )
+        return _Parsed(rows, cols, "row" if new[0] == 0 else "column")
+    raise rules.unsupported("None for a single element", "use .reshape(1) or .reshape(1, 1)")
+
+
+def _expanded(A: Any, key: Any) -> tuple[list[Any], list[int]]:
+    """One index for each axis of A, and the positions of new axes in the result."""
+    keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, one in enumerate(keys) if one is Ellipsis]
     if len(dots) > 1:
         raise ShapeError("an index has one ellipsis (...) at most")
+    given = sum(one is not None and one is not Ellipsis for one in keys)
+    if given > A.ndim:
+        raise ShapeError(f"{given} indices for an array of shape {A.shape}")
+    fill = [WHOLE] * (A.ndim - given)
     if dots:
-        before, after = keys[: dots[0]], keys[dots[0] + 1 :]
-        keys = before + (WHOLE,) * (2 - len(before) - len(after)) + after
-    if len(keys) > 2:
-        raise ShapeError(f"{len(keys)} indices for a matrix, which has rows and columns")
-    both = tuple(keys) + (WHOLE,) * (2 - len(keys))
-    return both[0], both[1]
+        keys[dots[0] : dots[0] + 1] = fill
+    else:
+        keys += fill
+    new, position = [], 0
+    for one in keys:
+        if one is None:
+            new.append(position)
+        position += one is None or not _is_integer(one)
+    return [one for one in keys if one is not None], new
 
 
-def _outer(keys: tuple[Any, Any]) -> bool:
-    """Whether they come from `numpy.ix_`: a column of rows and a row of columns."""
-    rows, cols = keys
-    return (
-        isinstance(rows, np.ndarray) and isinstance(cols, np.ndarray)
-        and rows.ndim == cols.ndim == 2 and rows.shape[1] == cols.shape[0] == 1
-    )  # fmt: skip
+def _is_integer(given: Any) -> bool:
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
-def _index(given: Any, A: Any, axis: int, outer: bool) -> Index:
-    """One index, checked; raises `ShapeError`."""
-    what, length = ("rows", "columns")[axis], A.shape[axis]
-    if isinstance(given, slice):
-        return _slice(given, what, length)
+def _is_list(given: Any) -> bool:
     if isinstance(given, MatrixRef):
-        return _mask(given, A, axis)
-    if isinstance(given, list | tuple | np.ndarray) and np.ndim(given) > 0:
-        return _list(np.asarray(given), A, axis, outer)
+        return len(given.shape) > 0
+    return isinstance(given, list | tuple | np.ndarray) and np.ndim(given) > 0
+
+
+def _outer(keys: list[Any]) -> bool:
+    """Whether they come from `numpy.ix_`: a column of rows and a row of columns."""
+    return (
+        len(keys) == 2
+        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in keys)
+        and keys[0].shape[1] == keys[1].shape[0] == 1
+    )
+
+
+def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
+    """Two lists: NumPy picks single elements, at their indices in pairs."""
+    if new or any(isinstance(one, MatrixRef) for one in keys):
+        raise rules.unsupported(
+            "an index of two lists with None, or of which one is on the ranks",
+            "select rows first and then columns, or give NumPy arrays",
+        )
+    lists = [_list(np.asarray(one), A.shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
+    try:
+        rows, cols = np.broadcast_arrays(*lists)
+    except ValueError:
+        raise ShapeError(
+            f"lists of {lists[0].shape} rows and {lists[1].shape} columns do not broadcast: "
+            "write A[np.ix_(rows, cols)] for whole rows and columns"
+        ) from None
+    if rows.ndim > 2:
+        raise ShapeError(f"the index gives {rows.ndim} dimensions: arrays on ranks have up to two")
+    _check_length(rows.size)
+    return _Parsed(rows.reshape(-1), cols.reshape(-1), "", rows.shape)
+
+
+def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int:
+    """One index, checked; raises `ShapeError`."""
+    what, length = AXES[axis], A.shape[axis]
+    if isinstance(given, slice):
+        try:
+            return range(length)[given]
+        except (TypeError, ValueError) as error:
+            raise ShapeError(f"{what}: {error}") from None
+    if isinstance(given, MatrixRef) and given.shape:
+        if len(given.shape) != 1 or given.dtype.kind not in "bi":
+            raise ShapeError(
+                f"{what} cannot be selected by a {given.dtype} array of shape {given.shape}: give "
+                "a vector of integers or of bool"
+            )
+        return given
+    if _is_list(given):
+        index = _list(np.asarray(given), length, what)
+        if index.ndim != 1:
+            raise ShapeError(
+                f"{what} cannot be selected by an array of shape {index.shape}: give a list or a "
+                "1-D mask"
+            )
+        return index if index.nbytes <= rules.SMALL else engine.sent(index)
     if isinstance(given, bool | np.bool_):
-        raise ShapeError(f"{given} does not pick {what}: a mask has an element for each")
+        raise ShapeError(f"{given} does not select {what}: a mask has one element for each")
     try:
         return range(length)[operator.index(given)]
     except TypeError:
         raise ShapeError(
-            f"{what} are picked by slices, integers, lists of them and masks, not by a "
+            f"{what} are selected by slices, integers, lists of integers and masks, not by a "
             f"{type(given).__name__}"
         ) from None
     except IndexError:
         raise ShapeError(f"index {given} is out of range for {length} {what}") from None
 
 
-def _slice(given: slice, what: str, length: int) -> slice:
-    try:
-        chosen = range(length)[given]
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{what}: {error}") from None
-    if not chosen:
-        raise ShapeError(
-            f"{given} leaves none of {length} {what}; a matrix has at least one row and column"
-        )
-    return given
-
-
-def _mask(mask: Any, A: Any, axis: int) -> Any:
-    wanted = (A.shape[0], 1) if axis == 0 else (1, A.shape[1])
-    if mask.shape == wanted:
-        return mask
-    what = ("rows", "columns")[axis]
-    instead = "np.where(mask, A, 0) keeps its shape" if mask.shape == A.shape else "fetch() it"
-    raise ShapeError(
-        f"a mask of shape {mask.shape} does not pick {what} of a {A.shape} matrix: it must be "
-        f"{wanted}; {instead}"
-    )
-
-
-def _list(given: NDArray[Any], A: Any, axis: int, outer: bool) -> NDArray[np.int64]:
-    what, length = ("rows", "columns")[axis], A.shape[axis]
-    if outer:
-        given = given.reshape(-1)
-    if given.ndim != 1:
-        raise ShapeError(
-            f"{what} are picked by a list or a 1-D mask, not by an array of shape {given.shape}; "
-            "np.where(mask, A, 0) keeps the shape of A"
-        )
-    if given.dtype.kind == "b":
+def _list(given: NDArray[Any], length: int, what: str) -> NDArray[np.int64]:
+    """Indices from 0 on, for a list of them or a 1-D mask."""
+    if given.dtype.kind == "b" and given.ndim == 1:
         if given.size != length:
-            raise ShapeError(f"a mask of {given.size} for {length} {what}")
-        given = np.flatnonzero(given)
+            raise ShapeError(f"a mask of {given.size} elements does not fit {length} {what}")
+        return np.flatnonzero(given).astype(np.int64)
     if not given.size:
-        raise ShapeError(f"no {what} are asked for; a matrix has at least one row and column")
+        return given.astype(np.int64)
     if given.dtype.kind not in "iu":
-        raise ShapeError(f"{what} are picked by integers, not by {given.dtype}")
+        raise ShapeError(f"{what} are selected by integers, not by {given.dtype}")
     index = given.astype(np.int64)
-    if index.nbytes > rules.SMALL:
-        raise MatrixError(
-            f"a list of {index.size:,} {what} is too long to travel with a command: send a mask "
-            "with send_matrix, (m, 1) or (1, n) of int32, and index by its handle"
-        )
     wrong = (index < -length) | (index >= length)
     if wrong.any():
         raise ShapeError(f"index {index[wrong][0]} is out of range for {length} {what}")
-    return index
+    return np.where(index < 0, index + length, index)
 
 
-def _line(engine: Engine, A: Any, rows: Index, cols: Index) -> Any:
-    """Part of a row or of a column: 1-D if it is small."""
-    across = isinstance(rows, int)
-    other = cols if across else rows
-    if A.shape[across] * A.dtype.itemsize <= rules.SMALL and not isinstance(other, MatrixRef):
-        whole = A.fetch(rows) if isinstance(rows, int) else A.fetch(None, cast("int", cols))
-        return whole.reshape(-1)[other]
-    return engine.flat(_picked(engine, A, _stretch(rows), _stretch(cols)))
-
-
-def _stretch(index: Index) -> Index:
-    return slice(index, index + 1) if isinstance(index, int) else index
-
-
-def _picked(engine: Engine, A: Any, rows: Index, cols: Index) -> Any:
-    """The part as a matrix: slices in one command, then each list or mask."""
-    found = A
-    cuts = [i if isinstance(i, slice) else WHOLE for i in (rows, cols)]
-    if any(range(n)[cut] != range(n) for cut, n in zip(cuts, A.shape, strict=True)):
-        bounds = [b for cut in cuts for b in (cut.start, cut.stop, cut.step)]
-        found = engine.call("slice", A, *bounds)
-    for index, name in ((rows, "rows"), (cols, "cols")):
-        if isinstance(index, MatrixRef):
-            found = engine.call(f"select_{name}", found, index)
-        elif isinstance(index, np.ndarray):
-            found = engine.call(f"take_{name}", found, index.tolist())
-    return found
+def _check_length(count: int) -> None:
+    if 8 * count > rules.SMALL:
+        raise MatrixError(
+            f"two lists of {count:,} indices are too long to travel with a command: use a mask of "
+            "A's shape, or fetch the rows"
+        )

@@ -45,12 +45,12 @@ def _svd(
             "largest",
         )
     S, U, V = engine.call("svd", a)
-    return SVD(U, engine.flat(S), engine.transpose(V, conjugate=True))
+    return SVD(U, S, engine.transpose(V, conjugate=True))
 
 
 @implements(np.linalg.svdvals)
 def _svdvals(engine: Engine, x: Any, /) -> Any:
-    return engine.flat(engine.call("svdvals", x))
+    return engine.call("svdvals", x)
 
 
 @implements(np.linalg.eigh)
@@ -58,7 +58,7 @@ def _eigh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
     if UPLO not in "LlUu":
         raise rules.unsupported(f"UPLO={UPLO!r}", "it is 'L' or 'U'")
     W, V = engine.call("eigh", a if UPLO in "Ll" else a.H)
-    return EIGH(engine.flat(W), V)
+    return EIGH(W, V)
 
 
 @implements(np.linalg.eigvalsh)
@@ -75,10 +75,23 @@ def _cholesky(engine: Engine, a: Any, /, *, upper: bool = False) -> Any:
 @implements(np.linalg.solve)
 def _solve(engine: Engine, a: Any, b: Any) -> Any:
     A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    if isinstance(b, MatrixRef) or np.ndim(b) == 2:
-        return engine.call("solve", A, engine.matrix(b, A))
-    column = engine.matrix(np.asarray(b)[:, None], A)
-    return engine.flat(engine.call("solve", A, column))
+    return engine.call("solve", A, engine.matrix(b, A))
+
+
+@implements(np.linalg.lstsq)
+def _lstsq(engine: Engine, a: Any, b: Any, rcond: Any = None) -> Any:
+    """Solution, sums of squared residuals, rank and singular values."""
+    A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    B = engine.matrix(b, A)
+    eps = np.finfo(A.dtype if A.dtype.kind in "fc" else np.float64).eps
+    cut = eps * max(A.shape) if rcond is None else rcond
+    S = engine.call("svdvals", A)
+    rank = int((cut * S[0] < S).sum()) if S.size else 0
+    X = engine.call("lstsq", A, B)
+    full = rank == A.shape[1] and A.shape[0] > A.shape[1]
+    lost = abs(B - engine.matmul(A, X)) ** 2
+    residuals = engine.reduce("sum", lost, 0, keepdims=B.ndim == 1) if full else X.reshape(-1)[:0]
+    return X, residuals, rank, S
 
 
 @implements(np.linalg.inv)
@@ -118,7 +131,7 @@ def _slogdet(engine: Engine, a: Any) -> Any:
 
 def _number(value: Any, a: Any, *, real: bool = False) -> Any:
     """In the precision of a matrix."""
-    kind = a.dtype if a.dtype.kind != "i" else np.dtype(np.float64)
+    kind = a.dtype if a.dtype.kind not in "bi" else np.dtype(np.float64)
     if real or kind.kind != "c":
         return np.finfo(kind).dtype.type(value.real)
     return kind.type(value)
@@ -132,7 +145,7 @@ def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
             "als.load_library('linalg').condest(A) estimates it in the 1-norm",
         )
     values = np.asarray(_svdvals(engine, x))
-    return values.flat[0] / values.flat[-1]
+    return values[0] / values[-1]
 
 
 # --- products ---------------------------------------------------------------------------
@@ -149,7 +162,7 @@ def _dot(engine: Engine, a: Any, b: Any, /) -> Any:
 def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
     if axes == 2:
         product = engine.binary("multiply", a, b)
-        return engine.reduce("sum", product, None).astype(product.dtype)
+        return engine.astype(engine.reduce("sum", product, None), product.dtype, copy=False)
     left, right = (1, 0) if axes == 1 else (rules.axis_of(_only(axis)) for axis in axes)
     return engine.matmul(a if left == 1 else a.T, b if right == 0 else b.T)
 
@@ -167,7 +180,7 @@ def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Sums along an axis of the conjugate of `x1` times `x2`."""
     left = np.conj(x1)  # a handle's own, or NumPy's
     product = engine.binary("multiply", left, x2)
-    return engine.reduce("sum", product, axis).astype(product.dtype)
+    return engine.astype(engine.reduce("sum", product, axis), product.dtype, copy=False)
 
 
 @implements(np.linalg.matrix_power)
@@ -192,7 +205,9 @@ def _matrix_power(engine: Engine, a: Any, n: int) -> Any:
 
 @implements(np.linalg.norm)
 def _norm(engine: Engine, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    if axis is None or rules.axis_of(axis) is None:
+    if axis is None and (x.ndim == 2 or ord is None):
+        return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
+    if axis is not None and x.ndim == 2 and rules.axis_of(axis) is None:
         return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
     return _vector_norm(engine, x, axis=axis, ord=2 if ord is None else ord, keepdims=keepdims)
 
@@ -203,15 +218,14 @@ def _matrix_norm(engine: Engine, x: Any, /, *, keepdims: bool = False, ord: Any 
         known = ", ".join(repr(key) for key in NORMS if key is not None)
         raise rules.unsupported(f"a matrix norm with ord={ord!r}", f"it can be one of {known}")
     found = _number(engine.call("norm", x, NORMS[ord]), x, real=True)
-    return engine.matrix(np.full((1, 1), found)) if keepdims else found
+    return engine.matrix(np.full((1,) * x.ndim if keepdims else (), found))
 
 
 @implements(np.linalg.vector_norm)
 def _vector_norm(
     engine: Engine, x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2
 ) -> Any:
-    along = rules.axis_of(axis)
-    if along is None and ord == 2:
+    if rules.axis_of(axis, x.ndim) is None and ord == 2:
         return _matrix_norm(engine, x, keepdims=keepdims)
     size = abs(x)
     match ord:
@@ -231,4 +245,4 @@ def _vector_norm(
 
 
 def _squares(size: Any) -> Any:
-    return np.square(size.astype(np.float64) if size.dtype.kind == "i" else size)
+    return np.square(size.astype(np.float64) if size.dtype.kind in "bi" else size)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays import creation
-from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_dispatch import INSTEAD
 from alchemist_ray.gang.connection import GangConnection
 
@@ -30,7 +30,6 @@ _STANDARD = """
     concat flip permute_dims matrix_transpose matmul tensordot vecdot
     all any count_nonzero max mean min std sum var
     take tril triu where zeros_like ones_like full_like empty_like
-    arange linspace
 """
 _LINALG = """
     cholesky det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank
@@ -118,33 +117,43 @@ class Namespace(_Names):
     def asarray(
         self, obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
     ) -> Any:
-        """A handle of what is two-dimensional (NumPy's arrays are sent), else a NumPy array."""
+        """A handle of an array, or of what NumPy makes one of."""
         return creation.asarray(self._engine, obj, dtype, copy)
 
     def zeros(self, shape: Any, *, dtype: Any = None, device: Any = None,
-              layout: str = creation.LAYOUT) -> Any:  # fmt: skip
-        """Zeros; a handle for two dimensions, NumPy's array for one."""
+              layout: str = LAYOUT) -> Any:  # fmt: skip
+        """Zeros."""
         return creation.full(self._engine, shape, 0.0, dtype or np.float64, layout)
 
     empty = zeros
 
     def ones(self, shape: Any, *, dtype: Any = None, device: Any = None,
-             layout: str = creation.LAYOUT) -> Any:  # fmt: skip
-        """Ones; a handle for two dimensions, NumPy's array for one."""
+             layout: str = LAYOUT) -> Any:  # fmt: skip
+        """Ones."""
         return creation.full(self._engine, shape, 1.0, dtype or np.float64, layout)
 
     def full(self, shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None,
-             layout: str = creation.LAYOUT) -> Any:  # fmt: skip
-        """The same value everywhere; a handle for two dimensions, NumPy's array for one."""
+             layout: str = LAYOUT) -> Any:  # fmt: skip
+        """The same value everywhere."""
         return creation.full(self._engine, shape, fill_value, dtype, layout)
 
+    def arange(self, start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
+               device: Any = None) -> Any:  # fmt: skip
+        """Evenly spaced numbers from `start` to before `stop`."""
+        return creation.arange(self._engine, start, stop, step, dtype)
+
+    def linspace(self, start: Any, stop: Any, /, num: int, *, dtype: Any = None,
+                 device: Any = None, endpoint: bool = True) -> Any:  # fmt: skip
+        """`num` evenly spaced numbers, with `stop` or without."""
+        return creation.linspace(self._engine, start, stop, num, dtype, endpoint=endpoint)
+
     def eye(self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None,
-            device: Any = None, layout: str = creation.LAYOUT) -> Any:  # fmt: skip
+            device: Any = None, layout: str = LAYOUT) -> Any:  # fmt: skip
         """Ones on a diagonal, zeros elsewhere."""
         return creation.eye(self._engine, n_rows, n_cols, k, dtype or np.float64, layout)
 
     def from_function(self, function: Any, shape: Any, *, dtype: Any = None,
-                      layout: str = creation.LAYOUT) -> Any:  # fmt: skip
+                      layout: str = LAYOUT) -> Any:  # fmt: skip
         """A matrix of ``function(i, j)``, evaluated on the ranks.
 
         Parameters

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from alchemist_ray.arrays import indexing
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.fetched_values import FetchedValues
 from alchemist_ray.arrays.function_dispatch import apply_function
-from alchemist_ray.arrays.indexing import part
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.placement import OperandPlacement
-from alchemist_ray.arrays.rules import unsupported
 from alchemist_ray.arrays.ufuncs import apply_ufunc
-from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.errors import MatrixError
 from alchemist_ray.gang.registry import gang_of
-from alchemist_ray.transfer import fetching
 
 
 def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
@@ -32,15 +32,14 @@ def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     return forward, reflected
 
 
-class ArrayOperators(MatrixRef):
-    """Operators and methods of a two-dimensional array, computed where the matrix is.
+class ArrayOperators(FetchedValues):
+    """Operators and methods of an array with up to two dimensions, computed where it is.
 
     Notes
     -----
-    Everything is computed at once. Two-dimensional results are handles, whose matrices are
-    freed when nothing holds them (see `Handle.keep`). What NumPy would give one dimension
-    (``A[3]``, ``A.sum(axis=0)``, ``A @ v``) is a NumPy array where it has up to 1 MiB, else a
-    handle of shape (1, n) or (m, 1). Comparisons give int32 matrices of 0 and 1.
+    Everything is computed at once, by NumPy's rules for shapes and dtypes, and every result is a
+    handle, whatever its size. ``float()``, ``int()``, ``bool()``, ``.item()``, ``np.asarray`` and
+    printing fetch; the elements of small results come with the reply, so that this costs nothing.
     """
 
     __slots__ = ()
@@ -82,62 +81,66 @@ class ArrayOperators(MatrixRef):
         return self._engine.unary("negative", self)
 
     def __pos__(self) -> Any:
-        return self
+        return self._engine.copy(self)
 
     def __abs__(self) -> Any:
         return self._engine.unary("abs", self)
 
     def __invert__(self) -> Any:
-        raise unsupported(
-            "~", "the opposite of a mask is np.logical_not(mask), or mask == 0 (it is int32)"
-        )
+        return self._engine.unary("invert", self)
 
     def __getitem__(self, key: Any) -> Any:
-        """A part, as a new matrix; a number, or a small 1-D array, where integers leave one.
+        """A part, as a new array: a copy, where NumPy's slices are views.
 
         Parameters
         ----------
-        key : slice, int, sequence of int, mask, or two of them
-            For rows, or rows and columns. Masks are of bool, or matrices of a comparison:
-            (m, 1) picks rows, (1, n) columns. Two lists or masks go in `numpy.ix_`.
+        key : slice, int, None, ..., list of int, mask, or two of them
+            As in NumPy. Masks and lists can be NumPy arrays or handles.
+
+        Returns
+        -------
+        Handle
+            With NumPy's shape; of a single element a number, shape ().
 
         Raises
         ------
         ShapeError
-            If an index is out of range, or nothing would be left.
+            If an index is out of range, a mask does not fit, or the result would have three
+            dimensions.
+
+        Notes
+        -----
+        One command. Each element crosses the network at most once.
         """
-        return part(self._engine, self, key)
+        return indexing.get(self._engine, self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise unsupported(
-            "assignment to elements",
-            "make a new matrix with np.where(mask, A, B), or write to A.local in als.run",
-        )
+        """Write to a part of the matrix, on the ranks; all its handles see it.
 
-    def __iter__(self) -> Any:
-        raise TypeError(
-            "cannot iterate over a matrix on ranks: use A[i] for one row, A.fetch() for all"
-        )
+        Parameters
+        ----------
+        key : slice, int, ..., list of int, mask, or two of them
+            As in NumPy, except two lists of single elements.
+        value : number, array or Handle
+            Broadcasts to the part, and is converted to the matrix's dtype.
 
-    def _item(self) -> Any:
-        if self.shape != (1, 1):
-            raise ValueError(
-                f"a matrix of shape {self.shape} is not a single number, and its truth value "
-                "is ambiguous: use .any(), .all() or .fetch()"
+        Raises
+        ------
+        ShapeError
+            If the index does not fit the matrix, or the value the part.
+        MatrixError
+            If this handle is itself a part of another one: it is a copy, and an assignment
+            would not reach the original, as it does in NumPy.
+        """
+        if self.part_of:
+            raise MatrixError(
+                f"{self.name} is a copy of a part of {self.part_of}, and an assignment would not "
+                "change that matrix: assign to A[...] directly, or call .copy() first"
             )
-        return fetching.fetch(gang_of(self), self)[0, 0]
+        indexing.put(self._engine, self, key, value)
 
-    def __bool__(self) -> bool:
-        return bool(self._item())
-
-    def __int__(self) -> int:
-        return int(self._item())
-
-    def __float__(self) -> float:
-        return float(self._item())
-
-    def __complex__(self) -> complex:
-        return complex(self._item())
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
 
     # --- NumPy's protocols and the standard's ---
 
@@ -162,7 +165,41 @@ class ArrayOperators(MatrixRef):
     @property
     def size(self) -> int:
         """How many elements there are."""
-        return self.shape[0] * self.shape[1]
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions: 0, 1 or 2."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a number, an array of shape ()")
+        return self.shape[0]
+
+    def reshape(self, *shape: Any) -> Any:
+        """The elements in another shape, in C order; a copy. -1 stands for the length left."""
+        wanted = shape[0] if len(shape) == 1 and np.iterable(shape[0]) else shape
+        return self._engine.reshape(self, wanted)
+
+    def ravel(self) -> Any:
+        """The elements as a vector, in C order; a copy."""
+        return self.reshape(-1)
+
+    flatten = ravel
+
+    def squeeze(self, axis: Any = None) -> Any:
+        """Without axes of length 1; a copy."""
+        return np.squeeze(self, axis)
+
+    def copy(self) -> Any:
+        """A matrix of its own with the same elements."""
+        return self._engine.copy(self)
 
     @property
     def device(self) -> str:
@@ -202,27 +239,27 @@ class ArrayOperators(MatrixRef):
         return self._engine.unary("imag", self)
 
     def conj(self) -> Any:
-        """The complex conjugates; a real matrix is its own."""
-        return self._engine.unary("conj", self)
+        """The complex conjugates; a real array is its own."""
+        return self if self.dtype.kind != "c" else self._engine.unary("conj", self)
 
     conjugate = conj
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        """With another of the six dtypes; the same handle if it has it (``bool``: 0 and 1)."""
-        return self._engine.astype(self, dtype)
+        """A copy with another dtype; without `copy`, the same handle if it has the dtype."""
+        return self._engine.astype(self, dtype, copy=copy)
 
     def diagonal(self) -> Any:
-        """The main diagonal, 1-D."""
-        return self._engine.diagonal(self)
+        """The main diagonal, a vector."""
+        return np.diagonal(self)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
-        found: Any = np.clip(self, min, max)  # type: ignore[call-overload]
+        found: Any = np.clip(self, min, max)
         return found
 
     def round(self, decimals: int = 0) -> Any:
         """To whole numbers, halves to even."""
-        found: Any = np.round(self, decimals)  # type: ignore[call-overload]
+        found: Any = np.round(self, decimals)
         return found
 
     def dot(self, other: Any) -> Any:
@@ -233,7 +270,7 @@ class ArrayOperators(MatrixRef):
 
     def sum(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
         """Sums of columns (``axis=0``), rows (1) or all; int32 in int64."""
-        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)  # type: ignore[call-overload]
+        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def mean(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Means of columns (``axis=0``), rows (1) or all."""
@@ -257,19 +294,19 @@ class ArrayOperators(MatrixRef):
 
     def any(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Whether any element is not 0."""
-        return np.any(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload]
+        return np.any(self, axis=axis, keepdims=keepdims)
 
     def all(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Whether all elements are not 0."""
-        return np.all(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload]
+        return np.all(self, axis=axis, keepdims=keepdims)
 
     def trace(self) -> Any:
         """Sum of the main diagonal."""
-        return np.trace(self)  # type: ignore[call-overload]
+        return np.trace(self)
 
     def norm(self, ord: Any = None) -> Any:
         """A norm, as `numpy.linalg.norm` has it: "fro" (default), 1, inf, 2, "nuc"."""
-        return np.linalg.norm(self, ord)  # type: ignore[call-overload]
+        return np.linalg.norm(self, ord)
 
     # --- where it takes place ---
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.dtypes import DTYPES
-from alchemist_ray.errors import BadArgumentError, DtypeError, MatrixError, ShapeError
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
-SMALL = 1 << 20  # 1 MiB: NumPy arrays up to here travel in a command, or come in its reply
+SMALL = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
 EXACT = 1 << 53  # integers up to here travel as they are
 
 # The functions of linalg's `elementwise` and `apply`; a test compares them with its own tables.
@@ -20,12 +22,14 @@ BINARY = frozenset({
     "maximum", "arctan2", "hypot", "equal", "not_equal", "less", "less_equal", "greater",
     "greater_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
     "bitwise_xor", "left_shift", "right_shift", "logaddexp", "copysign", "nextafter",
+    "fmin", "fmax", "fmod", "float_power",
 })  # fmt: skip
 UNARY = frozenset({
     "negative", "abs", "sign", "conj", "real", "imag", "square", "sqrt", "reciprocal", "exp",
     "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan",
     "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "trunc", "rint",
     "isnan", "isinf", "isfinite", "signbit", "logical_not",
+    "invert", "cbrt", "exp2", "degrees", "radians",
 })  # fmt: skip
 Number = int | float | complex
 
@@ -37,7 +41,7 @@ def number(value: Any) -> Number | None:
     """
     if isinstance(value, np.generic) or not isinstance(value, int | float | complex):
         return None
-    return int(value) if isinstance(value, bool) else value
+    return value
 
 
 def is_array(value: Any) -> bool:
@@ -47,103 +51,114 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
-def operand(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A NumPy operand as a small matrix beside one of `dtype`: 1-D is a row, as NumPy has it.
+def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
+    """A NumPy operand in a dtype that a matrix can have, beside one of another dtype.
 
     Raises
     ------
     DtypeError
         If its elements are not numbers.
     ShapeError
-        If it has three dimensions or more, or no elements.
-    MatrixError
-        If it is too large to travel with an expression.
+        If it has three dimensions or more.
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise DtypeError(f"elements of dtype {array.dtype} are not numbers")
-    if array.ndim > 2 or not array.size:
+    if array.ndim > 2:
         raise ShapeError(
-            f"an array of shape {array.shape} does not go with a matrix: it must have one or two "
-            "dimensions, and elements"
+            f"an array of shape {array.shape} cannot be an operand: arrays on ranks have up to "
+            "two dimensions"
         )
-    if array.nbytes > SMALL:
-        raise MatrixError(
-            f"an array of shape {array.shape} has {array.nbytes:,} bytes, and up to {SMALL:,} "
-            "travel with an expression: send it first, with send_matrix, and use the handle"
-        )
-    return np.atleast_2d(array).astype(matrix_dtype(array.dtype, dtype), copy=False)
+    return array.astype(matrix_dtype(array.dtype, beside), copy=False)
 
 
 def matrix_dtype(have: np.dtype[Any], beside: np.dtype[Any] | None = None) -> np.dtype[Any]:
     """The dtype of a matrix for elements of `have`, with NumPy's promotion beside another."""
-    if have.kind != "b" and have.name in DTYPES:
+    if have.name in DTYPES:
         return have.newbyteorder("=")
-    if beside is None:
-        common = np.promote_types(have, np.int32) if have.kind in "biu" else have
-    else:
-        common = np.promote_types(have, beside)
-    common = np.dtype(np.float32) if common == np.float16 else common
+    common = have if beside is None else np.promote_types(have, beside)
+    if common.kind in "iu" and common.itemsize < 4:
+        common = np.promote_types(common, np.int32)
+    elif common == np.uint32:
+        common = np.dtype(np.int64)
+    elif common == np.float16:
+        common = np.dtype(np.float32)
     if common.name not in DTYPES:
-        raise DtypeError(f"elements of dtype {have} are none of {', '.join(DTYPES)}: convert them")
+        raise DtypeError(
+            f"elements of dtype {have} must be converted: a matrix has one of {', '.join(DTYPES)}"
+        )
     return common
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """One of the six, bool as int32. Raises `DtypeError`."""
+    """One of the seven. Raises `DtypeError`."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise DtypeError(f"{dtype!r} is not a dtype") from None
-    if found.kind == "b":
-        return np.dtype(np.int32)
     if found.name not in DTYPES:
-        raise DtypeError(f"dtype {found}: a matrix is one of {', '.join(DTYPES)}")
+        raise DtypeError(f"dtype {found}: a matrix has one of {', '.join(DTYPES)}")
     return found
 
 
-def encode_operand(array: NDArray[Any]) -> tuple[bytes, int, int, str]:
-    """A small matrix as arguments of the ranks' routines: elements, rows, columns, dtype.
+def encode_operand(array: NDArray[Any]) -> tuple[bytes, list[int], str]:
+    """A small array as arguments of the ranks' routines: elements, shape, dtype.
 
-    Elements are little-endian, row by row.
+    Elements are little-endian and C-ordered.
     """
-    m, n = array.shape
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), m, n, array.dtype.name
+    values = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return values.tobytes(), list(array.shape), array.dtype.name
 
 
-def decode_result(values: bytes, dtype: str) -> NDArray[Any]:
-    """The elements of a reply, as a new 1-D array."""
-    kind = np.dtype(dtype)
-    return np.frombuffer(values, kind.newbyteorder("<")).astype(kind)
+def encode_index(index: NDArray[np.int64]) -> bytes:
+    """Indices as arguments of the ranks' routines: little-endian int64."""
+    return index.astype("<i8", copy=False).tobytes()
 
 
-def axis_of(axis: Any) -> int | None:
-    """0, 1 or None (both) for an axis as NumPy takes it. Raises `ShapeError`."""
+def axis_index(axis: Any, ndim: int) -> int:
+    """An axis as 0 or 1. Raises `ShapeError`."""
+    try:
+        return range(ndim)[operator.index(axis)]
+    except (IndexError, TypeError):
+        raise ShapeError(
+            f"axis={axis!r} is not an axis of an array with {ndim} dimensions"
+        ) from None
+
+
+def axis_of(axis: Any, ndim: int = 2) -> int | None:
+    """0, 1 or None (all) for an axis as NumPy takes it. Raises `ShapeError`."""
     if axis is None:
         return None
-    given = axis if isinstance(axis, tuple) else (axis,)
-    try:
-        found = [range(2)[one] for one in given]
-    except (IndexError, TypeError):
-        raise ShapeError(f"axis={axis!r}: a matrix has the axes 0 and 1") from None
+    found = [axis_index(one, ndim) for one in (axis if isinstance(axis, tuple) else (axis,))]
     if len(set(found)) < len(found):
         raise ShapeError(f"axis={axis!r} names an axis twice")
-    if len(found) == 2:
-        return None
     if not found:
         raise ShapeError("axis=() reduces nothing")
-    return found[0]
+    return None if len(found) == ndim else found[0]
 
 
-def shape_of(shape: Any) -> tuple[int, int]:
-    """A shape of a matrix. Raises `ShapeError`."""
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """A shape of an array. Raises `ShapeError`."""
     try:
-        m, n = (int(length) for length in shape)
-    except (TypeError, ValueError):
-        raise ShapeError(f"shape {shape!r}: a matrix has two dimensions") from None
-    if m < 1 or n < 1:
-        raise ShapeError(f"shape {shape!r}: a matrix has at least one row and one column")
-    return m, n
+        found = tuple(
+            operator.index(length) for length in (shape if np.iterable(shape) else (shape,))
+        )
+    except TypeError:
+        raise ShapeError(f"shape {shape!r}: it must be integers") from None
+    if len(found) > 2 or min(found, default=0) < 0:
+        raise ShapeError(f"shape {shape!r}: arrays on ranks have up to two dimensions, from 0 on")
+    return found
+
+
+def reshaped(have: tuple[int, ...], shape: Any) -> tuple[int, ...]:
+    """A shape for the elements of another, with -1 replaced. Raises `ShapeError`."""
+    wanted = [operator.index(n) for n in (shape if np.iterable(shape) else (shape,))]
+    size, known = math.prod(have), math.prod(n for n in wanted if n != -1)
+    if wanted.count(-1) == 1 and known and size % known == 0:
+        wanted[wanted.index(-1)] = size // known
+    if min(wanted, default=0) < 0 or math.prod(wanted) != size:
+        raise ShapeError(f"an array of shape {have} cannot become one of shape {shape!r}")
+    return shape_of(wanted)
 
 
 def unsupported(what: str, instead: str = "") -> BadArgumentError:

@@ -41,7 +41,7 @@ def apply_ufunc(
     if name == "matmul":
         return engine.matmul(*inputs)
     if name == "positive":
-        return inputs[0]
+        return engine.copy(inputs[0])
     if name == "divmod":
         return tuple(engine.binary(op, *inputs) for op in ("floor_divide", "remainder"))
     if name in rules.UNARY:

@@ -16,7 +16,8 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource
     """A source for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
     if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
         return NumPySource.inspect(np.asarray(source), wanted)
-    return NumPySource.inspect(matrix(source, common_dtype(source)), wanted)
+    found = matrix(source, common_dtype(source))
+    return NumPySource.inspect(found[:, 0] if source.ndim == 1 else found, wanted)
 
 
 def names(frame: Any) -> list[str]:

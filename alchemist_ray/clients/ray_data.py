@@ -106,6 +106,8 @@ _DECODER = RowsDecoder()
 class DatasetSource:
     """A Dataset whose blocks are in the object store and have been inspected."""
 
+    ndim = 2
+
     def __init__(
         self, sources: list[Any], rows: Sequence[int], width: int, dtype: np.dtype[Any], origin: str
     ) -> None:
@@ -213,7 +215,7 @@ class _MatrixDatasource(Datasource):
         return self._handle.nbytes
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        (m, n), itemsize = self._handle.shape, self._handle.dtype.itemsize
+        (m, n), itemsize = self._handle.stored_shape, self._handle.dtype.itemsize
         count = max(1, min(parallelism, m))
         cuts = [m * k // count for k in range(count + 1)]
         return [
@@ -241,10 +243,11 @@ class _BandReader:
         return self.blocks()
 
     def blocks(self) -> Iterator[Block]:
-        rows = fetch(self.handle, slice(self.start, self.stop), slice(None))
+        rows = fetch(self.handle, slice(self.start, self.stop))
         if self.columns is None:
             yield BlockAccessor.batch_to_block({TENSOR: rows})
             return
+        rows = rows.reshape(len(rows), -1)
         batch = {c: np.ascontiguousarray(rows[:, i]) for i, c in enumerate(self.columns)}
         yield BlockAccessor.batch_to_block(batch)
 
@@ -285,7 +288,8 @@ def to_dataset(
     end of its gang. A transformed Dataset keeps the order of rows only
     with ``DataContext.execution_options.preserve_order``.
     """
-    (_, n), names = handle.shape, None if columns is None else [str(name) for name in columns]
+    _, n = handle.stored_shape
+    names = None if columns is None else [str(name) for name in columns]
     if names is not None and (len(names) != n or len(set(names)) != n):
         raise ShapeError(
             f"columns={columns!r}: the matrix has {n} columns, each needs a name of its own"

@@ -29,7 +29,7 @@ def run(
         function,
         [resolved(value) for value in args],
         {name: resolved(value) for name, value in kwargs.items()},
-        lambda handle: connection.check(handle).id,
+        connection.argument,
     )
     return _run(connection, packed.task(), packed.code, packed.given, packed.uses, limit_s)
 

@@ -209,6 +209,8 @@ class GangConnection:
     def handle(self, record: Body) -> Any:
         """The handle of a matrix as the dispatcher describes it, with a lease on the matrix."""
         lease = None if record.get("pinned") else self.leases.lease(record["matrix"])
+        if lease is not None:
+            lease.elements = record.get("elements")
         return self.handle_type.from_record(record, self.address, lease)
 
     def lease(self, matrix: int) -> MatrixLease:
@@ -230,6 +232,12 @@ class GangConnection:
                 "memory is gone: send or compute it again"
             )
         return ref
+
+    def argument(self, ref: MatrixRef) -> int:
+        """The id of a matrix for a call that may write to it. Raises as `check`."""
+        ident = self.check(ref).id
+        ref.forget_elements()
+        return ident
 
     def free(self, ref: MatrixRef) -> None:
         """Free a matrix now, whatever handles of it there are."""

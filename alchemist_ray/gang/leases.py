@@ -22,13 +22,24 @@ IDLE_S = 0.2  # how long the thread leaves a release to the next command
 
 
 class MatrixLease:
-    """Shared by the handles of one matrix in this process."""
+    """Shared by the handles of one matrix in this process.
 
-    __slots__ = ("__weakref__", "_leases", "_matrix")
+    Attributes
+    ----------
+    elements : bytes or None
+        The elements of a small matrix, C-ordered and little-endian, if they are known here and
+        no other process or library can have changed them.
+    part_of : str
+        Name of the matrix of which this one is a copied part: assignments to it are refused.
+    """
+
+    __slots__ = ("__weakref__", "_leases", "_matrix", "elements", "part_of")
 
     def __init__(self, matrix: int, leases: MatrixLeases) -> None:
         self._matrix = matrix
         self._leases: MatrixLeases | None = leases
+        self.elements: bytes | None = None
+        self.part_of = ""
 
     @property
     def kept(self) -> bool:
@@ -37,6 +48,7 @@ class MatrixLease:
 
     def keep(self) -> None:
         """Have the matrix stay until it is freed by name, or its gang ends."""
+        self.elements = None  # other processes may refer to it from now on
         if self._leases is not None:
             self._leases.pin(self._matrix)
             self._leases = None
@@ -50,6 +62,8 @@ class ResultLease:
     """Of a handle that a GroupManager made for its caller, who takes a `MatrixLease` instead."""
 
     kept = False
+    elements: bytes | None = None
+    part_of = ""
 
     def keep(self) -> None:
         """The dispatcher keeps the matrix as long as the ObjectRef of the call."""

@@ -40,7 +40,10 @@ def results_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
     `handle` makes a handle of the description of a matrix.
     """
     values = tuple(
-        handle(value["matrix"]) if isinstance(value, dict) else value for value in reply["values"]
+        handle({**value["matrix"], "elements": value.get("elements")})
+        if isinstance(value, dict)
+        else value
+        for value in reply["values"]
     )
     if not values:
         return None
@@ -61,8 +64,11 @@ class Routine:
         library: str,
         signature: Signature,
         timeout_s: float | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
         self._connection = connection
+        self._read_only = read_only
         self._library = library
         self._routine = signature
         self._timeout_s = timeout_s
@@ -108,12 +114,17 @@ class Routine:
 
         The time in which other calls hold the gang counts as well.
         """
-        return Routine(self._connection, self._library, self._routine, checked_timeout(timeout_s))
+        limit_s = checked_timeout(timeout_s)
+        return Routine(
+            self._connection, self._library, self._routine, limit_s, read_only=self._read_only
+        )
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
         def matrix(value: Any) -> dict[str, int]:
             if isinstance(value, MatrixRef):
-                return {"matrix": self._connection.check(value).id}
+                if self._read_only:
+                    return {"matrix": self._connection.check(value).id}
+                return {"matrix": self._connection.argument(value)}
             hint = ": send it first, with send_matrix" if isinstance(value, np.ndarray) else ""
             raise TypeError(f"{type(value).__name__}{hint}")
 
@@ -148,13 +159,25 @@ class Library:
     Attributes
     ----------
     name : str
+
+    Parameters
+    ----------
+    connection : GangConnection
+    described : Body
+        Name, documentation and signatures.
+    read_only : bool
+        Whether no routine writes to its arguments.
     """
 
-    def __init__(self, connection: GangConnection, described: Body) -> None:
+    def __init__(
+        self, connection: GangConnection, described: Body, *, read_only: bool = False
+    ) -> None:
         self.name: str = described["name"]
         self.__doc__ = described["doc"]
         self._routines = {
-            fields["name"]: Routine(connection, self.name, Signature.from_map(fields))
+            fields["name"]: Routine(
+                connection, self.name, Signature.from_map(fields), read_only=read_only
+            )
             for fields in described["routines"]
         }
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.leases import MatrixLease, ResultLease
+from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 from mpi_workers.wire.frames import Body
+
+REMEMBERED_NBYTES = 1 << 16  # 64 KiB
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
@@ -21,7 +26,10 @@ class MatrixRef:
     id : int
         Number of the matrix on its gang.
     name : str
-    shape : (int, int)
+    shape : tuple of int
+        NumPy's shape: (m, n), (m,) or ().
+    stored_shape : (int, int)
+        Rows and columns on the ranks: a vector is a column.
     dtype : numpy.dtype
     layout : str
     session, gang : str
@@ -32,7 +40,7 @@ class MatrixRef:
 
     id: int
     name: str
-    shape: tuple[int, int]
+    shape: ArrayShape
     dtype: np.dtype[Any]
     layout: str
     session: str
@@ -45,11 +53,10 @@ class MatrixRef:
         cls, record: Body, address: GangAddress, lease: MatrixLease | ResultLease | None = None
     ) -> Self:
         """The reference for a matrix as the dispatcher describes it (`runtime.commands`)."""
-        m, n = record["shape"]
         return cls(
             id=record["matrix"],
             name=record["name"],
-            shape=(m, n),
+            shape=tuple(record["shape"]),
             dtype=np.dtype(record["dtype"]),
             layout=record["layout"],
             session=address.session,
@@ -59,9 +66,42 @@ class MatrixRef:
         )
 
     @property
+    def stored_shape(self) -> Shape:
+        return stored_shape(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole matrix, each element counted once."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def known_elements(self) -> NDArray[Any] | None:
+        """The elements of a small matrix, if this process knows them; else None."""
+        elements = None if self._lease is None else self._lease.elements
+        if elements is None:
+            return None
+        kind = self.dtype.newbyteorder("<")
+        return np.frombuffer(elements, kind).astype(self.dtype).reshape(self.shape)
+
+    def remember_elements(self, values: NDArray[Any]) -> None:
+        """The elements have been fetched: keep those of a small matrix."""
+        if self._lease is not None and not self._lease.kept and values.nbytes <= REMEMBERED_NBYTES:
+            kind = self.dtype.newbyteorder("<")
+            self._lease.elements = values.astype(kind, copy=False).tobytes()
+
+    def forget_elements(self) -> None:
+        """The elements may change now."""
+        if self._lease is not None:
+            self._lease.elements = None
+
+    @property
+    def part_of(self) -> str:
+        """Name of the matrix of which this one is a copied part, or an empty string."""
+        return "" if self._lease is None else self._lease.part_of
+
+    def mark_part_of(self, name: str) -> None:
+        """The matrix is a copied part of another one."""
+        if self._lease is not None:
+            self._lease.part_of = name
 
     @property
     def temporary(self) -> bool:

@@ -35,7 +35,7 @@ class Record:
 
     id: int
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: str
     layout: str
     sealed: bool
@@ -162,7 +162,7 @@ class Commands:
         described = iter(self._keep_results(done.matrices, origin, holder))
         return {
             "values": [
-                {"matrix": next(described)} if isinstance(value, dict) else value
+                {**value, "matrix": next(described)} if isinstance(value, dict) else value
                 for value in done.value or []
             ]
         }
@@ -216,9 +216,9 @@ class Commands:
         *,
         sealed: bool = True,
     ) -> Record:
-        m, n = fields["shape"]
         record = Record(
-            ident, name or f"matrix{ident}", (m, n), fields["dtype"], fields["layout"], sealed,
+            ident, name or f"matrix{ident}", tuple(fields["shape"]), fields["dtype"],
+            fields["layout"], sealed,
             source, pinned=name is not None or holder == NO_HOLDER,
         )  # fmt: skip
         if holder != NO_HOLDER:
@@ -228,8 +228,8 @@ class Commands:
 
     def _keep_results(self, matrices: list[Any] | None, origin: Body, holder: str) -> list[Body]:
         described = []
-        for ident, m, n, dtype, layout in matrices or ():
-            fields = {"shape": [m, n], "dtype": dtype, "layout": layout}
+        for ident, shape, dtype, layout in matrices or ():
+            fields = {"shape": shape, "dtype": dtype, "layout": layout}
             described.append(self._record(ident, None, fields, origin, holder).described())
             self._ids = ident
         return described

@@ -25,12 +25,19 @@ def fetch(
     *,
     print_times: bool = False,
 ) -> NDArray[Any]:
-    """The elements as a C-ordered 2-D array; see `Handle.fetch`."""
+    """The elements as a C-ordered array; see `Handle.fetch`."""
     connection.check(ref)
-    row0, m, row_step = _bounding_range(_selected(rows, ref.shape[0], "rows"))
-    col0, n, col_step = _bounding_range(_selected(cols, ref.shape[1], "cols"))
+    length, width = ref.stored_shape
+    if cols is not None and len(ref.shape) < 2:
+        raise ShapeError(f"cols={cols!r}: {ref.name} has shape {ref.shape}, and no columns")
+    selected = _selected(rows, length, "rows"), _selected(cols, width, "cols")
+    known = ref.known_elements()
+    if known is not None:
+        return known.reshape(length, width)[np.ix_(*selected)].reshape(_shape_of(ref, selected))
+    row0, m, row_step = _bounding_range(selected[0])
+    col0, n, col_step = _bounding_range(selected[1])
     out = result_array((m, n), ref.dtype)
-    distribution = Distribution(ref.layout, ref.shape, connection.grid)
+    distribution = Distribution(ref.layout, ref.stored_shape, connection.grid)
     target = TransferTarget(ref.id, distribution, ref.dtype)
 
     def read() -> dict[int, RankTimes]:
@@ -45,9 +52,16 @@ def fetch(
     times = connection.watched(read)
     if print_times:
         print(times_table(times, sending=False))
-    if row_step == col_step == 1:
-        return out
-    return np.ascontiguousarray(out[::row_step, ::col_step])
+    if not row_step == col_step == 1:
+        out = np.ascontiguousarray(out[::row_step, ::col_step])
+    if rows is None and cols is None:
+        ref.remember_elements(out)
+    return out.reshape(_shape_of(ref, selected))
+
+
+def _shape_of(ref: MatrixRef, selected: tuple[range, range]) -> tuple[int, ...]:
+    """The shape of a part: a vector's has one dimension, a number's has none."""
+    return tuple(map(len, selected))[: len(ref.shape)]
 
 
 def _selected(wanted: slice | int | None, length: int, what: str) -> range:

@@ -53,14 +53,22 @@ class IteratorSource:
         Of the matrix. Blocks are converted to it.
     origin : dict
         Where it comes from, for the gang's record.
+    ndim : int
+        1 for a vector, whose shape is (m, 1).
     """
 
     def __init__(
-        self, blocks: Iterable[Any], shape: Shape, dtype: np.dtype[Any], origin: dict[str, Any]
+        self,
+        blocks: Iterable[Any],
+        shape: Shape,
+        dtype: np.dtype[Any],
+        origin: dict[str, Any],
+        ndim: int = 2,
     ) -> None:
         self._blocks = blocks
         self._origin = origin
         self.shape = shape
+        self.ndim = ndim
         self.dtype = dtype
 
     @classmethod
@@ -70,8 +78,8 @@ class IteratorSource:
             m, n = map(operator.index, shape)
         except (TypeError, ValueError):
             raise ShapeError(f"shape={shape!r}: it is (rows, columns)") from None
-        if m < 1 or n < 1:
-            raise ShapeError(f"shape={shape!r}: there is nothing to send")
+        if m < 0 or n < 0:
+            raise ShapeError(f"shape={shape!r}: a length is negative")
         try:
             given = np.dtype(wanted)
         except TypeError:
@@ -110,7 +118,7 @@ class IteratorSource:
     def _gathered(self) -> Iterator[Array]:
         """Blocks as they are sent: large ones as they come, small ones several at once."""
         held = 0
-        most = max(1, BLOCK // (self.shape[1] * self.dtype.itemsize))
+        most = max(1, BLOCK // max(1, self.shape[1] * self.dtype.itemsize))
         room = np.empty((0, 0))
         for block in self._checked():
             if held + len(block) > most:
@@ -150,7 +158,7 @@ class IteratorSource:
             except DtypeError as error:
                 raise DtypeError(f"block {number} (row {row}): {error}") from None
             check_range(array, self.dtype, f"block {number} (row {row})")
-            if len(array):
+            if array.size:
                 yield array
             row += len(array)
 
@@ -176,18 +184,16 @@ def disk_source(source: Any, wanted: Any) -> IteratorSource:
         raise DtypeError(f"{name} is not an array: choose one inside of it")
     if len(shape) not in (1, 2):
         raise ShapeError(f"{name} is not a matrix: it must have two dimensions, not {len(shape)}")
-    if 0 in shape:
-        raise ShapeError(f"{name} is empty: there is nothing to send")
     whole = (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
     chosen = chosen_dtype(np.dtype(dtype), wanted)
     origin = {"from": type(source).__module__.partition(".")[0], "array": name}
-    return IteratorSource(_pieces(source, whole, name), whole, chosen, origin)
+    return IteratorSource(_pieces(source, whole, name), whole, chosen, origin, len(shape))
 
 
 def _pieces(source: Any, shape: Shape, name: str) -> Iterator[Array]:
     """Stretches of rows, of whole chunks where those are smaller."""
     chunks: Sequence[int] = getattr(source, "shards", None) or source.chunks or (1,)
-    rows = max(1, BLOCK // (shape[1] * source.dtype.itemsize))
+    rows = max(1, BLOCK // max(1, shape[1] * source.dtype.itemsize))
     rows = max(1, rows // chunks[0]) * chunks[0]
     for start in range(0, shape[0], rows):
         stop = min(start + rows, shape[0])

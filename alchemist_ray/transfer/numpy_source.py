@@ -20,9 +20,10 @@ class NumPySource:
     """An array in this process: cut by layout and sent from where it lies."""
 
     def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-        self.array = array
         self.dtype = dtype
-        self.shape: Shape = (array.shape[0], array.shape[1])
+        self.ndim = array.ndim
+        self.array = array[:, np.newaxis] if array.ndim == 1 else array
+        self.shape: Shape = (self.array.shape[0], self.array.shape[1])
 
     @classmethod
     def inspect(cls, data: Any, wanted: Any) -> NumPySource:
@@ -33,26 +34,27 @@ class NumPySource:
                 f"elements of dtype {array.dtype} are not numbers; a matrix is one of "
                 + ", ".join(DTYPES)
             )
-        if array.ndim == 1:
-            array = array[:, np.newaxis]
-        if array.ndim != 2:
-            raise ShapeError(f"an array of shape {array.shape} is not a matrix: it must be 2-D")
-        if not array.size:
-            raise ShapeError(f"an array of shape {array.shape} is empty: there is nothing to send")
+        if array.ndim not in (1, 2):
+            raise ShapeError(
+                f"an array of shape {array.shape} cannot be sent: it must have one or two "
+                "dimensions"
+            )
         dtype = chosen_dtype(array.dtype, wanted)
         check_range(array, dtype, "the array")
         return cls(array, dtype)
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""
-        return {"from": "array", "dtype": str(self.array.dtype), "shape": list(self.shape)}
+        shape = list(self.shape[: self.ndim])
+        return {"from": "array", "dtype": str(self.array.dtype), "shape": shape}
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Write the whole array into the ranks' memory."""
         with MatrixWriter(connection.ranks, target, progress) as writer:
-            writer.write_block(self.array, (0, 0))
+            if self.array.size:
+                writer.write_block(self.array, (0, 0))
         return writer.times
 
 

@@ -28,6 +28,8 @@ _READER = ArrayDecoder()
 class ObjectStoreSource:
     """A matrix that lies in pieces in the object store."""
 
+    ndim = 2
+
     def __init__(
         self,
         refs: Sequence[ray.ObjectRef],

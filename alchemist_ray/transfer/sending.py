@@ -39,7 +39,7 @@ def send(
     created = connection.request(
         {
             "op": "create",
-            "shape": list(source.shape),
+            "shape": list(source.shape[: source.ndim]),
             "dtype": source.dtype.name,
             "layout": sent_as,
             "name": name,

@@ -22,9 +22,20 @@ from mpi_workers.matrix.layout import Shape
 
 
 class MatrixSource(Protocol):
-    """Data that was looked at and is ready to be sent."""
+    """Data that was looked at and is ready to be sent.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Rows and columns; a vector is a column.
+    ndim : int
+        Dimensions of the array: 1 or 2.
+    dtype : numpy.dtype
+        Of the matrix.
+    """
 
     shape: Shape
+    ndim: int
     dtype: np.dtype[Any]
 
     def provenance(self) -> dict[str, Any]:

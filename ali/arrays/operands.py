@@ -1,28 +1,31 @@
-"""Routines for expressions on handles: small operands in a command, small results in its reply.
+"""Operands of expressions on handles, and reductions.
 
-A command carries the elements of a small operand, for example a row that is subtracted from every
-row, and a reply carries the result of a reduction. Elements are little-endian and C-ordered.
+A command carries the elements of a small operand, for example a vector that is subtracted from
+every row, and the reply carries those of a small result. Elements are little-endian and C-ordered.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from ali.blocks import Array, require
+from ali.blocks import Array, require, require_choice
 from ali.interface import Context, routine
-from ali.linalg import arithmetic, reductions
-from ali.linalg.broadcasting import broadcast_shape, common_layout, part_layout
+from ali.linalg import arithmetic, creation, products, reductions
+from ali.linalg.broadcasting import as_rows, broadcast_shape, common_layout, part_layout
 from ali.linalg.gemm import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS, owners
+from mpi_workers.matrix.layout import LAYOUTS, owners, stored_shape
+from mpi_workers.rank.commands import REPLY_NBYTES
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
     "var": reductions.var, "std": reductions.std,
 }  # fmt: skip
 DEVIATIONS = ("var", "std")  # these take a ddof
+TRUTH = ("any", "all")
 RESULT_IN = {"rows": "VC_STAR", "cols": "STAR_VC", "inner": "VC_STAR", "grid": "MC_MR"}
 OPERANDS_IN = {
     "rows": ("VC_STAR", "VC_STAR"), "cols": ("STAR_VC", "STAR_VC"),
@@ -32,24 +35,24 @@ OPERANDS_IN = {
 
 @routine("A")
 def array(
-    ctx: Context, values: bytes, m: int, n: int, dtype: str, layout: str = "STAR_STAR"
+    ctx: Context, values: bytes, shape: list[int], dtype: str, layout: str = "STAR_STAR"
 ) -> DistMatrix:
-    """Create a matrix from elements in the call.
+    """Create an array from elements in the call.
 
     Parameters
     ----------
     values : bytes
-        The elements, little-endian, row by row.
-    m, n : int
-        Its shape.
+        The elements, little-endian, C-ordered.
+    shape : list of int
+        Of a matrix, a vector or a number.
     dtype : str
-        float32, float64, complex64, complex128, int32 or int64.
+        float32, float64, complex64, complex128, int32, int64 or bool.
     layout : str
         One of Elemental's 14.
 
     Returns
     -------
-    A : matrix, shape (m, n)
+    A : array of that shape
 
     Raises
     ------
@@ -62,12 +65,70 @@ def array(
     -----
     No communication: every rank receives all elements and keeps its part.
     """
-    require(
-        layout in LAYOUTS,
-        "LayoutError",
-        f"array: layout={layout!r}; the layouts are {', '.join(LAYOUTS)}",
-    )
-    return ctx.new_replicated(_decoded("array", values, m, n, dtype), layout)
+    require_choice("array", "layout", layout, LAYOUTS, "LayoutError")
+    return ctx.new_replicated(_decoded("array", values, shape, dtype), layout)
+
+
+@routine("A")
+def filled(
+    ctx: Context, shape: list[int], value: complex, dtype: str, layout: str = "VC_STAR"
+) -> DistMatrix:
+    """An array in which all elements have the same value.
+
+    Parameters
+    ----------
+    shape : list of int
+        Of a matrix, a vector or a number.
+    value : complex
+        As in `full` of linalg.
+    dtype, layout : str
+        As in `array`.
+
+    Returns
+    -------
+    A : array of that shape
+
+    Raises
+    ------
+    ShapeError, DtypeError, LayoutError, BadArgumentError
+        As `full` of linalg.
+
+    Notes
+    -----
+    No communication.
+    """
+    m, n = stored_shape(shape)
+    return creation.full(ctx, m, n, value, dtype, layout).with_ndim(len(shape))
+
+
+@routine("A")
+def progression(
+    ctx: Context, start: float, step: float, count: int, dtype: str, layout: str = "VC_STAR"
+) -> DistMatrix:
+    """The vector ``start + step * k`` for k below `count`.
+
+    Parameters
+    ----------
+    start, step : float
+        Of integers up to 2**53.
+    count : int
+    dtype, layout : str
+        As in `array`.
+
+    Returns
+    -------
+    A : vector with `count` elements
+
+    Notes
+    -----
+    No communication. Elements are computed in float64, or in int64 for an integer dtype.
+    """
+    A = ctx.empty((count,), dtype, layout)
+    index = np.arange(A.rows.start, A.rows.stop, A.rows.step)
+    whole = A.dtype.kind == "i"
+    values = int(start) + int(step) * index if whole else start + step * index
+    A.local[...] = values[:, None]
+    return A
 
 
 @routine("C")
@@ -76,8 +137,7 @@ def combine(
     op: str,
     A: DistMatrix,
     values: bytes,
-    m: int,
-    n: int,
+    shape: list[int],
     dtype: str,
     reflected: bool = False,
 ) -> DistMatrix:
@@ -87,15 +147,15 @@ def combine(
     ----------
     op : str
         See `elementwise` of linalg.
-    A : matrix
-    values, m, n, dtype
-        B, as in `array`. The shapes of A and B must broadcast: sizes are equal, or 1.
+    A : array
+    values, shape, dtype
+        B, as in `array`. The shapes of A and B must broadcast.
     reflected : bool
         Whether B is the first operand.
 
     Returns
     -------
-    C : matrix
+    C : array
         As `elementwise` returns it.
 
     Raises
@@ -107,49 +167,76 @@ def combine(
     -----
     One pass. No communication if A has the shape of C.
     """
-    B = ctx.new_replicated(_decoded("combine", values, m, n, dtype))
+    B = ctx.new_replicated(_decoded("combine", values, shape, dtype))
     return arithmetic.elementwise(ctx, op, *((B, A) if reflected else (A, B)))
 
 
-@routine("values", "dtype")
+@routine("R")
 def reduce(
-    ctx: Context, op: str, A: DistMatrix, axis: int | None = None, ddof: int = 0
-) -> tuple[bytes, str]:
-    """Reduce A and return the elements of the result in the reply.
+    ctx: Context,
+    op: str,
+    A: DistMatrix,
+    axis: int | None = None,
+    ddof: int = 0,
+    keepdims: bool = False,
+) -> DistMatrix:
+    """Reduce an array along an axis.
 
     Parameters
     ----------
     op : str
-        "sum", "mean", "var", "std", "min" or "max": the routine of that name.
-    A : matrix, shape (m, n)
+        "sum", "mean", "var", "std", "min" or "max": the routine of linalg; "any" or "all".
+    A : array
     axis : int, optional
         0: one number per column, 1: one per row, None: one in all.
     ddof : int
         See `var`; only for "var" and "std".
+    keepdims : bool
+        Whether the axes that are reduced stay, with a length of 1.
 
     Returns
     -------
-    values : bytes
-        The elements, little-endian.
-    dtype : str
+    R : array
+        With one dimension less than A, or none. Up to 64 KiB in STAR_STAR, so that the reply
+        contains the elements; larger ones in the layout of the routine.
 
     Raises
     ------
     BadArgumentError
         If op or axis is unknown, or ddof is negative.
+    ShapeError
+        If there is no smallest or largest element, because there is none at all.
 
     Notes
     -----
-    Costs as the routine; then every rank gathers n, m or 1 words.
+    Costs as the routine; for small results, every rank then gathers n, m or 1 words.
     """
+    require_choice("reduce", "op", op, [*REDUCTIONS, *TRUTH])
+    along = None if A.ndim < 2 else axis
+    reduced = A.shape[0] * A.shape[1] if along is None else A.shape[along]
     require(
-        op in REDUCTIONS,
-        "BadArgumentError",
-        f"reduce: op={op!r}; it can be one of {', '.join(REDUCTIONS)}",
+        reduced > 0 or op not in ("min", "max"),
+        "ShapeError",
+        f"{op} of no elements: an array of shape {A.array_shape} has none along axis {axis}",
     )
-    extra = {"ddof": ddof} if op in DEVIATIONS else {}
-    R = REDUCTIONS[op](ctx, A, axis=axis, **extra)
-    return _encoded(ctx.to_layout(R, "STAR_STAR").local), R.dtype.name
+    if op in TRUTH:
+        R = _truth(ctx, op, A, along)
+    else:
+        R = REDUCTIONS[op](ctx, A, axis=along, **({"ddof": ddof} if op in DEVIATIONS else {}))
+    if R.nbytes <= REPLY_NBYTES:
+        R = ctx.to_layout(R, "STAR_STAR")
+    if keepdims:
+        return R.with_ndim(A.ndim)
+    if A.ndim < 2 or along is None:
+        return R.with_ndim(0)
+    return (products.transpose(ctx, R) if along == 0 else R).with_ndim(1)
+
+
+def _truth(ctx: Context, op: str, A: DistMatrix, along: int | None) -> DistMatrix:
+    """Whether any or all elements are not zero."""
+    R = ctx.empty(A.shape, "bool", A.layout)
+    np.not_equal(A.local, 0, out=R.local)
+    return (reductions.max if op == "any" else reductions.min)(ctx, R, axis=along)
 
 
 @routine("layout", "a_layout", "b_layout", "a_words", "b_words", "way")
@@ -193,7 +280,8 @@ def plan(
         way = product_plan(A.distribution, B.distribution)
         layout, wanted = RESULT_IN[way], OPERANDS_IN[way]
     else:
-        shape = broadcast_shape(op, (A, B))
+        shape = stored_shape(broadcast_shape(op, (A, B)))
+        A, B = as_rows((A, B))
         way, layout = "elementwise", common_layout((A, B), shape)
         wanted = part_layout(layout, A.shape, shape), part_layout(layout, B.shape, shape)
     words = [_words(x, to) for x, to in zip((A, B), wanted, strict=True)]
@@ -207,20 +295,14 @@ def _words(matrix: DistMatrix, layout: str) -> int:
     return -(-m * n // len(owners(layout, matrix.grid)))
 
 
-def _decoded(name: str, values: bytes, m: int, n: int, dtype: str) -> Array:
-    require(
-        dtype in DTYPES,
-        "DtypeError",
-        f"{name}: dtype={dtype!r}; a matrix is one of {', '.join(DTYPES)}",
-    )
+def _decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:
+    require_choice(name, "dtype", dtype, DTYPES, "DtypeError")
     kind = np.dtype(dtype)
     require(
-        m >= 1 and n >= 1 and len(values) == m * n * kind.itemsize,
+        len(shape) <= 2 and min(shape, default=0) >= 0
+        and len(values) == math.prod(shape) * kind.itemsize,
         "BadArgumentError",
-        f"{name}: values has {len(values)} bytes; {m} x {n} elements of {dtype} are expected",
-    )
-    return np.frombuffer(values, kind.newbyteorder("<")).reshape(m, n).astype(kind, copy=False)
-
-
-def _encoded(local: Array) -> bytes:
-    return local.astype(local.dtype.newbyteorder("<"), copy=False).tobytes()
+        f"{name}: values has {len(values)} bytes, which are not elements of {dtype} in the shape "
+        f"{tuple(shape)}",
+    )  # fmt: skip
+    return np.frombuffer(values, kind.newbyteorder("<")).reshape(shape).astype(kind, copy=False)

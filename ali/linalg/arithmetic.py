@@ -87,14 +87,15 @@ def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatr
         add, subtract, multiply, divide, floor_divide, remainder, power, minimum, maximum,
         arctan2, hypot; equal, not_equal, less, less_equal, greater, greater_equal; logical_and,
         logical_or, logical_xor; bitwise_and, bitwise_or, bitwise_xor, left_shift, right_shift;
-        logaddexp, copysign, nextafter: NumPy's functions with these names.
+        logaddexp, copysign, nextafter, fmin, fmax, fmod, float_power: NumPy's functions
+        with these names.
     A, B : matrices
         Of shapes that broadcast: sizes are equal, or 1. Any layouts and dtypes.
 
     Returns
     -------
     C : matrix
-        Layout as in `add`. NumPy's dtype; int32 with 0 and 1 instead of bool.
+        Layout as in `add`. NumPy's dtype.
 
     Raises
     ------
@@ -145,15 +146,15 @@ def elementwise_scalar(
         Whether `value` is the first operand:
         ``elementwise_scalar("divide", A, 1, reflected=True)`` is 1 / A.
     kind : str
-        The type of `value`: "int", "float" or "complex". "" chooses: complex if the imaginary part
-        is not 0, int if it is a whole number and A has an integer dtype, else float. NumPy's
-        ``A + 2.0`` of an integer A is ``kind="float"``. Whole numbers beyond 2**53 are rounded;
-        for those use `elementwise` with a 1 x 1 matrix.
+        The type of `value`: "bool", "int", "float" or "complex". "" chooses:
+        complex if the imaginary part is not 0, int if it is a whole number and A has an integer
+        dtype, else float. NumPy's ``A + 2.0`` of an integer A is ``kind="float"``. Whole numbers
+        beyond 2**53 are rounded; for those use `elementwise` with a 1 x 1 matrix.
 
     Returns
     -------
     C : matrix, shape (m, n), layout of A
-        The dtype that NumPy gives A with a Python number of this kind; int32 for bool.
+        The dtype that NumPy gives A with a Python number of this kind.
 
     Raises
     ------
@@ -171,9 +172,10 @@ def elementwise_scalar(
     """
     function = function_of("elementwise_scalar", op, BINARY)
     require(
-        kind in ("", "int", "float", "complex"),
+        kind in ("", "bool", "int", "float", "complex"),
         "BadArgumentError",
-        f'elementwise_scalar: kind={kind!r} is not one of "int", "float", "complex" and ""',
+        f'elementwise_scalar: kind={kind!r}; it must be one of "bool", "int", "float", "complex" '
+        'and ""',
     )
     number = number_of("elementwise_scalar", value, A.dtype, kind)
     dtype = result_dtype("elementwise_scalar", function, A, type(number), op, reflected)
@@ -182,7 +184,7 @@ def elementwise_scalar(
     if op == "power" and A.dtype.kind == "i" and isinstance(number, int):
         negative = bool((A.local < 0).any()) if reflected else number < 0
         _refuse_power(ctx, "elementwise_scalar", negative)
-    C = ctx.empty(A.shape, dtype, A.layout)
+    C = ctx.empty(A.array_shape, dtype, A.layout)
     if C.local.size:
         operands = (number, A.local) if reflected else (A.local, number)
         with np.errstate(all="ignore"):
@@ -225,7 +227,8 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     op : str
         negative, abs, sign, conj, real, imag, square, sqrt, reciprocal, exp, expm1, log, log1p,
         log2, log10, sin, cos, tan, arcsin, arccos, arctan, sinh, cosh, tanh, arcsinh, arccosh,
-        arctanh, floor, ceil, trunc, rint; isnan, isinf, isfinite, signbit, logical_not: NumPy's
+        arctanh, floor, ceil, trunc, rint; isnan, isinf, isfinite, signbit, logical_not,
+        invert, cbrt, exp2, degrees, radians: NumPy's
         functions with these names.
     A : matrix, shape (m, n)
 
@@ -233,7 +236,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     -------
     C : matrix, shape (m, n), layout of A
         NumPy's dtype (abs, real and imag of complex numbers are real, integers become float64
-        unless the function keeps them); int32 with 0 and 1 instead of bool.
+        unless the function keeps them).
 
     Raises
     ------
@@ -247,11 +250,11 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     One pass, no communication, no temporary. Outside of the domain the result is nan, as in NumPy.
     """
     if op in PARTS:
-        C = ctx.empty(A.shape, A.local.real.dtype, A.layout)
+        C = ctx.empty(A.array_shape, A.local.real.dtype, A.layout)
         C.local[...] = A.local.real if op == "real" else A.local.imag
         return C
     function = function_of("apply", op, UNARY)
-    C = ctx.empty(A.shape, result_dtype("apply", function, A, None, op), A.layout)
+    C = ctx.empty(A.array_shape, result_dtype("apply", function, A, None, op), A.layout)
     if C.local.size:
         with np.errstate(all="ignore"):
             function(A.local, out=C.local, casting="unsafe")
@@ -266,7 +269,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
     dtype : str
-        float32, float64, complex64, complex128, int32 or int64.
+        float32, float64, complex64, complex128, int32, int64 or bool.
 
     Returns
     -------
@@ -292,7 +295,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
         "DtypeError",
         f'astype: {A.dtype} to {dtype} would drop the imaginary parts; apply("real", A) does that',
     )
-    C = ctx.empty(A.shape, dtype, A.layout)
+    C = ctx.empty(A.array_shape, dtype, A.layout)
     with np.errstate(all="ignore"):
         C.local[...] = A.local
     return C

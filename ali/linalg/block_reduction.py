@@ -121,7 +121,7 @@ def result_matrix(
 
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which numbers of `dtype` are added: the widest of their kind."""
-    return np.dtype({"i": np.int64, "f": np.float64, "c": np.complex128}[dtype.kind])
+    return np.dtype({"b": np.int64, "i": np.int64, "f": np.float64, "c": np.complex128}[dtype.kind])
 
 
 def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, Array]:
@@ -130,7 +130,7 @@ def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, 
 
     def measure(part: Array, axis: int | None) -> Array:
         if absolute:
-            part = np.abs(part.astype(np.float64) if dtype.kind == "i" else part)
+            part = np.abs(part.astype(np.float64) if dtype.kind in "bi" else part)
         if axis == 1 or part.dtype != np.float64:
             return np.asarray(np.add.reduce(part, axis=axis, dtype=real)).reshape(1, -1)
         # BLAS adds columns twice as fast as add.reduce, but elements one after another.
@@ -145,7 +145,9 @@ def extreme_measure(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array
     """The measure that takes the smallest or largest element; NaN if there is one."""
     function = np.maximum if largest else np.minimum
     worst: Any
-    if dtype.kind == "i":
+    if dtype.kind == "b":
+        worst = not largest
+    elif dtype.kind == "i":
         worst = np.iinfo(dtype).min if largest else np.iinfo(dtype).max
     else:
         worst = -np.inf if largest else np.inf

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ali.blocks import require, shape_text
+import numpy as np
+
+from ali.blocks import shape_text
 from ali.interface import Context
+from ali.linalg.views import operand
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Grid, Shape, owners
+from mpi_workers.matrix.layout import ArrayShape, Grid, Shape, owners, stored_shape
 
 
-def broadcast_shape(name: str, operands: Sequence[DistMatrix]) -> Shape:
+def broadcast_shape(name: str, operands: Sequence[DistMatrix]) -> ArrayShape:
     """The shape of the result, or a `Failure` (ShapeError)."""
-    m, n = (max(x.shape[axis] for x in operands) for axis in (0, 1))
-    require(
-        all(x.shape[0] in (1, m) and x.shape[1] in (1, n) for x in operands),
-        "ShapeError",
-        f"{name}: {' and '.join(map(shape_text, operands))} do not broadcast; sizes must be "
-        "equal or 1",
-    )
-    return m, n
+    try:
+        return np.broadcast_shapes(*(x.array_shape for x in operands))
+    except ValueError:
+        raise Failure(
+            "ShapeError",
+            f"{name}: shapes {' and '.join(map(shape_text, operands))} do not broadcast; sizes "
+            "must be equal or 1",
+        ) from None
+
+
+def as_rows(operands: Sequence[DistMatrix]) -> tuple[DistMatrix, ...]:
+    """The operands; vectors that meet a matrix as rows (views in the mirrored layout)."""
+    if all(x.ndim < 2 for x in operands):
+        return tuple(operands)
+    return tuple(operand(x, "T") if x.ndim == 1 else x for x in operands)
 
 
 def common_layout(operands: Sequence[DistMatrix], shape: Shape) -> str:
@@ -29,7 +40,7 @@ def common_layout(operands: Sequence[DistMatrix], shape: Shape) -> str:
     operand's layout is chosen.
     """
     full = [x for x in operands if x.shape == shape]
-    if not full:  # a row with a column
+    if not full:  # a row with a column, or numbers
         return "VC_STAR" if shape[0] >= shape[1] else "STAR_VC"
 
     def cost(layout: str) -> float:
@@ -57,12 +68,14 @@ def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
 
 def aligned(
     ctx: Context, name: str, *operands: DistMatrix
-) -> tuple[Shape, str, tuple[DistMatrix, ...]]:
+) -> tuple[ArrayShape, str, tuple[DistMatrix, ...]]:
     """Shape and layout of the result, and the operands in matching layouts. Collective.
 
     On every rank the operands' local blocks broadcast to that of the result.
     """
     shape = broadcast_shape(name, operands)
-    layout = common_layout(operands, shape)
-    moved = tuple(ctx.to_layout(x, part_layout(layout, x.shape, shape)) for x in operands)
+    whole = stored_shape(shape)
+    placed = as_rows(operands)
+    layout = common_layout(placed, whole)
+    moved = tuple(ctx.to_layout(x, part_layout(layout, x.shape, whole)) for x in placed)
     return shape, layout, moved

@@ -277,7 +277,7 @@ def _set_diagonal(A: DistMatrix, values: Array, k: int = 0) -> None:
 
 
 def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any]:
-    require(m >= 1 and n >= 1, "ShapeError", f"{name}: {m} x {n} is not a shape")
+    require(m >= 0 and n >= 0, "ShapeError", f"{name}: {m} x {n} is not a shape")
     require(
         dtype in DTYPES,
         "DtypeError",
@@ -298,6 +298,9 @@ def _as_dtype(name: str, value: complex, dtype: np.dtype[Any]) -> complex | floa
     require(value.imag == 0, "BadArgumentError", message)
     if dtype.kind == "f":
         return value.real
+    if dtype.kind == "b":
+        require(value.real in (0, 1), "BadArgumentError", message)
+        return bool(value.real)
     limits = np.iinfo(dtype)
     require(
         float(value.real).is_integer() and limits.min <= int(value.real) <= limits.max,

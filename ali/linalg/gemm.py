@@ -78,6 +78,11 @@ def plan(left: Distribution, right: Distribution) -> str:
 def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMatrix:
     """``A @ B``, in the layout of C in the table above. Collective."""
     dtype = np.result_type(A.dtype, B.dtype)
+    if dtype.kind == "b":  # NumPy's sum of truth values: whether there is one
+        counts = product(ctx, _counted(ctx, A), _counted(ctx, B), way)
+        C = ctx.empty(counts.shape, dtype, counts.layout)
+        np.not_equal(counts.local, 0, out=C.local)
+        return C
     if ctx.size == 1:
         C = ctx.empty((A.shape[0], B.shape[1]), dtype)
         np.matmul(_cast(A.local, dtype), _cast(B.local, dtype), out=C.local)
@@ -92,6 +97,12 @@ def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMa
             return inner(ctx, _cast(block(A), dtype), _cast(block(B), dtype))
         case _:
             return _grid(ctx, A, B, dtype)
+
+
+def _counted(ctx: Context, A: DistMatrix) -> DistMatrix:
+    whole = ctx.empty(A.shape, np.int64, A.layout)
+    whole.local[...] = A.local
+    return whole
 
 
 def _rows(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:

@@ -215,6 +215,12 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
     operand is first copied locally.
     """
     require(axis in (0, 1), "BadArgumentError", f"concatenate: axis={axis} is neither 0 nor 1")
+    require(
+        A.ndim == B.ndim and axis < A.ndim,
+        "ShapeError",
+        f"concatenate: A is {shape_text(A)} and B is {shape_text(B)}; both must have "
+        f"{max(2, axis + 1)} dimensions, or one along axis 0",
+    )
     other = 1 - axis
     require(
         A.shape[other] == B.shape[other],
@@ -237,7 +243,7 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
         maps[axis] = IndexMap(maps[axis].source, maps[axis].target + offset)
         transfer(ctx, converted, C, maps[0], maps[1])
         offset += part.shape[axis]
-    return C
+    return C.with_ndim(A.ndim)
 
 
 @routine("B")

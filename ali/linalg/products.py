@@ -22,8 +22,8 @@ def matmul(
 
     Parameters
     ----------
-    A : matrix, shape (m, k); (k, m) if transposed
-    B : matrix, shape (k, n); (n, k) if transposed
+    A : matrix, shape (m, k); (k, m) if transposed; or vector (k,)
+    B : matrix, shape (k, n); (n, k) if transposed; or vector (k,)
         Any dtypes. C has the dtype of NumPy's product: integers stay integers and wrap around
         as in NumPy (use `astype` before where they could overflow).
     transpose_a, transpose_b : str
@@ -31,7 +31,7 @@ def matmul(
 
     Returns
     -------
-    C : matrix, shape (m, n)
+    C : matrix, shape (m, n); of a vector A (n,), of a vector B (m,), of two a number
         In VC_STAR, STAR_VC or MC_MR, whichever needs the least communication. For A and B in
         VC_STAR it is VC_STAR if A is tall and B small, or if both are square on up to 5 ranks.
 
@@ -58,17 +58,21 @@ def matmul(
             "BadArgumentError",
             f'matmul: {name}={how!r} is not one of "N", "T" (transposed) and "C" (its conjugate)',
         )
-    left, right = operand(A, transpose_a), operand(B, transpose_b)
+    left = operand(A, transpose_a if A.ndim == 2 else "N")
+    right = operand(B, transpose_b if B.ndim == 2 else "N")
+    inner_sizes = left.shape[A.ndim - 1], right.shape[0]
     shapes = [
-        f"{name} is {shape_text(one)}{'' if op == 'N' else ' after transposing'}"
-        for name, one, op in (("A", left, transpose_a), ("B", right, transpose_b))
+        f"{name} is {shape_text(one)}{'' if op == 'N' or given.ndim < 2 else ' after transposing'}"
+        for name, given, one, op in (("A", A, left, transpose_a), ("B", B, right, transpose_b))
     ]
     require(
-        left.shape[1] == right.shape[0],
+        inner_sizes[0] == inner_sizes[1] and A.ndim > 0 and B.ndim > 0,
         "ShapeError",
         f"matmul: {shapes[0]} and {shapes[1]}; A must have as many columns as B has rows",
     )
-    return product(ctx, left, right)
+    if A.ndim == 1:  # C^T = B^T A^T, where the column A^T is as A is stored
+        return product(ctx, operand(right, "T"), A).with_ndim(B.ndim - 1)
+    return product(ctx, left, right).with_ndim(B.ndim)
 
 
 @routine("G")

@@ -56,7 +56,7 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     check_axis("sum", axis)
     measure, nothing = sum_measure(A.dtype)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
-    return result_matrix(ctx, values, np.int64 if A.dtype.kind == "i" else A.dtype, layout, shape)
+    return result_matrix(ctx, values, np.int64 if A.dtype.kind in "bi" else A.dtype, layout, shape)
 
 
 @routine("R")
@@ -83,8 +83,8 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     `sum` (of integers in float64), divided by the count.
     """
     check_axis("mean", axis)
-    kind = A.dtype if A.dtype.kind != "i" else np.dtype(np.float64)
-    wide = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype  # sums of integers could wrap
+    kind = A.dtype if A.dtype.kind not in "bi" else np.dtype(np.float64)
+    wide = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype  # sums of integers could wrap
     measure, nothing = sum_measure(wide)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
@@ -253,7 +253,7 @@ def column_stats(
 
     empty = np.concatenate([nothing, [[np.inf], [-np.inf]]])
     values, layout, shape = reduce_matrix(ctx, A, 0, measure, empty, join)
-    kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype
+    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype
     with np.errstate(all="ignore"):
         deviation = np.sqrt(values[2] / np.maximum(values[0] - ddof, 0))
     statistics = (values[1], deviation, values[3], values[4])
@@ -300,7 +300,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     if ord == "max":
 
         def measure(part: Array, axis: int | None) -> Array:
-            wide = part.astype(np.float64) if A.dtype.kind == "i" else part
+            wide = part.astype(np.float64) if A.dtype.kind in "bi" else part
             return np.asarray(np.abs(wide).max(axis=axis), np.float64).reshape(1, -1)
 
         found, _, _ = reduce_matrix(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)
@@ -335,7 +335,7 @@ def _deviation(
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
         found = values[2].real / np.maximum(values[0].real - ddof, 0)
-    kind = np.dtype(np.float64) if A.dtype.kind == "i" else A.dtype.type(0).real.dtype
+    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype.type(0).real.dtype
     return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
 
 

@@ -19,6 +19,7 @@ BINARY: dict[str, Any] = {
     "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor,
     "left_shift": np.left_shift, "right_shift": np.right_shift, "logaddexp": np.logaddexp,
     "copysign": np.copysign, "nextafter": np.nextafter,
+    "fmin": np.fmin, "fmax": np.fmax, "fmod": np.fmod, "float_power": np.float_power,
 }  # fmt: skip
 UNARY: dict[str, Any] = {
     "negative": np.negative, "abs": np.absolute, "sign": np.sign, "conj": np.conjugate,
@@ -29,9 +30,11 @@ UNARY: dict[str, Any] = {
     "arcsinh": np.arcsinh, "arccosh": np.arccosh, "arctanh": np.arctanh,
     "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "isnan": np.isnan,
     "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
-    "trunc": np.trunc, "signbit": np.signbit,
+    "trunc": np.trunc, "signbit": np.signbit, "invert": np.invert, "cbrt": np.cbrt,
+    "exp2": np.exp2, "degrees": np.degrees, "radians": np.radians,
 }  # fmt: skip
 PARTS = ("real", "imag")  # not ufuncs in NumPy
+WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.float16): np.dtype(np.float32)}
 
 
 def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
@@ -54,7 +57,8 @@ def result_dtype(
     except TypeError:
         found = np.dtype(object)
     what = str(A.dtype) if other is None else f"{A.dtype} and {getattr(other, '__name__', other)}"
-    found = np.dtype(np.int32) if found.kind == "b" else found
+    if found in WIDER:  # of two bool, where NumPy has its smallest types
+        found = WIDER[found]
     require(found.name in DTYPES, "DtypeError", f"{name}: {op} is not defined for {what}")
     return found
 
@@ -65,6 +69,8 @@ def number_of(name: str, value: complex, dtype: np.dtype[Any], kind: str) -> com
     if kind == "complex" or (kind == "" and value.imag != 0):
         return value
     require(value.imag == 0, "BadArgumentError", f"{name}: {value} is not of kind {kind!r}")
+    if kind == "bool":
+        return bool(real)
     whole = float(real).is_integer()
     if kind == "int" or (kind == "" and whole and dtype.kind == "i"):
         require(whole, "BadArgumentError", f"{name}: {real} is not of kind 'int'")

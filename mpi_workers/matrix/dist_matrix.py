@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix.layout import Distribution, Grid, LocalIndices, Shape
+from mpi_workers.matrix.layout import ArrayShape, Distribution, Grid, LocalIndices, Shape
 
 if TYPE_CHECKING:
     from mpi_workers.matrix.memory import MemoryBlock
 
-DTYPES: tuple[str, ...] = ("float32", "float64", "complex64", "complex128", "int32", "int64")
+DTYPES: tuple[str, ...] = (
+    "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
+)  # fmt: skip
 
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
@@ -32,10 +34,11 @@ def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) ->
 
 
 class DistMatrix:
-    """One rank's part of a matrix that is distributed over the gang.
+    """One rank's part of a matrix or vector that is distributed over the gang.
 
     Every rank of the gang has its own object with the same `shape`, `dtype`, `layout` and `grid`;
-    `local` differs.
+    `local` differs. Ranks store a vector with m elements as an (m, 1) matrix with ``ndim == 1``,
+    and a number as a (1, 1) matrix with ``ndim == 0``.
 
     Attributes
     ----------
@@ -43,6 +46,10 @@ class DistMatrix:
         Layout, global shape and grid.
     rank : int
         This rank.
+    ndim : int
+        Dimensions of the array that clients see: 0, 1 or 2.
+    array_shape : tuple of int
+        The shape that clients see: ``shape[:ndim]``.
     local : ndarray, shape (local_m, local_n)
         This rank's elements, Fortran-ordered, without a copy: writing to it changes the matrix.
         Element ``local[i, j]`` is element ``(rows[i], cols[j])`` of the matrix.
@@ -50,15 +57,21 @@ class DistMatrix:
         Global indices of the local rows and columns.
     """
 
-    __slots__ = ("_block", "cols", "distribution", "dtype", "local", "rank", "rows")
+    __slots__ = ("_block", "cols", "distribution", "dtype", "local", "ndim", "rank", "rows")
 
     def __init__(
-        self, distribution: Distribution, rank: int, dtype: np.dtype[Any], block: MemoryBlock
+        self,
+        distribution: Distribution,
+        rank: int,
+        dtype: np.dtype[Any],
+        block: MemoryBlock,
+        ndim: int = 2,
     ) -> None:
         local_indices: LocalIndices = distribution.local_indices(rank)
         self.distribution = distribution
         self.rank = rank
         self.dtype = dtype
+        self.ndim = ndim
         self.rows, self.cols = local_indices
         self._block = block
         self.local: NDArray[Any] = block.matrix(local_indices.shape, dtype)
@@ -66,6 +79,24 @@ class DistMatrix:
     @property
     def shape(self) -> Shape:
         return self.distribution.shape
+
+    @property
+    def array_shape(self) -> ArrayShape:
+        return self.shape[: self.ndim]
+
+    def with_ndim(self, ndim: int) -> DistMatrix:
+        """The same elements, without a copy, as an array of another number of dimensions.
+
+        Raises
+        ------
+        ValueError
+            If the shape does not allow it: a vector has one column, a number one row as well.
+        """
+        if ndim == self.ndim:
+            return self
+        if self.shape[ndim:] != (1, 1)[ndim:]:
+            raise ValueError(f"a {self.shape} matrix is not an array of {ndim} dimensions")
+        return DistMatrix(self.distribution, self.rank, self.dtype, self._block, ndim)
 
     @property
     def layout(self) -> str:

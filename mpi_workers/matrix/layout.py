@@ -12,6 +12,7 @@ Distributed Memory Dense Matrix Computations", ACM TOMS 39(2), 2013.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, isqrt, lcm
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 Grid = tuple[int, int]
 Shape = tuple[int, int]
+ArrayShape = tuple[int, ...]  # of an array with up to two dimensions
 
 LAYOUTS: tuple[str, ...] = (
     "MC_MR", "MC_STAR", "MD_STAR", "MR_MC", "MR_STAR", "STAR_MC", "STAR_MD",
@@ -71,6 +73,20 @@ def default_grid(size: int) -> Grid:
         raise ValueError(f"a grid needs at least one rank, not {size}")
     height = next(h for h in range(isqrt(size), 0, -1) if size % h == 0)
     return height, size // height
+
+
+def stored_shape(shape: Sequence[int]) -> Shape:
+    """Rows and columns in which ranks store an array: a vector is a column, a number 1 x 1.
+
+    Raises
+    ------
+    ValueError
+        If there are more than two dimensions, or one is negative.
+    """
+    if len(shape) > 2 or any(length < 0 for length in shape):
+        raise ValueError(f"shape {tuple(shape)}: it must be (), (m,) or (m, n), not negative")
+    m, n = (*map(int, shape), 1, 1)[:2]
+    return m, n
 
 
 def check_layout(layout: str) -> str:

@@ -48,7 +48,9 @@ class Storage:
         self._lock = threading.Lock()
         self._entries: dict[int, Entry] = {}
 
-    def new(self, distribution: Distribution, dtype: np.dtype[Any]) -> DistMatrix:
+    def new(
+        self, distribution: Distribution, dtype: np.dtype[Any], ndim: int = 2
+    ) -> DistMatrix:
         """Memory for this rank's part of a matrix, with undefined elements.
 
         Raises
@@ -58,7 +60,7 @@ class Storage:
         """
         nbytes = local_nbytes(distribution, self.rank, dtype)
         if nbytes <= UNCHECKED_BYTES or self.pool.has_warm(nbytes):
-            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes))
+            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), ndim)
         with self._admit(nbytes) as spare:
             if spare is not None:
                 m, n = distribution.shape
@@ -68,7 +70,7 @@ class Storage:
                     f"{dtype} matrix in {distribution.layout}, and its node has {readable(spare)} "
                     "left: free handles, or request workers on more nodes",
                 )
-            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes))
+            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), ndim)
 
     @contextlib.contextmanager
     def _admit(self, nbytes: int) -> Iterator[int | None]:

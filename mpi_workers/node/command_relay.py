@@ -13,7 +13,7 @@ import numpy as np
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import local_nbytes
-from mpi_workers.matrix.layout import Distribution, default_grid
+from mpi_workers.matrix.layout import Distribution, default_grid, stored_shape
 from mpi_workers.matrix.memory import available_bytes, readable
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.specs import ProxySpec
@@ -188,7 +188,7 @@ class CommandRelay:
     def _memory_shortage(self, body: Body, idle_nbytes: int) -> Failure | None:
         """The error if this node lacks the memory for its ranks' parts of a matrix, else None."""
         distribution = Distribution(
-            body["layout"], tuple(body["shape"]), default_grid(self._spec.size)
+            body["layout"], stored_shape(body["shape"]), default_grid(self._spec.size)
         )
         dtype = np.dtype(body["dtype"])
         needed = sum(local_nbytes(distribution, rank, dtype) for rank in self._spec.local_ranks)

@@ -15,12 +15,14 @@ import numpy as np
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import waits
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.libraries import Libraries, Loader
 from mpi_workers.wire.frames import Body
+
+REPLY_NBYTES = 1 << 16  # 64 KiB: elements of results up to this size travel with the reply
 
 
 class Runner(Protocol):
@@ -77,13 +79,17 @@ class RankCommands:
     # --- matrices ---
 
     def reserve(self, body: Body) -> Body:
-        distribution = Distribution(body["layout"], tuple(body["shape"]), self.gang.grid)
+        distribution = self._distribution(body)
         return {"idle": self._storage.make_room(distribution, np.dtype(body["dtype"]))}
 
     def create(self, body: Body) -> None:
-        distribution = Distribution(body["layout"], tuple(body["shape"]), self.gang.grid)
-        matrix = self._storage.new(distribution, np.dtype(body["dtype"]))
+        matrix = self._storage.new(
+            self._distribution(body), np.dtype(body["dtype"]), len(body["shape"])
+        )
         self._storage.put(body["matrix"], matrix, sealed=False)
+
+    def _distribution(self, body: Body) -> Distribution:
+        return Distribution(body["layout"], stored_shape(body["shape"]), self.gang.grid)
 
     def seal(self, body: Body) -> None:
         self._storage.seal(body["matrix"])
@@ -123,7 +129,7 @@ class RankCommands:
         for result in results:
             if isinstance(result, DistMatrix):
                 matrices.append(next(made))
-                values.append({"matrix": matrices[-1]})
+                values.append({"matrix": matrices[-1], **_elements(result)})
             else:
                 values.append(result)
         reply: Body = {"matrices": matrices} if matrices else {}
@@ -147,7 +153,9 @@ class RankCommands:
         for matrix_id, result in enumerate(results, first):
             self._made.append(matrix_id)
             self._storage.put(matrix_id, result, sealed=True)
-            described.append([matrix_id, *result.shape, result.dtype.name, result.layout])
+            described.append(
+                [matrix_id, list(result.array_shape), result.dtype.name, result.layout]
+            )
         return described
 
     def _enter(self, body: Body) -> None:
@@ -161,6 +169,14 @@ class RankCommands:
             self.gang.renew()
         else:
             self.gang.enter()
+
+
+def _elements(matrix: DistMatrix) -> Body:
+    """The elements of a small result that this rank holds whole: no client has to fetch it."""
+    if matrix.local.shape != matrix.shape or matrix.nbytes > REPLY_NBYTES:
+        return {}
+    kind = matrix.dtype.newbyteorder("<")
+    return {"elements": matrix.local.astype(kind, copy=False).tobytes()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
 
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix, check_dtype
-from mpi_workers.matrix.layout import Distribution, Grid, default_grid
+from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import mpi_errors, requests, waits
@@ -86,11 +86,11 @@ class Gang:
         return Gang(world, storage, self._report)
 
     def new(
-        self, shape: tuple[int, int], dtype: Any, layout: str, *, zero: bool = True
+        self, shape: Sequence[int], dtype: Any, layout: str, *, zero: bool = True
     ) -> DistMatrix:
-        """Memory for a matrix distributed over the gang (no communication)."""
-        distribution = Distribution(layout, (int(shape[0]), int(shape[1])), self.grid)
-        matrix = self._storage.new(distribution, check_dtype(dtype))
+        """Memory for a matrix or vector distributed over the gang (no communication)."""
+        distribution = Distribution(layout, stored_shape(shape), self.grid)
+        matrix = self._storage.new(distribution, check_dtype(dtype), len(shape))
         if zero:
             matrix.local[...] = 0
         return matrix
@@ -99,7 +99,7 @@ class Gang:
         """The matrix in another layout, or itself if it has that layout. Collective."""
         if matrix.layout == layout:
             return matrix
-        result = self.new(matrix.shape, matrix.dtype, layout, zero=False)
+        result = self.new(matrix.array_shape, matrix.dtype, layout, zero=False)
         redistribute(matrix, result, self.comm)
         return result
 

@@ -63,12 +63,14 @@ class ChunksSource:
         dtype: np.dtype[Any],
         values: Sequence[Any] | None = None,
         columns: Sequence[str] | None = None,
+        ndim: int = 2,
     ) -> None:
         self._array = array
         self._columns = columns
         self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
         self._values = values if values is not None else _computed(array)
         self.dtype = dtype
+        self.ndim = ndim
         self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
 
     def provenance(self) -> dict[str, Any]:
@@ -124,7 +126,9 @@ def _add(sender: BlockSender, block: SourceBlock) -> None:
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSource:
     """A source for a dask collection. Raises `DtypeError`, `ShapeError`."""
     columns: list[str] | None = None
+    series = False
     if _is_frame(source):
+        series = source.ndim == 1
         columns = pandas.names(source)
         source = _as_array(source)
     if not isinstance(source, da.Array):
@@ -132,7 +136,8 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
             f"cannot send a {type(source).__name__} of dask: send an array or a data frame "
             "(dask.array.from_delayed turns a Delayed into an array)"
         )
-    if source.ndim == 1:
+    ndim = 1 if series else source.ndim
+    if ndim == 1 and not series:
         source = source[:, np.newaxis]
     if source.ndim != 2:
         raise ShapeError(
@@ -142,9 +147,7 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
     values = None
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
         source, values = _with_known_chunks(source)
-    if not all(source.shape):
-        raise ShapeError(f"a dask array of shape {source.shape} is empty: there is nothing to send")
-    return ChunksSource(source, dtype, values, columns)
+    return ChunksSource(source, dtype, values, columns, ndim)
 
 
 def _is_frame(source: Any) -> bool:

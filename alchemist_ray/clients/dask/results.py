@@ -22,27 +22,27 @@ class FetchedByIndex:
     (Indexing the handle itself would make another matrix on the gang.)
     """
 
-    __slots__ = ("_handle", "dtype", "shape")
-    ndim = 2
+    __slots__ = ("_handle", "dtype", "ndim", "shape")
 
     def __init__(self, handle: MatrixRef) -> None:
         self._handle = handle
         self.shape = handle.shape
+        self.ndim = len(handle.shape)
         self.dtype = handle.dtype
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         """Fetch with NumPy's indexing rules; dask's optimizer passes users' slices here."""
         keys = list(key) if isinstance(key, tuple) else [key]
         axes = [axis for axis, k in enumerate(keys) if k is not None]  # None: a new axis
-        keys += [slice(None)] * (2 - len(axes))
+        keys += [slice(None)] * (self.ndim - len(axes))
         axes = [axis for axis, k in enumerate(keys) if k is not None]
         wanted: list[slice] = []
         for axis, length in zip(axes, self.shape, strict=True):
             part, keys[axis] = _bounds(keys[axis], length)
             wanted.append(part)
         found = fetch(self._handle, *wanted)
-        for axis, k in zip((1, 0), (keys[axes[1]], keys[axes[0]]), strict=True):
-            found = found[(slice(None),) * axis + (k,)]
+        for axis in reversed(range(self.ndim)):
+            found = found[(slice(None),) * axis + (keys[axes[axis]],)]
         new = [i for i, k in enumerate(k for k in keys if not np.isscalar(k)) if k is None]
         return np.expand_dims(found, tuple(new)) if new else found
 
@@ -67,7 +67,7 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
 
     Returns
     -------
-    dask.array.Array, shape (m, n)
+    dask.array.Array, of the handle's shape
         Two handles of the same matrix give arrays of the same name.
 
     Raises
@@ -91,8 +91,9 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
             dtype=handle.dtype,
         )
     except (ValueError, TypeError) as error:
-        m, n = handle.shape
-        raise ShapeError(f"chunks={chunks!r} do not fit a {m} x {n} matrix: {error}") from None
+        raise ShapeError(
+            f"chunks={chunks!r} do not fit an array of shape {handle.shape}: {error}"
+        ) from None
     if any(math.isnan(size) for sizes in normal for size in sizes):
         raise ShapeError(f"chunks={chunks!r}: NaN is not a size of chunks")
     return da.from_array(
@@ -101,7 +102,7 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
         name=f"alchemist-{tokenize(source, normal)}",
         asarray=False,
         inline_array=True,
-        meta=np.empty((0, 0), handle.dtype),
+        meta=np.empty((0,) * source.ndim, handle.dtype),
     )
 
 
@@ -116,9 +117,11 @@ def _bounds(key: Any, length: int) -> tuple[slice, Any]:
     return slice(low, high + 1), chosen - low
 
 
-def _whole_chunks(handle: MatrixRef) -> tuple[Any, Any]:
+def _whole_chunks(handle: MatrixRef) -> Any:
     """Chunks that are not split along a dimension that is whole on every rank."""
     check_layout(handle.layout)
+    if len(handle.shape) < 2:
+        return "auto"
     rows, _, cols = handle.layout.partition("_")
     if cols == "STAR" and rows != "STAR":
         return "auto", -1

@@ -15,6 +15,7 @@ from pyspark.mllib.linalg.distributed import (
 )
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
+    BooleanType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -34,7 +35,10 @@ KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "Bloc
 PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
 BLOCK = 1024  # rows and columns of a block, as MLlib's own default
 
-_TYPES = {"float32": FloatType, "float64": DoubleType, "int32": IntegerType, "int64": LongType}
+_TYPES = {
+    "float32": FloatType, "float64": DoubleType, "int32": IntegerType, "int64": LongType,
+    "bool": BooleanType,
+}  # fmt: skip
 _NUMBERED = StructType(
     [StructField("index", LongType(), False), StructField("vector", VectorUDT(), False)]
 )
@@ -104,9 +108,9 @@ def to_spark(
     connection.check(handle)
     handle.keep()  # Spark does not report when it is done with it
     spark = spark or SparkSession.builder.getOrCreate()
-    rank_endpoints, (m, n) = connection.rank_endpoints, handle.shape
+    rank_endpoints, (m, n) = connection.rank_endpoints, handle.stored_shape
     target = TransferTarget(
-        handle.id, Distribution(handle.layout, handle.shape, connection.grid), handle.dtype
+        handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
     cores = spark.sparkContext.defaultParallelism
     if kind == "BlockMatrix":

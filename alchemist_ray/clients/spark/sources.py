@@ -57,6 +57,8 @@ class SparkSource:
         The type that the user sent.
     """
 
+    ndim = 2
+
     def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any]) -> None:
         self._frame = frame
         self._kind = kind

@@ -1,0 +1,187 @@
+"""What leaves a gang: fetched arrays and parts, Python numbers, text."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.errors import (
+    AlchemistError,
+    CallTimeoutError,
+    MatrixNotFoundError,
+    StaleHandleError,
+)
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import gang_of
+from alchemist_ray.transfer import fetching
+from mpi_workers.matrix.memory import readable
+
+ITERATED_NBYTES = 16 << 20  # 16 MiB: fetched at once by an iteration
+EDGE = 3  # rows and columns at each end that are shown of a large matrix
+TEXT_TIMEOUT_S = 2.0  # for the corners of a matrix
+SHOWN = 1000  # elements: larger arrays are summarized, as NumPy does
+
+
+class FetchedValues(MatrixRef):
+    """Fetching, and the protocols of Python that fetch. `ArrayOperators` inherits it."""
+
+    __slots__ = ()
+
+    def fetch(
+        self,
+        rows: slice | int | None = None,
+        cols: slice | int | None = None,
+        *,
+        print_times: bool = False,
+    ) -> NDArray[Any]:
+        """The elements as a NumPy array, C-ordered.
+
+        Parameters
+        ----------
+        rows, cols : slice or int, optional
+            The part to fetch; an integer is a part of length 1. Of a vector only `rows`. Only
+            the range of rows and columns that spans it is moved: of ``slice(0, 100, 10)`` the
+            first 91 rows. Default: all.
+        print_times : bool
+            Print how long each step took, per rank.
+
+        Returns
+        -------
+        ndarray, with as many dimensions as the handle
+
+        Raises
+        ------
+        StaleHandleError, MatrixNotFoundError
+            If the gang has ended or the matrix was freed.
+        GroupFailedError, TransferError
+            If a rank dies during the transfer.
+
+        Notes
+        -----
+        One copy on the same node; one stream per rank from other nodes.
+        """
+        return fetching.fetch(gang_of(self), self, rows, cols, print_times=print_times)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Numbers of a vector, or rows of a matrix, as NumPy's: they are fetched in blocks."""
+        if not self.shape:
+            raise TypeError("iteration over a number, an array of shape ()")
+        step = max(1, ITERATED_NBYTES // max(1, self.nbytes // max(1, self.shape[0])))
+        for start in range(0, self.shape[0], step):
+            yield from self.fetch(slice(start, start + step))
+
+    def item(self, *index: int) -> Any:
+        """One element as a Python number: the only one, or that at an index."""
+        if not index and math.prod(self.shape) != 1:
+            raise ValueError(
+                f"an array of shape {self.shape} is not a single number, and its truth value "
+                "is ambiguous: use .any(), .all() or .fetch()"
+            )
+        return self.fetch(*index).item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers."""
+        return self.fetch().tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self.shape or self.dtype.kind != "i":
+            raise TypeError(f"a {self.dtype} array of shape {self.shape} is not an index")
+        return int(self.item())
+
+    def head(self, n: int = 5) -> NDArray[Any]:
+        """The first rows, fetched."""
+        return self.fetch(slice(0, n))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a matrix that lives on ranks cannot become an array without a copy")
+        fetched = self.fetch()
+        return fetched if dtype is None else fetched.astype(dtype, copy=False)
+
+    # --- text ---
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and not self.shape else format(str(self), spec)
+
+    def __str__(self) -> str:
+        """The elements as NumPy prints them, of a large array the corners."""
+        return self._numbers(np.array2string)
+
+    def __repr__(self) -> str:
+        length = " x ".join(map(str, self.shape)) if len(self.shape) == 2 else str(self.shape)
+        return (
+            f"<Handle {self.name}: {length} {self.dtype}, {self.layout}, "
+            f"{readable(self.nbytes)}, in gang {self.gang} (epoch {self.epoch})>\n{self}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "matrix": html.escape(self.name),
+            "shape": " &times; ".join(f"{length:,}" for length in self.shape) or "()",
+            "dtype": str(self.dtype),
+            "layout": self.layout,
+            "size": readable(self.nbytes),
+            "gang": f"{html.escape(self.gang)} (epoch {self.epoch})",
+        }
+        cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
+        return f"<table>{cells}</table><pre>{html.escape(str(self))}</pre>"
+
+    def _numbers(self, text: Callable[..., str]) -> str:
+        """The elements as text; why there are none where they cannot be had at once."""
+        try:
+            corners = self.known_elements()
+            if corners is None:
+                corners = self._corners()
+        except (MatrixNotFoundError, StaleHandleError):
+            return "(freed)"
+        except CallTimeoutError:
+            return f"(no answer within {TEXT_TIMEOUT_S:g} s)"
+        except AlchemistError:
+            return "(its session has ended)"
+        if corners is None:
+            return "(a call is running on the gang)"
+        if max(self.shape, default=0) > 2 * EDGE and math.prod(self.shape) > SHOWN:
+            return text(corners, threshold=0, edgeitems=EDGE)
+        return text(corners)
+
+    def _corners(self) -> NDArray[Any] | None:
+        """Everything of a small array; else its corners and one element of each axis between.
+
+        None if a call is running, which would have to be waited for.
+        """
+        connection = gang_of(self)
+        connection.check(self)
+        if connection.request({"op": "ping"})["busy"]:
+            return None
+        size = math.prod(self.shape)
+        edges = [
+            range(length) if size <= SHOWN or length <= 2 * EDGE
+            else [*range(EDGE + 1), *range(length - EDGE, length)]
+            for length in (*self.shape, 1, 1)[:2]
+        ]  # fmt: skip
+        lists = [np.asarray(edge, np.int64) for edge in edges]
+        shape = tuple(len(edge) for edge in lists)[: len(self.shape)]
+        engine = connection.part(Engine)
+        rows, cols = map(rules.encode_index, lists)
+        found = engine.corners(self, rows, cols, TEXT_TIMEOUT_S)
+        elements: NDArray[Any] = found.fetch().reshape(shape)
+        return elements
