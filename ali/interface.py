@@ -211,13 +211,19 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
     )
 
 
-def routine(*results: str) -> Callable[[F], F]:
+def routine(
+    *results: str, like: Mapping[str, str] | None = None, vectors: Sequence[str] = ()
+) -> Callable[[F], F]:
     """Declare a function as a routine of the library that the module defines.
 
     Parameters
     ----------
     *results : str
         Names of the results, in the order in which the function returns them.
+    like : mapping of str to str, optional
+        ``{"X": "B"}``: the (m, 1) result X is a vector if the parameter B got a vector.
+    vectors : sequence of str
+        Results with one column that clients get as vectors.
 
     Notes
     -----
@@ -225,8 +231,11 @@ def routine(*results: str) -> Callable[[F], F]:
     value are typed. An exception on any rank fails the call for all.
     """
 
+    ndim_of = {**(like or {}), **dict.fromkeys(vectors, "")}
+
     def declare(function: F) -> F:
         function.__alchemist__ = describe(function, results)  # type: ignore[attr-defined]
+        function.__alchemist_ndim__ = ndim_of  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -300,7 +309,12 @@ class PythonLibrary:
                 f"{routine} returned {len(values)} values, but declares {len(declared)}: "
                 f"{signature}",
             )
-        return [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
+        found = [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
+        for i, result in enumerate(declared):
+            source = getattr(function, "__alchemist_ndim__", {}).get(result.name)
+            if source is not None:
+                found[i] = found[i].with_ndim(arguments[source].ndim if source else 1)
+        return found
 
     def result(self, gang: Gang, routine: str) -> Any:
         """Run a routine that takes nothing; its result as it is (an array is not made a list)."""

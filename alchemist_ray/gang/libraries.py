@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections import namedtuple
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +36,21 @@ def _annotation(kind: str, handle_type: type) -> Any:
     return _SCALARS[kind]
 
 
+@lru_cache(maxsize=1024)
+def _named(*names: str) -> Any:
+    """The type of several results: a tuple whose items have names."""
+    make: Any = namedtuple  # names are not literals
+    kind = make("Results", names, rename=True)
+    kind.__reduce__ = lambda self: (_unpickled, (names, tuple(self)))
+    return kind
+
+
+def _unpickled(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return _named(*names)(*values)
+
+
 def results_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
-    """A routine's results as the user gets them: one value, a tuple, or None.
+    """A routine's results as the user gets them: one value, a named tuple, or None.
 
     `handle` makes a handle of the description of a matrix.
     """
@@ -47,7 +62,9 @@ def results_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
     )
     if not values:
         return None
-    return values[0] if len(values) == 1 else values
+    if len(values) == 1:
+        return values[0]
+    return _named(*reply["names"])(*values)
 
 
 class Routine:

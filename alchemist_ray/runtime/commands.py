@@ -161,11 +161,17 @@ class Commands:
         }  # fmt: skip
         described = iter(self._keep_results(done.matrices, origin, holder))
         return {
+            "names": self._result_names(library, routine),
             "values": [
                 {**value, "matrix": next(described)} if isinstance(value, dict) else value
                 for value in done.value or []
-            ]
+            ],
         }
+
+    def _result_names(self, library: str, routine: str) -> list[str]:
+        routines = self.libraries[library]["routines"]
+        found = next(fields for fields in routines if fields["name"] == routine)
+        return [name for name, _ in found["results"]]
 
     async def run(self, body: Body, holder: str) -> Body:
         """Run a user's function or script, whose files are in the nodes' folders."""

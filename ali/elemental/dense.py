@@ -71,7 +71,7 @@ def matmul(
     return C
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Solution X of A X = B, by LU with partial pivoting.
 
@@ -108,7 +108,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     return X
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Least squares: the X that makes ||A X - B|| least; if A is wide, the shortest such X.
 
@@ -146,7 +146,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     return X
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     """Ridge regression: the X that makes ||A X - B||^2 + lam ||X||^2 least.
 

@@ -47,7 +47,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     return L
 
 
-@routine("L", "U", "P")
+@routine("L", "U", "P", vectors=("P",))
 def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """LU factorization with partial pivoting: ``A[P[:, 0]] = L U``.
 
@@ -63,7 +63,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     U : matrix, shape (min(m, n), n), MC_MR
         Upper trapezoidal. Both are cut, on each rank, out of the copy of A that Elemental
         factors in place.
-    P : matrix, shape (m, 1), int64, STAR_STAR
+    P : vector, shape (m,), int64, STAR_STAR
         The row of A that comes to each place.
 
     Raises
@@ -136,7 +136,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     return Q, R
 
 
-@routine("Q", "R", "P")
+@routine("Q", "R", "P", vectors=("P",))
 def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """QR factorization with column pivoting: ``A[:, P[:, 0]] = Q R``.
 
@@ -152,7 +152,7 @@ def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, Dis
     R : matrix, shape (min(m, n), n), MC_MR
         Upper trapezoidal, its diagonal real and >= 0, falling (within rounding): where it
         becomes small, the numerical rank of A ends.
-    P : matrix, shape (n, 1), int64, STAR_STAR
+    P : vector, shape (n,), int64, STAR_STAR
         The column of A that comes to each place.
 
     Raises
@@ -181,7 +181,7 @@ def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, Dis
     return Q, R, P
 
 
-@routine("P", "Z")
+@routine("P", "Z", vectors=("P",))
 def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, DistMatrix]:
     """Interpolative decomposition: the columns of A from a few of them.
 
@@ -196,7 +196,7 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
 
     Returns
     -------
-    P : matrix, shape (n, 1), int64, STAR_STAR
+    P : vector, shape (n,), int64, STAR_STAR
         Indices of A's columns, the r that are kept first.
     Z : matrix, shape (r, n - r), MC_MR
         r is `rank`, or the numerical rank of A where that is smaller. One copy.

@@ -18,20 +18,20 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 QP = 1  # ElNNLSApproach
 
 
-@routine("x")
+@routine("x", like={"x": "b"})
 def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     """Lasso (basis pursuit denoising): the x that makes 1/2 ||A x - b||^2 + lam ||x||_1 least.
 
     Parameters
     ----------
     A : matrix, shape (m, n), real
-    b : matrix, shape (m, 1), real
+    b : vector (m,) or matrix (m, 1), real
     lam : float
         Weight > 0; from ``max |A^T b|`` on x is zero.
 
     Returns
     -------
-    x : matrix, shape (n, 1), MC_MR
+    x : vector (n,) or matrix (n, 1), as the right-hand side, MC_MR
         Accurate to about the square root of rounding: zeros come out small.
 
     Raises
@@ -58,20 +58,20 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     return x
 
 
-@routine("x")
+@routine("x", like={"x": "b"})
 def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: float) -> DistMatrix:
     """Elastic net: the x that makes 1/2 ||A x - b||^2 + lam1 ||x||_1 + lam2 ||x||^2 least.
 
     Parameters
     ----------
     A : matrix, shape (m, n), real
-    b : matrix, shape (m, 1), real
+    b : vector (m,) or matrix (m, 1), real
     lam1, lam2 : float
         Weights > 0. (Elemental's own text leaves out the 1/2, its program does not.)
 
     Returns
     -------
-    x : matrix, shape (n, 1), MC_MR
+    x : vector (n,) or matrix (n, 1), as the right-hand side, MC_MR
 
     Raises
     ------
@@ -96,7 +96,7 @@ def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: f
     return x
 
 
-@routine("x")
+@routine("x", like={"x": "b"})
 def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     """Basis pursuit: of all x with A x = b the one of least ||x||_1.
 
@@ -104,11 +104,11 @@ def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     ----------
     A : matrix, shape (m, n), real
         Of full row rank, m <= n.
-    b : matrix, shape (m, 1), real
+    b : vector (m,) or matrix (m, 1), real
 
     Returns
     -------
-    x : matrix, shape (n, 1), MC_MR
+    x : vector (n,) or matrix (n, 1), as the right-hand side, MC_MR
 
     Raises
     ------
@@ -135,7 +135,7 @@ def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     return x
 
 
-@routine("x")
+@routine("x", like={"x": "b"})
 def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     """Least absolute value regression: the x that makes ||A x - b||_1 least.
 
@@ -143,11 +143,11 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     ----------
     A : matrix, shape (m, n), real
         Of full column rank, m >= n.
-    b : matrix, shape (m, 1), real
+    b : vector (m,) or matrix (m, 1), real
 
     Returns
     -------
-    x : matrix, shape (n, 1), MC_MR
+    x : vector (n,) or matrix (n, 1), as the right-hand side, MC_MR
         Outliers in b hardly move it.
 
     Raises
@@ -175,7 +175,7 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     return x
 
 
-@routine("w", "bias")
+@routine("w", "bias", like={"w": "d"})
 def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMatrix, float]:
     """Soft-margin support vector machine: sign(A w + bias) predicts d.
 
@@ -185,14 +185,14 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
     ----------
     A : matrix, shape (m, n), real
         An example a row.
-    d : matrix, shape (m, 1)
+    d : vector (m,) or matrix (m, 1)
         1 or -1 for each example.
     lam : float
         Weight > 0 of the violations (C elsewhere).
 
     Returns
     -------
-    w : matrix, shape (n, 1), MC_MR
+    w : vector (n,) or matrix (n, 1), as the right-hand side, MC_MR
         One copy, out of the program's (w, bias, z).
     bias : float
 
@@ -224,7 +224,7 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
     return ctx.new_replicated(x[:n], "MC_MR"), float(x[n, 0])
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def nnls(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Nonnegative least squares: the X >= 0 that makes ||A X - B|| least.
 

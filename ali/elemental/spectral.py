@@ -8,7 +8,7 @@ from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
-@routine("S", "U", "V")
+@routine("S", "U", "V", vectors=("S",))
 def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """Thin singular value decomposition A = U diag(S) V^H.
 
@@ -19,7 +19,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
 
     Returns
     -------
-    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+    S : vector, shape (min(m, n),), real, STAR_STAR
         Descending.
     U : matrix, shape (m, min(m, n)), MC_MR
     V : matrix, shape (n, min(m, n)), MC_MR
@@ -48,7 +48,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     return S, U, V
 
 
-@routine("S")
+@routine("S", vectors=("S",))
 def singular_values(ctx: Context, A: DistMatrix) -> DistMatrix:
     """Singular values of A.
 
@@ -59,7 +59,7 @@ def singular_values(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Returns
     -------
-    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+    S : vector, shape (min(m, n),), real, STAR_STAR
         Descending.
 
     Raises
@@ -82,7 +82,7 @@ def singular_values(ctx: Context, A: DistMatrix) -> DistMatrix:
     return S
 
 
-@routine("S")
+@routine("S", vectors=("S",))
 def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     """Singular values of A: `singular_values` under the name that other libraries have for it.
 
@@ -92,7 +92,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Returns
     -------
-    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+    S : vector, shape (min(m, n),), real, STAR_STAR
         Descending.
 
     Notes
@@ -102,7 +102,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     return singular_values(ctx, A)
 
 
-@routine("W", "V")
+@routine("W", "V", vectors=("W",))
 def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     """Eigenvalues and eigenvectors of a Hermitian matrix: A = V diag(W) V^H.
 
@@ -113,7 +113,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Returns
     -------
-    W : matrix, shape (n, 1), real, STAR_STAR
+    W : vector, shape (n,), real, STAR_STAR
         Ascending.
     V : matrix, shape (n, n), MC_MR
         Orthonormal columns, where eigenvalues crowd to some thousand roundings. One copy

@@ -18,7 +18,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
-@routine("centers", "labels", "inertia", "iterations")
+@routine("centers", "labels", "inertia", "iterations", vectors=("labels",))
 def kmeans(
     ctx: Context,
     A: DistMatrix,
@@ -46,7 +46,7 @@ def kmeans(
     Returns
     -------
     centers : matrix, shape (k, n), STAR_STAR
-    labels : matrix, shape (m, 1), int32, VC_STAR
+    labels : vector, shape (m,), int32, VC_STAR
         The nearest center of each row; of equally near ones the first.
     inertia : float
         Sum of the squared distances of the rows to their centers.

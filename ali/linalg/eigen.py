@@ -13,7 +13,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 LIMIT = 30_000  # above, LAPACK on one rank would take hours, and its 32-bit integers overflow
 
 
-@routine("W", "V")
+@routine("W", "V", vectors=("W",))
 def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     """Eigenvalues and eigenvectors of a Hermitian matrix: A V = V diag(W).
 
@@ -25,7 +25,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Returns
     -------
-    W : matrix, shape (n, 1), real, STAR_STAR
+    W : vector, shape (n,), real, STAR_STAR
         Ascending.
     V : matrix, shape (n, n), VC_STAR
         Orthonormal columns.

@@ -24,7 +24,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 PROGRESS = 0.5  # a restart must reduce the true residual at least to this share of the last one
 
 
-@routine("X", "iterations", "residual")
+@routine("X", "iterations", "residual", like={"X": "B"})
 def conjugate_gradient(
     ctx: Context, A: DistMatrix, B: DistMatrix, tol: float = -1.0, max_iterations: int = 0
 ) -> tuple[DistMatrix, int, float]:
@@ -34,7 +34,7 @@ def conjugate_gradient(
     ----------
     A : matrix, shape (n, n)
         Best in VC_STAR; both triangles are read.
-    B : matrix, shape (n, r)
+    B : matrix, shape (n, r) or (n,)
         Right-hand sides. Each column has its own search; products are shared.
     tol : float
         Relative residual ``|B - A X| / |B|`` that every column must reach. Negative (the default):
@@ -44,7 +44,7 @@ def conjugate_gradient(
 
     Returns
     -------
-    X : matrix, shape (n, r), VC_STAR
+    X : matrix, shape (n, r) or (n,), VC_STAR
         In the common floating dtype of A and B (float64 for integers).
     iterations : int
     residual : float

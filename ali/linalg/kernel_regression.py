@@ -63,7 +63,7 @@ def random_features(
     return Z
 
 
-@routine("W", "iterations", "residual")
+@routine("W", "iterations", "residual", like={"W": "Y"})
 def random_features_ridge(
     ctx: Context,
     X: DistMatrix,
@@ -168,7 +168,7 @@ def random_features_ridge(
     return ctx.new_replicated(W.astype(mapped.dtype), "VC_STAR"), count, residual
 
 
-@routine("Y")
+@routine("Y", like={"Y": "W"})
 def random_features_predict(
     ctx: Context, X: DistMatrix, W: DistMatrix, sigma: float, seed: int = 0
 ) -> DistMatrix:

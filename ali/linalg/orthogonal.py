@@ -71,7 +71,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     return Q, R
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> DistMatrix:
     """Least squares: the X of smallest norm that minimizes |A X - B|.
 
@@ -79,7 +79,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     ----------
     A : matrix, shape (m, n)
         Of any rank. Best in VC_STAR if tall, in STAR_VC if wide.
-    B : matrix, shape (m, r)
+    B : matrix, shape (m, r) or (m,)
         Right-hand sides.
     rcond : float
         Singular values up to ``rcond`` times the largest count as zero; negative (the
@@ -87,7 +87,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
 
     Returns
     -------
-    X : matrix, shape (n, r), VC_STAR
+    X : matrix, shape (n, r) or (n,), VC_STAR
         `matrix_rank` and `svdvals` return the other results of NumPy's lstsq.
 
     Raises
@@ -137,7 +137,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     return ctx.new_replicated(X, "VC_STAR")
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     """Ridge regression: the X that minimizes |A X - B|^2 + lam |X|^2.
 
@@ -145,13 +145,13 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
         Best in VC_STAR if tall, in STAR_VC if wide.
-    B : matrix, shape (m, r)
+    B : matrix, shape (m, r) or (m,)
     lam : float
         Above 0; for 0 use `lstsq`. (Some authors write ``m lam``.)
 
     Returns
     -------
-    X : matrix, shape (n, r), VC_STAR
+    X : matrix, shape (n, r) or (n,), VC_STAR
 
     Raises
     ------

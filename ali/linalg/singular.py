@@ -29,7 +29,7 @@ Basis = Callable[[Array, float], Array | None]  # from this rank's rows of X, an
 METHODS = ("arpack", "randomized", "gram")
 
 
-@routine("S", "U", "V")
+@routine("S", "U", "V", vectors=("S",))
 def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """Thin singular value decomposition A = U diag(S) V^H.
 
@@ -40,7 +40,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
 
     Returns
     -------
-    S : matrix, shape (k, 1), real, STAR_STAR, with k = min(m, n)
+    S : vector, shape (k,), real, STAR_STAR, with k = min(m, n)
         Descending.
     U : matrix, shape (m, k), VC_STAR
     V : matrix, shape (n, k), VC_STAR
@@ -62,7 +62,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
 
 
-@routine("S", "U", "V")
+@routine("S", "U", "V", vectors=("S",))
 def truncated_svd(
     ctx: Context,
     A: DistMatrix,
@@ -101,7 +101,7 @@ def truncated_svd(
 
     Returns
     -------
-    S : matrix, shape (rank, 1), real, STAR_STAR
+    S : vector, shape (rank,), real, STAR_STAR
         Descending.
     U : matrix, shape (m, rank), VC_STAR
     V : matrix, shape (n, rank), VC_STAR
@@ -165,7 +165,7 @@ def truncated_svd(
     return _decomposed(ctx, "truncated_svd", A, rank, basis)
 
 
-@routine("S")
+@routine("S", vectors=("S",))
 def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     """All singular values of A.
 
@@ -175,7 +175,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Returns
     -------
-    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+    S : vector, shape (min(m, n),), real, STAR_STAR
         Descending.
 
     Raises

@@ -48,15 +48,15 @@ def pca(
     components : matrix, shape (k, n), STAR_STAR
         Orthonormal rows, by descending variance. In each row the element of the largest absolute
         value is positive.
-    explained_variance : matrix, shape (k, 1), STAR_STAR
+    explained_variance : vector, shape (k,), STAR_STAR
         Variance of the scores (ddof 1), descending.
-    mean : matrix, shape (1, n), STAR_STAR
+    mean : vector, shape (n,), STAR_STAR
         The subtracted means; zeros without `center`.
     scores : matrix, shape (m, k), VC_STAR
         ``(A - mean) / deviation @ components.T``.
-    explained_ratio : matrix, shape (k, 1), STAR_STAR
+    explained_ratio : vector, shape (k,), STAR_STAR
         Share of each component in the sum of all variances.
-    deviation : matrix, shape (1, n), STAR_STAR
+    deviation : vector, shape (n,), STAR_STAR
         The divisors of the columns; ones without `scale` and for constant columns.
 
     Raises
@@ -118,10 +118,10 @@ def pca(
     return (
         ctx.new_replicated(components * signs[:, None]),
         ctx.new_replicated(variance.astype(dtype)),
-        ctx.new_replicated(mean[None, :].astype(dtype)),
+        ctx.new_replicated(mean.astype(dtype)),
         scores,
         ctx.new_replicated((variance / total if total else variance).astype(dtype)),
-        ctx.new_replicated(deviation[None, :].astype(dtype)),
+        ctx.new_replicated(deviation.astype(dtype)),
     )
 
 

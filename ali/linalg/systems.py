@@ -51,14 +51,14 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     return _cholesky(ctx, "cholesky", A)
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -> DistMatrix:
     """Solve A X = B.
 
     Parameters
     ----------
     A : matrix, shape (n, n)
-    B : matrix, shape (n, r)
+    B : matrix, shape (n, r) or (n,)
         Right-hand sides. Best in VC_STAR, as A.
     assume : str
         "general": LU with partial pivoting. "positive": A is Hermitian positive definite, and
@@ -66,7 +66,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
 
     Returns
     -------
-    X : matrix, shape (n, r), VC_STAR
+    X : matrix, shape (n, r) or (n,), VC_STAR
         In the common floating dtype of A and B (float64 for integers).
 
     Raises
@@ -109,7 +109,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     return elimination.Y
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def solve_triangular(
     ctx: Context, A: DistMatrix, B: DistMatrix, lower: bool = True, adjoint: bool = False
 ) -> DistMatrix:
@@ -119,7 +119,7 @@ def solve_triangular(
     ----------
     A : matrix, shape (n, n)
         Best in VC_STAR. The other triangle is not read.
-    B : matrix, shape (n, r)
+    B : matrix, shape (n, r) or (n,)
     lower : bool
         Which triangle of A.
     adjoint : bool
@@ -127,7 +127,7 @@ def solve_triangular(
 
     Returns
     -------
-    X : matrix, shape (n, r), VC_STAR
+    X : matrix, shape (n, r) or (n,), VC_STAR
 
     Raises
     ------

@@ -111,7 +111,7 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     return L, Q
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Least squares: the X that makes the norm of A X - B smallest.
 

@@ -17,7 +17,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
-@routine("W", "V")
+@routine("W", "V", vectors=("W",))
 def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     """Eigenvalues and eigenvectors of a Hermitian matrix: A V = V diag(W).
 
@@ -29,7 +29,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Returns
     -------
-    W : matrix, shape (n, 1), real, STAR_STAR
+    W : vector, shape (n,), real, STAR_STAR
         Ascending.
     V : matrix, shape (n, n), MC_MR
         Orthonormal columns.
@@ -68,7 +68,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     return ctx.new_replicated(w), call.result(v)
 
 
-@routine("S", "U", "V")
+@routine("S", "U", "V", vectors=("S",))
 def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """Thin singular value decomposition A = U diag(S) V^H.
 
@@ -79,7 +79,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
 
     Returns
     -------
-    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+    S : vector, shape (min(m, n),), real, STAR_STAR
         Descending.
     U : matrix, shape (m, min(m, n)), MC_MR
     V : matrix, shape (n, min(m, n)), MC_MR
@@ -107,7 +107,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     return ctx.new_replicated(S), call.result(u), _adjoint(ctx, call.result(vh))
 
 
-@routine("S")
+@routine("S", vectors=("S",))
 def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     """Singular values.
 
@@ -118,7 +118,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Returns
     -------
-    S : matrix, shape (min(m, n), 1), real, STAR_STAR
+    S : vector, shape (min(m, n),), real, STAR_STAR
         Descending.
 
     Raises

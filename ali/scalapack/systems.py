@@ -14,7 +14,7 @@ from ali.scalapack.parts import keep_lower, keep_upper, set_real_diagonal
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
-@routine("X")
+@routine("X", like={"X": "B"})
 def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Solution X of A X = B, by Gaussian elimination with partial pivoting.
 
@@ -103,7 +103,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     return L
 
 
-@routine("L", "U", "P")
+@routine("L", "U", "P", vectors=("P",))
 def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """LU factorization with partial pivoting: the rows P of A are L U.
 
@@ -119,7 +119,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
         sqrt(2) if complex).
     U : matrix, shape (min(m, n), n), MC_MR
         Upper triangular. A zero on its diagonal means that A is singular, which is not an error.
-    P : matrix, shape (m, 1), int64, STAR_STAR
+    P : vector, shape (m,), int64, STAR_STAR
         Permutation as row numbers: in NumPy ``A[P[:, 0]] == L @ U``.
 
     Raises
