@@ -20,11 +20,13 @@ from ali.blocks import (
 from ali.interface import Context, routine
 from ali.linalg.gram_svd import leading_vectors
 from ali.linalg.krylov import basis_size, right_vectors
-from ali.linalg.randomized import range_basis
+from ali.linalg.randomized import krylov_basis
 from ali.linalg.tsqr import TallQR
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
-Basis = Callable[[Array, float], Array | None]  # from this rank's rows of X, and X's norm
+# From this rank's rows of X, and X's norm, to this rank's rows of X K and of an orthonormal K in
+# VC_STAR; None: K is the identity.
+Projection = Callable[[Array, float], tuple[Array, Array] | None]
 
 METHODS = ("arpack", "randomized", "gram")
 
@@ -95,7 +97,8 @@ def truncated_svd(
     oversampling : int
         "randomized": number of random vectors in addition to `rank`, 0 or more.
     power_iterations : int
-        "randomized": 0 for fast decay; 2 for most matrices, more for noise.
+        "randomized": 0 or 1 for fast decay; 2 for most matrices, more for noise. If
+        ``(rank + oversampling) (power_iterations + 2) >= min(m, n)`` the SVD is dense.
     seed : int
         "randomized": seed of the random vectors, which do not depend on the number of ranks.
 
@@ -126,16 +129,16 @@ def truncated_svd(
     rank: ``s rank`` (``s max(2 rank, 20)`` on rank 0) and two times ``l rank / ranks``.
     Dense: ``6 l s^2 / ranks + 20 s^3`` flops, ``l s / ranks + s^2`` memory.
 
-    Randomized, with k = rank + oversampling: ``4 m n k (power_iterations + 1) / ranks`` flops in
-    products of matrices, ``2 s k`` words in ``2 log2(ranks)`` messages an iteration, a QR of s x k
-    on rank 0; memory ``s k`` on each rank and ``2 l k / ranks``.
+    Randomized (block Krylov), with k = rank + oversampling, q = power_iterations + 1 and
+    b = (q + 1) k: ``4 m n k q / ranks`` flops in products of matrices and ``6 (l + s) b^2 / ranks``
+    for orthogonality, ``2 s k`` words a step; memory ``3 s k`` on each rank and
+    ``2 (l + s) b / ranks``.
 
     Gram: ``m n s / ranks`` flops in products of matrices, one pass over A, ``s^2`` words up a tree
     of ranks, ``9 s^3`` flops at most on rank 0; memory ``3 s^2 + 2 l rank / ranks`` on each rank.
 
     Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
-    Demmel et al. 2012 (TSQR); Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4
-    (randomized).
+    Demmel et al. 2012 (TSQR); Musco, Musco, NIPS 2015 (randomized).
     """
     smaller = min(A.shape)
     require(
@@ -153,16 +156,20 @@ def truncated_svd(
         require(value >= 0, "BadArgumentError", f"truncated_svd: {name}={value} is negative")
     require_choice("truncated_svd", "method", method, METHODS)
 
-    def basis(tall: Array, scale: float) -> Array | None:
-        if method == "randomized" and rank + oversampling < smaller:
-            return range_basis(ctx, tall, rank + oversampling, scale, power_iterations, seed)
-        if method == "arpack" and basis_size(rank, smaller) < smaller:
-            return right_vectors(ctx, tall, rank, scale, tol, max_iterations)
-        if method == "gram" and rank < smaller:
-            return leading_vectors(ctx, tall, rank, scale)
-        return None
+    steps, block_size = power_iterations + 1, rank + oversampling
 
-    return _decomposed(ctx, "truncated_svd", A, rank, basis)
+    def project(tall: Array, scale: float) -> tuple[Array, Array] | None:
+        if method == "randomized" and block_size * (steps + 1) < smaller:
+            return krylov_basis(ctx, tall, block_size, scale, steps, seed)
+        if method == "arpack" and basis_size(rank, smaller) < smaller:
+            basis = right_vectors(ctx, tall, rank, scale, tol, max_iterations)
+        elif method == "gram" and rank < smaller:
+            basis = leading_vectors(ctx, tall, rank, scale)
+        else:
+            return None
+        return tall @ basis, basis[ctx.rank :: ctx.size]
+
+    return _decomposed(ctx, "truncated_svd", A, rank, project)
 
 
 @routine("S", vectors=("S",))
@@ -292,16 +299,17 @@ def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:
 
 
 def _decomposed(
-    ctx: Context, name: str, A: DistMatrix, rank: int, basis_of: Basis
+    ctx: Context, name: str, A: DistMatrix, rank: int, project: Projection
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     m, n = A.shape
     tall, scale = _tall(ctx, name, A)
-    basis: Array | None = None
+    found: tuple[Array, Array] | None = None
     if scale > 0:
-        basis = basis_of(tall, scale)
-    elif rank < min(m, n):
-        basis = np.eye(min(m, n), rank, dtype=tall.dtype)  # any orthonormal vectors
-    S, left, right = _project(ctx, tall, basis, rank)
+        found = project(tall, scale)
+    elif rank < min(m, n):  # any orthonormal vectors
+        basis = np.eye(min(m, n), rank, dtype=tall.dtype)
+        found = tall @ basis, basis[ctx.rank :: ctx.size]
+    S, left, right = _restricted(ctx, tall, found, rank)
     if m < n:  # A^T = X = left S right^H, so A = conj(right) S conj(left)^H
         left, right = right.conj(), left.conj()
     U, V = ctx.new_from_rows(left, m), ctx.new_from_rows(right, n)
@@ -309,14 +317,13 @@ def _decomposed(
     return ctx.new_replicated(S), U, V
 
 
-def _project(
-    ctx: Context, tall: Array, basis: Array | None, rank: int
+def _restricted(
+    ctx: Context, tall: Array, found: tuple[Array, Array] | None, rank: int
 ) -> tuple[Array, Array, Array]:
     """SVD of X restricted to a basis (None: all of it): S, and this rank's rows of U and of V."""
-    rows = tall if basis is None else tall @ basis
-    factors = TallQR(ctx.comm, rows, overwrite=basis is not None, triangle=False)
-    del rows
-    columns = tall.shape[1] if basis is None else basis.shape[1]
+    product = tall if found is None else found[0]
+    columns = product.shape[1]
+    factors = TallQR(ctx.comm, product, overwrite=found is not None, triangle=False)
     left: Array | None = None
     S = np.empty(rank, np.zeros(0, tall.dtype).real.dtype)
     right_h = np.empty((rank, columns), tall.dtype)
@@ -328,6 +335,5 @@ def _project(
     ctx.comm.Bcast(S)
     ctx.comm.Bcast(right_h)
     U = factors.times(left, rank, tall.dtype)
-    mine = slice(ctx.rank, None, ctx.size)
-    V = right_h.conj().T[mine] if basis is None else basis[mine] @ right_h.conj().T
-    return S, U, V
+    right = right_h.conj().T
+    return S, U, right[ctx.rank :: ctx.size] if found is None else found[1] @ right
