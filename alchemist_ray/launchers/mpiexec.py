@@ -14,6 +14,9 @@ from alchemist_ray.launchers.base import GangPlan, Launcher, Start
 from mpi_workers.node.specs import RANK_PROGRAM, ProxySpec
 
 VARIABLE = "ALCHEMIST_MPIEXEC"
+# MPICH's gforker forks ranks and opens no port. Hydra, the usual mpiexec, listens for its proxies
+# on all interfaces, whatever -iface, -localhost or -launcher say, and asks them for no token.
+PROGRAMS = ("mpiexec.gforker", "mpiexec")
 
 
 def find_mpiexec(env: Mapping[str, str] = os.environ) -> list[str]:
@@ -30,8 +33,8 @@ def find_mpiexec(env: Mapping[str, str] = os.environ) -> list[str]:
         if shutil.which(argv[0]) is None:
             raise LaunchError(f"{VARIABLE}={given!r}: there is no program {argv[0]!r}")
         return argv
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    installed = [Path(sys.executable).parent / name for name in PROGRAMS]
+    found = next((str(path) for path in installed if path.is_file()), shutil.which("mpiexec"))
     if found is None:
         raise LaunchError(
             f"no mpiexec was found in {VARIABLE}, next to {sys.executable} or on PATH; "

@@ -108,6 +108,7 @@ def test_a_gang_on_one_node_opens_no_port_of_mpi(bystander: Gang, launcher: str)
         ports = listening_ports(worker.pid)
         assert len(ports) == 1, ports  # the authenticated one for data
         assert int(ports[0].rpartition(":")[2], 16) == int(worker.address.rpartition(":")[2])
+        assert listening_ports(traces.parent_of(worker.pid)) == []  # the proxy, or mpiexec
     gang.close()
 
 
