@@ -38,6 +38,7 @@ def filled(
     engine: Engine, shape: tuple[int, ...], value: Any, kind: np.dtype[Any], layout: str
 ) -> Any:
     """The same value everywhere; also integers that a float cannot hold."""
+    value = bool(value) if kind.kind == "b" else value
     if isinstance(value, int | np.integer) and abs(int(value)) > rules.EXACT and kind == np.int64:
         zeros = engine.call("filled", list(shape), 0, kind.name, layout)
         return engine.binary("add", zeros, np.asarray(value, kind))

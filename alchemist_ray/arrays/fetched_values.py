@@ -159,7 +159,9 @@ class FetchedValues(MatrixRef):
             return "(its session has ended)"
         if corners is None:
             return "(a call is running on the gang)"
-        if max(self.shape, default=0) > 2 * EDGE and math.prod(self.shape) > SHOWN:
+        if not self.shape:
+            return str(corners[()])
+        if max(self.shape) > 2 * EDGE and math.prod(self.shape) > SHOWN:
             return text(corners, threshold=0, edgeitems=EDGE)
         return text(corners)
 

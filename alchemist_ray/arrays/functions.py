@@ -308,7 +308,7 @@ def _clip(engine: Engine, a: Any, a_min: Any = None, a_max: Any = None, *,
 
 @implements(np.round)
 def _round(engine: Engine, a: Any, decimals: int = 0) -> Any:
-    if a.dtype.kind in "bi" and decimals >= 0:
+    if a.dtype.kind == "i" and decimals >= 0:
         return engine.copy(a)
     if decimals == 0:
         return engine.unary("rint", a)

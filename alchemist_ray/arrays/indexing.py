@@ -187,7 +187,7 @@ def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
             "an index of two lists with None, or of which one is on the ranks",
             "select rows first and then columns, or give NumPy arrays",
         )
-    lists = [_list(np.asarray(one), A.shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
+    lists = [_list(one, A.shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
     try:
         rows, cols = np.broadcast_arrays(*lists)
     except ValueError:
@@ -217,7 +217,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
             )
         return given
     if _is_list(given):
-        index = _list(np.asarray(given), length, what)
+        index = _list(given, length, what)
         if index.ndim != 1:
             raise ShapeError(
                 f"{what} cannot be selected by an array of shape {index.shape}: give a list or a "
@@ -237,13 +237,14 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
         raise ShapeError(f"index {given} is out of range for {length} {what}") from None
 
 
-def _list(given: NDArray[Any], length: int, what: str) -> NDArray[np.int64]:
+def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
     """Indices from 0 on, for a list of them or a 1-D mask."""
+    given = np.asarray(listed)
     if given.dtype.kind == "b" and given.ndim == 1:
         if given.size != length:
             raise ShapeError(f"a mask of {given.size} elements does not fit {length} {what}")
         return np.flatnonzero(given).astype(np.int64)
-    if not given.size:
+    if not given.size and not isinstance(listed, np.ndarray):  # an empty list has no dtype
         return given.astype(np.int64)
     if given.dtype.kind not in "iu":
         raise ShapeError(f"{what} are selected by integers, not by {given.dtype}")

@@ -10,6 +10,8 @@ mask of all elements, or to a list of element positions. A selection is one of
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from mpi4py import MPI
 
@@ -231,7 +233,7 @@ def assign(
     if value.dtype != A.dtype or np.shares_memory(value.local, A.local):
         converted = ctx.empty(value.shape, A.dtype, value.layout)
         with np.errstate(all="ignore"):
-            np.copyto(converted.local, value.local, casting="unsafe")
+            np.copyto(converted.local, _castable(value.local, A.dtype), casting="unsafe")
         value = converted
     maps = []
     for index, length in ((down, value.shape[0]), (across, value.shape[1])):
@@ -239,6 +241,11 @@ def assign(
         source = index.size - 1 - last
         maps.append(IndexMap(source if length == index.size else np.zeros_like(source), target))
     transfer(ctx, value, A, maps[0], maps[1])
+
+
+def _castable(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Without imaginary parts if `dtype` has none."""
+    return values if dtype.kind == "c" else values.real
 
 
 def _is_row(A: DistMatrix, value: DistMatrix, drop: str) -> bool:
@@ -272,7 +279,8 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         number = ctx.to_layout(value, "STAR_STAR").local[0, 0]
         local = ctx.to_layout(mask, A.layout).local
         with np.errstate(all="ignore"):
-            np.copyto(A.local, number, where=local.astype(bool, copy=False), casting="unsafe")
+            chosen = local.astype(bool, copy=False)
+            np.copyto(A.local, _castable(number, A.dtype), where=chosen, casting="unsafe")
         return
     rows = ctx.to_layout(A, "VC_STAR")
     numbers, count = numbered(ctx, ctx.to_layout(mask, "VC_STAR"))
@@ -281,7 +289,7 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         "ShapeError",
         f"a value of shape {value.array_shape} for {count} selected elements",
     )
-    values = ctx.to_layout(value, "STAR_STAR").local[:, 0]
+    values = _castable(ctx.to_layout(value, "STAR_STAR").local[:, 0], A.dtype)
     chosen = numbers >= 0
     with np.errstate(all="ignore"):
         block(rows)[chosen] = values[numbers[chosen]].astype(A.dtype)

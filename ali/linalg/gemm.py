@@ -83,6 +83,8 @@ def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMa
         C = ctx.empty(counts.shape, dtype, counts.layout)
         np.not_equal(counts.local, 0, out=C.local)
         return C
+    if 0 in (*A.shape, B.shape[1]):
+        return ctx.zeros((A.shape[0], B.shape[1]), dtype)
     if ctx.size == 1:
         C = ctx.empty((A.shape[0], B.shape[1]), dtype)
         np.matmul(_cast(A.local, dtype), _cast(B.local, dtype), out=C.local)

@@ -88,7 +88,9 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     measure, nothing = sum_measure(wide)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
-    return result_matrix(ctx, values / count, kind, layout, shape)
+    with np.errstate(all="ignore"):  # a mean of no elements is nan
+        found = values / count
+    return result_matrix(ctx, found, kind, layout, shape)
 
 
 @routine("R")

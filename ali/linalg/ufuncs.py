@@ -49,6 +49,7 @@ def result_dtype(
     name: str, function: Any, A: DistMatrix, other: Any, op: str = "", reflected: bool = False
 ) -> np.dtype[Any]:
     """The dtype of the result; `other`: a dtype, a Python type, or None."""
+    other = np.dtype(bool) if other is bool else other  # a Python bool is as strong as an array
     types = (A.dtype, None) if other is None else (A.dtype, other, None)
     if reflected:
         types = (other, A.dtype, None)

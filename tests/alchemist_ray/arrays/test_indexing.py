@@ -9,78 +9,137 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays import rules
-from alchemist_ray.errors import MatrixError, ShapeError
-from tests.alchemist_ray.arrays.checks import few, layouts, lengths, same, values
+from alchemist_ray.errors import BadArgumentError, MatrixError, ShapeError
+from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, lengths, same, values
 
 bounds = st.none() | st.integers(-11, 11)
 steps = st.none() | st.integers(-3, 3).filter(bool)
 slices = st.builds(slice, bounds, bounds, steps)
 integers = st.integers(-9, 8)
-lists = st.lists(integers, min_size=1, max_size=5)
+lists = st.lists(integers, max_size=5)
 masks = st.lists(st.booleans(), min_size=1, max_size=9)
 indices = slices | integers | lists | lists.map(np.array) | masks.map(np.array)
 
 
-def fits(index: Any, length: int) -> bool:
-    try:
-        found = np.arange(length)[index]
-    except IndexError:
-        return False
-    return bool(np.size(found))
-
-
-@given(m=lengths, n=lengths, layout=layouts, rows=indices, cols=indices, one=st.booleans())
+@given(
+    m=lengths, n=lengths, layout=layouts, dtype=dtypes, rows=indices, cols=indices,
+    one=st.booleans(), vector=st.booleans(),
+)  # fmt: skip
 @few
 def test_any_index(
-    session: AlchemistSession, m: int, n: int, layout: str, rows: Any, cols: Any, one: bool
-) -> None:
-    a = values((m, n), "float64")
+    session: AlchemistSession, m: int, n: int, layout: str, dtype: str, rows: Any, cols: Any,
+    one: bool, vector: bool,
+) -> None:  # fmt: skip
+    a = values((m,) if vector else (m, n), dtype)
     A = session.send_matrix(a, layout=layout)
-    if not fits(rows, m) or not (one or fits(cols, n)):
+    key = rows if one or vector else (rows, cols)
+    try:
+        expected = a[key]
+    except (IndexError, ValueError):
         with pytest.raises(ShapeError):
-            A[rows if one else (rows, cols)]
+            A[key]
         return
-    if one:
-        same(A[rows], a[rows])
+    same(A[key], expected)
+
+
+@given(
+    m=lengths, n=lengths, layout=layouts, dtype=dtypes, rows=indices, cols=indices,
+    one=st.booleans(), shape=st.sampled_from(["number", "same", "row", "column", "vector"]),
+)  # fmt: skip
+@few
+def test_any_assignment(
+    session: AlchemistSession, m: int, n: int, layout: str, dtype: str, rows: Any, cols: Any,
+    one: bool, shape: str,
+) -> None:  # fmt: skip
+    a = values((m, n), dtype)
+    A = session.send_matrix(a, layout=layout)
+    key = rows if one else (rows, cols)
+    try:
+        target = a[key].shape
+    except (IndexError, ValueError):
+        with pytest.raises(ShapeError):
+            A[key] = 1
         return
-    if not isinstance(rows, slice | int) and not isinstance(cols, slice | int):
-        with pytest.raises(ShapeError, match=r"np\.ix_"):
-            A[rows, cols]
-        outer = np.ix_(np.arange(m)[rows], np.arange(n)[cols])
-        same(A[outer], a[outer])
+    if all(isinstance(k, list | np.ndarray) for k in (rows, cols)) and not one:
+        with pytest.raises(BadArgumentError, match=r"np\.ix_"):
+            A[key] = 1
         return
-    same(A[rows, cols], a[rows, cols])
+    lengths_of = {
+        "number": (), "same": target, "row": (1, *target[-1:]), "column": (*target[:1], 1),
+        "vector": target[-1:],
+    }  # fmt: skip
+    value = values(lengths_of[shape], "int32", 5)
+    for filling in (value, session.xp.asarray(value)):
+        b = a.copy()
+        B = session.send_matrix(b, layout=layout)
+        try:
+            b[key] = value
+        except ValueError:
+            with pytest.raises(ShapeError, match="does not broadcast"):
+                B[key] = filling
+            continue
+        B[key] = filling
+        same(B, b)
 
 
 def test_masks_that_live_on_the_gang(session: AlchemistSession) -> None:
     a = values((9, 6), "float64")
     A = session.send_matrix(a, layout="MC_MR")
-    same(A[A[:, :1] > 0], a[a[:, 0] > 0])
-    same(A[:, A[:1] > 0], a[:, a[0] > 0])
-    same(A[A[:, :1] > 0, 1:3], a[a[:, 0] > 0, 1:3])
-    same(A[A[:, 0] > 0], a[a[:, 0] > 0])
-    same(A[A[:, 0] > 0, 2], a[a[:, 0] > 0, 2])
-    with pytest.raises(ShapeError, match=r"np\.where\(mask, A, 0\)"):
-        A[A > 0]
-    with pytest.raises(ShapeError, match="only zeros"):
-        A[A[:, :1] > 100]
+    rows, cols = a[:, 0] > 0, a[0] > 0
+    same(A[A[:, 0] > 0], a[rows])
+    same(A[:, A[0] > 0], a[:, cols])
+    same(A[A[:, 0] > 0, 1:3], a[rows, 1:3])
+    same(A[A[:, 0] > 0, 2], a[rows, 2])
+    same(A[A > 0], a[a > 0])
+    same(A[a > 0], a[a > 0])
+    same(A[A > 100], a[a > 100])
+    same(A[np.where(A[:, 0] > 0)[0]], a[rows])
+    A[A < 0] = 0
+    a[a < 0] = 0
+    same(A, a)
+    A[A > 2] = np.arange((a > 2).sum())
+    a[a > 2] = np.arange((a > 2).sum())
+    same(A, a)
+    A[A[:, 0] > 0, 1] = A[A[:, 0] > 0, 2] + 1
+    a[a[:, 0] > 0, 1] = a[a[:, 0] > 0, 2] + 1
+    same(A, a)
 
 
-def test_types_of_indexed_results(session: AlchemistSession) -> None:
+def test_further_indices(session: AlchemistSession) -> None:
     a = values((5, 4), "float32")
+    A, v = session.send_matrix(a), session.send_matrix(a[:, 0])
+    for found, expected in [
+        (A[...], a), (A[..., 1], a[..., 1]), (A[1, ...], a[1]), (A[:], a), (A[2, 3], a[2, 3]),
+        (v[:, None], a[:, :1]), (v[None], a[None, :, 0]), (v[None, 1:3], a[None, 1:3, 0]),
+        (v[..., None], a[:, :1]), (A[[0, 2], [1, 3]], a[[0, 2], [1, 3]]),
+        (A[[4, -1], 2], a[[4, -1], 2]),
+        (A[[[0], [2]], [1, 3]], a[[[0], [2]], [1, 3]]), (A[[]], a[[]]), (A[3:1], a[3:1]),
+        (A[a[:, 0] > 1][:, [1, 0]], a[a[:, 0] > 1][:, [1, 0]]),
+    ]:  # fmt: skip
+        same(found, expected)
+
+
+def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
+    session: AlchemistSession,
+) -> None:
+    a = np.ones((5, 4))
     A = session.send_matrix(a)
-    assert isinstance(A[:2], Handle)
-    assert isinstance(A[[0, 1]], Handle)
-    assert isinstance(A[2:3], Handle)
-    assert isinstance(A[2], np.ndarray)
-    assert type(A[2, 3]) is np.float32
-    assert type(A[-1, -1]) is np.float32
-    same(A[...], a)
-    same(A[..., 1], a[..., 1])
-    same(A[1, ...], a[1])
-    same(A[:], a)
+    part = A[1:3]
+    with pytest.raises(MatrixError, match=r"a copy of a part of matrix\d+.*\.copy\(\)"):
+        part[0] = 7
+    mine = part.copy()
+    mine[0] = 7
+    same(A, a)
+    chosen = A[[0, 1]]  # a copy in NumPy as well
+    chosen[0] = 7
+    same(A, a)
+    A[1:3] = A[:2] + 1
+    A[::-1] = A
+    a[1:3] = a[:2] + 1
+    a[::-1] = a.copy()
+    same(A, a)
 
 
 @pytest.mark.parametrize(
@@ -89,18 +148,18 @@ def test_types_of_indexed_results(session: AlchemistSession) -> None:
         (9, "index 9 is out of range for 5 rows"),
         ((0, -7), "index -7 is out of range for 4 columns"),
         ([0, 5], "index 5 is out of range for 5 rows"),
-        (slice(2, 2), "leaves none of 5 rows"),
         (slice(None, None, 0), "zero"),
-        ([], "no rows are asked for"),
-        ([True] * 4, "mask of 4 for 5 rows"),
-        (None, "two, always"),
+        ([True] * 4, "mask of 4 elements does not fit 5 rows"),
+        (np.ones((4, 5), bool), r"mask of shape \(4, 5\) does not fit an array of shape \(5, 4\)"),
+        (None, "3 dimensions"),
         ((0, 0, 0), "3 indices"),
         (1.5, "not by a float"),
         ("a", "not by a str"),
-        (True, "a mask has an element for each"),
+        (True, "a mask has one element for each"),
         (np.ones((2, 2), int), "1-D mask"),
         ([0.5], "not by float64"),
         ((..., ...), "one ellipsis"),
+        (([0, 1], [0, 1, 2]), r"np\.ix_"),
     ],
 )
 def test_errors_for_wrong_indices_name_the_fault(
@@ -111,14 +170,12 @@ def test_errors_for_wrong_indices_name_the_fault(
         A[key]
 
 
-def test_long_lists_and_lines_are_for_the_gang(session: AlchemistSession) -> None:
+def test_long_lists_go_to_the_gang(session: AlchemistSession) -> None:
     m = rules.SMALL // 8 + 5
     A = session.xp.from_function(lambda i, j: i + j, (m, 2))
     column = A[:, 1]
-    assert isinstance(column, Handle)
-    assert column.shape == (m, 1)
-    assert column[-1, 0] == m
-    with pytest.raises(MatrixError, match="send a mask with send_matrix"):
-        A[np.arange(m)]
+    assert column.shape == (m,)
+    assert column[-1] == m
+    same(A[np.arange(m)[::-1]][:3, 0], np.arange(m - 1.0, m - 4, -1))
     assert A[column % 2 == 0].shape == (m // 2, 2)
     same(A[2:5, 0], np.array([2.0, 3.0, 4.0]))

@@ -49,7 +49,7 @@ def test_the_namespace_is_one_for_all_handles_of_a_gang(session: AlchemistSessio
     assert A.to_device("gang") is A
     with pytest.raises(ValueError, match="'gang'"):
         A.to_device("cuda")
-    assert set(DTYPES) < set(xp.__array_namespace_info__().dtypes())
+    assert set(DTYPES) == set(xp.__array_namespace_info__().dtypes())
     assert xp.__array_namespace_info__().dtypes(kind="integral").keys() == {"int32", "int64"}
     assert all(hasattr(xp, name) for name in dir(xp))
     assert all(hasattr(xp.linalg, name) for name in dir(xp.linalg))
@@ -58,12 +58,18 @@ def test_the_namespace_is_one_for_all_handles_of_a_gang(session: AlchemistSessio
 @pytest.mark.parametrize("dtype", [None, *DTYPES])
 def test_creation(session: AlchemistSession, dtype: Any) -> None:
     xp = session.xp
-    same(xp.zeros((3, 5), dtype=dtype), np.zeros((3, 5), dtype or float))
+    for shape in ((3, 5), (3,), 3, (), (0, 2), (2, 0)):
+        same(xp.zeros(shape, dtype=dtype), np.zeros(shape, dtype or float))
+        same(xp.full(shape, 1, dtype=dtype), np.full(shape, 1, dtype=dtype))
     same(xp.ones((3, 5), dtype=dtype, layout="MC_MR"), np.ones((3, 5), dtype or float))
     same(xp.eye(4, 3, dtype=dtype), np.eye(4, 3, dtype=dtype or float))
     same(xp.eye(4, k=-1, dtype=dtype), np.eye(4, k=-1, dtype=dtype or float))
-    same(xp.full((2, 2), 3, dtype=dtype), np.full((2, 2), 3, dtype=dtype))
-    same(xp.asarray([[1, 2], [3, 4]], dtype=dtype), np.array([[1, 2], [3, 4]], dtype))
+    for data in ([[1, 2], [3, 4]], [1, 2], 1, [], [[], []]):
+        same(xp.asarray(data, dtype=dtype), np.array(data, dtype))
+    if dtype != "bool":
+        same(xp.arange(7, dtype=dtype), np.arange(7, dtype=dtype))
+        same(xp.arange(7, 1, -2, dtype=dtype), np.arange(7, 1, -2, dtype=dtype))
+        same(xp.linspace(0, 1, 7, dtype=dtype), np.linspace(0, 1, 7, dtype=dtype))
     assert xp.ones((3, 5), layout="MC_MR").layout == "MC_MR"
 
 
@@ -76,13 +82,13 @@ def test_asarray(session: AlchemistSession) -> None:
     large = np.random.default_rng(0).random((rules.SMALL // 800, 200))
     same(xp.asarray(large), large)
     assert xp.asarray(large).temporary
-    same(xp.asarray(np.eye(2, dtype=bool)), np.eye(2, dtype="int32"))
-    assert isinstance(xp.asarray([1.0, 2.0]), np.ndarray)
-    assert isinstance(xp.zeros(3), np.ndarray)
+    same(xp.asarray(np.eye(2, dtype=bool)), np.eye(2, dtype=bool))
+    same(xp.asarray([1.0, 2.0]), np.array([1.0, 2.0]))
+    same(xp.asarray(np.arange(3, dtype="int8")), np.arange(3, dtype="int32"))
     with pytest.raises(ShapeError):
         xp.asarray(np.ones((2, 2, 2)))
     with pytest.raises(ShapeError):
-        xp.ones((2, 0))
+        xp.ones((2, -1))
     with pytest.raises(ShapeError):
         xp.ones((2, 2, 2))
     with pytest.raises(DtypeError):
@@ -94,6 +100,7 @@ def test_from_function_is_evaluated_on_the_ranks(session: AlchemistSession) -> N
     for layout in ("VC_STAR", "MC_MR", "STAR_STAR", "CIRC_CIRC"):
         A = session.xp.from_function(lambda i, j: 1 / (i + j + 1), (5, n), layout=layout)
         same(A, np.fromfunction(lambda i, j: 1 / (i + j + 1), (5, n)))
+    same(session.xp.from_function(lambda i: i + 1.0, 5), np.arange(1.0, 6))
     same(session.xp.from_function(lambda i, j: i, (5, 3), dtype="int64"),
          np.arange(5)[:, None] + np.zeros((1, 3), int))  # fmt: skip
     with pytest.raises(RoutineError, match="ZeroDivisionError"):
@@ -108,7 +115,8 @@ def test_random_matrices_are_the_same_for_the_same_seed(session: AlchemistSessio
         assert np.array_equal(A, draw((2000, 4), seed=5))
         assert not np.array_equal(A, draw((2000, 4), seed=6))
         assert draw((3, 2), seed=1, dtype="float32").dtype == np.float32
-    np.testing.assert_allclose(A.mean(), 0.5, atol=0.02)
+        assert draw(5, seed=1).shape == (5,)
+    np.testing.assert_allclose(float(A.mean()), 0.5, atol=0.02)
 
 
 def test_the_rest_of_the_standard_works_on_handles(session: AlchemistSession) -> None:
@@ -128,7 +136,7 @@ def test_the_rest_of_the_standard_works_on_handles(session: AlchemistSession) ->
     same(xp.linalg.vector_norm(A, axis=0), np.linalg.norm(a, axis=0))
     same(xp.linalg.vecdot(A, A), np.vecdot(a, a))
     same(xp.tensordot(A, xp.matrix_transpose(A), axes=1), a @ a.T)
-    same(xp.exp(np.zeros(3)), np.ones(3))  # what is small and 1-D is NumPy's
+    same(xp.exp(xp.zeros(3)), np.ones(3))
     assert xp.result_type(A, xp.float32) == np.float64
     assert xp.finfo(A).eps == np.finfo(float).eps
     assert xp.iinfo(xp.astype(A, xp.int32)).max == 2**31 - 1
@@ -138,10 +146,8 @@ def test_the_rest_of_the_standard_works_on_handles(session: AlchemistSession) ->
 
 
 def test_errors_for_missing_functions_name_an_alternative(session: AlchemistSession) -> None:
-    with pytest.raises(AttributeError, match=r"numpy\.unstack takes A\.fetch\(\)"):
-        session.xp.unstack  # noqa: B018
-    with pytest.raises(AttributeError, match=r"np\.sort\(A\.fetch\(\)\)"):
-        session.xp.sort  # noqa: B018
+    with pytest.raises(AttributeError, match=r"numpy\.einsum takes A\.fetch\(\)"):
+        session.xp.einsum  # noqa: B018
     with pytest.raises(AttributeError, match="has no 'nonsense'"):
         session.xp.nonsense  # noqa: B018
     with pytest.raises(AttributeError, match="eigh"):

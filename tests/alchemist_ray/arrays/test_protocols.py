@@ -33,7 +33,7 @@ def test_pca_by_hand_runs_on_handles_unchanged(session: AlchemistSession) -> Non
     x = np.random.default_rng(0).standard_normal((400, 12)) @ np.diag(np.arange(1.0, 13))
     theirs = pca(x, 3)
     ours = pca(session.send_matrix(x), 3)
-    assert [type(r) for r in ours] == [Handle, np.ndarray, Handle]
+    assert all(isinstance(r, Handle) for r in ours)
     for mine, numpys in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(np.asarray(mine), numpys, rtol=1e-9)
 
@@ -61,7 +61,7 @@ def test_ufuncs_of_two(session: AlchemistSession) -> None:
     for found, expected in zip(np.divmod(A, 2), np.divmod(a, 2), strict=True):
         same(found, expected)
     same(np.vecdot(A, A), np.vecdot(a, a))
-    assert np.positive(A) is A
+    same(np.positive(A), a)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,11 +82,18 @@ def test_functions(session: AlchemistSession, dtype: str) -> None:
         lambda x, y: np.triu(x, 1), lambda x, y: np.tril(x), lambda x, y: np.tensordot(x, x),
         lambda x, y: np.tensordot(y, x, axes=1), lambda x, y: np.tensordot(x, y, axes=([0], [1])),
         lambda x, y: np.linalg.matrix_power(x, 5), lambda x, y: np.linalg.matrix_power(x, 0),
-        lambda x, y: np.isclose(x, x + 1e-12), lambda x, y: np.diag(x[:, :1]),
+        lambda x, y: np.isclose(x, x + 1e-12), lambda x, y: np.diag(x[:, 0]),
+        lambda x, y: np.reshape(x, (4, 9)), lambda x, y: np.ravel(y),
+        lambda x, y: np.squeeze(x[:1]),
+        lambda x, y: np.expand_dims(x[0], 1), lambda x, y: np.stack([x[0], y[0]]),
+        lambda x, y: np.stack([x[0], y[0]], axis=1), lambda x, y: np.column_stack([x[0], y.T]),
+        lambda x, y: np.hstack([x[0], y[1]]), lambda x, y: np.vstack([x[0], y]),
+        lambda x, y: np.concatenate([x, y], axis=None), lambda x, y: np.where(x > 1)[1],
+        lambda x, y: np.nonzero(y > 0)[0], lambda x, y: np.flatnonzero(y > 0),
+        lambda x, y: np.take(x, [0, 2]), lambda x, y: x[0] @ y.T,
     ]  # fmt: skip
-    for work in works[:-1]:
+    for work in works:
         both(work, (A, B), (a, b))
-    same(works[-1](A, B), np.diag(a[:, 0]))  # a column is what a 1-D array would be
     assert np.shape(A) == (6, 6)
     assert (np.ndim(A), np.size(A), np.size(A, 0)) == (2, 36, 6)
     assert np.allclose(A, A + 1e-12)
@@ -113,7 +120,7 @@ def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
     close(Q @ R, a)
     close(np.linalg.qr(A, mode="r"), np.asarray(R))
     U, s, Vh = np.linalg.svd(A, full_matrices=False)
-    assert isinstance(s, np.ndarray)
+    assert s.shape == (6,)
     close(U * s @ Vh, a)
     for values_of in (np.linalg.svdvals, lambda x: np.linalg.svd(x, compute_uv=False)):
         close(values_of(A), np.linalg.svdvals(a))
@@ -133,27 +140,27 @@ def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
     np.testing.assert_allclose(np.linalg.det(G), np.linalg.det(g))
     np.testing.assert_allclose(np.linalg.slogdet(G), np.linalg.slogdet(g), atol=1e-12)
     np.testing.assert_allclose(np.linalg.cond(G), np.linalg.cond(g))
+    x, residuals, rank, values_of_a = np.linalg.lstsq(A, a @ b + 1)
+    for found, expected in zip((x, residuals, values_of_a), np.array(
+        np.linalg.lstsq(a, a @ b + 1), dtype=object)[[0, 1, 3]], strict=True):  # fmt: skip
+        close(found, expected)
+    assert rank == 6
+    close(np.linalg.lstsq(A, a @ b[:, 0])[0], b[:, 0])
     assert type(np.linalg.det(G)) is type(np.linalg.det(g))
 
 
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        (lambda A: np.cumsum(A), r"np\.cumsum\(A\.fetch\(\)\)"),
-        (lambda A: np.sort(A), r"np\.sort\(A\.fetch\(\)\)"),
-        (lambda A: np.cbrt(A), r"np\.cbrt\(A\.fetch\(\)\).*als\.run"),
+        (lambda A: np.frexp(A), r"np\.frexp\(A\.fetch\(\)\).*als\.run"),
         (lambda A: np.add.reduce(A), r"np\.sum\(A, axis\)"),
         (lambda A: np.multiply.outer(A, A), "outer"),
         (lambda A: np.add(A, 1, out=np.ones((9, 4))), "not written to"),
         (lambda A: np.add(A, 1, where=np.ones((9, 4), bool)), r"np\.where"),
         (lambda A: np.add(A, 1, dtype="float32"), r"\.astype"),
-        (lambda A: np.reshape(A, (4, 9)), "two dimensions"),
         (lambda A: np.linalg.eig(A), "eigh"),
-        (lambda A: np.linalg.lstsq(A, A), r"lstsq\(A, B\)"),
         (lambda A: np.linalg.svd(A), "full_matrices=False"),
         (lambda A: np.linalg.qr(A, mode="complete"), "reduced"),
-        (lambda A: np.concatenate([A, A], axis=None), "flattened"),
-        (lambda A: np.where(A > 0), r"A\[mask\]"),
         (lambda A: np.mean(A, axis=0, out=np.ones(4)), "unexpected keyword argument 'out'"),
         (lambda A: np.tensordot(A, A, axes=([0, 1], [0, 1])), r"np\.sum\(A \* B\)"),
     ],
@@ -180,8 +187,8 @@ def test_no_operation_fetches_a_whole_matrix_implicitly(session: AlchemistSessio
     C = np.where(B > 0, np.exp(B), 0)[::2, :500]
     C.T @ C
     np.std(C, axis=0), np.linalg.norm(C), C[3], C[:, 4], C.sum(), np.concatenate([C, C])
-    for work in (np.cumsum, np.sort, np.median, np.linalg.eig):
-        with pytest.raises(Exception, match=r"fetch|send_matrix"):
+    for work in (np.linalg.eig, np.unwrap):
+        with pytest.raises(Exception, match="fetch"):
             work(A)
     assert peak() - before < nbytes // 2  # a row was read from C, a quarter, where it is mapped
     A.fetch()
@@ -200,3 +207,5 @@ def test_a_copy_is_a_matrix_of_its_own(session: AlchemistSession) -> None:
         assert not B.fetch().any()
         np.testing.assert_array_equal(A.fetch(), a)
     assert session.xp.asarray(A) is A
+    assert A.astype("float64").id != A.id
+    assert A.astype("float64", copy=False) is A

@@ -1,7 +1,8 @@
-"""Reductions on the gang: NumPy's numbers, small results here, large ones there."""
+"""Reductions on the gang give NumPy's shapes, dtypes and numbers."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays import rules
 from alchemist_ray.errors import BadArgumentError, ShapeError
 from mpi_workers.matrix.dist_matrix import DTYPES
@@ -21,25 +22,35 @@ METHODS = ["sum", "mean", "var", "std", "min", "max", "any", "all"]
 @given(
     what=st.sampled_from(METHODS), m=lengths, n=lengths, dtype=dtypes, layout=layouts,
     axis=st.sampled_from([None, 0, 1, -1, -2, (0, 1), (1,)]), keepdims=st.booleans(),
-    function=st.booleans(),
+    function=st.booleans(), two=st.booleans(),
 )  # fmt: skip
 @few
 def test_a_reduction(
     session: AlchemistSession, what: str, m: int, n: int, dtype: str, layout: str, axis: Any,
-    keepdims: bool, function: bool,
+    keepdims: bool, function: bool, two: bool,
 ) -> None:  # fmt: skip
-    a = values((m, n), dtype) - (2 if dtype.startswith("int") else 0)
-    A = session.send_matrix(a.astype(dtype), layout=layout)
-    expected = getattr(a.astype(dtype), what)(axis=axis, keepdims=keepdims)
+    a = values((m, n) if two else (m,), dtype)
+    if dtype.startswith("int"):
+        a -= 2
+    axis = axis if two or axis in (None, 0, -1) else 0
+    A = session.send_matrix(a, layout=layout)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # means of nothing
+        try:
+            expected = getattr(a, what)(axis=axis, keepdims=keepdims)
+        except ValueError:
+            with pytest.raises(ShapeError, match="of no elements"):
+                getattr(A, what)(axis=axis, keepdims=keepdims)
+            return
     if function:
         found = getattr(np, what)(A, axis=axis, keepdims=keepdims)
     else:
         found = getattr(A, what)(axis=axis, keepdims=keepdims)
     if what in ("mean", "var", "std", "sum") and dtype in ("float32", "complex64"):
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     else:
         same(found, expected)
-    assert isinstance(found, Handle) == keepdims
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -51,34 +62,38 @@ def test_further_reductions(session: AlchemistSession, dtype: str) -> None:
     same(np.var(A, axis=1, correction=1.5), np.var(a, axis=1, ddof=1.5))
     same(np.std(A, correction=-0.5), np.std(a, ddof=-0.5))
     same(np.count_nonzero(A > 1, axis=0), np.count_nonzero(a > 1, axis=0))
-    same(np.ptp(A, axis=0), np.ptp(a, axis=0))
+    if dtype != "bool":
+        same(np.ptp(A, axis=0), np.ptp(a, axis=0))
     same(A.sum(dtype="complex128"), a.sum(dtype="complex128"))
     for ord in (None, "fro", 1, np.inf, 2, "nuc"):
-        np.testing.assert_allclose(A.norm(ord), np.linalg.norm(a, ord), rtol=1e-5)
+        np.testing.assert_allclose(float(A.norm(ord)), np.linalg.norm(1.0 * a, ord), rtol=1e-5)
     for ord in (None, 1, 2, 3, np.inf, -np.inf):
         for axis in (0, 1):
             np.testing.assert_allclose(
-                np.linalg.norm(A, ord, axis=axis), np.linalg.norm(a, ord, axis=axis), rtol=1e-5
+                np.asarray(np.linalg.norm(A, ord, axis=axis)),
+                np.linalg.norm(1.0 * a, ord, axis=axis),
+                rtol=1e-5,
             )
 
 
-def test_a_reduction_that_is_not_small_stays_on_the_gang(session: AlchemistSession) -> None:
+def test_long_results_have_the_shapes_of_short_ones(session: AlchemistSession) -> None:
     m = rules.SMALL // 8 + 1
     A = session.xp.ones((m, 2))
     sums = A.sum(axis=1)
-    assert isinstance(sums, Handle)
-    assert sums.shape == (m, 1)
-    assert isinstance((A - sums), Handle)  # beside the rows
-    assert isinstance(A.sum(axis=0), np.ndarray)
-    assert A.T.sum(axis=0).shape == (1, m)
-    assert float((A - sums).sum()) == -2 * m
-    assert (A @ np.array([1.0, -1.0])).shape == (m, 1)
+    assert sums.shape == A.T.sum(axis=0).shape == (m,)
+    assert A.sum(axis=0).shape == (2,)
+    assert float((A - sums[:, None]).sum()) == -2 * m
+    assert (A @ np.array([1.0, -1.0])).shape == (m,)
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        A - sums
 
 
 def test_centring_moves_no_data(session: AlchemistSession) -> None:
     a = values((9, 5), "float64")
     A = session.send_matrix(a)
     rows = A.mean(axis=1, keepdims=True)
+    same(A - A.mean(axis=1)[:, None], a - a.mean(axis=1)[:, None])
+    same(A - A.mean(axis=0), a - a.mean(axis=0))
     assert A.plan("subtract", rows).moved_nbytes == (0, 0)
     same(A - rows, a - a.mean(axis=1, keepdims=True))
     assert A.plan("subtract", A.mean(axis=0, keepdims=True)).moved_nbytes == (0, 0)
@@ -86,13 +101,11 @@ def test_centring_moves_no_data(session: AlchemistSession) -> None:
 
 def test_unsupported_arguments_are_refused(session: AlchemistSession) -> None:
     A = session.xp.ones((3, 3))
-    with pytest.raises(ShapeError, match="axes 0 and 1"):
+    with pytest.raises(ShapeError, match="axis=2 is not an axis"):
         A.sum(axis=2)
     with pytest.raises(ShapeError, match="twice"):
         A.sum(axis=(0, 0))
     with pytest.raises(BadArgumentError, match=r"np\.sum\(A\.fetch\(\), \.\.\.\)"):
         np.sum(A, where=np.eye(3) > 0)
-    with pytest.raises(BadArgumentError, match=r"A\.max\(axis\)"):
-        np.argmax(A)
     with pytest.raises(BadArgumentError, match="ord=-2"):
         A.norm(-2)

@@ -1,0 +1,183 @@
+"""Random programs on handles give NumPy's values, shapes and dtypes, or a documented refusal.
+
+Each program has up to ten operations on up to four arrays. After each operation, NumPy's side takes
+the elements of the gang's, so that rounding does not add up.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import AlchemistError
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import LAYOUTS
+from tests.alchemist_ray.arrays.checks import WIDER, values
+from tests.support.long import scaled
+
+ROWS = [0, 1, 2, 3, 7, 7, 7, 50, 1000, 200_000]
+COLS = [0, 1, 2, 3, 3]
+BINARY = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.lt, operator.le, operator.eq, operator.ne, operator.and_, operator.or_, np.maximum,
+    np.arctan2, np.logical_xor, operator.matmul,
+]  # fmt: skip
+UNARY = [
+    operator.neg, abs, operator.invert, np.sign, np.isnan, np.tanh, np.square, np.ravel,
+    np.transpose, np.conj, np.real, np.nonzero, np.diagonal, np.copy, np.trace, np.squeeze,
+]  # fmt: skip
+REDUCTIONS = ["sum", "mean", "min", "max", "any", "all", "var"]
+# "would drop": NumPy only warns when a cast drops imaginary parts.
+REFUSALS = ["is not supported", "would drop"]
+NUMBERS = [0, 1, -2, 0.5, True, 1j, np.float32(2), np.int64(3)]
+Pair = tuple[Any, Any]  # what the gang has, and what NumPy has
+
+
+@st.composite
+def arrays(draw: Any, session: AlchemistSession) -> Pair:
+    """An array on the ranks, or one in this process for both sides."""
+    m, n = draw(st.sampled_from(ROWS)), draw(st.sampled_from(COLS))
+    shape = draw(st.sampled_from([(m,), (m, n), (m, n), (min(n, 3), min(n, 3)), (n,), ()]))
+    a = np.asarray(values(shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 9))))
+    if draw(st.integers(0, 3)) == 0 and shape:
+        return a, a
+    if not shape:
+        return session.xp.asarray(a), a
+    return session.send_matrix(a, layout=draw(st.sampled_from(LAYOUTS))), a
+
+
+@st.composite
+def indices(draw: Any, have: Any) -> tuple[Any, Any]:
+    """An index for the gang's array, and the same for NumPy's."""
+    kind = draw(st.sampled_from(["slice", "int", "list", "mask", "all", "pair", "new"]))
+    m = have.shape[0] if have.shape else 0
+    cut = st.builds(slice, *[st.none() | st.integers(-8, 8)] * 2,
+                    st.none() | st.sampled_from([1, 2, -1]))  # fmt: skip
+    key: Any
+    if kind == "slice":
+        key = draw(cut)
+    elif kind == "int":
+        key = draw(st.integers(-8, 7))
+    elif kind == "list":
+        key = draw(st.lists(st.integers(-min(m, 7), min(m, 7) - 1), max_size=4)) if m else []
+    elif kind == "mask":
+        key = values((m,), "int32", 3) > 2
+    elif kind == "all":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            key = abs(have) > 2
+        if isinstance(key, Handle):
+            return key, key.fetch()
+    elif kind == "pair":
+        key = draw(st.tuples(cut | st.integers(-3, 2), cut | st.integers(-3, 2)))
+    else:
+        key = draw(st.sampled_from([(slice(None), None), (None,), (Ellipsis, None)]))
+    return key, key
+
+
+def step(draw: Any, mine: list[Pair]) -> Pair | None:
+    """One operation: what the gang gives, and what NumPy gives. None: both refuse."""
+    (A, a), (B, b) = draw(st.sampled_from(mine)), draw(st.sampled_from(mine))
+    kind = draw(st.sampled_from(
+        ["binary", "number", "unary", "reduce", "index", "assign", "where", "astype", "join",
+         "reshape"]
+    ))  # fmt: skip
+    work: Any
+    match kind:
+        case "binary":
+            op = draw(st.sampled_from(BINARY))
+            ours, theirs, work = (A, B), (a, b), op
+        case "number":
+            op, number = draw(st.sampled_from(BINARY[:-1])), draw(st.sampled_from(NUMBERS))
+            turned = draw(st.booleans())
+            ours, theirs = (A,), (a,)
+            work = lambda x: op(number, x) if turned else op(x, number)  # noqa: E731
+        case "unary":
+            ours, theirs, work = (A,), (a,), draw(st.sampled_from(UNARY))
+            if work is np.nonzero:
+                work = lambda x: np.nonzero(x)[0]  # noqa: E731
+        case "reduce":
+            name, axis = draw(st.sampled_from(REDUCTIONS)), draw(st.sampled_from([None, 0, 1, -1]))
+            keepdims = draw(st.booleans())
+            ours, theirs = (A,), (a,)
+            work = lambda x: getattr(np, name)(x, axis=axis, keepdims=keepdims)  # noqa: E731
+        case "index" | "assign":
+            key, plain = draw(indices(A))
+            if kind == "index":
+                ours, theirs, work = (A, key), (a, plain), operator.getitem
+            else:
+                ours, theirs, work = (A, key, B), (a, plain, b), assigned
+        case "where":
+            ours, theirs = (A, B), (a, b)
+            work = lambda x, y: np.where(abs(x) > 1, x, y)  # noqa: E731
+        case "astype":
+            to = draw(st.sampled_from(["float32", "float64", "complex128", "bool"]))
+            ours, theirs, work = (A,), (a,), lambda x: x.astype(to)
+        case "join":
+            axis = draw(st.sampled_from([0, 1, None]))
+            ours, theirs = (A, B), (a, b)
+            work = lambda x, y: np.concatenate([x, y], axis=axis)  # noqa: E731
+        case _:
+            shape = draw(st.sampled_from([-1, (-1, 1), (1, -1), (2, -1), (-1, 3)]))
+            ours, theirs, work = (A,), (a,), lambda x: x.reshape(shape)
+    return compared(work, ours, theirs)
+
+
+def assigned(x: Any, key: Any, value: Any) -> Any:
+    """A copy of `x` after an assignment."""
+    x = x.copy()
+    x[key] = value
+    return x
+
+
+def compared(work: Any, ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> Pair | None:
+    if not any(isinstance(x, Handle) for x in ours):
+        return None
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = work(*theirs)
+        except (TypeError, ValueError, IndexError, np.exceptions.AxisError):
+            expected = None
+        if expected is None or expected.ndim > 2 or expected.nbytes > 1 << 27:
+            if expected is None:
+                with pytest.raises((AlchemistError, TypeError, ValueError)):
+                    work(*ours)
+            return None
+        try:
+            found = work(*ours)
+        except AlchemistError as refusal:
+            if any(words in str(refusal) for words in REFUSALS):
+                return None
+            raise
+    assert isinstance(found, Handle)
+    wide = np.dtype(WIDER.get(expected.dtype.name, expected.dtype))
+    got = np.asarray(found)
+    assert (found.shape, found.dtype) == (got.shape, got.dtype) == (expected.shape, wide)
+    eps = 512 * np.finfo(expected.dtype).eps if expected.dtype.kind in "fc" else 0
+    scale = np.max(np.abs(expected), where=np.isfinite(expected), initial=0)
+    np.testing.assert_allclose(got, expected, rtol=eps, atol=eps * float(scale))
+    return found, got
+
+
+@settings(
+    max_examples=scaled(300, 10_000),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+@given(data=st.data())
+@pytest.mark.timeout(scaled(400, 6000))
+def test_programs(session: AlchemistSession, data: Any) -> None:
+    mine = [data.draw(arrays(session)) for _ in range(data.draw(st.integers(1, 3)))]
+    for _ in range(data.draw(st.integers(1, 10))):
+        result = step(data.draw, mine)
+        if result is not None:
+            mine = [*mine[-3:], result]
