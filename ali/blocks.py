@@ -86,6 +86,12 @@ def floating(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype.kind in "bi" else array
 
 
+def float_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of computations with matrices of these dtypes; integers and bool give float64."""
+    wide = np.dtype(np.float64)
+    return np.result_type(*(wide if dtype.kind in "bi" else dtype for dtype in dtypes))
+
+
 def frobenius(ctx: Context, matrix: DistMatrix) -> float:
     """The Frobenius norm, the same number on every rank. Collective.
 

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, block, panels, require, shape_text
+from ali.blocks import CHUNK, Array, block, float_dtype, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from mpi_workers.matrix import copy_kernels
@@ -73,8 +73,9 @@ def kmeans(
     try several seeds. Memory: 8 words a row, ``3 k n`` words and 4 blocks of 1 MiB on each rank.
     Sources: see ali/linalg/clustering.py.
     """
-    m, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
+    m, dtype = A.shape[0], float_dtype(A.dtype)
     require(A.dtype.kind != "c", "DtypeError", f"kmeans: A is {A.dtype}; it must be real")
+    require(A.shape[1] > 0, "ShapeError", f"kmeans: A is {shape_text(A)}; it has no columns")
     require(
         1 <= k <= m, "BadArgumentError", f"kmeans: k={k}, and A is {shape_text(A)}: 1 to {m} rows"
     )

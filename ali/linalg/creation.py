@@ -30,7 +30,7 @@ def full(
     Parameters
     ----------
     m, n : int
-        Its shape, at least 1.
+        Its shape.
     value : complex
         Without an imaginary part if `dtype` is real, a whole number if it is an integer dtype.
     dtype : str
@@ -45,7 +45,7 @@ def full(
     Raises
     ------
     ShapeError
-        If m or n is below 1.
+        If m or n is negative.
     DtypeError, LayoutError
         If there is no such dtype or layout.
     BadArgumentError
@@ -71,7 +71,7 @@ def zeros(
     Parameters
     ----------
     m, n : int
-        Its shape, at least 1.
+        Its shape.
     dtype, layout : str
         See `full`.
 
@@ -182,7 +182,7 @@ def random_normal(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If m or n is below 1.
+        If m or n is negative.
 
     Notes
     -----
@@ -190,7 +190,7 @@ def random_normal(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
     counter; no communication. About 4 microseconds a row and 20 nanoseconds an element. Source:
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    require(m >= 1 and n >= 1, "ShapeError", f"random_normal: {m} x {n} is not a shape")
+    require(m >= 0 and n >= 0, "ShapeError", f"random_normal: {m} x {n} is not a shape")
     A = ctx.empty((m, n), np.float64)
     _fill_rows(A, RowStreams(seed), lambda stream, row: stream.standard_normal(out=row))
     return A
@@ -214,13 +214,13 @@ def random_uniform(ctx: Context, m: int, n: int, seed: int) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If m or n is below 1.
+        If m or n is negative.
 
     Notes
     -----
     As `random_normal`: a Philox stream for each row, no communication; 53 random bits a number.
     """
-    require(m >= 1 and n >= 1, "ShapeError", f"random_uniform: {m} x {n} is not a shape")
+    require(m >= 0 and n >= 0, "ShapeError", f"random_uniform: {m} x {n} is not a shape")
     A = ctx.empty((m, n), np.float64)
     _fill_rows(A, RowStreams(seed, UNIFORM), lambda stream, row: stream.random(out=row))
     return A
@@ -260,7 +260,7 @@ def normal_rows(m: int, n: int, seed: int, purpose: int) -> Array:
 def _fill_rows(
     A: DistMatrix, streams: RowStreams, draw: Callable[[np.random.Generator, Array], Any]
 ) -> None:
-    some = np.empty((max(1, CHUNK // (8 * A.shape[1])), A.shape[1]))
+    some = np.empty((max(1, CHUNK // (8 * max(1, A.shape[1]))), A.shape[1]))
     for part in panels(len(A.rows), some.shape[0]):
         rows = A.rows[part]
         for row, values in zip(rows, some, strict=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import block, frobenius, require, require_square, shape_text
+from ali.blocks import block, float_dtype, frobenius, require, require_square, shape_text
 from ali.interface import Context, routine
 from ali.linalg.systems import copy_to_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -53,7 +53,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         f"eigh: A is {shape_text(A)}, and this eigh runs on one rank, for n up to {LIMIT}: load "
         'the library "scalapack" or "elemental", or use truncated_svd for the leading ones',
     )
-    dtype = np.result_type(A.dtype, np.float32)
+    dtype = float_dtype(A.dtype)
     V = ctx.empty((n, n), dtype, "CIRC_CIRC")  # fails here if memory is short
     spare = ctx.empty((n, n), dtype, "CIRC_CIRC")  # the memory that LAPACK will use
     del spare

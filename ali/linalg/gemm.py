@@ -166,7 +166,7 @@ def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
         np.matmul(left, right, out=out)
         return C
     mine = out.shape[0]
-    for cols in panels(n, min(n, panel_width(m, left.itemsize))):
+    for cols in panels(n, max(1, min(n, panel_width(m, left.itemsize)))):
         count = cols.stop - cols.start
         # The whole array, not a slice, if possible: NumPy halves the work of X.T @ X.
         partial = left @ (right if count == n else right[:, cols])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import Array, block, require, require_square, shape_text
+from ali.blocks import Array, block, float_dtype, require, require_square, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.linalg.cyclic_rows import gather_rows
@@ -77,7 +77,7 @@ def conjugate_gradient(
         f"conjugate_gradient: A is {shape_text(A)} and B is {shape_text(B)}; the "
         "numbers of rows must match",
     )
-    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    dtype = float_dtype(A.dtype, B.dtype)
     tol = checked_tol("conjugate_gradient", tol, dtype, 1e-8, max_iterations)
     matrix, right = as_rows(ctx, A, dtype), copy_to_rows(ctx, B, dtype)
     local = block(matrix)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import PANEL, Array, block, panels, require, shape_text
+from ali.blocks import PANEL, Array, block, float_dtype, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import RowStreams, normal_rows
@@ -218,7 +218,7 @@ class _Features:
     """Features of this rank's rows of X, a panel of rows at a time."""
 
     def __init__(self, ctx: Context, X: DistMatrix, features: int, sigma: float, seed: int) -> None:
-        self.dtype: np.dtype[np.generic] = np.result_type(X.dtype, np.float32)
+        self.dtype: np.dtype[np.generic] = float_dtype(X.dtype)
         self._local = block(ctx.to_layout(X, "VC_STAR")).astype(self.dtype, copy=False)
         # One stream for each feature: a smaller number of features gives the first of a larger one.
         frequencies = normal_rows(features, X.shape[1], seed, PURPOSE) / sigma

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import Array, block, floating, require, shape_text
+from ali.blocks import Array, block, float_dtype, floating, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.cholesky_qr import cholesky_qr
 from ali.linalg.collectives import sum_over_ranks
@@ -113,7 +113,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
         "ShapeError",
         f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
-    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
     tall = local.conj().T if wide else local
@@ -129,7 +129,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
         triangle = factors.r[:small, :small]
         side = right if wide else factors.r[:small, small:]
         u, s, vh = scipy.linalg.svd(triangle.conj().T if wide else triangle, check_finite=False)
-        rank = int((s > limit * s[0]).sum())
+        rank = int((s > limit * s[:1].max(initial=0)).sum())
         X[...] = vh[:rank].conj().T @ ((u[:, :rank].conj().T @ side) / s[:rank, None])
     if wide:
         return ctx.new_from_rows(factors.times(X if ctx.rank == 0 else None, r, dtype), n)
@@ -178,7 +178,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
         f"ridge: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
     require(lam > 0, "BadArgumentError", f"ridge: lam={lam} is not above 0 (for 0 use lstsq)")
-    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
     tall = local.conj().T if wide else local

@@ -226,9 +226,10 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
     """
     (m, n), k = A.shape, min(A.shape)
     S, U, V = _decomposed(ctx, "pinv", A, k, lambda tall, scale: None)
-    count = _rank(S.local[:, 0], A.shape, rcond)
-    inverse = np.zeros_like(S.local[:, 0])
-    inverse[:count] = 1 / S.local[:count, 0]
+    values = S.local.reshape(-1)
+    inverse = np.zeros_like(values)
+    count = _rank(values, A.shape, rcond)
+    inverse[:count] = 1 / values[:count]
     left, right = block(U), block(V)
     if m < n:
         X = ctx.empty((n, m), U.dtype)
@@ -281,7 +282,7 @@ def singular_values(ctx: Context, name: str, A: DistMatrix) -> Array:
 
 def _rank(values: Array, shape: tuple[int, int], rcond: float) -> int:
     limit = rcond if rcond >= 0 else max(shape) * float(np.finfo(values.dtype).eps)
-    return int((values > limit * values[0]).sum())
+    return int((values > limit * values[:1].max(initial=0)).sum())
 
 
 def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ali.blocks import Array, block, require, shape_text
+from ali.blocks import Array, block, float_dtype, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.block_reduction import join_moments, moment_measure, reduce_matrix
 from ali.linalg.collectives import tree_reduce
@@ -86,7 +86,7 @@ def pca(
         "BadArgumentError",
         f"pca: k={k}, and a {shape_text(A)} matrix has 1 to {min(m, n)} components",
     )
-    dtype = np.result_type(A.dtype, np.float32)
+    dtype = float_dtype(A.dtype)
     rows = ctx.to_layout(A, "VC_STAR")
     measure, nothing = moment_measure(A.dtype)
     found, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)

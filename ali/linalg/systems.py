@@ -6,7 +6,15 @@ import math
 
 import numpy as np
 
-from ali.blocks import Array, block, require, require_choice, require_square, shape_text
+from ali.blocks import (
+    Array,
+    block,
+    float_dtype,
+    require,
+    require_choice,
+    require_square,
+    shape_text,
+)
 from ali.interface import Context, routine
 from ali.linalg.elimination import NOT_FINITE, Elimination, eliminate, parity
 from ali.linalg.indexing import diagonal_of
@@ -95,7 +103,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
         f"solve: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
     require_choice("solve", "assume", assume, ASSUMPTIONS)
-    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    dtype = float_dtype(A.dtype, B.dtype)
     if assume == "positive":
         L = _cholesky(ctx, "solve", A, dtype)
         X = copy_to_rows(ctx, B, dtype)
@@ -148,7 +156,7 @@ def solve_triangular(
         f"solve_triangular: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of "
         "rows must match",
     )
-    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    dtype = float_dtype(A.dtype, B.dtype)
     X = copy_to_rows(ctx, B, dtype)
     zero = triangular_solve(ctx, as_rows(ctx, A, dtype), X, lower=lower, adjoint=adjoint)
     require(
@@ -317,7 +325,7 @@ def as_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMat
 def _cholesky(
     ctx: Context, name: str, A: DistMatrix, dtype: np.dtype[np.generic] | None = None
 ) -> DistMatrix:
-    L = copy_to_rows(ctx, A, dtype or np.result_type(A.dtype, np.float32))
+    L = copy_to_rows(ctx, A, dtype or float_dtype(A.dtype))
     minor = cholesky_in_place(ctx, L)
     require(
         minor == 0,
@@ -330,7 +338,7 @@ def _cholesky(
 
 def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Elimination]:
     """The inverse; undefined if the elimination reports a failure."""
-    n, dtype = A.shape[0], np.result_type(A.dtype, np.float32)
+    n, dtype = A.shape[0], float_dtype(A.dtype)
     identity = ctx.zeros((n, n), dtype)
     block(identity)[range(len(identity.rows)), identity.rows] = 1
     elimination = eliminate(ctx, as_rows(ctx, A, dtype), identity, into=identity)
@@ -343,7 +351,7 @@ def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Elimination]:
 
 def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
     """The sign of the determinant, and the absolute values of its factors."""
-    elimination = eliminate(ctx, as_rows(ctx, A, np.result_type(A.dtype, np.float32)), None)
+    elimination = eliminate(ctx, as_rows(ctx, A, float_dtype(A.dtype)), None)
     if elimination.failure > 0:
         return 0j, np.zeros(1)
     _refuse_singular(name, elimination)

@@ -30,6 +30,7 @@ from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")
+NUMBERS = (*FLOATS, "int32", "int64")
 
 
 class Checks:
@@ -41,7 +42,9 @@ class Checks:
         self.wrong: list[Any] = []
 
     def whole(self, matrix: DistMatrix) -> Array:
-        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+        """The elements, in the shape that a client gets."""
+        found = np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+        return found.reshape(matrix.array_shape, order="F")
 
     def distribute(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
         return self.ctx.new_replicated(values, layout)
@@ -51,7 +54,7 @@ class Checks:
         self.done += 1
         kind = np.dtype(dtype)
         size = scale or float(np.abs(expected).max(initial=0))
-        limit = 0.0 if kind.kind == "i" else 60 * float(np.finfo(kind).eps) * size
+        limit = 0.0 if kind.kind in "bi" else 60 * float(np.finfo(kind).eps) * size
         error = np.inf
         if found.shape == expected.shape and found.dtype == kind:
             error = float(np.abs(found - expected).max(initial=0))
@@ -62,7 +65,7 @@ class Checks:
         """Equal within a few roundings of each number; NaN and inf alike, integers exactly."""
         self.done += 1
         good = found.shape == expected.shape and found.dtype == expected.dtype
-        if good and expected.dtype.kind == "i":
+        if good and expected.dtype.kind in "bi":
             good = np.array_equal(found, expected)
         elif good:
             limit = 8 * float(np.finfo(expected.dtype).eps)
@@ -102,6 +105,8 @@ def sample(gang: Gang, *choices: Any) -> list[Any]:
 
 def values(shape: Shape, dtype: str, seed: int = 0) -> Array:
     rng = np.random.default_rng([seed, *shape])
+    if dtype == "bool":
+        return rng.random(shape) < 0.5
     if dtype.startswith("int"):
         return rng.integers(-9, 10, shape).astype(dtype)
     found = rng.standard_normal(shape)

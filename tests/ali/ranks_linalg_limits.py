@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from ali import linalg
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
+    NUMBERS,
     Array,
     Checks,
     failures_on_all_ranks,
@@ -85,7 +86,7 @@ def least_squares(gang: Gang) -> list[Any]:
                     slack = 30 * float(s[0] / s[rank - 1])
                     size = float(np.abs(x).max()) * slack
                     check.close(found, x, dtype, [*what, "lstsq"], size)
-                    S = check.whole(linalg.svdvals(check.ctx, A))[:, 0]
+                    S = check.whole(linalg.svdvals(check.ctx, A))
                     check.close(S, s, "float64", [*what, "svdvals"], float(s[0]))
                     check.true(linalg.matrix_rank(check.ctx, A) == rank, [*what, "rank"])
                     if scale == 1:
@@ -110,7 +111,7 @@ def components(gang: Gang) -> dict[str, Any]:
                 P, V, _, _, ratio, D = linalg.pca(
                     check.ctx, check.distribute(a, "MC_MR"), 3, center, True
                 )
-                parts, deviation = check.whole(P), check.whole(D)[0]
+                parts, deviation = check.whole(P), check.whole(D)
                 wide = a.astype("float64")
                 expected = wide.std(axis=0, ddof=1)
                 expected[[3, 5]] = 1
@@ -123,7 +124,7 @@ def components(gang: Gang) -> dict[str, Any]:
                 vh *= np.sign(vh[np.arange(len(vh)), np.abs(vh).argmax(axis=1)])[:, None]
                 check.true(not parts[:, [3, 5]].any(), [*names, "constant columns"])
                 check.close(parts, vh[:3].astype(dtype), dtype, [*names, "components"], 100)
-                share = (s[:3, None] ** 2 / (s**2).sum()).astype(dtype)
+                share = (s[:3] ** 2 / (s**2).sum()).astype(dtype)
                 check.close(check.whole(ratio), share, dtype, [*names, "ratio"], 10)
                 if scale == 1 and dtype == "float64":
                     found["parts"] = parts.tolist()
@@ -131,9 +132,9 @@ def components(gang: Gang) -> dict[str, Any]:
     far = values((40, 3), "float64") + 1e8
     V = linalg.pca(check.ctx, check.distribute(far), 2)[1]
     s = np.linalg.svd(far - far.mean(axis=0), compute_uv=False)
-    check.close(check.whole(V), (s[:2, None] ** 2) / 39, "float64", "far from the origin", 1e8)
+    check.close(check.whole(V), (s[:2] ** 2) / 39, "float64", "far from the origin", 1e8)
     two = linalg.pca(check.ctx, check.distribute(values((2, 1), "float64")), 1, True, True)
-    check.close(check.whole(two[1]), np.ones((1, 1)), "float64", "two rows")
+    check.close(check.whole(two[1]), np.ones(1), "float64", "two rows")
     return {**found, "checks": check.result()}
 
 
@@ -260,7 +261,7 @@ def integers(gang: Gang) -> list[Any]:
         norm = linalg.norm(check.ctx, A)
         check.true(math.isclose(norm, np.linalg.norm(wide), rel_tol=1e-13), [dtype, "norm"])
         check.true(linalg.norm(check.ctx, A, "max") == top, [dtype, "max"])
-        S = check.whole(linalg.svdvals(check.ctx, A))[:, 0]
+        S = check.whole(linalg.svdvals(check.ctx, A))
         check.close(S, np.linalg.svd(wide, compute_uv=False), "float64", [dtype, "svdvals"])
     a = np.full((7, 2), np.iinfo("int32").max, "int32")
     total = check.whole(linalg.sum(check.ctx, check.distribute(a), 0))
@@ -294,7 +295,7 @@ def triangles(gang: Gang) -> list[Any]:
     check = Checks(gang)
     for index, layout in enumerate(LAYOUTS):
         for shape in ((7, 5), (3, 8), (1, 1), (1, 4)):
-            dtype = DTYPES[index % len(DTYPES)]
+            dtype = NUMBERS[index % len(NUMBERS)]
             a = values(shape, dtype)
             for k in (-8, -4, -1, 0, 1, 3, 7):
                 A = check.distribute(a, layout)
@@ -308,8 +309,71 @@ def triangles(gang: Gang) -> list[Any]:
     return check.result()
 
 
+def masks(gang: Gang) -> list[Any]:
+    """Matrices of bool are computed in float64; products and selections stay bool, as in NumPy."""
+    check = Checks(gang)
+    a = np.tril(values((9, 9), "bool")) | np.eye(9, dtype=bool)
+    wide, b = a.astype("float64"), values((9, 2), "float64")
+    A, B, ctx = check.distribute(a), check.distribute(b), check.ctx
+    check.close(check.whole(linalg.gram(ctx, A)), wide.T @ wide, "float64", "gram")
+    check.close(check.whole(linalg.solve(ctx, A, A)), np.eye(9), "float64", "solve", 1e3)
+    check.close(check.whole(linalg.inv(ctx, A)), np.linalg.inv(wide), "float64", "inv", 1e3)
+    X = linalg.lstsq(ctx, A, B)
+    check.close(check.whole(X), np.linalg.solve(wide, b), "float64", "lstsq", 1e4)
+    S = linalg.svdvals(ctx, A)
+    check.close(check.whole(S), np.linalg.svd(wide, compute_uv=False), "float64", "svdvals", 10)
+    W, _ = linalg.eigh(ctx, A)
+    check.close(check.whole(W), np.linalg.eigvalsh(wide), "float64", "eigh", 100)
+    C, _, _, _ = linalg.kmeans(ctx, A, 1)
+    check.close(check.whole(C), wide.mean(axis=0, keepdims=True), "float64", "kmeans")
+    check.same(check.whole(linalg.matmul(ctx, A, A)), a @ a, "matmul")
+    check.same(check.whole(linalg.sum(ctx, A, 0)), a.sum(axis=0, keepdims=True), "sum")
+    check.same(check.whole(linalg.transpose(ctx, A)), a.T, "transpose")
+    check.same(check.whole(linalg.triu(ctx, A)), np.triu(a), "triu")
+    return check.result()
+
+
+def empty(gang: Gang) -> list[Any]:
+    """Matrices without rows or columns give NumPy's results or are refused by name."""
+    check = Checks(gang)
+    ctx = check.ctx
+    for m, n in ((0, 3), (3, 0), (0, 0)):
+        a, b = np.zeros((m, n)), np.zeros((m, 2))
+        A, B = check.distribute(a), check.distribute(b)
+        k, what = min(m, n), [m, n]
+        for found, expected in zip(linalg.qr(ctx, A), np.linalg.qr(a), strict=True):
+            check.same(check.whole(found), expected, [*what, "qr"])
+        S, U, V = linalg.svd(ctx, A)
+        check.same(check.whole(S), np.zeros(0), [*what, "S"])
+        check.same(check.whole(U), np.zeros((m, k)), [*what, "U"])
+        check.same(check.whole(V), np.zeros((n, k)), [*what, "V"])
+        check.true(linalg.matrix_rank(ctx, A) == 0, [*what, "rank"])
+        check.same(check.whole(linalg.pinv(ctx, A)), np.zeros((n, m)), [*what, "pinv"])
+        check.same(check.whole(linalg.lstsq(ctx, A, B)), np.zeros((n, 2)), [*what, "lstsq"])
+        check.same(check.whole(linalg.ridge(ctx, A, B, 1.0)), np.zeros((n, 2)), [*what, "ridge"])
+        check.same(check.whole(linalg.gram(ctx, A)), a.T @ a, [*what, "gram"])
+        check.same(check.whole(linalg.sum(ctx, A, 0)), a.sum(axis=0, keepdims=True), what)
+        check.true(linalg.norm(ctx, A) == 0, [*what, "norm"])
+        for name, arguments in (("pca", (1,)), ("kmeans", (1,)), ("truncated_svd", (1,))):
+            said = failures_on_all_ranks(
+                ctx,
+                lambda: getattr(linalg, name)(ctx, A, *arguments),  # noqa: B023
+            )
+            check.true(len(set(said)) == 1 and f" {name}: " in said[0], [*what, said])
+        check.same(check.whole(linalg.random_normal(ctx, m, n, 1)), a, [*what, "normal"])
+    A, B = ctx.zeros((0, 0), "float64"), ctx.zeros((0, 2), "float64")
+    for found in (linalg.solve(ctx, A, B), linalg.conjugate_gradient(ctx, A, B)[0]):
+        check.same(check.whole(found), np.zeros((0, 2)), "solve")
+    check.true(linalg.det(ctx, A) == 1 and linalg.slogdet(ctx, A) == (1, 0.0), "det")
+    B = ctx.zeros((3, 0), "float64")
+    found = linalg.solve(ctx, check.distribute(np.eye(3)), B)
+    check.same(check.whole(found), np.zeros((3, 0)), "no right-hand sides")
+    return check.result()
+
+
 def everything(gang: Gang) -> dict[str, Any]:
     functions = (
         factors, least_squares, components, clusters, searches, integers, sums, triangles,
+        masks, empty,
     )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}

@@ -64,13 +64,13 @@ def test_uniform_numbers_are_uniform_and_independent() -> None:
 
 
 WORDS = {
-    "shapes": "ShapeError: add: 4 x 3 and 3 x 4 do not broadcast",
-    "three shapes": "ShapeError: where: 4 x 3 and 4 x 3 and 3 x 4 do not broadcast",
+    "shapes": "ShapeError: add: shapes 4 x 3 and 3 x 4 do not broadcast",
+    "three shapes": "ShapeError: where: shapes 4 x 3 and 4 x 3 and 3 x 4 do not broadcast",
     "op": "BadArgumentError: elementwise: op='plus'; it must be one of add, subtract",
     "unary op": "BadArgumentError: apply: op='cosine'; it must be one of negative, abs",
     "complex floor_divide": "DtypeError: elementwise: floor_divide is not defined for float64 and",
     "complex floor": "DtypeError: apply: floor is not defined for complex64",
-    "kind": "BadArgumentError: elementwise_scalar: kind='double' is not one of",
+    "kind": "BadArgumentError: elementwise_scalar: kind='double'; it must be one",
     "not whole": "BadArgumentError: elementwise_scalar: 1.5 is not of kind 'int'",
     "not real": "BadArgumentError: elementwise_scalar: 1j is not of kind 'float'",
     "out of range": "BadArgumentError: elementwise_scalar: 1099511627776 cannot be held in int32",
@@ -93,12 +93,12 @@ WORDS = {
     "side": "ShapeError: concatenate: A is 4 x 3 and B is 3 x 4; their numbers of columns",
     "side axis": "BadArgumentError: concatenate: axis=2 is neither 0 nor 1",
     "diag": "ShapeError: diag: A is 4 x 3; it must be one row or one column",
-    "full shape": "ShapeError: full: 0 x 3 is not a shape",
+    "full shape": "ShapeError: full: -1 x 3 is not a shape",
     "full dtype": "DtypeError: full: dtype='float16'",
     "full layout": "LayoutError: full: layout='MC_MC'; the layouts are",
     "full value": "BadArgumentError: full: 1.5 cannot be held in int32",
     "full imaginary": "BadArgumentError: full: 1j cannot be held in float32",
-    "uniform": "ShapeError: random_uniform: 0 x 3 is not a shape",
+    "uniform": "ShapeError: random_uniform: -1 x 3 is not a shape",
     "matmul": "BadArgumentError: matmul: transpose_a='X' is not one of",
     "matmul shapes": "ShapeError: matmul: A is 3 x 4 after transposing and B is 3 x 4; A must",
 }

@@ -1,7 +1,7 @@
 """Routines of linalg are right for difficult inputs, on any number of ranks.
 
 Constant, duplicated and nearly dependent columns, scales from 1e-30 to 1e30, data far from the
-origin, integers at the limits of their dtypes, one or two rows or columns.
+origin, integers at the limits of their dtypes, no, one or two rows or columns, bool.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def results(ranks: int) -> dict[str, Any]:
         ("integers", 13),
         ("sums", 49),
         ("triangles", 1000),
+        ("masks", 11),
+        ("empty", 40),
     ],
 )
 def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
