@@ -61,7 +61,7 @@ def require_choice(
     require(
         value in choices,
         kind,
-        f"{routine}: {name}={value!r} is not one of {', '.join(choices)}",
+        f"{routine}: {name} must be one of {', '.join(choices)}; got {value!r}",
     )
 
 

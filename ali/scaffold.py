@@ -73,7 +73,7 @@ def new_library(name: str, language: str, parent: Path) -> Path:
     if language == "python" and importlib.util.find_spec(name) is not None:
         raise ValueError(f"{name!r} is the name of an installed Python module: choose another")
     if language not in LANGUAGES:
-        raise ValueError(f"unknown language {language!r}: use one of {', '.join(LANGUAGES)}")
+        raise ValueError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
     if not parent.is_dir():
         raise FileNotFoundError(f"the folder {parent.absolute()} does not exist")
     folder = parent / name

@@ -18,7 +18,7 @@ def run() -> Report:
     sessions: list[AlchemistSession] = []
     cold = timed(lambda: sessions.append(AlchemistSession(4, progress=False)))
     report.add("gang of 4 ready, cold cluster", cold, 5.0, "s", at_most=True, detail=
-               "Ray runs; no agent, no warm process yet")  # fmt: skip
+               "Ray runs; no agent, no fork server yet")  # fmt: skip
     als = sessions[0]
     als.close()
 

@@ -116,7 +116,7 @@ class EnvConfig:
             value = given.get(key, choices[0])
             if value not in choices and not isinstance(value, Reservation):
                 allowed = ", ".join(map(repr, choices))
-                raise EnvConfigError(f"config[{key!r}]={value!r}: it must be one of {allowed}")
+                raise EnvConfigError(f"config[{key!r}] must be one of {allowed}; got {value!r}")
         if not isinstance(given.get("check_finite", True), bool):
             raise EnvConfigError(
                 f"config['check_finite']={given['check_finite']!r}: it must be True or False"

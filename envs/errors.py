@@ -43,7 +43,7 @@ class NotFiniteError(SimulationError):
 
 
 class GangLostError(EnvError):
-    """The gang of the simulation is gone; the next reset() starts a new one."""
+    """The gang of the simulation was lost; the next reset() starts a new one."""
 
 
 class StepTimeoutError(GangLostError, TimeoutError):

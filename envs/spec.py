@@ -117,9 +117,9 @@ class ActionCheck:
         except (TypeError, ValueError) as error:
             raise BadActionError(f"the action is not numeric: {error}") from None
         if array.shape != self._shape and not (self._shape == () and array.shape == (1,)):
-            raise BadActionError(f"an action of shape {array.shape}: it must be {self._shape}")
+            raise BadActionError(f"the action has shape {array.shape}; it must be {self._shape}")
         if not np.isfinite(array).all():
-            raise BadActionError("an action with a number that is NaN or infinite")
+            raise BadActionError("the action contains NaN or infinity")
         if self._choice:
             return array  # the ranks check choices
         if self._clips:
@@ -128,7 +128,7 @@ class ActionCheck:
         if (array < self._low).any() or (array > self._high).any():
             ends = self._spec.action
             raise BadActionError(
-                f"an action beyond the bounds {ends['low']} to {ends['high']} "
+                f"the action exceeds the bounds {ends['low']} to {ends['high']} "
                 "(out_of_bounds='clip' clips it)"
             )
         return array

@@ -96,7 +96,7 @@ class Uploads:
             )
         except RayActorError as error:
             raise TransferError(
-                f"the agent on rank 0's node is gone, the result was not read: {error}"
+                f"the agent on rank 0's node has ended, so the result was not read: {error}"
             ) from error
         return found
 

@@ -229,7 +229,7 @@ class GangConnection:
         if (ref.gang, ref.epoch) != (self.address.gang, self.address.epoch):
             raise StaleHandleError(
                 f"{ref.name} belonged to an earlier gang of session {ref.session}, whose "
-                "memory is gone: send or compute it again"
+                "memory was freed: send or compute it again"
             )
         return ref
 

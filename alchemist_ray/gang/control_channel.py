@@ -180,7 +180,7 @@ class SocketChannel:
                     error
                     if isinstance(error, AlchemistError)
                     else GroupFailedError(
-                        "the gang's GroupManager is gone, and the gang with it: "
+                        "the connection to the gang's GroupManager was lost, and with it the gang: "
                         f"{error} ({self._address}). request_workers() starts a new one",
                         cause=MANAGER_GONE,
                     )

@@ -1,6 +1,6 @@
 """Launchers, which start the ranks of a gang.
 
-`pmi` (the default) forks the ranks from a warm process on every node and serves PMI itself. The
+`pmi` (the default) forks the ranks from a fork server on every node and serves PMI itself. The
 others use a site's launcher for the whole gang: `mpiexec` on one machine; `srun`, PALS' mpiexec,
 `aprun` and `hydra` on the nodes that Ray has reserved.
 """

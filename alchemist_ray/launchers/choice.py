@@ -51,5 +51,5 @@ def chosen(launcher: str) -> str:
     if launcher == AUTO:
         asked, by = os.environ.get(VARIABLE) or PmiLauncher.name, VARIABLE
     if asked not in LAUNCHERS:
-        raise ValueError(f"{by}={asked!r}: it must be one of {', '.join((AUTO, *LAUNCHERS))}")
+        raise ValueError(f"{by} must be one of {', '.join((AUTO, *LAUNCHERS))}; got {asked!r}")
     return asked

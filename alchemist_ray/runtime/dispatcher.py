@@ -166,7 +166,7 @@ class Dispatcher:
         """Drop the commands of a process that is gone; the one that runs is cancelled."""
         self._waiting -= len(self._queues.pop(sender, ()))
         if self._active is not None and self._active.connection is sender:
-            self._cancel(self._active, Failure("CancelledError", "the caller is gone"))
+            self._cancel(self._active, Failure("CancelledError", "the caller has disconnected"))
 
     def _on_frame(self, protocol: FrameProtocol, frame: Frame) -> None:
         peer = protocol.peer

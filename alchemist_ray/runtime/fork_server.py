@@ -1,4 +1,4 @@
-"""An agent's end of its node's fork server, the warm process from which ranks are forked."""
+"""An agent's end of its node's fork server, the process from which ranks are forked."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class ForkServer:
             if not self._changed.wait_for(lambda: self._warm or self._dead, FORK_SERVER_TIMEOUT_S):
                 self.process.kill()
                 raise LaunchError(
-                    f"the warm process on {os.uname().nodename} was not ready in "
+                    f"the fork server on {os.uname().nodename} was not ready in "
                     f"{FORK_SERVER_TIMEOUT_S:.0f} s: importing NumPy and mpi4py hangs there"
                 )
             if not self._warm:
                 raise LaunchError(
-                    f"the warm process on {os.uname().nodename} ended at once (exit code "
+                    f"the fork server on {os.uname().nodename} ended at once (exit code "
                     f"{self.process.poll()}): are numpy, scipy, mpi4py and mpich installed there? "
                     "Its output is in the Ray worker's log"
                 )
@@ -117,7 +117,7 @@ class ForkServer:
                 why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
                 self.process.kill()  # a hanging one would delay the next gang too
                 raise LaunchError(
-                    f"the warm process on {os.uname().nodename} {why}; the next launch gets a "
+                    f"the fork server on {os.uname().nodename} {why}; the next launch gets a "
                     "new one: try again"
                 )
             return self._proxies[spec.gang]

@@ -42,9 +42,9 @@ class GangOptions:
     ) -> GangOptions:
         """Options as the user gave them. Raises `ValueError`."""
         if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
-            raise ValueError(f"placement={placement!r}: it is one of {', '.join(PLACEMENTS)}")
+            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}; got {placement!r}")
         if strategy not in STRATEGIES:
-            raise ValueError(f"strategy={strategy!r}: it is one of {', '.join(STRATEGIES)}")
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
         if strategy != "PACK" and placement != "own":
             raise ValueError(
                 f"strategy={strategy!r} applies only with placement='own': otherwise "

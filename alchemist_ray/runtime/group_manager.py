@@ -233,7 +233,7 @@ class GroupManager:
         """
         gang_address = await self.gang_address()
         if epoch != gang_address.epoch or self._dispatcher is None:
-            raise GroupFailedError("that gang is gone; its session has started another one")
+            raise GroupFailedError("that gang has ended; its session has started another one")
         try:
             return await self._dispatcher.submit(body, holder)
         except Failure as failure:
@@ -243,7 +243,7 @@ class GroupManager:
         """Put a file of a user's function into the gang's folder on every node."""
         gang_address = await self.gang_address()
         if epoch != gang_address.epoch:
-            raise GroupFailedError("that gang is gone; its session has started another one")
+            raise GroupFailedError("that gang has ended; its session has started another one")
         await asyncio.gather(
             *(
                 # The gang does not depend on the agent: wait for one that is being restarted.

@@ -107,7 +107,7 @@ class Nodes:
         where = hosts[0] if hosts else f"number {node}"
         self.fail(
             GroupFailedError(
-                f"node {where} is gone: its part of the gang was killed, or the network to it "
+                f"node {where} was lost: its part of the gang was killed, or the network to it "
                 f"was cut.{ask_kubernetes(where)} The gang was ended on all nodes; "
                 "request_workers() starts a new one",
                 node=node,

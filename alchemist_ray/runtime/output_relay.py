@@ -14,7 +14,7 @@ BACKLOG_NBYTES = 8 << 20  # 8 MiB that a process has not read yet; further lines
 
 
 def log(lines: Iterable[Line]) -> None:
-    """Write what nobody waits for to this process's log; Ray shows it to the user's program."""
+    """Write output that no call waits for to this process's log, which Ray shows to the user."""
     sys.stdout.write(as_text(lines))
     sys.stdout.flush()
 

@@ -30,7 +30,7 @@ def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:
         return ask(ref, timeout_s)
     except RayActorError as error:
         raise GroupFailedError(
-            "the gang's GroupManager is gone, and the gang with it. request_workers() starts a "
+            "the gang's GroupManager has ended, and with it the gang. request_workers() starts a "
             "new one",
             cause=MANAGER_GONE,
         ) from error

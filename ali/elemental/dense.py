@@ -91,7 +91,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ShapeError
         If A is not square or B has not n rows.
     RoutineError
-        If A is exactly singular, or A or B holds NaN or inf.
+        If A is exactly singular, or A or B contains NaN or infinity.
 
     Notes
     -----
@@ -129,7 +129,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ShapeError
         If B has not m rows.
     RoutineError
-        If R (or L) has an exact zero on its diagonal, or A or B holds NaN or inf.
+        If R (or L) has an exact zero on its diagonal, or A or B contains NaN or infinity.
 
     Notes
     -----
@@ -171,7 +171,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     BadArgumentError
         If lam is not positive and finite.
     RoutineError
-        If A or B holds NaN or inf.
+        If A or B contains NaN or infinity.
 
     Notes
     -----
@@ -214,7 +214,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     BadArgumentError
         For another ord.
     RoutineError
-        For "2" and "nuc", if A holds NaN or inf.
+        For "2" and "nuc", if A contains NaN or infinity.
 
     Notes
     -----
@@ -253,7 +253,7 @@ def cond(ctx: Context, A: DistMatrix, ord: str = "2") -> float:
     ShapeError
         If A is not square and the ord is not "2".
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----

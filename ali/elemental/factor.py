@@ -30,7 +30,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     ShapeError
         If A is not square.
     RoutineError
-        If A is not positive definite, or holds NaN or inf.
+        If A is not positive definite, or contains NaN or infinity.
 
     Notes
     -----
@@ -69,7 +69,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     Raises
     ------
     RoutineError
-        If a pivot is exactly zero, or A holds NaN or inf.
+        If a pivot is exactly zero, or A contains NaN or infinity.
 
     Notes
     -----
@@ -111,7 +111,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -158,7 +158,7 @@ def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, Dis
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -206,7 +206,7 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     BadArgumentError
         For another rank.
     RoutineError
-        If A is zero, or holds NaN or inf.
+        If A is zero, or contains NaN or infinity.
 
     Notes
     -----

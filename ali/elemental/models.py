@@ -46,7 +46,7 @@ def nmf(
     ------
     BadArgumentError, DtypeError
     RoutineError
-        If A holds NaN, inf or a negative number.
+        If A contains NaN, infinity or a negative number.
 
     Notes
     -----
@@ -110,7 +110,7 @@ def rpca(
     ------
     BadArgumentError
     RoutineError
-        If A holds NaN or inf, or tol is not reached.
+        If A contains NaN or infinity, or tol is not reached.
 
     Notes
     -----

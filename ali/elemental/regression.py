@@ -38,7 +38,7 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     ------
     ShapeError, DtypeError, BadArgumentError
     RoutineError
-        If A or b holds NaN or inf, or the method stalls.
+        If A or b contains NaN or infinity, or the method stalls.
 
     Notes
     -----
@@ -77,7 +77,7 @@ def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: f
     ------
     ShapeError, DtypeError, BadArgumentError
     RoutineError
-        If A or b holds NaN or inf, or the method stalls.
+        If A or b contains NaN or infinity, or the method stalls.
 
     Notes
     -----
@@ -116,7 +116,7 @@ def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
         If A is tall, or b is not m x 1.
     DtypeError
     RoutineError
-        If A or b holds NaN or inf, or the method stalls.
+        If A or b contains NaN or infinity, or the method stalls.
 
     Notes
     -----
@@ -156,7 +156,7 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
         If A is wide, or b is not m x 1.
     DtypeError
     RoutineError
-        If A or b holds NaN or inf, or the method stalls.
+        If A or b contains NaN or infinity, or the method stalls.
 
     Notes
     -----
@@ -200,7 +200,7 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
     ------
     ShapeError, DtypeError, BadArgumentError
     RoutineError
-        If A holds NaN or inf, d other than 1 and -1, or the method stalls.
+        If A contains NaN or infinity, d other than 1 and -1, or the method stalls.
 
     Notes
     -----
@@ -242,7 +242,7 @@ def nnls(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ------
     ShapeError, DtypeError
     RoutineError
-        If A or B holds NaN or inf, or the method stalls.
+        If A or B contains NaN or infinity, or the method stalls.
 
     Notes
     -----

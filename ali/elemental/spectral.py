@@ -28,7 +28,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----
@@ -65,7 +65,7 @@ def singular_values(ctx: Context, A: DistMatrix) -> DistMatrix:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----
@@ -124,7 +124,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ShapeError
         If A is not square.
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----
@@ -166,7 +166,7 @@ def polar(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----
@@ -201,7 +201,7 @@ def pinv(ctx: Context, A: DistMatrix) -> DistMatrix:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----

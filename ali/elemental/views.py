@@ -170,11 +170,11 @@ class Elemental:
         return found
 
     def finite(self, name: str, *matrices: DistMatrix) -> None:
-        """Refuse NaN and inf, on which iterations may never end. Collective."""
+        """Refuse NaN and infinity, on which iterations may never end. Collective."""
         good = all(bool(np.isfinite(m.local).all()) for m in matrices)
         everywhere = np.array([good], np.int32)
         self.ctx.comm.Allreduce(everywhere.copy(), everywhere, MPI.MIN)
-        require(bool(everywhere[0]), "RoutineError", f"{name}: a matrix holds NaN or inf")
+        require(bool(everywhere[0]), "RoutineError", f"{name}: a matrix contains NaN or infinity")
 
     def _check_size(self, shape: tuple[int, int], layout: str) -> None:
         """Check sizes against ElInt, also for the copies in MC_MR that Elemental makes."""

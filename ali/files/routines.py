@@ -98,7 +98,7 @@ def load(
     """
     place = Place(path)
     if layout not in LAYOUTS:
-        raise Failure("LayoutError", f"unknown layout {layout!r}; use one of {', '.join(LAYOUTS)}")
+        raise Failure("LayoutError", f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
     nodes = agree_on(ctx, place)
     options = Options(dataset=dataset, header=header, delimiter=delimiter)
     source = format_of(place).open(ctx, place, options)

@@ -174,8 +174,7 @@ def elementwise_scalar(
     require(
         kind in ("", "bool", "int", "float", "complex"),
         "BadArgumentError",
-        f'elementwise_scalar: kind={kind!r}; it must be one of "bool", "int", "float", "complex" '
-        'and ""',
+        f"elementwise_scalar: kind must be one of bool, int, float, complex or empty; got {kind!r}",
     )
     number = number_of("elementwise_scalar", value, A.dtype, kind)
     dtype = result_dtype("elementwise_scalar", function, A, type(number), op, reflected)
@@ -288,7 +287,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     require(
         dtype in DTYPES,
         "DtypeError",
-        f"astype: dtype={dtype!r}; a matrix is one of {', '.join(DTYPES)}",
+        f"astype: dtype must be one of {', '.join(DTYPES)}; got {dtype!r}",
     )
     require(
         A.dtype.kind != "c" or dtype.startswith("complex"),

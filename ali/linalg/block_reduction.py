@@ -27,7 +27,7 @@ def check_axis(name: str, axis: int | None) -> None:
     require(
         axis in (None, 0, 1),
         "BadArgumentError",
-        f"{name}: axis={axis}; it must be 0 (one number per column), 1 (one per row) or None (one)",
+        f"{name}: axis must be 0 (per column), 1 (per row) or None; got {axis}",
     )
 
 

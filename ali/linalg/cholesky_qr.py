@@ -34,8 +34,8 @@ def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[DistMatrix, DistMat
     Q : DistMatrix, shape (m, n), VC_STAR
     R : DistMatrix, shape (n, n), VC_STAR
         None instead of both, on all ranks, if a rank has less than `TALL` n rows, if the condition
-        number of X exceeds about the inverse root of the machine epsilon, or if X holds NaN or
-        inf.
+        number of X exceeds about the inverse root of the machine epsilon, or if X contains NaN
+        or infinity.
 
     Notes
     -----

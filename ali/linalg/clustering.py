@@ -59,7 +59,7 @@ def kmeans(
     BadArgumentError
         If k, max_iterations or tol is out of range.
     RoutineError
-        If A holds NaN or inf, or its squares overflow in float64.
+        If A contains NaN or infinity, or its squares overflow in float64.
 
     Notes
     -----
@@ -77,7 +77,9 @@ def kmeans(
     require(A.dtype.kind != "c", "DtypeError", f"kmeans: A is {A.dtype}; it must be real")
     require(A.shape[1] > 0, "ShapeError", f"kmeans: A is {shape_text(A)}; it has no columns")
     require(
-        1 <= k <= m, "BadArgumentError", f"kmeans: k={k}, and A is {shape_text(A)}: 1 to {m} rows"
+        1 <= k <= m,
+        "BadArgumentError",
+        f"kmeans: k must be 1 to {m}, the number of rows of A; got {k}",
     )
     require(
         max_iterations >= 1,
@@ -132,7 +134,7 @@ class _Rows:
         require(
             math.isfinite(total),
             "RoutineError",
-            "kmeans: A holds NaN or inf, or its squares overflow",
+            "kmeans: A contains NaN or infinity, or its squares overflow",
         )
         size = math.sqrt(total / m / n)
         limits = np.finfo(local.dtype)

@@ -281,12 +281,12 @@ def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any
     require(
         dtype in DTYPES,
         "DtypeError",
-        f"{name}: dtype={dtype!r}; a matrix is one of {', '.join(DTYPES)}",
+        f"{name}: dtype must be one of {', '.join(DTYPES)}; got {dtype!r}",
     )
     require(
         layout in LAYOUTS,
         "LayoutError",
-        f"{name}: layout={layout!r}; the layouts are {', '.join(LAYOUTS)}",
+        f"{name}: layout must be one of {', '.join(LAYOUTS)}; got {layout!r}",
     )
     return np.dtype(dtype)
 

@@ -37,7 +37,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ResourceError
         If rank 0's node has too little memory.
     RoutineError
-        If A holds NaN or inf, or LAPACK does not converge.
+        If A contains NaN or infinity, or LAPACK does not converge.
 
     Notes
     -----
@@ -62,7 +62,11 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     for i, row in enumerate(rows.rows):
         lower[i, row + 1 :] = 0  # the upper triangle may hold NaN
     scale = frobenius(ctx, rows)
-    require(np.isfinite(scale), "RoutineError", f"eigh: A holds NaN or inf (its norm is {scale})")
+    require(
+        np.isfinite(scale),
+        "RoutineError",
+        f"eigh: A contains NaN or infinity (its norm is {scale})",
+    )
     whole = ctx.to_layout(rows, "CIRC_CIRC")
     W = np.empty(n, np.zeros(0, dtype).real.dtype)
     failure = ""

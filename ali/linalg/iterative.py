@@ -57,7 +57,7 @@ def conjugate_gradient(
     BadArgumentError
         If tol is 0 or max_iterations is negative.
     RoutineError
-        If A is found not to be positive definite, if A or B holds NaN or inf, or if
+        If A is found not to be positive definite, if A or B contains NaN or infinity, or if
         max_iterations or the precision do not suffice for tol; the message states the residual
         reached. The attainable residual is about epsilon times the condition number.
 
@@ -244,5 +244,5 @@ def _refuse_nonfinite(name: str, values: Array) -> None:
     require(
         bool(np.isfinite(values).all()),
         "RoutineError",
-        f"{name}: the matrices hold NaN or inf, or their products overflow",
+        f"{name}: the matrices contain NaN or infinity, or their products overflow",
     )

@@ -114,7 +114,8 @@ def random_features_ridge(
     BadArgumentError
         If features, sigma, lam, tol, max_iterations or keep_bytes is out of range.
     RoutineError
-        If X or Y holds NaN or inf, or max_iterations or the precision do not suffice for tol.
+        If X or Y contains NaN or infinity, or max_iterations or the precision do not suffice for
+        tol.
 
     Notes
     -----

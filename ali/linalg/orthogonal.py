@@ -95,7 +95,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     ShapeError
         If A and B differ in their numbers of rows.
     RoutineError
-        If A or B holds NaN or inf.
+        If A or B contains NaN or infinity.
 
     Notes
     -----
@@ -160,7 +160,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     BadArgumentError
         If lam is not above 0.
     RoutineError
-        If A or B holds NaN or inf.
+        If A or B contains NaN or infinity.
 
     Notes
     -----
@@ -217,4 +217,4 @@ def _refuse_nonfinite(ctx: Context, name: str, *arrays: Array) -> None:
     bad = np.array([not np.isfinite(array).all() for array in arrays], np.int64)
     found = sum_over_ranks(ctx.comm, bad)
     for letter, count in zip("AB", found.tolist(), strict=True):
-        require(count == 0, "RoutineError", f"{name}: {letter} holds NaN or inf")
+        require(count == 0, "RoutineError", f"{name}: {letter} contains NaN or infinity")

@@ -56,7 +56,7 @@ def matmul(
         require(
             how in OPERATIONS,
             "BadArgumentError",
-            f'matmul: {name}={how!r} is not one of "N", "T" (transposed) and "C" (its conjugate)',
+            f"matmul: {name} must be one of N, T (transposed), C (its conjugate); got {how!r}",
         )
     left = operand(A, transpose_a if A.ndim == 2 else "N")
     right = operand(B, transpose_b if B.ndim == 2 else "N")

@@ -286,7 +286,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     BadArgumentError
         If `ord` is unknown.
     RoutineError
-        "2" and "nuc": if A holds NaN or inf.
+        "2" and "nuc": if A contains NaN or infinity.
 
     Notes
     -----

@@ -51,7 +51,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or its norm is too large for its dtype.
+        If A contains NaN or infinity, or its norm is too large for its dtype.
 
     Notes
     -----
@@ -115,7 +115,7 @@ def truncated_svd(
     BadArgumentError
         If rank, tol, max_iterations, method, oversampling or power_iterations is out of range.
     RoutineError
-        If A holds NaN or inf, or ARPACK does not converge.
+        If A contains NaN or infinity, or ARPACK does not converge.
 
     Notes
     -----
@@ -188,7 +188,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or its norm is too large for its dtype.
+        If A contains NaN or infinity, or its norm is too large for its dtype.
 
     Notes
     -----
@@ -217,7 +217,7 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -260,7 +260,7 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -294,7 +294,7 @@ def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:
     require(
         math.isfinite(scale) and scale <= float(np.finfo(tall.dtype).max),
         "RoutineError",
-        f"{name}: A holds NaN or inf, or is too large (its norm is {scale})",
+        f"{name}: A contains NaN or infinity, or is too large (its norm is {scale})",
     )
     return tall, scale
 

@@ -68,7 +68,7 @@ def pca(
     BadArgumentError
         If k or `method` is out of range.
     RoutineError
-        If A holds NaN or inf or its squares overflow, or ARPACK does not converge.
+        If A contains NaN or infinity or its squares overflow, or ARPACK does not converge.
 
     Notes
     -----
@@ -98,7 +98,7 @@ def pca(
     require(
         bool(np.isfinite(squares).all()),
         "RoutineError",
-        "pca: A holds NaN or inf, or its squares overflow",
+        "pca: A contains NaN or infinity, or its squares overflow",
     )
     mean = found[1] if center else np.zeros(n)
     total = math.fsum((squares / deviation**2).tolist()) / (m - 1)

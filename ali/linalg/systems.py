@@ -84,7 +84,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     BadArgumentError
         If `assume` is unknown.
     RoutineError
-        If a pivot is exactly zero, A holds NaN or inf, or A is not positive definite with
+        If a pivot is exactly zero, A contains NaN or infinity, or A is not positive definite with
         "positive". A nearly singular A is not detected: see `condest`.
 
     Notes
@@ -184,7 +184,7 @@ def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
     ShapeError
         If A is not square.
     RoutineError
-        If a pivot is exactly zero, or A holds NaN or inf.
+        If a pivot is exactly zero, or A contains NaN or infinity.
 
     Notes
     -----
@@ -215,7 +215,7 @@ def det(ctx: Context, A: DistMatrix) -> complex:
     ShapeError
         If A is not square.
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -254,7 +254,7 @@ def slogdet(ctx: Context, A: DistMatrix) -> tuple[complex, float]:
     ShapeError
         If A is not square.
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -287,7 +287,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     ShapeError
         For "1", if A is not square.
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -295,7 +295,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     estimate is, but the condition number up to the rounding errors of the inverse. "2": as
     `svdvals`; accurate up to 1 / epsilon.
     """
-    require(ord in ("1", "2"), "BadArgumentError", f'condest: ord={ord!r} is neither "1" nor "2"')
+    require_choice("condest", "ord", ord, ("1", "2"))
     if ord == "2":
         values = singular_values(ctx, "condest", A).astype(np.float64)
         return float(values[0] / values[-1]) if values[-1] > 0 else math.inf
@@ -331,7 +331,7 @@ def _cholesky(
         minor == 0,
         "RoutineError",
         f"{name}: A is not positive definite: its leading minor of order {minor} is not "
-        "positive, or contains NaN or inf",
+        "positive, or contains NaN or infinity",
     )
     return L
 
@@ -361,7 +361,9 @@ def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
 
 
 def _refuse_singular(name: str, elimination: Elimination) -> None:
-    require(elimination.failure != NOT_FINITE, "RoutineError", f"{name}: A holds NaN or inf")
+    require(
+        elimination.failure != NOT_FINITE, "RoutineError", f"{name}: A contains NaN or infinity"
+    )
     require(
         elimination.failure == 0,
         "RoutineError",

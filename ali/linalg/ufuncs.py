@@ -40,7 +40,7 @@ WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.float16): np.dtype(n
 def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
     known = [*table, *(PARTS if table is UNARY else ())]
     require(
-        op in table, "BadArgumentError", f"{name}: op={op!r}; it must be one of {', '.join(known)}"
+        op in table, "BadArgumentError", f"{name}: op must be one of {', '.join(known)}; got {op!r}"
     )
     return table[op]
 

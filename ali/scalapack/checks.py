@@ -33,14 +33,14 @@ def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
 
 
 def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
-    """Refuse NaN and inf, on which ScaLAPACK's pivoting and iterations fail. Collective.
+    """Refuse NaN and infinity, on which ScaLAPACK's pivoting and iterations fail. Collective.
 
     One pass over the matrices and one word from each rank.
     """
     mine = np.array([all(_finite(matrix) for matrix in matrices)], np.int32)
     every = np.zeros(1, np.int32)
     ctx.comm.Allreduce(mine, every, MPI.MIN)
-    require(bool(every[0]), "RoutineError", f"{routine}: a matrix holds NaN or inf")
+    require(bool(every[0]), "RoutineError", f"{routine}: a matrix contains NaN or infinity")
 
 
 def _finite(matrix: DistMatrix) -> bool:

@@ -46,7 +46,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     ShapeError, BadArgumentError
         If A is not square; for any other ord.
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----

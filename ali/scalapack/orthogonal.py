@@ -39,7 +39,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -86,7 +86,7 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----
@@ -134,7 +134,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     RoutineError
         If A has not full rank: the smallest diagonal element of its triangular factor is
         within ``max(m, n)`` roundings of the largest. For such an A take `svd`. Also if a matrix
-        holds NaN or inf.
+        contains NaN or infinity.
 
     Notes
     -----

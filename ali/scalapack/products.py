@@ -84,7 +84,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     Returns
     -------
     norm : float
-        nan if A holds NaN. Computed in A's precision.
+        nan if A contains NaN. Computed in A's precision.
 
     Raises
     ------

@@ -39,7 +39,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ShapeError
         If A is not square.
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----
@@ -88,7 +88,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----
@@ -124,7 +124,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     Raises
     ------
     RoutineError
-        If A holds NaN or inf, or the iteration does not converge.
+        If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
     -----

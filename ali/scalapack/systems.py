@@ -33,7 +33,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ShapeError
         If A is not square, or B has another number of rows.
     RoutineError
-        If A is singular (a pivot is exactly zero), or a matrix holds NaN or inf. An A that
+        If A is singular (a pivot is exactly zero), or a matrix contains NaN or infinity. An A that
         is singular but for rounding passes: see `condest`.
 
     Notes
@@ -78,7 +78,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     ShapeError
         If A is not square.
     RoutineError
-        If A is not positive definite, or holds NaN or inf.
+        If A is not positive definite, or contains NaN or infinity.
 
     Notes
     -----
@@ -125,7 +125,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     Raises
     ------
     RoutineError
-        If A holds NaN or inf.
+        If A contains NaN or infinity.
 
     Notes
     -----

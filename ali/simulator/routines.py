@@ -223,10 +223,10 @@ def _actions(host: Simulations, raw: bytes, fresh: dict[int, int]) -> np.ndarray
     if fresh:
         stepped = actions[[copy not in fresh for copy in range(host.copies)]]
     if not np.isfinite(stepped).all():
-        raise Refusal("BadArgumentError", "the action contains NaN or an infinity")
+        raise Refusal("BadArgumentError", "the action contains NaN or infinity")
     if spec.choices is not None:
         chosen = (stepped >= 0) & (stepped < spec.choices) & (stepped == np.floor(stepped))
         if not chosen.all():
-            words = f"the action is not one of the choices 0 to {spec.choices - 1}"
+            words = f"the action must be a choice from 0 to {spec.choices - 1}"
             raise Refusal("BadArgumentError", words)
     return actions

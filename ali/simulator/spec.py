@@ -72,24 +72,30 @@ def parse(library: str, text: str) -> Spec:
     if choices is None:
         actions = _box(action, "action", require)
     else:
-        require(_whole(choices, 1), f"has action n={choices!r}: not an integer >= 1")
+        require(_whole(choices, 1), f"has action n={choices!r}; it must be an integer, at least 1")
         actions = 1
     agents = spec.setdefault("agents", 1)
-    require(_whole(agents, 1), f"has agents={agents!r}: not an integer >= 1")
+    require(_whole(agents, 1), f"has agents={agents!r}; it must be an integer, at least 1")
     if agents > 1:
         for key in ("observation", "action"):
             shape = spec[key].get("shape") or [0]
             words = f"has {agents} agents, so {key} shape {shape} must begin with {agents}"
             require(shape[0] == agents, words)
     length = spec.setdefault("episode_length", None)
-    require(length is None or _whole(length, 1), f"has episode_length={length!r}: not > 0 or null")
+    require(
+        length is None or _whole(length, 1),
+        f"has episode_length={length!r}; it must be an integer, at least 1, or null",
+    )
     step = spec.setdefault("time_step", 1.0)
-    require(isinstance(step, int | float), f"has time_step={step!r}: not a number")
+    require(isinstance(step, int | float), f"has time_step={step!r}; it must be a number")
     info = spec.setdefault("info", [])
     named = isinstance(info, list) and all(isinstance(name, str) for name in info)
-    require(named, f"has info={info!r}: not a list of names")
+    require(named, f"has info={info!r}; it must be a list of names")
     picture = spec.setdefault("render", None)
-    require(picture is None or isinstance(picture, dict), f"has render={picture!r}: not an object")
+    require(
+        picture is None or isinstance(picture, dict),
+        f"has render={picture!r}; it must be an object or null",
+    )
     spec.setdefault("name", library)
     spec.setdefault("score", "")
     return Spec(json.dumps(spec), actions, observations, agents + len(info), choices)
@@ -103,14 +109,14 @@ def _box(box: dict[str, Any], key: str, require: Any) -> int:
     """How many numbers a box contains."""
     shape: Any = box.get("shape")
     valid = isinstance(shape, list) and all(_whole(n, 1) for n in shape)
-    require(valid, f"has {key} shape {shape!r}: not a list of integers > 0")
+    require(valid, f"has {key} shape {shape!r}; it must be a list of integers, at least 1")
     dtype = box.setdefault("dtype", "float32")
     known = isinstance(dtype, str) and dtype.rstrip("0123456789") in ("float", "int", "uint")
-    require(known, f"has {key} dtype {dtype!r}: not one such as 'float32' or 'int64'")
+    require(known, f"has {key} dtype {dtype!r}; it must be like 'float32' or 'int64'")
     size = int(math.prod(shape))
     for end in ("low", "high"):
         bound = box.setdefault(end, None)
         numbers = bound if isinstance(bound, list) else [0.0 if bound is None else bound]
         fits = all(isinstance(n, int | float) for n in numbers) and len(numbers) in (1, size)
-        require(fits, f"has {key} {end}={bound!r}: not a number, null, or a list of {size} numbers")
+        require(fits, f"has {key} {end}={bound!r}; it must be a number, null or {size} numbers")
     return size

@@ -92,7 +92,7 @@ def stored_shape(shape: Sequence[int]) -> Shape:
 def check_layout(layout: str) -> str:
     """Return `layout` if it is one of the 14, else raise `ValueError` naming them."""
     if layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {layout!r}; the layouts are {', '.join(LAYOUTS)}")
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
     return layout
 
 

@@ -87,7 +87,7 @@ def one(gang: Gang, path: str) -> dict[str, Any]:
 
 
 def many(gang: Gang, path: str, copies: int) -> dict[str, Any]:
-    """Copies that are dealt to the ranks; some begin anew while others go on."""
+    """Copies that are distributed over the ranks; some start again while others continue."""
     host = Host(gang)
     host.attach(path, copies=copies)
     seeds = list(range(copies))

@@ -96,7 +96,7 @@ def test_failures_during_a_computation_are_the_same_on_every_rank(ranks: int) ->
     assert "max_iterations" in restart
     assert len(words) == 7
     assert [w for w in words.values() if not w.startswith("RoutineError: truncated_svd: A ")] == []
-    assert all("NaN or inf" in w for w in words.values())
+    assert all("NaN or infinity" in w for w in words.values())
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

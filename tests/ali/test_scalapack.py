@@ -64,7 +64,7 @@ def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
         "svd of nothing": "ShapeError",
     }
     assert "A is 4 x 3 (T) and B is 5 x 5 (N)" in said["matmul transposed"]
-    assert said["norm"].endswith("is not one of fro, 1, inf, max")
+    assert said["norm"].endswith("ord must be one of fro, 1, inf, max; got '2'")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
@@ -80,7 +80,7 @@ def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
         assert "does not have full rank" in words.pop(f"not of full rank, {way}")
     for name, said in words.items():
         routine = name.partition(",")[0]
-        assert said == f"RoutineError: {routine}: a matrix holds NaN or inf"
+        assert said == f"RoutineError: {routine}: a matrix contains NaN or infinity"
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

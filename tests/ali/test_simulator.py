@@ -71,7 +71,7 @@ def test_copies_are_dealt_to_the_ranks(spring: str, ranks: int, copies: int) -> 
         force = (2.0 * copy, 2.0 * copy + 1)
         assert first[copy] == record(stepped(copy, [], 1), size, stepped=False)
         assert second[copy] == pytest.approx(record(stepped(copy, [force], size), size))
-        if copy == 1:  # begins anew, with another seed
+        if copy == 1:  # starts again, with another seed
             x = stepped(5, [], 1)
             assert third[copy] == record(x, size, stepped=False)
         else:

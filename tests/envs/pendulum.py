@@ -73,7 +73,7 @@ def spec(ctx: Context) -> str:
 
 @routine()
 def seed(ctx: Context, seed: int) -> None:
-    """Begin the random numbers anew."""
+    """Restart the random numbers."""
     ctx.state["random"] = np.random.default_rng(seed)
 
 

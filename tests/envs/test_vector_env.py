@@ -98,7 +98,7 @@ def test_agents_of_one_simulation(make_vector: Make) -> None:
     assert not truncated.any()
     env.step(pushed)
     assert env.step(pushed)[3].all()
-    _, rewards, terminated, truncated, info = env.step(pushed)  # begins anew
+    _, rewards, terminated, truncated, info = env.step(pushed)  # starts again
     assert not rewards.any()
     assert not (terminated | truncated).any()
     assert info == {}

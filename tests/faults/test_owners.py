@@ -91,7 +91,7 @@ def test_a_call_through_ray_fails_with_a_killed_manager(gang: Gang) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_proxy_ends_the_gang(gang: Gang, number: signal.Signals) -> None:
     outcome = inject_during(lambda: kill(gang.proxy, number), lambda: gang.lib.churn(30.0))
-    what = "is gone" if number == signal.SIGKILL else "is being taken away (SIGTERM)"
+    what = "was lost" if number == signal.SIGKILL else "is being taken away (SIGTERM)"
     gang.lost(f"{number.name} to a proxy", outcome, f"node {os.uname().nodename} {what}")
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_left_when_fork_server_and_proxy_are_killed(gang: Gang) -> No
         kill(gang.proxy)
 
     outcome = inject_and_retry(cause, gang.session.list_workers)
-    gang.lost("kill -9 of the fork server and a proxy", outcome, "is gone")
+    gang.lost("kill -9 of the fork server and a proxy", outcome, "was lost")
 
 
 def test_a_gang_outlives_its_agent(gang: Gang) -> None:

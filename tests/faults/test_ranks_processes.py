@@ -87,7 +87,7 @@ def test_descendants_of_ranks_end_with_the_gang(bystander: Gang) -> None:
 def test_descendants_of_ranks_end_when_their_proxy_is_killed(gang: Gang) -> None:
     processes = [gang.session.run(start_child, 0), gang.session.run(start_orphan, 1)]
     outcome = inject_and_retry(lambda: kill(gang.proxy), gang.session.list_workers)
-    gang.lost("kill -9 of a proxy whose ranks have children", outcome, "is gone")
+    gang.lost("kill -9 of a proxy whose ranks have children", outcome, "was lost")
     assert (
         traces.wait_until(lambda: not any(map(traces.alive, processes)), ERROR_LIMIT_S) is not None
     )

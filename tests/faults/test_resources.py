@@ -185,7 +185,7 @@ def test_a_fork_server_killed_before_it_forks_ends_the_launch(gang: Gang) -> Non
             lambda: kill(fork_server), lambda: session.request_workers(2), after_s=1.0
         )
         assert type(outcome.error) is LaunchError, repr(outcome.error)
-        assert f"the warm process on {os.uname().nodename} ended" in str(outcome.error)
+        assert f"the fork server on {os.uname().nodename} ended" in str(outcome.error)
         assert outcome.seconds < ERROR_LIMIT_S
         record("kill -9 of a fork server that is to fork", outcome.seconds, None, outcome.error)
         assert len(session.request_workers(2)) == 2

@@ -3,7 +3,7 @@
     python -m tests.kube.binaries      # build what is missing (minutes), and say where it is
 
 What is built is named for what it is built of (a digest of our Go files, or a module's version),
-so that a change builds anew and nothing is ever stale.
+so that a change causes a build and no file is stale.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_kubernetes_refuses_what_wants_more(ray: Cluster) -> None:
 
 
 def stranger(name: str, namespace: str) -> dict[str, Any]:
-    """A pod of somebody else."""
+    """A pod of another user."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

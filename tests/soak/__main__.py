@@ -19,6 +19,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long (default: 600)")
     parser.add_argument("--seed", type=int, default=0, help="of the random choices (default: 0)")
+    parser.add_argument(
+        "--sessions", type=int, metavar="N",
+        help="open and close N sessions instead, and print the growth for each",
+    )  # fmt: skip
     options = parser.parse_args()
     tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
     os.environ.update({traces.RUN: uuid.uuid4().hex, "TMPDIR": tempfile.tempdir})
@@ -28,11 +32,17 @@ def main() -> int:
             num_cpus=8, include_dashboard=False, log_to_driver=False,
             _temp_dir=f"{tempfile.gettempdir()}/ray",
         )  # fmt: skip
-        report = actions.soak(options.seconds, options.seed)
+        if options.sessions:
+            report = actions.sessions(options.sessions)
+        else:
+            report = actions.soak(options.seconds, options.seed)
         ray.shutdown()
     finally:
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-    print(measure.table(report))
+    if options.sessions:
+        print(measure.growth(report, options.sessions))
+    else:
+        print(measure.table(report))
     return 1 if measure.excess(report) else 0
 
 

@@ -21,6 +21,7 @@ from tests.soak.measure import Report, held
 from tests.support import traces
 
 WARM_UP = 2  # rounds of all actions before the first measurement
+WARM_UP_SESSIONS = 20
 SETTLE_S = 10.0  # for agents and ranks to give back what they keep warm
 ROWS = 40_000  # of the largest matrix
 
@@ -156,6 +157,26 @@ def soak(seconds: float, seed: int) -> Report:
     report.seconds = time.monotonic() - begun
     report.after = _settled()
     return report
+
+
+def sessions(count: int) -> Report:
+    """Open and close sessions, each with a gang, a transfer and a call; Ray must be initialised."""
+    for _ in range(WARM_UP_SESSIONS):
+        _session()
+    report = Report(_settled())
+    begun = time.monotonic()
+    for _ in range(count):
+        _session()
+    report.seconds = time.monotonic() - begun
+    report.after = _settled()
+    return report
+
+
+def _session() -> None:
+    a = np.arange(1000.0).reshape(100, 10)  # small: allocators keep the memory of large ones
+    with AlchemistSession(1) as als:
+        np.testing.assert_array_equal(als.send_matrix(a).fetch(), a)
+        assert als.run(lambda comm: comm.size) == 1
 
 
 def _settled() -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -42,8 +43,21 @@ def held() -> dict[str, dict[str, float]]:
     call: Any = spare.actor.__ray_call__
     found["GroupManager"] = _process(ray.get(call.remote(lambda self: os.getpid()), timeout=60))
     manager_pool.give_back(spare)
+    found |= {name: _process(pid) for name, pid in _rays_own().items()}
     gangs = len(list(Path(tempfile.gettempdir()).glob("alchemist-g*")))
     found["files"] = {"files": gangs + len(traces.shared_memory())}
+    return found
+
+
+def _rays_own() -> dict[str, int]:
+    """Process ids of the Ray that this program has started."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/comm"):
+        pid = int(status.parent.name)
+        with contextlib.suppress(OSError):
+            name = status.read_text().strip()
+            if name in ("gcs_server", "raylet") and traces.parent_of(pid) == os.getpid():
+                found[name] = pid
     return found
 
 
@@ -66,6 +80,18 @@ def excess(report: Report) -> list[str]:
         for what, value in values.items()
         if value - report.before[process][what] > LIMITS[what]
     ]
+
+
+def growth(report: Report, sessions: int) -> str:
+    """Resident memory before and after, and its growth for each session."""
+    lines = [f"{sessions} sessions in {report.seconds:.0f} s"]
+    lines.append(f"{'process':<14} {'MB':>15} {'KB a session':>15}")
+    for process, after in report.after.items():
+        if process != "files":
+            before, now = report.before[process]["MB"], after["MB"]
+            each = f"{1024 * (now - before) / sessions:.1f}"
+            lines.append(f"{process:<14} {f'{before:.0f} -> {now:.0f}':>15} {each:>15}")
+    return "\n".join(lines)
 
 
 def table(report: Report) -> str:

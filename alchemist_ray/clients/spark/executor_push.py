@@ -159,7 +159,7 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
 def _duplicate(what: str) -> Failure:
     return Failure(
         "IncompleteMatrixError",
-        f"{what} is there twice: drop duplicates, or add them up",
+        f"{what} appears twice: drop duplicates, or add them up",
     )
 
 

@@ -99,7 +99,7 @@ def to_spark(
     through this process. If the gang has ended, the tasks fail.
     """
     if kind not in KINDS:
-        raise BadArgumentError(f"kind={kind!r}: it must be one of {', '.join(KINDS)}")
+        raise BadArgumentError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     if handle.dtype.name not in _TYPES:
         raise DtypeError(
             f"{handle.name} has dtype {handle.dtype}, and Spark has no complex numbers"

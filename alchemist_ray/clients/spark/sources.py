@@ -214,9 +214,7 @@ class NumberedSource(SparkSource):
         if np.count_nonzero(there) != len(places):
             ordered = np.sort(places)
             row = ordered[:-1][np.diff(ordered) == 0][0]
-            raise IncompleteMatrixError(
-                f"row {row} is there twice: drop duplicates, or add them up"
-            )
+            raise IncompleteMatrixError(f"row {row} appears twice: drop duplicates, or add them up")
         missing = np.flatnonzero(~there)
         if not len(missing):
             return
@@ -252,7 +250,7 @@ class BlocksSource(SparkSource):
         for i, j in places.reshape(-1, 2).tolist():
             if (i, j) in seen:
                 raise IncompleteMatrixError(
-                    f"block {(i, j)} is there twice: drop duplicates, or add them up"
+                    f"block {(i, j)} appears twice: drop duplicates, or add them up"
                 )
             seen.add((i, j))
         with RowWriter(connection.ranks, target) as writer:

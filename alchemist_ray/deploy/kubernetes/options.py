@@ -131,7 +131,7 @@ class ClusterOptions:
 
     def _check_combinations(self) -> None:
         if self.gang is not None and self.gang not in GANG_SCHEDULERS:
-            raise ValueError(f"gang={self.gang!r}: it must be one of {', '.join(GANG_SCHEDULERS)}")
+            raise ValueError(f"gang must be one of {', '.join(GANG_SCHEDULERS)}; got {self.gang!r}")
         if self.gang is not None and self.autoscale:
             raise ValueError(
                 "gang and autoscale exclude each other: a gang scheduler admits all pods of a "

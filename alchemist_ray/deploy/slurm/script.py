@@ -168,7 +168,7 @@ def render(
     """Return the job script. Raises `JobError`."""
     dialect = dialect or site.job.scheduler
     if dialect not in SCHEDULERS:
-        raise JobError(f"unknown dialect {dialect!r}: it must be one of {', '.join(SCHEDULERS)}")
+        raise JobError(f"dialect must be one of {', '.join(SCHEDULERS)}; got {dialect!r}")
     if request.nodes < 1:
         raise JobError(f"{request.nodes} nodes: a job has at least 1")
     if not command:

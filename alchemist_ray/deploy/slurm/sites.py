@@ -203,7 +203,7 @@ def parse(told: Mapping[str, Any], where: str, name: str) -> Site:
     ):
         if value not in known:
             raise SiteError(
-                f"{where}: {key} = {value!r}: it must be one of {', '.join(filter(None, known))}"
+                f"{where}: {key} must be one of {', '.join(filter(None, known))}; got {value!r}"
             )
     if not 0 < site.nodes.object_store < 1:
         raise SiteError(f"{where}: nodes.object_store must be between 0 and 1")

@@ -41,7 +41,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise ValueError(f"status {self.status!r}: it must be one of {', '.join(STATUSES)}")
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
         if self.status in (WARN, BAD) and not self.advice:
             raise ValueError(f"{self.check}: a finding that is {self.status} needs advice")
 

@@ -29,7 +29,7 @@ def authentication() -> Iterator[Finding]:
             check, WARN,
             f"mode {mode}: anyone who can connect to Ray's ports runs code as this user",
             "set RAY_AUTH_MODE=token (Ray 2.52 or later) before Ray starts and in every client; "
-            "harmless only where nobody else can log in or connect",
+            "harmless only if no other user can log in or connect",
         )  # fmt: skip
         return
     if os.environ.get("RAY_AUTH_TOKEN"):

@@ -144,7 +144,7 @@ def test_a_user_library(session: AlchemistSession, tmp_path: Path) -> None:
     np.testing.assert_array_equal(B.fetch(), 2 * A.fetch())
     path.write_text(path.read_text().replace("2 * A.local", "3 * A.local"))
     B, calls = session.load_library("mine", path).twice(A)
-    assert calls == 1  # loaded anew, with a new state
+    assert calls == 1  # loaded again, with a new state
     np.testing.assert_array_equal(B.fetch(), 3 * A.fetch())
 
 

@@ -131,7 +131,7 @@ def test_a_launcher_is_chosen_by_the_site_unless_one_is_named(
     assert chosen("auto") == "srun"
     assert chosen("mpiexec") == "mpiexec"
     monkeypatch.setenv("ALCHEMIST_LAUNCHER", "rsh")
-    with pytest.raises(ValueError, match="ALCHEMIST_LAUNCHER='rsh': it must be one of auto, pmi"):
+    with pytest.raises(ValueError, match=r"ALCHEMIST_LAUNCHER must be one of auto, pmi.*got 'rsh'"):
         chosen("auto")
     monkeypatch.setenv("ALCHEMIST_SRUN_MPI", "pmix")
     assert settings() == {"ALCHEMIST_SRUN_MPI": "pmix"}

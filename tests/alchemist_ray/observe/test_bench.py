@@ -1,4 +1,4 @@
-"""``alchemist bench hpc``: what it measures, and results beside each other."""
+"""``alchemist bench hpc``: its measurements, and the comparison of results."""
 
 from __future__ import annotations
 

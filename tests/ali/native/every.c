@@ -129,7 +129,7 @@ static const alchemist_routine routines[] = {
     {.name = "fail", .doc = "Fails on a rank, or on all.", .run = fail,
      .parameters = ALCHEMIST_PARAMETERS({"rank", ALCHEMIST_INT, "or -1", "-1"},
                                         {"how", ALCHEMIST_STRING, "words", "\"really\""})},
-    {.name = "work", .doc = "Works for so long.", .run = work,
+    {.name = "work", .doc = "Works for the given time.", .run = work,
      .parameters = ALCHEMIST_PARAMETERS({"seconds", ALCHEMIST_FLOAT, "s", "0.02"})},
     {.name = "bad", .doc = "Returns what is no matrix.", .run = bad,
      .results = ALCHEMIST_RESULTS({"A", ALCHEMIST_MATRIX, "not really"})},

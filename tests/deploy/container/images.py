@@ -45,7 +45,7 @@ BASE = ("mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates
         "--dpkgopt=path-include=/usr/share/doc/*/copyright", "bookworm")  # fmt: skip
 BUILD_LIMIT_S = 1500.0
 IN_USE_S = 1200.0
-LAYERS = 300  # more of them in the store than this, and it starts anew
+LAYERS = 300  # with more of them in the store, it is rebuilt
 
 
 def why_not() -> str | None:
@@ -175,7 +175,7 @@ def _wipe_store() -> None:
 
 
 def _forget(*patterns: str) -> None:
-    """Remove what was made of earlier files, unless somebody may be reading it."""
+    """Remove what was made of earlier files, unless another process may be reading it."""
     for path in (path for pattern in patterns for path in folder().glob(pattern)):
         if time.time() - path.stat().st_ctime > IN_USE_S:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

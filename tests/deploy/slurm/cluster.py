@@ -28,7 +28,7 @@ from tests.faults.hosts import why_not as why_no_hosts
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PACKAGES = "RUNLEVEL=1 apt-get install -y --no-install-recommends slurm-wlm munge slurm-wlm-torque"
-CPUS = 4  # that each node claims: there are fewer, and nobody minds
+CPUS = 4  # that each node claims; the machine has fewer
 UP_S = 40.0
 CONF = """\
 ClusterName=lab

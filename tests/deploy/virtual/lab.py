@@ -1,4 +1,4 @@
-"""libvirt and QEMU of a test's own: on a host of `tests.faults.hosts`, where nobody else sees them.
+"""libvirt and QEMU of a test's own, on a host of `tests.faults.hosts` that no other process sees.
 
 The daemon's files lie in memory file systems of that host's mount namespace, its bridge in the
 host's network; all of it is gone with the host's processes.

@@ -1,6 +1,6 @@
 """libvirt's definitions of guests: as text against golden files, and against libvirt's own schema.
 
-``python -m tests.deploy.virtual.test_render`` writes the golden files anew.
+``python -m tests.deploy.virtual.test_render`` rewrites the golden files.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_many_builders_at_once_make_one_library(tmp_path: Path) -> None:
     folder = Path(path).parent
     assert [p.name for p in folder.iterdir() if p.suffix == ".so"] == [Path(path).name]
     assert not list(folder.glob("build-*"))
-    assert folder.stat().st_mode & 0o077 == 0, "nobody else may put code there"
+    assert folder.stat().st_mode & 0o077 == 0, "no other user may write code there"
 
     made = Path(path).stat()
     code, again, _ = said(builder(tmp_path))

@@ -1,4 +1,4 @@
-"""Runs in a pod: the TCP ports that somebody listens at there, reachable from outside."""
+"""Runs in a pod: the listening TCP ports there that can be reached from outside."""
 
 import json
 from pathlib import Path

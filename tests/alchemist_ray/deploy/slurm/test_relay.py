@@ -1,4 +1,4 @@
-"""Commands that are run for somebody who cannot: output, exit code, and an end when he ends."""
+"""Commands that a supervisor runs for a process in an image: output, exit code, cancellation."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
         ({"colour": "blue"}, "unknown key 'colour'; there are"),
         (
             {"mpi": {"launcher": "rsh"}},
-            "mpi.launcher = 'rsh': it must be one of auto, pmi, mpiexec, srun",
+            "mpi.launcher must be one of auto, pmi, mpiexec, srun",
         ),
-        ({"job": {"scheduler": "lsf"}}, "it must be one of slurm, pbs"),
+        ({"job": {"scheduler": "lsf"}}, "job.scheduler must be one of slurm, pbs"),
         (
             {"nodes": {"interface": "hsn0"}},
             "nodes.interface = 'hsn0': it must be a list of strings",
