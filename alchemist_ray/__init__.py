@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.errors import AlchemistError
     from alchemist_ray.functions.mpi_function import MpiFunction, mpi_function
-    from alchemist_ray.session import AlchemistSession, WorkerInfo
+    from alchemist_ray.session import AlchemistSession, CallInfo, GangInfo, WorkerInfo
 
 # Loaded at first use: `alchemist_ray.gang` and `.arrays` can be imported without Ray, and the
 # command line starts quickly.
 _PUBLIC = {
     "AlchemistError": "alchemist_ray.errors",
     "AlchemistSession": "alchemist_ray.session",
+    "CallInfo": "alchemist_ray.session",
+    "GangInfo": "alchemist_ray.session",
     "Handle": "alchemist_ray.arrays.handle",
     "MpiFunction": "alchemist_ray.functions.mpi_function",
     "WorkerInfo": "alchemist_ray.session",
@@ -33,6 +35,8 @@ _PUBLIC = {
 __all__ = [
     "AlchemistError",
     "AlchemistSession",
+    "CallInfo",
+    "GangInfo",
     "Handle",
     "MpiFunction",
     "WorkerInfo",

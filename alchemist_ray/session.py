@@ -18,19 +18,28 @@ from alchemist_ray.gang.libraries import Library, named
 from alchemist_ray.gang.rank_channel import RankChannel, Serve, open_rank_channel
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
-from alchemist_ray.runtime.gang_owner import WorkerInfo
+from alchemist_ray.runtime.gangs import CallInfo, GangInfo
+from alchemist_ray.runtime.shared_gangs import SharedGangs
+from alchemist_ray.runtime.worker_info import WorkerInfo
 from alchemist_ray.transfer import fetching, sending
 
-__all__ = ["AlchemistSession", "WorkerInfo"]
+__all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
 
 
-class AlchemistSession(SessionFiles, SessionCheckpoints):
+class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
     """A session: a gang of MPI ranks, the matrices on it, and the libraries that it runs.
 
     Parameters
     ----------
     num_workers : int, optional
         MPI ranks to start at once. Default: none, until `request_workers`.
+    name : str, optional
+        Name of the gang, unique in the Ray cluster: other processes `attach` by it.
+    lifetime : {"process", "detached"}
+        ``"process"``: the gang ends with the session, or with this process. ``"detached"``: it
+        stays, with its matrices and libraries, until `stop_gang`; it needs a name.
+    idle_timeout_s : float, optional
+        End the gang after so many seconds without a command of any process.
     placement : {"own", "inherit"} or Reservation
         ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
         of the Ray task or actor that creates the session. A `Reservation` uses bundles of an
@@ -189,12 +198,26 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
     def run_task(self, library: Library | str, routine: str, *args: Any, **kwargs: Any) -> Any:
         """Call a routine of a loaded library by name; ``lib.routine(...)`` is the same."""
         name = named(library)
+        return self.library(name).routine(routine)(*args, **kwargs)
+
+    def library(self, name: str) -> Library:
+        """A library that this or another process has loaded on the gang.
+
+        Raises
+        ------
+        LibraryNotFoundError
+            If it is not loaded.
+        """
         loaded = self._loaded()
         if name not in loaded:
-            raise LibraryNotFoundError(
-                f"library {name!r} is not loaded in this session: call load_library({name!r})"
-            )
-        return loaded[name].routine(routine)(*args, **kwargs)
+            told = self.connection.request({"op": "list_libraries"})["libraries"]
+            found = [described for described in told if described["name"] == name]
+            if not found:
+                raise LibraryNotFoundError(
+                    f"library {name!r} is not loaded in this session: call load_library({name!r})"
+                )
+            loaded[name] = Library(self.connection, found[0])
+        return loaded[name]
 
     def open_rank_channel(self, serve: Serve, timeout_s: float = 10.0) -> RankChannel | None:
         """Open channels to the ranks for a routine that serves; see `gang.rank_channel`.
@@ -210,7 +233,7 @@ class AlchemistSession(SessionFiles, SessionCheckpoints):
         return open_rank_channel(serve, connection.cancel, connection.address, timeout_s)
 
     def _loaded(self) -> dict[str, Library]:
-        """Loaded libraries by name. A new gang has none."""
+        """Libraries by name that this process has used. A new gang has none."""
         connection = self.connection
         if self._libraries_of is not connection:
             self._libraries_of, self._libraries = connection, {}

@@ -55,7 +55,7 @@ class Handle(ArrayOperators):
 
     def free(self) -> None:
         """Free the matrix; all its handles become invalid. A second call does nothing."""
-        gang_of(self.keep()).free(self)
+        gang_of(self).free(self)
 
     # --- to files and other systems ---
 

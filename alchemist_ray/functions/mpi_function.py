@@ -244,10 +244,8 @@ class _Pool:
         key = replace(options, timeout_s=None, idle_s=0.0)
         with self._lock:
             host = self._host(key, options)
-            host.manager.epoch += 1  # if this call starts a gang
-            request = key.gang.request(
-                key.num_workers, host.manager.epoch, f"f{uuid.uuid4().hex[:10]}"
-            )
+            request = key.gang.request(key.num_workers, f"f{uuid.uuid4().hex[:10]}")
+            host.manager.launched = True
             ref: Any = host.manager.actor.function.remote(request, work, *refs)
             host.calls.append(ref)
             if not self._watched:

@@ -22,6 +22,14 @@ class GangAddress:
         Of the dispatcher: ``unix:path`` first, then ``tcp:host:port``.
     workers : tuple of dict
         What each rank reported of itself, in rank order.
+    incarnation : str
+        Name of this incarnation: of its processes, folders and reservation.
+    shared : bool
+        Whether it has a name, by which other programs attach.
+    lease_grace_s : float
+        How long a process that loses its connection keeps its leases, and can resume it.
+    idle_timeout_s : float or None
+        The gang ends after so many seconds without a command.
     """
 
     gang: str
@@ -30,8 +38,7 @@ class GangAddress:
     token: str = field(repr=False)
     addresses: tuple[str, ...]
     workers: tuple[dict[str, Any], ...]
-
-    @property
-    def incarnation(self) -> str:
-        """Name of this incarnation: of its processes, folders and reservation."""
-        return f"{self.gang}.{self.epoch}"
+    incarnation: str
+    shared: bool = False
+    lease_grace_s: float = 0.0
+    idle_timeout_s: float | None = None

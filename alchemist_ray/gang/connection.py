@@ -5,6 +5,7 @@ Commands go through the control channel, data through connections to the ranks. 
 
 from __future__ import annotations
 
+import getpass
 import os
 import threading
 import time
@@ -22,7 +23,13 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.control_channel import ControlChannel, OnProgress, open_socket_channel
+from alchemist_ray.gang.control_channel import (
+    MANAGER_GONE,
+    ControlChannel,
+    OnProgress,
+    SocketChannel,
+    open_socket_channel,
+)
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
@@ -35,6 +42,9 @@ R = TypeVar("R", bound=MatrixRef)
 
 FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
 POLL_INTERVAL_S = 0.05
+RESUME_S = 10.0  # how long a call tries to restore a connection to another node
+TOUCHES = 10  # signs of life within the idle timeout of a gang
+REPEATABLE = frozenset({"ping", "list_matrices", "list_libraries", "sources", "status"})
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 
 
@@ -94,6 +104,8 @@ class GangConnection:
         self._upload_type = upload_type
         self._result_type = result_type
         self._fallback = fallback
+        self._touched = time.monotonic()
+        self._sessions = 0
         self._closed = False
         self._begin()
         _connections.add(self)
@@ -105,7 +117,7 @@ class GangConnection:
         self._parts: dict[Any, Any] = {}
         self._channel: ControlChannel | None = None
         self.ranks = RankConnections(self.rank_endpoints, watch=self.ping)
-        self.leases = MatrixLeases(self._tell_lease)
+        self.leases = MatrixLeases(self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
 
@@ -125,8 +137,7 @@ class GangConnection:
     def _open_channel(self) -> ControlChannel:
         with self._lock:
             if self._channel is None:
-                hello = {"role": "client", "owner": self.owner, "process": self._process_id}
-                self._channel = open_socket_channel(self.address, hello)
+                self._channel = open_socket_channel(self.address, self._hello())
                 if self._channel is None and self._fallback is not None:
                     self._channel = self._fallback(self._process_id)
                 if self._channel is None:
@@ -136,10 +147,31 @@ class GangConnection:
                     )
             return self._channel
 
+    def _hello(self) -> Body:
+        return {
+            "role": "client",
+            "owner": self.owner,
+            "session": self._sessions > 0,
+            "process": self._process_id,
+            "where": this_process(),
+        }
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    def begin_session(self) -> None:
+        """One more session of this process uses the connection."""
+        with self._lock:
+            self._sessions += 1
+        self.tell({"op": "session"})
+
+    def end_session(self) -> bool:
+        """A session no longer uses it; whether it was the last one."""
+        with self._lock:
+            self._sessions -= 1
+            return self._sessions <= 0
 
     def close(self) -> None:
         """Close every connection of this process to the gang."""
@@ -182,10 +214,40 @@ class GangConnection:
             body = {**body, "output": False}
         try:
             self.leases.sweep()
-            return self._open_channel().request(body, on_progress)
+            return self._exchange(body, on_progress)
         except GroupFailedError:
             self.ranks.trim()  # a mapping would keep the memory of a rank that is gone
             raise
+
+    def _exchange(self, body: Body, on_progress: OnProgress | None) -> Body:
+        """Send a command and wait; a connection that is lost meanwhile is restored if possible."""
+        channel = self._open_channel()
+        try:
+            return channel.request(body, on_progress)
+        except GroupFailedError as error:
+            if error.facts.get("cause") != MANAGER_GONE or not self.address.lease_grace_s:
+                raise
+            self._resume(channel, error)
+        if body["op"] in REPEATABLE:
+            return self._open_channel().request(body, on_progress)
+        raise TransferError(
+            f"the connection to gang {self.address.gang} was lost during {body['op']!r} and is "
+            "restored; matrices are unchanged, the call was cancelled: repeat it"
+        )
+
+    def _resume(self, lost: ControlChannel, error: GroupFailedError) -> None:
+        """Connect again under the same id, within the grace. Raises `error` if that fails."""
+        with self._lock:
+            if self._channel is not lost:
+                return  # another thread has done it
+            here = isinstance(lost, SocketChannel) and lost.same_node
+            deadline = time.monotonic() + (0.0 if here else RESUME_S)
+            while (channel := open_socket_channel(self.address, self._hello())) is None:
+                if time.monotonic() >= deadline:
+                    raise error
+                time.sleep(POLL_INTERVAL_S)
+            self._channel = channel
+        channel.tell({"op": "resume", "matrices": self.leases.live()})
 
     def ping(self) -> None:
         """Raise what ended the gang, if it has ended."""
@@ -208,9 +270,8 @@ class GangConnection:
 
     def handle(self, record: Body) -> Any:
         """The handle of a matrix as the dispatcher describes it, with a lease on the matrix."""
-        lease = None if record.get("pinned") else self.leases.lease(record["matrix"])
-        if lease is not None:
-            lease.elements = record.get("elements")
+        lease = self.leases.lease(record["matrix"], kept=bool(record.get("pinned")))
+        lease.elements = record.get("elements")
         return self.handle_type.from_record(record, self.address, lease)
 
     def lease(self, matrix: int) -> MatrixLease:
@@ -231,7 +292,15 @@ class GangConnection:
                 f"{ref.name} belonged to an earlier gang of session {ref.session}, whose "
                 "memory was freed: send or compute it again"
             )
+        self._touch()
         return ref
+
+    def _touch(self) -> None:
+        """Tell a gang with a time limit that it is used: data goes directly to its ranks."""
+        limit_s = self.address.idle_timeout_s
+        if limit_s is not None and time.monotonic() - self._touched > limit_s / TOUCHES:
+            self._touched = time.monotonic()
+            self.tell({"op": "touch"})
 
     def argument(self, ref: MatrixRef) -> int:
         """The id of a matrix for a call that may write to it. Raises as `check`."""
@@ -261,6 +330,15 @@ class GangConnection:
             if isinstance(error, Failure):
                 raise from_failure(error) from error.__cause__
             raise
+
+
+def this_process() -> str:
+    """This process as others see it: ``user@host (pid 123)``."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container without a name for this user
+        user = str(os.getuid())
+    return f"{user}@{os.uname().nodename} (pid {os.getpid()})"
 
 
 _connections: weakref.WeakSet[GangConnection] = weakref.WeakSet()

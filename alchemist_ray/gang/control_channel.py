@@ -76,6 +76,11 @@ class SocketChannel:
         self._reading = False
         self._lost: AlchemistError | None = None
 
+    @property
+    def same_node(self) -> bool:
+        """Whether the dispatcher runs on this node."""
+        return self._address.startswith("unix:")
+
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         call = self._send(body, answered=True)
         try:
@@ -129,7 +134,7 @@ class SocketChannel:
             if isinstance(error, Failure):  # more than a frame may hold; nothing was sent
                 raise from_failure(error) from None
             if isinstance(error, frames.WireError | OSError):
-                raise self._lose(error) from error
+                raise self._lose(self._refusal() or error) from error
             if isinstance(error, KeyboardInterrupt):  # after the frame was sent
                 self._cancel(call)
             raise
@@ -171,6 +176,18 @@ class SocketChannel:
                 call = self._calls.get(frame.body.get("id", 0))
                 if call is not None:  # else its thread was interrupted, or never waited
                     call.frames.append(frame)
+
+    def _refusal(self) -> AlchemistError | None:
+        """Why the dispatcher has closed the connection, if it said so before a send failed."""
+        with self._changed:
+            if self._reading:
+                return None  # another thread gets to know
+        with contextlib.suppress(frames.WireError, OSError):
+            while self._connection.readable(0.0):
+                frame = self._connection.recv()
+                if frame.kind == Kind.REFUSED:
+                    return from_failure(Failure.from_map(frame.body))
+        return None
 
     def _lose(self, error: BaseException) -> AlchemistError:
         """The connection is of no more use: every waiting thread gets the same error."""

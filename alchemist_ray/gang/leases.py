@@ -28,34 +28,39 @@ class MatrixLease:
     ----------
     elements : bytes or None
         The elements of a small matrix, C-ordered and little-endian, if they are known here and
-        no other process or library can have changed them.
+        no other process or library can have changed them: never on a gang that is shared.
+    kept : bool
+        Whether the matrix stays when no handle refers to it.
     part_of : str
         Name of the matrix of which this one is a copied part: assignments to it are refused.
     """
 
-    __slots__ = ("__weakref__", "_leases", "_matrix", "elements", "part_of")
+    __slots__ = ("__weakref__", "_elements", "_leases", "_matrix", "kept", "part_of")
 
-    def __init__(self, matrix: int, leases: MatrixLeases) -> None:
+    def __init__(self, matrix: int, leases: MatrixLeases, *, kept: bool) -> None:
         self._matrix = matrix
-        self._leases: MatrixLeases | None = leases
-        self.elements: bytes | None = None
+        self._leases = leases
+        self._elements: bytes | None = None
+        self.kept = kept
         self.part_of = ""
 
     @property
-    def kept(self) -> bool:
-        """Whether the matrix stays when no handle refers to it."""
-        return self._leases is None
+    def elements(self) -> bytes | None:
+        return self._elements
+
+    @elements.setter
+    def elements(self, value: bytes | None) -> None:
+        self._elements = None if self.kept or self._leases.shared else value
 
     def keep(self) -> None:
         """Have the matrix stay until it is freed by name, or its gang ends."""
-        self.elements = None  # other processes may refer to it from now on
-        if self._leases is not None:
+        self._elements = None  # other processes may refer to it from now on
+        if not self.kept:
+            self.kept = True
             self._leases.pin(self._matrix)
-            self._leases = None
 
     def __del__(self) -> None:
-        if self._leases is not None:
-            self._leases.over(self._matrix)
+        self._leases.over(self._matrix)
 
 
 class ResultLease:
@@ -76,10 +81,13 @@ class MatrixLeases:
     ----------
     tell : callable(op, matrices)
         Sends ``"release"`` or ``"pin"`` for some matrices, and does not wait for an answer.
+    shared : bool
+        Whether other programs may change the matrices.
     """
 
-    def __init__(self, tell: Callable[[str, list[int]], None]) -> None:
+    def __init__(self, tell: Callable[[str, list[int]], None], *, shared: bool = False) -> None:
         self._tell = tell
+        self.shared = shared
         self._live: weakref.WeakValueDictionary[int, MatrixLease] = weakref.WeakValueDictionary()
         self._over: deque[int] = deque()
         self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
@@ -87,15 +95,15 @@ class MatrixLeases:
         self._watched = False
         self._abandoned = False
 
-    def lease(self, matrix: int) -> MatrixLease:
+    def lease(self, matrix: int, *, kept: bool = False) -> MatrixLease:
         """The lease on a matrix: that of other handles of this process, if there are any."""
         if not self._watched:
             self._watched = True
             threading.Thread(target=self._watch, name="alchemist-leases", daemon=True).start()
         with self._sweeping:
             found = self._live.get(matrix)
-            if found is None or found.kept:
-                found = self._live[matrix] = MatrixLease(matrix, self)
+            if found is None:
+                found = self._live[matrix] = MatrixLease(matrix, self, kept=kept)
             return found
 
     def over(self, matrix: int) -> None:
@@ -124,6 +132,11 @@ class MatrixLeases:
             if found:
                 with contextlib.suppress(AlchemistError):  # the gang is gone, and they with it
                     self._tell("release", found)
+
+    def live(self) -> list[int]:
+        """The matrices to which handles of this process refer."""
+        with self._sweeping:
+            return list(self._live)
 
     def close(self) -> None:
         """The connection is closed."""

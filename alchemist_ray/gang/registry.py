@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
 
+from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.leases import MatrixLease
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -38,6 +40,31 @@ def detach(connection: GangConnection) -> None:
             del _attached[connection.address.gang]
 
 
+def join(address: GangAddress, connect: Callable[[], GangConnection]) -> GangConnection:
+    """This process's connection for one more session on a gang; `leave` is its counterpart."""
+    with _connecting_to(address.gang):
+        with _lock:
+            connection = _attached.get(address.gang)
+        if connection is not None and not connection.closed and connection.address == address:
+            connection.begin_session()
+            return connection
+        connection = connect()
+        connection.begin_session()
+        attach(connection)
+        return connection
+
+
+def leave(connection: GangConnection) -> None:
+    """A session no longer uses a connection; the last one closes it."""
+    if connection.end_session():
+        detach(connection)
+
+
+def _connecting_to(gang: str) -> threading.Lock:
+    with _lock:
+        return _connecting.setdefault(gang, threading.Lock())
+
+
 def lease_of(ref: MatrixRef) -> MatrixLease | None:
     """A lease on a matrix whose handle has just arrived; None if this process is not attached."""
     connection = _known(ref)
@@ -57,9 +84,7 @@ def gang_of(ref: MatrixRef) -> GangConnection:
     connection = _known(ref)
     if connection is not None:
         return connection
-    with _lock:
-        connecting = _connecting.setdefault(ref.gang, threading.Lock())
-    with connecting:  # one thread connects, the others of this gang wait for it
+    with _connecting_to(ref.gang):  # one thread connects, the others of this gang wait for it
         connection = _known(ref)
         if connection is None:
             connection = importlib.import_module(CONNECTOR).connect_to_gang_of(ref)

@@ -7,52 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from alchemist_ray.runtime.matrix_records import Record
 from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
-
-
-@dataclass(slots=True)
-class Record:
-    """A matrix of the gang: its facts, its origin, and which processes refer to it.
-
-    Attributes
-    ----------
-    sealed : bool
-        Whether every element has arrived.
-    source : dict
-        Provenance.
-    holders : set of str
-        Ids of the attached processes, and tokens of results under way, that refer to it.
-    pinned : bool
-        It stays until it is freed by name, whatever holders there are.
-    """
-
-    id: int
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    layout: str
-    sealed: bool
-    source: dict[str, Any]
-    holders: set[str] = field(default_factory=set)
-    pinned: bool = False
-
-    def described(self) -> Body:
-        """The record as it travels: handles are made of it (`gang.matrix_ref`)."""
-        return {
-            "matrix": self.id,
-            "name": self.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "layout": self.layout,
-            "pinned": self.pinned,
-        }
 
 
 class Commands:
@@ -64,15 +26,23 @@ class Commands:
         Carry them out.
     soon : callable(body)
         Queues a command before all others.
+    users : callable(holders)
+        Descriptions of the other programs among these holders.
 
     Notes
     -----
     Each handler takes the caller's fields and the id of the process that holds the results.
     """
 
-    def __init__(self, nodes: Nodes, soon: Callable[[Body], None]) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        soon: Callable[[Body], None],
+        users: Callable[[set[str]], list[str]],
+    ) -> None:
         self._nodes = nodes
         self._soon = soon
+        self._users = users
         self._ids = 0
         self.matrices: dict[int, Record] = {}
         self.libraries: dict[str, Body] = {}
@@ -101,13 +71,24 @@ class Commands:
         return record.described()
 
     async def free(self, body: Body, holder: str) -> Body:
-        """Free matrices, whatever processes refer to them."""
+        """Free matrices, unless other programs use them."""
+        if not body.get("forced"):
+            self._check_unused(body["matrices"], holder)
         known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
         if body.get("forced"):
             known = body["matrices"]
         if known:
             await self._nodes.round("free", matrices=known)
         return {"freed": len(known)}
+
+    def _check_unused(self, idents: list[int], holder: str) -> None:
+        for record in filter(None, map(self.matrices.get, idents)):
+            if users := self._users(record.holders - {holder}):
+                raise Failure(
+                    "MatrixError",
+                    f"{record.name} is not freed: {', '.join(users)} has a handle of it. It can be "
+                    "freed when that program has dropped its handles, or has detached",
+                )
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
@@ -295,6 +276,18 @@ class Commands:
         record.source = body.get("source", record.source)
         return record.described()
 
+    def touch(self, body: Body, holder: str) -> Body:
+        """The gang is used: data goes directly to ranks."""
+        return {}
+
+    def resume(self, body: Body, holder: str) -> Body:
+        """A process is connected again: these are all matrices that it refers to."""
+        now = set(body["matrices"])
+        self.hold({"matrices": now}, holder)
+        gone = [r for r in self.matrices.values() if holder in r.holders and r.id not in now]
+        self._release(gone, holder)
+        return {}
+
     def sources(self, body: Body, holder: str) -> Body:
         """Provenance of matrices."""
         return {"sources": [self._known(ident).source for ident in body["matrices"]]}
@@ -344,6 +337,8 @@ COMMANDS: dict[str, Command] = {
     "pin": Command(("matrices",), immediate=Commands.pin),
     "list_matrices": Command((), immediate=Commands.list_matrices),
     "describe": Command(("matrix", "name", "pin?", "source?"), immediate=Commands.describe),
+    "touch": Command((), immediate=Commands.touch),
+    "resume": Command(("matrices",), immediate=Commands.resume),
     "sources": Command(("matrices",), immediate=Commands.sources),
     "list_libraries": Command((), immediate=Commands.list_libraries),
     "ping": Command((), immediate=Commands.ping),

@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.runtime import output_relay
+from alchemist_ray.runtime.attached_processes import AttachedProcess, AttachedProcesses
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands, checked
+from alchemist_ray.runtime.jobs import Job, late
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
@@ -28,63 +30,6 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 
 QUEUE_LIMIT = 100_000
 NOTICE_S = 1.0  # a caller that waits longer for an earlier call is told so
-
-
-@dataclass(slots=True, eq=False)
-class AttachedProcess:
-    """A process that is connected to the gang; its id holds the leases of its matrices."""
-
-    ident: str
-    owner: bool
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A command and who waits for its answer: a connection, a future of the actor, or neither.
-
-    `first_round` is the number of the first round that can belong to it, `cancelled` why it
-    is no longer wanted.
-    """
-
-    body: Body
-    holder: str = NO_HOLDER
-    connection: FrameProtocol | None = None
-    ident: Any = None
-    future: asyncio.Future[Body] | None = None
-    relay: output_relay.Relay | None = None
-    timer: asyncio.TimerHandle | None = None
-    first_round: int = 0
-    cancelled: Failure | None = None
-    answered: bool = False
-
-    def answer(self, result: Body | Failure) -> None:
-        """Send the result or the failure to the waiting client. Only the first call counts."""
-        if self.answered:
-            return
-        self.answered = True
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.relay is not None:
-            self.relay.end()
-        if self.connection is not None:
-            self._reply(self.connection, result)
-        elif self.future is not None and not self.future.done():
-            if isinstance(result, Failure):
-                self.future.set_exception(result)
-                self.future.exception()  # seen: the caller may have gone
-            else:
-                self.future.set_result(result)
-
-    def _reply(self, connection: FrameProtocol, result: Body | Failure) -> None:
-        key, value = "result", result
-        if isinstance(result, Failure):
-            key, value = "error", result.to_map()
-        try:
-            connection.send(Kind.REPLY, {"id": self.ident, key: value})
-        except (Failure, TypeError, ValueError, OverflowError) as error:  # it fits no frame
-            op = self.body.get("op")
-            failure = Failure("TransferError", f"the answer to {op!r} cannot be sent: {error}")
-            connection.send(Kind.REPLY, {"id": self.ident, "error": failure.to_map()})
 
 
 class Dispatcher:
@@ -102,6 +47,8 @@ class Dispatcher:
         Called once when the gang is lost.
     on_orphaned : callable()
         Called when the owner's process is gone without a goodbye.
+    lease_grace_s : float
+        How long a process that is lost keeps its matrices.
     """
 
     def __init__(
@@ -111,9 +58,12 @@ class Dispatcher:
         token: str,
         on_failure: Callable[[AlchemistError], None],
         on_orphaned: Callable[[], None],
+        *,
+        lease_grace_s: float = 0.0,
     ) -> None:
         self.nodes = Nodes(nodes, size, self._lost, self._progress, self._output)
-        self.commands = Commands(self.nodes, self._soon)
+        self._processes = AttachedProcesses(lease_grace_s, lambda ident: self.commands.lost(ident))
+        self.commands = Commands(self.nodes, self._soon, self._processes.users)
         self._token = token
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
@@ -124,6 +74,7 @@ class Dispatcher:
         self._waiting = 0
         self._active: Job | None = None
         self._task: asyncio.Task[None] | None = None
+        self._used = time.monotonic()
         self.addresses: list[str] = []
 
     async def listen(self, host: str, unix_path: str) -> None:
@@ -146,8 +97,9 @@ class Dispatcher:
             self.nodes.joined(body["node"], protocol)
             protocol.peer = body["node"]
         else:
-            protocol.peer = AttachedProcess(str(body["process"]), body.get("owner") is True)
+            protocol.peer = self._processes.joined(body)
             self._connections.add(protocol)
+            self._used = time.monotonic()
         return {"version": frames.VERSION}
 
     def _on_lost(self, protocol: FrameProtocol) -> None:
@@ -155,10 +107,9 @@ class Dispatcher:
         if isinstance(peer, AttachedProcess):
             self._connections.discard(protocol)
             self._forget(protocol)
+            self._processes.left(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
-            elif not any(other.peer.ident == peer.ident for other in self._connections):
-                self.commands.lost(peer.ident)
         elif peer is not None:
             self.nodes.left(peer)
 
@@ -200,10 +151,16 @@ class Dispatcher:
 
     def _from_process(self, protocol: FrameProtocol, peer: AttachedProcess, body: Body) -> None:
         ident = body.pop("id", None)
+        self._used = time.monotonic()
         match body.get("op"):
             case "goodbye":
                 peer.owner = False
+                self._processes.ended(peer)
                 protocol.close()
+            case "session":
+                peer.session = True
+            case "status":
+                Job(body, connection=protocol, ident=ident).answer(self.status())
             case "cancel":
                 for job in (self._active, *self._queues.get(protocol, ())):
                     if job and job.connection is protocol and job.ident == body.get("call"):
@@ -215,6 +172,7 @@ class Dispatcher:
 
     async def submit(self, body: Body, holder: str = NO_HOLDER) -> Body:
         """Run a command that came through Ray. Raises `Failure`."""
+        self._used = time.monotonic()
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
         job = Job(body, holder, future=future)
         self._accept(job, None)
@@ -237,7 +195,7 @@ class Dispatcher:
             job.answer(failure)
             return
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            job.answer(_malformed(job, error))
+            job.answer(job.malformed(error))
             return
         if self._waiting >= QUEUE_LIMIT:
             words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
@@ -245,7 +203,7 @@ class Dispatcher:
             return
         if (limit_s := job.body.get("timeout_s")) is not None:
             loop = asyncio.get_running_loop()
-            job.timer = loop.call_later(limit_s, self._cancel, job, _late(limit_s))
+            job.timer = loop.call_later(limit_s, self._cancel, job, late(limit_s))
         self._queues.setdefault(sender, deque()).append(job)
         self._waiting += 1
         self._next()
@@ -290,7 +248,7 @@ class Dispatcher:
         except AlchemistError as error:
             result = to_failure(error)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            result = _malformed(job, error)
+            result = job.malformed(error)
         if self._active is job:
             self._active = None
         if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
@@ -334,6 +292,33 @@ class Dispatcher:
             job.cancelled = why  # it runs nothing on the ranks that could be left
             job.answer(why)
 
+    # --- about the gang ---
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last command, 0 while one runs."""
+        return 0.0 if self._active is not None else time.monotonic() - self._used
+
+    def used(self) -> None:
+        """The gang is used without a command."""
+        self._used = time.monotonic()
+
+    def status(self) -> Body:
+        """What the gang does and holds, for the catalogue."""
+        queued = [job for queue in self._queues.values() for job in queue]
+        calls = [job.described("queued") for job in queued]
+        if self._active is not None:
+            calls.insert(0, self._active.described("running"))
+        records = [record for record in self.commands.matrices.values() if record.sealed]
+        return {
+            "last_used": time.time() - self.idle_s,
+            "processes": [process.where for process in self._processes.connected()],
+            "calls": calls,
+            "matrices": len(records),
+            "nbytes": sum(record.nbytes for record in records),
+            "libraries": list(self.commands.libraries),
+        }
+
     # --- the end ---
 
     def _lost(self, error: AlchemistError) -> None:
@@ -357,17 +342,7 @@ class Dispatcher:
         if self._task is not None:
             self._task.cancel()
         for connection in list(self._connections):
+            connection.send(Kind.REFUSED, to_failure(error).to_map())
             connection.close()
         for server in self._servers:
             server.close()
-
-
-def _late(limit_s: float) -> Failure:
-    return Failure(
-        "CallTimeoutError",
-        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled; the gang goes on",
-    )
-
-
-def _malformed(job: Job, error: Exception) -> Failure:
-    return Failure("GroupError", f"malformed command {job.body.get('op')!r}: {error!r}")

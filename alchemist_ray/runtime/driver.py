@@ -1,4 +1,4 @@
-"""The Driver: the actor that knows every node's agent and every gang of a cluster."""
+"""The Driver: the actor that knows every node's agent and the CPUs of every gang of a cluster."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from alchemist_ray.runtime.names import (
     agent_name,
     driver_name,
     edition,
+    gang_and_run,
     group_name,
     job_environment,
+    reservation_name,
 )
 from alchemist_ray.runtime.placement import ask_for
 from alchemist_ray.runtime.ray_calls import result_of
@@ -60,7 +62,6 @@ class Driver:
         self._edition = edition
         self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
-        self._groups: dict[str, dict[str, Any]] = {}
         self._reservations: dict[str, PlacementGroup] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._recovered = False
@@ -80,11 +81,10 @@ class Driver:
         """
         self._recover()
         if run not in self._reservations:
-            self._guard(gang, run, self._ask_for(workers, cpus, run, strategy), node_id)
+            name = reservation_name(gang, run)
+            group = ask_for(workers, cpus, name, strategy, self._lifetime)
+            self._guard(gang, run, group, node_id)
         return self._reservations[run]
-
-    def _ask_for(self, workers: int, cpus: float, run: str, strategy: str) -> PlacementGroup:
-        return ask_for(workers, cpus, group_name(run), strategy, self._lifetime)
 
     def _guard(
         self, gang: str, run: str, group: PlacementGroup, node_id: str | None = None
@@ -106,7 +106,6 @@ class Driver:
                     await asyncio.sleep(UNAVAILABLE_S)
         except (ValueError, RayActorError):
             remove_placement_group(group)
-            self._groups.pop(gang, None)
             if node_id in self._agents:
                 self._agents[node_id].sweep.remote()
         finally:
@@ -126,10 +125,9 @@ class Driver:
             self._watches.add(watch)
         table: dict[str, Any] = ray.util.placement_group_table()
         for ident, about in table.items():
-            run = about["name"].removeprefix(group_name(""))
-            if run != about["name"] and about["state"] != "REMOVED":
-                group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ident)))
-                self._guard(run.rpartition(".")[0], run, group)
+            found = gang_and_run(about["name"])
+            if found is not None and about["state"] != "REMOVED":
+                self._guard(*found, PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ident))))
 
     # --- agents ---
 
@@ -189,25 +187,6 @@ class Driver:
         with contextlib.suppress(LaunchError, RayTaskError):
             return len(await self.agents(nodes))
         return 0
-
-    # --- the catalogue of gangs ---
-
-    def register(self, gang: str, about: dict[str, Any]) -> None:
-        """Note a gang that is ready."""
-        self._groups[gang] = about
-
-    def unregister(self, gang: str) -> None:
-        """Forget a gang that has ended."""
-        self._groups.pop(gang, None)
-
-    def groups(self) -> dict[str, dict[str, Any]]:
-        """Every gang of the cluster: size, nodes, session."""
-        for gang in list(self._groups):
-            try:
-                ray.get_actor(group_name(gang), namespace=NAMESPACE)
-            except ValueError:  # its session's program died and Ray ended the manager
-                del self._groups[gang]
-        return dict(self._groups)
 
 
 def find_driver() -> ActorHandle:

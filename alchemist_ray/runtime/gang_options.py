@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.errors import ResourceError
+from alchemist_ray.gang.connection import this_process
 from alchemist_ray.launchers import chosen, settings
+from alchemist_ray.runtime.gang_lifetime import PRIVATE, GangLifetime
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import (
     PLACEMENTS,
@@ -29,6 +31,7 @@ class GangOptions:
     launcher: str
     start_timeout_s: float
     strategy: str = "PACK"
+    lifetime: GangLifetime = PRIVATE
 
     @classmethod
     def checked(
@@ -39,6 +42,7 @@ class GangOptions:
         launcher: str,
         start_timeout_s: float,
         strategy: str = "PACK",
+        lifetime: GangLifetime = PRIVATE,
     ) -> GangOptions:
         """Options as the user gave them. Raises `ValueError`."""
         if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
@@ -50,12 +54,18 @@ class GangOptions:
                 f"strategy={strategy!r} applies only with placement='own': otherwise "
                 "the CPUs are reserved already"
             )
+        if lifetime.detached and placement != "own":
+            raise ValueError(
+                "a detached gang outlives the CPUs of its caller: it needs placement='own'"
+            )
         launcher = chosen(launcher)
         positive_int("threads_per_worker", threads_per_worker)
         cpus = float(threads_per_worker if cpus_per_worker is None else cpus_per_worker)
         if cpus <= 0:
             raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be over 0")
-        return cls(placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy)
+        return cls(
+            placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime
+        )
 
     def check_capacity(self, workers: int) -> None:
         """Whether the cluster could hold so many workers. Raises `ResourceError`."""
@@ -64,7 +74,7 @@ class GangOptions:
         else:
             self._given(workers)
 
-    def request(self, workers: int, epoch: int, session: str) -> GangRequest:
+    def request(self, workers: int, session: str) -> GangRequest:
         """The request for a GroupManager."""
         return GangRequest(
             workers=workers,
@@ -73,10 +83,11 @@ class GangOptions:
             launcher=self.launcher,
             start_timeout_s=self.start_timeout_s,
             inherited=None if self.placement == "own" else self._given(workers),
-            epoch=epoch,
             session=session,
             settings=settings(),
             strategy=self.strategy,
+            lifetime=self.lifetime,
+            owner=this_process(),
         )
 
     def _given(self, workers: int) -> Reservation:

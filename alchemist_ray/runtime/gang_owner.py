@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
 from alchemist_ray.errors import AlchemistError, GroupError, LaunchError, SessionError
@@ -21,38 +22,39 @@ from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.launchers import AUTO
-from alchemist_ray.runtime import attach, manager_pool
+from alchemist_ray.runtime import attach as connecting
+from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_lifetime import PROCESS, GangLifetime
 from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.gangs import start_named
 from alchemist_ray.runtime.manager_pool import Manager
+from alchemist_ray.runtime.names import job_environment
 from alchemist_ray.runtime.placement import Reservation
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.worker_info import WorkerInfo, workers_of
 
 END_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A rank of a gang: where it runs, and whether it is idle or busy."""
-
-    rank: int
-    node_id: str
-    hostname: str
-    address: str
-    pid: int
-    status: str
+log = logging.getLogger(__name__)
 
 
 class GangOwner:
     """Owns a gang until it is closed. `AlchemistSession` adds the methods that use the gang."""
 
+    _manager: Manager | None
+    _connection: GangConnection | None
+
     def __init__(
         self,
         num_workers: int | None = None,
         *,
+        name: str | None = None,
+        lifetime: str = PROCESS,
+        idle_timeout_s: float | None = None,
         placement: str | Reservation = "own",
         strategy: str = "PACK",
         threads_per_worker: int = 1,
@@ -62,28 +64,55 @@ class GangOwner:
         progress: bool | None = None,
         output: bool = True,
     ) -> None:
-        self._options = GangOptions.checked(
-            placement, threads_per_worker, cpus_per_worker, launcher, start_timeout_s, strategy
+        options = GangOptions.checked(
+            placement,
+            threads_per_worker,
+            cpus_per_worker,
+            launcher,
+            start_timeout_s,
+            strategy,
+            GangLifetime.checked(name, lifetime, idle_timeout_s),
         )
-        self.id = f"s{uuid.uuid4().hex[:10]}"
-        self._progress = progress
-        self._output = output
-        self._manager: Manager | None = None
-        self._connection: GangConnection | None = None
-        self._closed = False
-        self._changing = threading.RLock()  # one thread at a time starts or ends the gang
-        self._pid = os.getpid()
+        self._begin(options, progress, output)
         self._started_ray = join_ray(num_workers)
-        self._driver = find_driver()
-        self._driver.prewarm.remote()
-        self._manager = manager_pool.take()
-        _sessions.add(self)
+        if options.lifetime.detached:
+            self._check_outlives()
+        find_driver().prewarm.remote()
+        if name is None:
+            self._manager = manager_pool.take()
         if num_workers is not None:
             try:
                 self.request_workers(num_workers)
             except BaseException:
                 self.close()
                 raise
+
+    def _begin(self, options: GangOptions, progress: bool | None, output: bool) -> None:
+        self._options = options
+        self.id = f"s{uuid.uuid4().hex[:10]}"
+        self._progress = progress
+        self._output = output
+        self._manager = None
+        self._connection = None
+        self._closed = False
+        self._attached = False  # to a gang that another session has started
+        self._changing = threading.RLock()  # one thread at a time starts or ends the gang
+        self._pid = os.getpid()
+        self._started_ray = False
+        _sessions.add(self)
+
+    def _check_outlives(self) -> None:
+        """Whether a detached gang can outlive this process. Raises `SessionError`."""
+        if job_environment():
+            raise SessionError(
+                "lifetime='detached': agents of a job with a runtime environment of its own end "
+                "with the job, and the gang with them: start the gang from a job without one"
+            )
+        if self._started_ray:
+            log.warning(
+                "this process has started Ray itself: the detached gang ends with it. Run "
+                "`ray start --head` first to keep gangs"
+            )
 
     def connect_to_alchemist(self, address: str, port: int) -> None:
         """Join the Ray cluster whose head listens at ``address:port`` (its GCS port).
@@ -108,8 +137,8 @@ class GangOwner:
         ray.shutdown()
         ray.init(address=wanted, log_to_driver=True)
         self._started_ray = False
-        self._driver = find_driver()
-        self._manager = manager_pool.take()
+        if self._options.lifetime.name is None:
+            self._manager = manager_pool.take()
 
     # --- workers ---
 
@@ -128,7 +157,9 @@ class GangOwner:
         LaunchError
             If the ranks do not start in time; nothing is left of them.
         GroupError
-            If the session already has workers.
+            If the session already has workers, or the name of its gang is in use.
+        SessionError
+            If the session is attached to a gang of another session.
 
         Notes
         -----
@@ -142,12 +173,17 @@ class GangOwner:
                     f"the session has {len(self._connection.address.workers)} workers already: "
                     "yield_workers() first, or open another session"
                 )
+            if self._attached:
+                raise SessionError(
+                    "this session was attached to a gang of another session, which has ended: "
+                    "start a gang with AlchemistSession(num_workers, ...)"
+                )
             options = self._options
             options.check_capacity(num_workers)
             self._drop_client()
             manager = self._live_manager()
-            manager.epoch += 1
-            request = options.request(num_workers, manager.epoch, self.id)
+            manager.launched = True
+            request = options.request(num_workers, self.id)
             limit_s = options.start_timeout_s + MANAGER_TIMEOUT_S
             try:
                 address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
@@ -161,24 +197,55 @@ class GangOwner:
                     f"the gang's GroupManager did not answer within {limit_s:.0f} s: check "
                     "with `ray status` whether this node can start another process"
                 ) from None
-            self._connection = attach.connect(
-                address, manager.actor, owner=True, progress=self._progress, output=self._output
-            )
-            registry.attach(self._connection)
+            except AlchemistError:
+                if options.lifetime.detached:
+                    self._manager = None  # it ends itself
+                raise
+            self._connect(address, manager.actor)
             if self._closed:  # by another thread, which did not wait for this start
                 self._drop_client()
-                manager.kill()
+                if not self._detaches:
+                    manager.kill()
             return self.list_workers()
 
-    def yield_workers(self) -> None:
-        """End the gang and return its CPUs. Its matrices are freed; the session stays open."""
+    def _connect(self, address: GangAddress, manager: ActorHandle) -> None:
+        self._connection = registry.join(
+            address,
+            lambda: connecting.connect(
+                address,
+                manager,
+                owner=not self._detaches,
+                progress=self._progress,
+                output=self._output,
+            ),
+        )
+
+    @property
+    def _detaches(self) -> bool:
+        """Whether the gang outlives the session."""
+        return self._attached or self._options.lifetime.detached
+
+    def _check_own(self) -> None:
         self._check_open()
+        if self._detaches and self._connection is not None:
+            name = self._connection.address.gang
+            raise SessionError(
+                f"gang {name} may have other attached processes: detach() leaves it, and "
+                f"AlchemistSession.stop_gang({name!r}) ends it"
+            )
+
+    def yield_workers(self) -> None:
+        """End the gang and return its CPUs. Its matrices are freed; the session stays open.
+
+        Raises `SessionError` for a detached gang, and in an attached session.
+        """
+        self._check_own()
         with self._changing_workers():
             self._end_gang()
 
     def kill_workers(self, why: str = "its owner wanted it so") -> None:
         """End the gang at once, also if its ranks hang; otherwise like `yield_workers`."""
-        self._check_open()
+        self._check_own()
         if self._connection is not None and self._manager is not None:
             try:
                 ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
@@ -192,24 +259,12 @@ class GangOwner:
         self._check_open()
         if self._connection is None:
             return []
-        known = self._connection.address.workers
-        busy = "busy" if self._connection.request({"op": "ping"})["busy"] else "idle"
-        return [
-            WorkerInfo(
-                rank=about["rank"],
-                node_id=about["node_id"],
-                hostname=about["hostname"],
-                address=about["addresses"][-1],
-                pid=about["pid"],
-                status=busy,
-            )
-            for about in known
-        ]
+        return workers_of(self._connection)
 
     # --- the end ---
 
     def close(self) -> None:
-        """End the gang and the session. A second call does nothing."""
+        """End the session, and its gang unless that is detached. A second call does nothing."""
         if self._closed or self._pid != os.getpid():  # a forked child does not own the gang
             return
         self._closed = True
@@ -217,14 +272,18 @@ class GangOwner:
         reusable = self._changing.acquire(timeout=END_TIMEOUT_S)
         if reusable:
             try:
+                if self._detaches:
+                    self._drop_client()
                 reusable = self._end_gang()
             finally:
                 self._changing.release()
         # Else another thread still starts workers: they end with the manager.
         manager, self._manager = self._manager, None
-        if manager is not None and reusable:
+        if manager is None or self._detaches:
+            return
+        if reusable:
             manager_pool.give_back(manager)
-        elif manager is not None:
+        else:
             manager.kill()
 
     stop = close
@@ -292,16 +351,18 @@ class GangOwner:
 
     def _live_manager(self) -> Manager:
         """The session's GroupManager; another one if it died."""
-        manager = self._manager
+        manager, lifetime = self._manager, self._options.lifetime
         # One that has had no gang may still be starting, which `launch` waits for.
-        if manager is None or (manager.epoch > 0 and not manager.alive()):
-            manager = self._manager = manager_pool.take()
+        if manager is None or (manager.launched and not manager.alive()):
+            manager = manager_pool.take() if lifetime.name is None else start_named(lifetime)
+            self._manager = manager
         return manager
 
     def _drop_client(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            registry.detach(connection)
+            leave = registry.leave if self._detaches else registry.detach
+            leave(connection)
 
     def _end_gang(self) -> bool:
         """End the gang, if there is one; whether the manager is fit for another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from alchemist_ray.runtime.gang_lifetime import PRIVATE, GangLifetime
 from alchemist_ray.runtime.placement import Reservation
 
 
@@ -21,12 +22,14 @@ class GangRequest:
     start_timeout_s : float
     inherited : Reservation, optional
         Nodes that the caller has reserved. None: the gang reserves its own.
-    epoch : int
     session : str
     strategy : str
         Ray's placement strategy.
     settings : dict of str to str
         Environment of the caller that its launcher reads.
+    lifetime : GangLifetime
+    owner : str
+        Who asks, for the catalogue: ``user@host (pid 123)``.
     """
 
     workers: int
@@ -35,7 +38,8 @@ class GangRequest:
     launcher: str
     start_timeout_s: float
     inherited: Reservation | None
-    epoch: int
     session: str
     strategy: str = "PACK"
     settings: dict[str, str] = field(default_factory=dict)
+    lifetime: GangLifetime = PRIVATE
+    owner: str = ""

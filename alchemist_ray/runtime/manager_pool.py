@@ -29,8 +29,14 @@ class Manager:
 
     actor: ActorHandle
     gang: str
+    ident: str
     home: str  # node of this process at that time: another node means another cluster
-    epoch: int = 0  # of its last gang
+    launched: bool = False  # whether it has been asked for a gang
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether it can manage a gang of any session."""
+        return self.ident == self.gang
 
     def alive(self) -> bool:
         """Whether it answers."""
@@ -57,22 +63,36 @@ def take() -> Manager:
         found = _spare.pop() if _spare else None
     if found is not None and found.home == here and found.alive():
         return found
-    gang = f"g{uuid.uuid4().hex[:10]}"
+    return _start(None, here)
+
+
+def take_named(name: str, *, detached: bool) -> Manager:
+    """A new manager for a gang with a name. Raises `ValueError` if the name is in use."""
+    manager = _start(name, ray.get_runtime_context().get_node_id(), detached=detached)
+    if detached:
+        manager.actor.expect_launch.remote()
+    return manager
+
+
+def _start(name: str | None, here: str, *, detached: bool = False) -> Manager:
+    ident = f"g{uuid.uuid4().hex[:10]}"
+    gang = name or ident
     options: dict[str, Any] = {
         "name": group_name(gang),
         "namespace": NAMESPACE,
+        "lifetime": "detached" if detached else None,
         "num_cpus": 0,
         "max_concurrency": 1000,
         # On the session's node: commands take the Unix socket, and a network cut separates neither.
         "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
     }
-    return Manager(start_actor(GroupManager, options, gang), gang, here)
+    return Manager(start_actor(GroupManager, options, gang, ident), gang, ident, here)
 
 
 def give_back(manager: Manager) -> None:
     """Keep a manager without a gang for the next session, or end it."""
     with _lock:
-        if not _spare:
+        if not _spare and manager.unnamed:
             _spare.append(manager)
             return
     manager.kill()

@@ -7,14 +7,18 @@ which end with it, so that no code or variable of one job runs in another.
 
 from __future__ import annotations
 
+import re
 import sys
 
 import ray
 
+from alchemist_ray.errors import SessionError
 from alchemist_ray.version import __version__
 
 NAMESPACE = "alchemist"
 AGENT_PREFIX = "alchemist-agent-"
+GROUP_PREFIX = "alchemist-group-"
+GANG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def job_environment() -> str:
@@ -43,4 +47,27 @@ def agent_name(edition: str, node_id: str) -> str:
 
 def group_name(gang: str) -> str:
     """The Ray name of a gang's GroupManager."""
-    return f"alchemist-group-{gang}"
+    return f"{GROUP_PREFIX}{gang}"
+
+
+def reservation_name(gang: str, run: str) -> str:
+    """The Ray name of the placement group of an incarnation."""
+    return f"{GROUP_PREFIX}{gang}:{run}"
+
+
+def gang_and_run(reservation: str) -> tuple[str, str] | None:
+    """The gang and incarnation of a placement group; None if it is not ours."""
+    if not reservation.startswith(GROUP_PREFIX):
+        return None
+    gang, _, run = reservation.removeprefix(GROUP_PREFIX).partition(":")
+    return gang, run
+
+
+def checked_gang_name(name: object) -> str:
+    """A name that a user gives to a gang. Raises `SessionError`."""
+    if not isinstance(name, str) or GANG_NAME.fullmatch(name) is None:
+        raise SessionError(
+            "the name of a gang must have 1 to 64 letters, digits, '_', '-' and '.', and begin "
+            f"with a letter or digit; got {name!r}"
+        )
+    return name

@@ -34,7 +34,7 @@ SOCKET_PATH = "r/session_2026-11-22_00-00-00_000000_0000000/sockets/plasma_store
 log = logging.getLogger(__name__)
 
 
-def join_ray(workers: int | None) -> bool:
+def join_ray(workers: int | None, *, start: bool = True) -> bool:
     """Join a Ray cluster, or start one; whether one was started.
 
     A new one has a CPU for every core, and at least `LAPTOP_CPUS` (or `workers`): on a small
@@ -44,7 +44,7 @@ def join_ray(workers: int | None) -> bool:
     ------
     SessionError
         If the cluster that `RAY_ADDRESS` names is not there, or is of another version of Ray or
-        Python.
+        Python. Without `start`, also if there is no cluster.
     AuthError
         If that cluster wants a token that this process does not have.
     """
@@ -72,6 +72,11 @@ def join_ray(workers: int | None) -> bool:
             ray.init(address=found)
             log.info("joined the Ray cluster at %s", found)
             return False
+    if not start:
+        raise SessionError(
+            "no Ray cluster of this user runs on this machine: set RAY_ADDRESS, or start one with "
+            "`ray start --head`"
+        )
     start_ray(max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0))
     return True
 

@@ -20,7 +20,7 @@ SECRET = "a-secret-of-the-gang"
     "holder",
     [
         RankEndpoints(SECRET, ()),
-        GangAddress("g", "s", 1, SECRET, (), ()),
+        GangAddress("g", "s", 1, SECRET, (), (), "g.1"),
         ProxySpec("g", [], SECRET, 0, [1], "h", "kvs", 1, 0),
         RankConfig(SECRET, "/d", "unix:x", 1, None, 1, False, 0),
     ],

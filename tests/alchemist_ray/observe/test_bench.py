@@ -15,7 +15,7 @@ import pytest
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.observe.bench import hpc
 from alchemist_ray.observe.bench.hpc import BenchError, Measure, Result
-from alchemist_ray.runtime.gang_owner import WorkerInfo
+from alchemist_ray.runtime.worker_info import WorkerInfo
 
 
 def worker(rank: int, node: str) -> WorkerInfo:

@@ -1,0 +1,92 @@
+"""A command of a gang on its way through the dispatcher, and who waits for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from alchemist_ray.runtime.commands import NO_HOLDER
+from alchemist_ray.runtime.output_relay import Relay
+from mpi_workers.failures import Failure
+from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.frames import Body, Kind
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A command and who waits for its answer: a connection, a future of the actor, or neither.
+
+    `first_round` is the number of the first round that can belong to it, `cancelled` why it
+    is no longer wanted.
+    """
+
+    body: Body
+    holder: str = NO_HOLDER
+    connection: FrameProtocol | None = None
+    ident: Any = None
+    future: asyncio.Future[Body] | None = None
+    relay: Relay | None = None
+    timer: asyncio.TimerHandle | None = None
+    first_round: int = 0
+    cancelled: Failure | None = None
+    answered: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    def answer(self, result: Body | Failure) -> None:
+        """Send the result or the failure to the waiting client. Only the first call counts."""
+        if self.answered:
+            return
+        self.answered = True
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.relay is not None:
+            self.relay.end()
+        if self.connection is not None:
+            self._reply(self.connection, result)
+        elif self.future is not None and not self.future.done():
+            if isinstance(result, Failure):
+                self.future.set_exception(result)
+                self.future.exception()  # seen: the caller may have gone
+            else:
+                self.future.set_result(result)
+
+    def _reply(self, connection: FrameProtocol, result: Body | Failure) -> None:
+        key, value = "result", result
+        if isinstance(result, Failure):
+            key, value = "error", result.to_map()
+        try:
+            connection.send(Kind.REPLY, {"id": self.ident, key: value})
+        except (Failure, TypeError, ValueError, OverflowError) as error:  # it fits no frame
+            op = self.body.get("op")
+            failure = Failure("TransferError", f"the answer to {op!r} cannot be sent: {error}")
+            connection.send(Kind.REPLY, {"id": self.ident, "error": failure.to_map()})
+
+    @property
+    def name(self) -> str:
+        """What runs, for users: ``linalg.svd``, the name of a function, or of the command."""
+        match self.body:
+            case {"op": "call", "library": library, "routine": routine}:
+                return f"{library}.{routine}"
+            case {"op": "run", "task": {"name": name}}:
+                return str(name)
+        return str(self.body.get("op"))
+
+    def described(self, state: str) -> Body:
+        """The call for the catalogue."""
+        caller = self.connection.peer.where if self.connection is not None else ""
+        age_s = time.monotonic() - self.since
+        return {"name": self.name, "state": state, "caller": caller, "age_s": age_s}
+
+    def malformed(self, error: Exception) -> Failure:
+        """The failure of a command whose fields are wrong."""
+        return Failure("GroupError", f"malformed command {self.body.get('op')!r}: {error!r}")
+
+
+def late(limit_s: float) -> Failure:
+    """The failure of a command that has exceeded its time limit."""
+    return Failure(
+        "CallTimeoutError",
+        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled; the gang goes on",
+    )

@@ -1,0 +1,58 @@
+"""Record: a matrix of a gang, as the dispatcher knows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpi_workers.wire.frames import Body
+
+
+@dataclass(slots=True)
+class Record:
+    """A matrix of the gang: its facts, its origin, and which processes refer to it.
+
+    Attributes
+    ----------
+    sealed : bool
+        Whether every element has arrived.
+    source : dict
+        Provenance.
+    holders : set of str
+        Ids of the attached processes, and tokens of results under way, that refer to it.
+    pinned : bool
+        It stays until it is freed by name, whatever holders there are.
+    columns : list of str
+        Names of the columns, if the data had names.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    sealed: bool
+    source: dict[str, Any]
+    holders: set[str] = field(default_factory=set)
+    pinned: bool = False
+    columns: list[str] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix, each element counted once."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def described(self) -> Body:
+        """The record as it travels: handles are made of it (`gang.matrix_ref`)."""
+        return {
+            "matrix": self.id,
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "pinned": self.pinned,
+            **({"columns": self.columns} if self.columns else {}),
+        }
