@@ -127,7 +127,7 @@ def axis_index(axis: Any, ndim: int) -> int:
 
 def axis_of(axis: Any, ndim: int = 2) -> int | None:
     """0, 1 or None (all) for an axis as NumPy takes it. Raises `ShapeError`."""
-    if axis is None:
+    if axis is None or (ndim == 0 and axis in (0, -1)):  # as NumPy has it
         return None
     found = [axis_index(one, ndim) for one in (axis if isinstance(axis, tuple) else (axis,))]
     if len(set(found)) < len(found):

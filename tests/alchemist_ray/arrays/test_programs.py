@@ -35,7 +35,7 @@ UNARY = [
 ]  # fmt: skip
 REDUCTIONS = ["sum", "mean", "min", "max", "any", "all", "var"]
 # "would drop": NumPy only warns when a cast drops imaginary parts.
-REFUSALS = ["is not supported", "would drop"]
+REFUSALS = ["is not supported", "would drop", "up to two"]
 NUMBERS = [0, 1, -2, 0.5, True, 1j, np.float32(2), np.int64(3)]
 Pair = tuple[Any, Any]  # what the gang has, and what NumPy has
 
@@ -132,6 +132,8 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
 
 def assigned(x: Any, key: Any, value: Any) -> Any:
     """A copy of `x` after an assignment."""
+    if x[key].size == 0:  # NumPy's checks of the value's shape differ from case to case
+        return x
     x = x.copy()
     x[key] = value
     return x
@@ -148,7 +150,7 @@ def compared(work: Any, ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> Pair 
             expected = None
         if expected is None or expected.ndim > 2 or expected.nbytes > 1 << 27:
             if expected is None:
-                with pytest.raises((AlchemistError, TypeError, ValueError)):
+                with pytest.raises((AlchemistError, TypeError, ValueError, IndexError)):
                     work(*ours)
             return None
         try:
