@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from ali import registry
 from ali.interface import Context
@@ -254,19 +255,23 @@ class _Checker:
             for result, value, wanted in zip(results, returned, expected, strict=True):
                 whole = value
                 if result.type == MATRIX:
-                    about = (value.shape, value.dtype.name, value.layout)
+                    about = (value.array_shape, value.dtype.name, value.layout)
                     everyone = set(self.gang.comm.allgather(about))
                     if len(everyone) > 1:
                         wrong.append(f"{result.name} differs between ranks: {sorted(everyone)}")
                         continue
-                    whole = self.ctx.to_layout(value, "STAR_STAR").local
+                    whole = self.whole(value)
                 if wanted is not None and not _equal(whole, wanted, case.rtol):
                     wrong.append(f"{result.name} is\n{whole}\nand not\n{wanted}")
             for name in self.matrices(case):
-                whole = self.ctx.to_layout(arguments[name], "STAR_STAR").local
+                whole = self.whole(arguments[name])
                 if not np.array_equal(whole, case.arguments[name], equal_nan=True):
                     wrong.append(f"it has changed its argument {name}")
             return wrong
+
+    def whole(self, matrix: DistMatrix) -> NDArray[Any]:
+        """All elements, on every rank. Collective."""
+        return self.ctx.to_layout(matrix, "STAR_STAR").local.reshape(matrix.array_shape)
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:

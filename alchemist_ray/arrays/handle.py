@@ -33,6 +33,10 @@ class Handle(ArrayOperators):
         Ids of the session and of its gang.
     epoch : int
         The gang's incarnation; a handle of an older one is stale.
+    columns : tuple of str
+        Names of the columns, if the data that was sent or loaded had names; else empty. `save` to
+        CSV and Parquet, `to_dataset` and `to_spark` give them back. A copy in another layout keeps
+        them, the result of an expression or a routine has none.
 
     Notes
     -----
@@ -80,7 +84,7 @@ class Handle(ArrayOperators):
         dataset : str, optional
             Name in an HDF5 file. Default: ``"data"``.
         columns : sequence of str, optional
-            Names of the columns, for Parquet and CSV.
+            Names of the columns, for Parquet and CSV. Default: the handle's.
         header : bool, optional
             Whether the first line of a CSV file has the names. Default: if there are any.
         delimiter : str
@@ -143,7 +147,7 @@ class Handle(ArrayOperators):
         self.keep()  # when the other process drops its handle cannot be known here
         return _received, (
             self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
-            self.epoch, isinstance(self._lease, ResultLease),
+            self.epoch, self.columns, isinstance(self._lease, ResultLease),
         )  # fmt: skip
 
 

@@ -17,12 +17,19 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource
     if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
         return NumPySource.inspect(np.asarray(source), wanted)
     found = matrix(source, common_dtype(source))
-    return NumPySource.inspect(found[:, 0] if source.ndim == 1 else found, wanted)
+    values = found[:, 0] if source.ndim == 1 else found
+    return NumPySource.inspect(values, wanted, kept_names(source))
 
 
 def names(frame: Any) -> list[str]:
     """Names of a DataFrame's columns, or the name of a Series."""
     return [str(name) for name in frame.columns] if frame.ndim == 2 else [str(frame.name)]
+
+
+def kept_names(frame: Any) -> list[str]:
+    """The names that a matrix keeps: none, if pandas has numbered the columns."""
+    given = frame.columns if frame.ndim == 2 else [frame.name]
+    return names(frame) if any(isinstance(name, str) for name in given) else []
 
 
 def common_dtype(frame: Any) -> np.dtype[Any]:

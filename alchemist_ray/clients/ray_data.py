@@ -109,11 +109,18 @@ class DatasetSource:
     ndim = 2
 
     def __init__(
-        self, sources: list[Any], rows: Sequence[int], width: int, dtype: np.dtype[Any], origin: str
+        self,
+        sources: list[Any],
+        rows: Sequence[int],
+        columns: Sequence[tuple[str, int, str]],
+        dtype: np.dtype[Any],
     ) -> None:
         self._sources = sources
         self._rows = rows
-        self._origin = origin
+        names = [name for name, _, _ in columns]
+        width = sum(count for _, count, _ in columns)
+        self._origin = ", ".join(names[:8])
+        self.columns = names if width == len(names) else []  # a tensor has more than its name
         self.dtype = dtype
         self.shape: Shape = (sum(rows), width)
 
@@ -159,7 +166,10 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     found: list[BlockInfo] = [about for about, _ in inspected]
     filled = [i for i, about in enumerate(found) if about.rows]
     if not filled:
-        raise ShapeError("the Dataset has no rows: there is nothing to send")
+        raise ShapeError(
+            "the Dataset has no rows, so the widths of its columns are not known: send "
+            "numpy.empty((0, n)) for a matrix without rows"
+        )
     first = found[filled[0]].columns
     for i in filled:
         if [c[:2] for c in found[i].columns] != [c[:2] for c in first]:
@@ -167,13 +177,11 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
                 f"{_label(i)} has the columns {_columns_of(found[i])}, and {_label(filled[0])} has "
                 f"{_columns_of(found[filled[0]])}"
             )
-    width = sum(columns for _, columns, _ in first)
-    if not width:
+    if not sum(columns for _, columns, _ in first):
         raise ShapeError("the Dataset has no columns: there is nothing to send")
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
-    names = ", ".join(name for name, _, _ in first[:8])
     sources = [source for _, source in inspected]
-    return DatasetSource(sources, [about.rows for about in found], width, dtype, names)
+    return DatasetSource(sources, [about.rows for about in found], first, dtype)
 
 
 def _columns_of(about: BlockInfo) -> str:
@@ -265,8 +273,8 @@ def to_dataset(
     handle : MatrixRef
         Of a matrix of shape (m, n).
     columns : sequence of str, optional
-        Names of the n columns. Default: one tensor column ``"data"`` with a row of the matrix
-        in each row, as `ray.data.from_numpy` makes it.
+        Names of the n columns. Default: the handle's, if they differ from each other; else one
+        column ``"data"`` with a row of the matrix in each row, as `ray.data.from_numpy` makes it.
     override_num_blocks : int, optional
         As in Ray's ``read_...`` functions. Default: blocks of 32 MiB.
 
@@ -290,6 +298,8 @@ def to_dataset(
     """
     _, n = handle.stored_shape
     names = None if columns is None else [str(name) for name in columns]
+    if names is None and handle.columns and len(set(handle.columns)) == n:
+        names = list(handle.columns)
     if names is not None and (len(names) != n or len(set(names)) != n):
         raise ShapeError(
             f"columns={columns!r}: the matrix has {n} columns, each needs a name of its own"

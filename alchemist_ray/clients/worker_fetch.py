@@ -23,7 +23,7 @@ _lock = threading.Lock()
 _used: dict[GangConnection, float] = {}  # time of the last use
 
 
-def fetch(handle: MatrixRef, rows: slice, cols: slice | None = None) -> NDArray[Any]:
+def fetch(handle: MatrixRef, rows: slice | None = None, cols: slice | None = None) -> NDArray[Any]:
     """Fetch a part of a matrix. Only the gang's owner keeps its memory mapped when idle."""
     connection = gang_of(handle)
     try:

@@ -36,6 +36,9 @@ class MatrixRef:
         Ids of the session and of its gang.
     epoch : int
         The incarnation of the gang that holds the matrix.
+    columns : tuple of str
+        Names of the columns, if the data that was sent or loaded had names; else empty. A copy in
+        another layout keeps them, the result of an expression or a routine has none.
     """
 
     id: int
@@ -46,6 +49,7 @@ class MatrixRef:
     session: str
     gang: str
     epoch: int
+    columns: tuple[str, ...] = ()
     _lease: MatrixLease | ResultLease | None = field(default=None)
 
     @classmethod
@@ -62,6 +66,7 @@ class MatrixRef:
             session=address.session,
             gang=address.gang,
             epoch=address.epoch,
+            columns=tuple(record.get("columns", ())),
             _lease=lease,
         )
 

@@ -91,7 +91,8 @@ class SessionCheckpoints(GangOwner):
                     origin = connection.request({"op": "sources", "matrices": [about["matrix"]]})
                     about["source"] = origin["sources"][0]
                     library.routine("save")(connection.handle(about), f"{hidden}/{file}")
-                    entries.append({"file": file, **{key: about[key] for key in KEPT}})
+                    kept = {key: about[key] for key in KEPT}
+                    entries.append({"file": file, **kept, "columns": about.get("columns", [])})
                 manifest = {
                     "format": FORMAT,
                     "version": VERSION,
@@ -147,11 +148,13 @@ class SessionCheckpoints(GangOwner):
             library = files_library(connection)
             manifest = _checked(library.routine("manifest")(where), where)
             for entry in manifest["matrices"]:
-                handle = library.routine("load")(f"{where}/{entry['file']}", layout=entry["layout"])
+                file, layout = f"{where}/{entry['file']}", entry["layout"]
+                handle, _ = library.routine("load")(file, layout=layout)
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
-                    raise FileError(f"{where}/{entry['file']} does not match the manifest")
+                    raise FileError(f"{file} does not match the manifest")
                 source = {"kind": "restored", "from": where, "was": entry["source"]}
-                renamed(connection, handle, entry["name"], source, pin=True)
+                columns = entry.get("columns", ())  # none in manifests of earlier versions
+                renamed(connection, handle, entry["name"], source, pin=True, columns=columns)
         except BaseException:
             session.close()
             raise

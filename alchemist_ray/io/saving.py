@@ -20,6 +20,8 @@ from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
 
+TABLES = (".csv", ".parquet")  # formats whose columns have names
+
 
 def save(
     ref: MatrixRef,
@@ -33,6 +35,8 @@ def save(
 ) -> None:
     """See `Handle.save`."""
     where, token = as_path(path), uuid.uuid4().hex[:12]
+    if columns is None and ref.columns and where.rstrip("/").endswith(TABLES):
+        columns = ref.columns if len(set(ref.columns)) == len(ref.columns) else None
     with leaving_nothing(where, token):
         files_library(gang_of(ref)).routine("save")(
             ref, where, dataset=dataset, columns=None if columns is None else list(columns),
@@ -56,9 +60,12 @@ def renamed(
     source: dict[str, Any] | None = None,
     *,
     pin: bool = False,
+    columns: Sequence[str] = (),
 ) -> Any:
-    """Give a matrix a name, and optionally another provenance, in the gang's record."""
-    fields = {} if source is None else {"source": source}
+    """Give a matrix a name, and optionally another provenance and columns, in the gang's record."""
+    fields: dict[str, Any] = {} if source is None else {"source": source}
+    if columns:
+        fields["columns"] = list(columns)
     return connection.handle(
         connection.request({"op": "describe", "matrix": ref.id, "name": name, "pin": pin, **fields})
     )

@@ -101,19 +101,20 @@ class SessionFiles(GangOwner):
                 chosen["dtype"] = np.dtype(dtype).name
             except TypeError:
                 raise DtypeError(f"{dtype!r} is not a dtype") from None
-        handle: Handle = library.routine("load")(
+        handle, names = library.routine("load")(
             where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, **chosen
         )
         named: Handle = renamed(
-            connection, handle, name or Path(where.rstrip("/")).name, pin=name is not None
-        )
+            connection, handle, name or Path(where.rstrip("/")).name, pin=name is not None,
+            columns=names,
+        )  # fmt: skip
         return named
 
     def send_blocks(
         self,
         blocks: Iterable[Any],
         *,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         dtype: Any = "float64",
         layout: str = "VC_STAR",
         name: str | None = None,
@@ -125,8 +126,8 @@ class SessionFiles(GangOwner):
         ----------
         blocks : iterable of array_like, shapes (k, n) or (n,)
             Whole rows in order, for example from a generator. One block is in memory at a time.
-        shape : (int, int)
-            ``(m, n)`` of the matrix.
+        shape : (int, int) or (int,)
+            ``(m, n)`` of the matrix, or ``(m,)`` of a vector.
         dtype : dtype
             Of the matrix; blocks are converted to it.
         layout, name, print_times

@@ -60,7 +60,8 @@ class Commands:
             self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
         source = {"kind": "sent", **body.get("source", {})}
-        self._record(ident, body.get("name"), fields, source, holder, sealed=False)
+        record = self._record(ident, body.get("name"), fields, source, holder, sealed=False)
+        record.columns = body.get("columns", [])
         return {"matrix": ident}
 
     async def seal(self, body: Body, holder: str) -> Body:
@@ -108,8 +109,9 @@ class Commands:
             self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
         origin = {"kind": "layout", "of": source.id}
-        name = body.get("name")
-        return self._record(ident, name, fields, origin, holder).described()
+        record = self._record(ident, body.get("name"), fields, origin, holder)
+        record.columns = source.columns
+        return record.described()
 
     # --- code ---
 
@@ -269,11 +271,12 @@ class Commands:
         return {"matrices": [record.described() for record in records]}
 
     def describe(self, body: Body, holder: str) -> Body:
-        """Another name for a matrix, and its origin where that is known better."""
+        """Another name for a matrix, and its origin and columns where they are known better."""
         record = self._known(body["matrix"])
         record.name = str(body["name"])
         record.pinned = record.pinned or body.get("pin", False)
         record.source = body.get("source", record.source)
+        record.columns = body.get("columns", record.columns)
         return record.described()
 
     def touch(self, body: Body, holder: str) -> Body:
@@ -323,7 +326,9 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "create": Command(("shape", "dtype", "layout", "name?", "source?"), Commands.create),
+    "create": Command(
+        ("shape", "dtype", "layout", "name?", "source?", "columns?"), Commands.create
+    ),
     "seal": Command(("matrix",), Commands.seal),
     "free": Command(("matrices", "forced?"), Commands.free),
     "redistribute": Command(("source", "layout", "name?"), Commands.redistribute),
@@ -336,7 +341,9 @@ COMMANDS: dict[str, Command] = {
     "hold": Command(("matrices",), immediate=Commands.hold),
     "pin": Command(("matrices",), immediate=Commands.pin),
     "list_matrices": Command((), immediate=Commands.list_matrices),
-    "describe": Command(("matrix", "name", "pin?", "source?"), immediate=Commands.describe),
+    "describe": Command(
+        ("matrix", "name", "pin?", "source?", "columns?"), immediate=Commands.describe
+    ),
     "touch": Command((), immediate=Commands.touch),
     "resume": Command(("matrices",), immediate=Commands.resume),
     "sources": Command(("matrices",), immediate=Commands.sources),

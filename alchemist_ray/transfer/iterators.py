@@ -24,7 +24,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import Shape, stored_shape
 
 BLOCK = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
 ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
@@ -57,6 +57,8 @@ class IteratorSource:
         1 for a vector, whose shape is (m, 1).
     """
 
+    columns: Sequence[str] = ()
+
     def __init__(
         self,
         blocks: Iterable[Any],
@@ -75,10 +77,12 @@ class IteratorSource:
     def inspect(cls, blocks: Any, shape: Any, wanted: Any) -> IteratorSource:
         """A plan for what a user gave. Raises `ShapeError`, `DtypeError`."""
         try:
-            m, n = map(operator.index, shape)
-        except (TypeError, ValueError):
-            raise ShapeError(f"shape={shape!r}: it is (rows, columns)") from None
-        if m < 0 or n < 0:
+            lengths = tuple(map(operator.index, shape))
+        except TypeError:
+            lengths = ()
+        if len(lengths) not in (1, 2):
+            raise ShapeError(f"shape={shape!r}: it is (rows, columns), or (elements,)")
+        if min(lengths) < 0:
             raise ShapeError(f"shape={shape!r}: a length is negative")
         try:
             given = np.dtype(wanted)
@@ -89,10 +93,13 @@ class IteratorSource:
                 f"a {type(blocks).__name__} is not blocks of rows: give an iterable of arrays, or "
                 "send an array with send_matrix"
             )
-        return cls(blocks, (m, n), chosen_dtype(given, given), {"from": "blocks"})
+        dtype = chosen_dtype(given, given)
+        return cls(blocks, stored_shape(lengths), dtype, {"from": "blocks"}, len(lengths))
 
     def provenance(self) -> dict[str, Any]:
-        return {**self._origin, "dtype": self.dtype.name, "shape": list(self.shape)}
+        return {
+            **self._origin, "dtype": self.dtype.name, "shape": list(self.shape[: self.ndim])
+        }  # fmt: skip
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
@@ -109,7 +116,7 @@ class IteratorSource:
             row += len(rows)
             for rank, part in writer.times.items():
                 times.setdefault(rank, RankTimes(rank, part.route)).add(part)
-        if row < self.shape[0]:
+        if row < self.shape[0] and self.shape[1]:
             raise IncompleteMatrixError(
                 f"the blocks have {row} rows, and the matrix {self.shape[0]}"
             )

@@ -15,20 +15,32 @@ from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape
 
+WIDENED = ("bfloat16",)  # dtypes of ml_dtypes, which NumPy takes for no numbers
+
 
 class NumPySource:
     """An array in this process: cut by layout and sent from where it lies."""
 
-    def __init__(self, array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, array: NDArray[Any], dtype: np.dtype[Any], columns: Sequence[str] = ()
+    ) -> None:
         self.dtype = dtype
+        self.columns = columns
         self.ndim = array.ndim
         self.array = array[:, np.newaxis] if array.ndim == 1 else array
         self.shape: Shape = (self.array.shape[0], self.array.shape[1])
 
     @classmethod
-    def inspect(cls, data: Any, wanted: Any) -> NumPySource:
+    def inspect(cls, data: Any, wanted: Any, columns: Sequence[str] = ()) -> NumPySource:
         """A source for an array or what NumPy makes one of. Raises `DtypeError`, `ShapeError`."""
         array = _as_array(data)
+        if array.dtype.name in WIDENED:
+            if wanted is None:
+                raise DtypeError(
+                    f"a matrix cannot have dtype {array.dtype}; choose one to convert to, e.g. "
+                    "send_matrix(..., dtype='float32')"
+                )
+            array = array.astype(np.float32)
         if array.dtype.kind not in "biufc":
             raise DtypeError(
                 f"elements of dtype {array.dtype} are not numbers; a matrix is one of "
@@ -41,7 +53,7 @@ class NumPySource:
             )
         dtype = chosen_dtype(array.dtype, wanted)
         check_range(array, dtype, "the array")
-        return cls(array, dtype)
+        return cls(array, dtype, columns)
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""

@@ -29,6 +29,7 @@ class ObjectStoreSource:
     """A matrix that lies in pieces in the object store."""
 
     ndim = 2
+    columns: Sequence[str] = ()
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ def send(
             "layout": sent_as,
             "name": name,
             "source": source.provenance(),
+            **({"columns": list(source.columns)} if source.columns else {}),
         }
     )
     distribution = Distribution(sent_as, source.shape, connection.grid)

@@ -6,6 +6,7 @@ A source is checked before the gang is asked for memory.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,11 +33,14 @@ class MatrixSource(Protocol):
         Dimensions of the array: 1 or 2.
     dtype : numpy.dtype
         Of the matrix.
+    columns : sequence of str
+        Names of the columns, if they have names.
     """
 
     shape: Shape
     ndim: int
     dtype: np.dtype[Any]
+    columns: Sequence[str]
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""

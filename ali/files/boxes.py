@@ -71,6 +71,8 @@ def cut(shape: Shape, itemsize: int, size: int, grain: Grain) -> list[Box]:
         turned = cut(shape[::-1], itemsize, size, Grain(grain.cols, grain.rows))
         return [Box(box.cols, box.rows) for box in turned]
     m, n = shape
+    if not m or not n:
+        return []
     fair = -(-m // (SEVERAL * size))
     boxes = []
     for start, stop in _bands(m, fair, n * itemsize, grain):

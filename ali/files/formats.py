@@ -21,7 +21,7 @@ from ali.files.paths import Place
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import check_dtype
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import ArrayShape, Shape
 
 Array = NDArray[Any]
 
@@ -64,19 +64,25 @@ class Options:
 class About:
     """The description of the matrix in a file; the same on all ranks."""
 
-    shape: Shape
+    shape: Shape  # rows and columns: a vector is a column
     dtype: np.dtype[Any]  # of the file: any kind of number, any byte order
     grain: Grain
     names: Sequence[str] = ()  # of its columns, where they have any
+    ndim: int = 2  # of the array
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A matrix to be written."""
+    """An array to be written."""
 
-    shape: Shape
+    shape: Shape  # rows and columns: a vector is a column
     dtype: np.dtype[Any]
     options: Options
+    ndim: int = 2
+
+    @property
+    def array_shape(self) -> ArrayShape:
+        return self.shape[: self.ndim]
 
 
 class Source(Protocol):
@@ -167,14 +173,14 @@ def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype
     return dtype.newbyteorder("=")
 
 
-def checked_shape(shape: Sequence[int], path: str) -> Shape:
-    """Rows and columns; a one-dimensional array is one column. Raises `Failure` (ShapeError)."""
-    if len(shape) not in (1, 2):
-        raise Failure("ShapeError", f"{path}: an array of shape {tuple(shape)} is not a matrix")
-    m, n = (*shape, 1)[:2]
-    if not m or not n:
-        raise Failure("ShapeError", f"{path}: an array of shape {tuple(shape)} is empty")
-    return int(m), int(n)
+def checked_shape(shape: Sequence[int], path: str) -> ArrayShape:
+    """The shape, if it has up to two dimensions. Raises `Failure` (ShapeError)."""
+    if len(shape) > 2:
+        raise Failure(
+            "ShapeError",
+            f"{path}: an array of shape {tuple(shape)} has more than two dimensions",
+        )
+    return tuple(map(int, shape))
 
 
 def refuse(place: Place, what: str, given: object) -> None:

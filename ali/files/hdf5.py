@@ -20,6 +20,7 @@ from ali.files.paths import Place, extra, together
 from ali.files.raw import RawFormat, RawSource
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import stored_shape
 
 DEFAULT = "data"  # name of a data set that is written without a name
 
@@ -90,12 +91,12 @@ class Hdf5(RawFormat):
                 file.id,
                 name.encode(),
                 h5py.h5t.py_create(spec.dtype, logical=True),
-                h5py.h5s.create_simple(spec.shape),
+                h5py.h5s.create_simple(spec.array_shape),
                 dcpl=contiguous,
                 lcpl=links,
             )
-            offset: int = made.get_offset()
-        return offset
+            offset: int | None = made.get_offset()
+        return offset or 0  # None: it has no elements
 
 
 class ChunkedSource:
@@ -108,17 +109,18 @@ class ChunkedSource:
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         rows, columns = (*(self._dataset.chunks or (1, 1)), 1)[:2]
-        shape = (*self._dataset.shape, 1)[:2]
-        return About(shape, self._dataset.dtype, Grain(rows, columns))
+        shape = stored_shape(self._dataset.shape)
+        grain = Grain(rows, columns)
+        return About(shape, self._dataset.dtype, grain, ndim=self._dataset.ndim)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         return gathered(self._region, rows, cols)
 
     def _region(self, rows: range, cols: range) -> Array:
         down = slice(rows.start, rows.stop)
-        if self._dataset.ndim == 1:
-            column: Array = self._dataset[down]
-            return column[:, np.newaxis]
+        if self._dataset.ndim < 2:
+            column: Array = self._dataset[down] if self._dataset.ndim else self._dataset[()]
+            return np.reshape(column, (-1, 1))
         region: Array = self._dataset[down, cols.start : cols.stop]
         return region
 
@@ -133,7 +135,7 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     found: list[str] = []
 
     def visit(inner: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biufc" and item.ndim in (1, 2):
+        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biufc" and item.ndim < 3:
             found.append(inner)
 
     if name is not None:
@@ -157,7 +159,7 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     file.visititems(lambda inner, item: names.append(inner))
     raise Failure(
         "DtypeError",
-        f"{path} has no data set of numbers with one or two dimensions"
+        f"{path} has no data set of numbers with up to two dimensions"
         + (f"; it has {', '.join(names)}" if names else ""),
     )
 

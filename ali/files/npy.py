@@ -53,7 +53,7 @@ class Npy(RawFormat):
         refuse(place, "other data sets to keep", spec.options.append)
         with open(path, "xb") as file:
             npy_format.write_array_header_1_0(
-                file, {"descr": spec.dtype.str, "fortran_order": False, "shape": spec.shape}
+                file, {"descr": spec.dtype.str, "fortran_order": False, "shape": spec.array_shape}
             )
             offset = file.tell()
             file.truncate(offset + spec.shape[0] * spec.shape[1] * spec.dtype.itemsize)

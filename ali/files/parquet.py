@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ali.files.boxes import Array, Box, Grain, Pick
-from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
+from ali.files.formats import About, Options, Source, Spec, refuse
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
@@ -28,6 +28,12 @@ def _pyarrow(path: str) -> Any:
 def names_of(spec: Spec) -> list[str]:
     """The columns' names, as given or c0, c1, ... Raises `Failure` (BadArgumentError)."""
     n, names = spec.shape[1], list(spec.options.names)
+    if not n:
+        raise Failure(
+            "ShapeError",
+            f"a matrix of shape {spec.shape} has no columns, and tables of Parquet and CSV need "
+            "one: save .npy, .h5 or .zarr instead",
+        )
     if not names:
         return [f"c{j}" for j in range(n)]
     if len(names) != n or len(set(names)) != n:
@@ -84,15 +90,20 @@ class Parquet:
                 "DtypeError",
                 f"{old}: Parquet has no complex numbers: save .npy, .h5 or .zarr instead",
             )
-        _pyarrow(old)
+        names = names_of(spec)
+        pyarrow = _pyarrow(old)
         os.mkdir(path)
-        return names_of(spec)
+        if not spec.shape[0]:  # no rank has rows: this file has the columns
+            sink = ParquetSink(pyarrow, _part(path, 0), names)
+            sink.write(Box(range(0), range(len(names))), np.empty(spec.shape, spec.dtype))
+            sink.close()
+        return names
 
     def grain(self, spec: Spec) -> Grain:
         return Grain(cols=spec.shape[1])
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ParquetSink:
-        return ParquetSink(_pyarrow(path), f"{path}/part-{rank:05d}.parquet", created)
+        return ParquetSink(_pyarrow(path), _part(path, rank), created)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         """Nothing is left to do."""
@@ -102,6 +113,10 @@ class Parquet:
             entry.is_file() and (entry.name.endswith(".parquet") or entry.name[0] in "._")
             for entry in os.scandir(folder)
         )
+
+
+def _part(path: str, rank: int) -> str:
+    return f"{path}/part-{rank:05d}.parquet"
 
 
 def _opened(pyarrow: Any, place: Place, path: str) -> Any:
@@ -147,7 +162,7 @@ class ParquetSource:
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         names = [name for name, _ in self._schema]
-        shape = checked_shape((self._starts[-1], len(names)), self._place.path)
+        shape = (self._starts[-1], len(names))
         if cols is not None:
             kinds = []
             for j in cols:
@@ -159,7 +174,7 @@ class ParquetSource:
                         "number: choose other columns with columns=[...], or convert it",
                     )
                 kinds.append(np.dtype(DTYPES_OF_ARROW[arrow]))
-            self._dtype = np.result_type(*kinds)
+            self._dtype = np.result_type(*kinds) if kinds else self._dtype
         return About(shape, self._dtype, Grain(bands=tuple(self._starts[:-1])), names)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
@@ -225,7 +240,7 @@ class ParquetSink:
             self._writer = pyarrow.parquet.ParquetWriter(
                 self._path, table.schema, compression="none", use_dictionary=False
             )
-        self._writer.write_table(table, row_group_size=len(values))
+        self._writer.write_table(table, row_group_size=max(1, len(values)))
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

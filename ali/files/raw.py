@@ -14,7 +14,7 @@ from ali.files.paths import Bytes, begin_flush
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 
 STRIP = 4 << 20  # 4 MiB: lines read at once to select from them; more would leave the cache
 APART = 4 << 10  # 4 KiB: reading a shorter gap costs less than skipping it
@@ -53,8 +53,9 @@ class RawSource:
     """
 
     def __init__(
-        self, file: Bytes, offset: int, shape: Shape, dtype: np.dtype[Any], *, by_columns: bool
+        self, file: Bytes, offset: int, shape: ArrayShape, dtype: np.dtype[Any], *, by_columns: bool
     ) -> None:
+        self._ndim, shape = len(shape), stored_shape(shape)
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if file.size < offset + nbytes:
             raise Failure(
@@ -71,7 +72,7 @@ class RawSource:
         self._room = np.empty(0, np.uint8)
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        return About(self._shape, self._dtype, Grain(by_columns=self._by_columns))
+        return About(self._shape, self._dtype, Grain(by_columns=self._by_columns), ndim=self._ndim)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         if self._by_columns:

@@ -13,13 +13,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ali.files.boxes import Array, Box
-from ali.files.formats import Spec
 from ali.files.paths import Place, extra, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 
 METADATA = "zarr.json"
 CHUNKS = "c"  # the prefix of all chunks
+LOCAL = ("file:", "local:")  # only there do folders have to be created
 
 
 @contextlib.contextmanager
@@ -76,35 +76,42 @@ class RemoteArray:
         Options of `zarr.create_array`, the same on all ranks.
     """
 
-    def __init__(self, path: str, spec: Spec, options: dict[str, Any]) -> None:
+    def __init__(self, path: str, options: dict[str, Any]) -> None:
         zarr = extra(path, "zarr")
         # Chunks of zeros must be written too: they may contain -0.0.
         with zarr.config.set({"array.write_empty_chunks": True}):
-            metadata = _model(path, spec, options).metadata
-            local = path.startswith(("file:", "local:"))  # only these need folders to be created
-            store = zarr.storage.FsspecStore.from_url(path, {"auto_mkdir": True} if local else None)
+            metadata = _model(path, options).metadata
+            folders = {"auto_mkdir": True} if path.startswith(LOCAL) else None
+            store = zarr.storage.FsspecStore.from_url(path, folders)
             where = zarr.storage.StorePath(store)
             self._array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
 
     def write(self, box: Box, values: Array) -> None:
-        self._array[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] = values
+        write_box(self._array, box, values)
 
     def close(self) -> None:
         """Nothing is open between writes."""
 
 
-def publish(path: str, spec: Spec, options: dict[str, Any]) -> None:
+def write_box(array: Any, box: Box, values: Array) -> None:
+    """Write a box of rows and columns into a Zarr array of up to two dimensions."""
+    where = (slice(box.rows.start, box.rows.stop), slice(box.cols.start, box.cols.stop))
+    length = tuple(map(len, box))[: array.ndim]
+    array[where[: array.ndim]] = values.reshape(length)
+
+
+def publish(path: str, options: dict[str, Any]) -> None:
     """Write the metadata: the array becomes visible."""
     made: dict[str, Any] = {}
-    _model(path, spec, options, made)
+    _model(path, options, made)
     fs, inside = Place(path).filesystem()
+    if path.startswith(LOCAL):
+        fs.makedirs(inside, exist_ok=True)  # an array without elements has no chunks
     fs.pipe_file(f"{inside.rstrip('/')}/{METADATA}", made[METADATA].to_bytes())
 
 
-def _model(
-    path: str, spec: Spec, options: dict[str, Any], objects: dict[str, Any] | None = None
-) -> Any:
+def _model(path: str, options: dict[str, Any], objects: dict[str, Any] | None = None) -> Any:
     """The array without its elements, in memory; its objects are stored in `objects`."""
     zarr = extra(path, "zarr")
     store = zarr.storage.MemoryStore(objects)
-    return zarr.create_array(store, shape=spec.shape, dtype=spec.dtype, **options)
+    return zarr.create_array(store, **options)

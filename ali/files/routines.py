@@ -32,7 +32,7 @@ Picked = boxes.Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
-@routine("A")
+@routine("A", "columns")
 def load(
     ctx: Context,
     path: str,
@@ -46,7 +46,7 @@ def load(
     dtype: str | None = None,
     header: bool | None = None,
     delimiter: str = ",",
-) -> DistMatrix:
+) -> tuple[DistMatrix, list[str]]:
     """Read a matrix from a file that all nodes see; every rank reads a part of it.
 
     Parameters
@@ -76,7 +76,10 @@ def load(
 
     Returns
     -------
-    A : matrix, shape (m, n)
+    A : matrix, shape (m, n), or a vector of shape (m,)
+        A vector if the file has an array with one dimension; CSV and Parquet give a matrix.
+    columns : list of str
+        Names of its columns, if the file has names.
 
     Raises
     ------
@@ -114,17 +117,20 @@ def load(
                     raise Failure("BadArgumentError", f"{path}: columns are given twice")
             else:
                 across = _picked(columns, column_list, n, f"{path}: columns")
-            wanted = None if dtype is None else matrix_dtype(np.dtype("b"), dtype, path)
+            if there.ndim < 2 and (columns is not None or column_list is not None):
+                raise Failure("BadArgumentError", f"{path}: a 1-D array has no columns")
+            wanted = None if dtype is None else matrix_dtype(np.dtype("?"), dtype, path)
             there = source.about(wanted, across)
             return down, across, there, matrix_dtype(there.dtype, dtype, path)
 
         down, across, there, kind = together(ctx, path, look)
         shape = (len(down), len(across))
-        A = ctx.empty(shape, kind, layout)
+        A = ctx.empty(shape[: there.ndim], kind, layout)
+        names = [there.names[j] for j in across] if there.names else []
         one_cache = len(set(nodes)) == 1 and not place.is_url
         if one_cache and own.pays(source, A, down, across, ctx.size):
             own.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
-            return A
+            return A, names
         order = _reading_order(down, there.grain)
         in_order = down if order is None else np.asarray(down)[order]
         grain = boxes.chosen(there.grain, in_order, across, there.shape)
@@ -139,7 +145,7 @@ def load(
             exchange.scatter(ctx, A, cut, read, path)
         else:
             exchange.scatter_rows(ctx, A, cut, order, read, path)
-        return A
+        return A, names
     finally:
         source.close()
 
@@ -154,7 +160,7 @@ def _reading_order(rows: Picked, grain: boxes.Grain) -> NDArray[np.int64] | None
 def _check_memory(path: str, there: About, cut: Sequence[boxes.Box], ranks: int) -> None:
     """Refuse chunks that are too large, decompressed, for the `ranks` of this node."""
     ranks = min(ranks, len(cut))  # no more of them read at once
-    box = max(len(box.rows) * len(box.cols) for box in cut)
+    box = max((len(box.rows) * len(box.cols) for box in cut), default=0)
     nbytes = max(there.grain.elements(there.shape), box) * there.dtype.itemsize
     spare = available_bytes()
     if COPIES * nbytes * ranks > spare:
@@ -183,8 +189,8 @@ def save(
 
     Parameters
     ----------
-    A : matrix, shape (m, n)
-        In any layout.
+    A : matrix, shape (m, n), or vector, shape (m,)
+        In any layout. CSV and Parquet store a vector as one column, and bool in CSV as 0 and 1.
     path : str
         Its suffix selects the format, as in `load`; Parquet is a folder with one file per rank,
         Zarr a folder. An existing file, or folder of the same format, is replaced in one step at
@@ -210,6 +216,8 @@ def save(
         unchanged, and no other file is left.
     DtypeError
         For complex numbers in Parquet and CSV.
+    ShapeError
+        For a matrix without columns in Parquet and CSV.
     BadArgumentError
         If the format does not support an option.
     """
@@ -224,7 +232,7 @@ def save(
     options = Options(
         dataset=dataset, header=header, delimiter=delimiter, names=columns or (), append=append
     )
-    spec = Spec(A.shape, A.dtype, options)
+    spec = Spec(A.shape, A.dtype, options, A.ndim)
     if header is not None and place.suffix != ".csv":
         raise Failure("BadArgumentError", f"{path}: {place.suffix} files have no header line")
 
@@ -333,8 +341,6 @@ def _picked(text: str | None, indices: Sequence[int] | None, length: int, what: 
                 "BadArgumentError", f"{what}: index {wrong[0]} is out of range for {length}"
             )
         picked = np.where(index < 0, index + length, index)
-    if not len(picked):
-        raise Failure("ShapeError", f"{what}: none of {length} are selected")
     return picked
 
 
@@ -358,6 +364,4 @@ def _named(names: Sequence[str], known: Sequence[str], path: str) -> Picked:
     if missing:
         shown = ", ".join(list(known)[:20])
         raise Failure("BadArgumentError", f"{path} has no column {missing[0]!r}; it has {shown}")
-    if not names:
-        raise Failure("ShapeError", f"{path}: columns: none are selected")
     return np.array([list(known).index(name) for name in names], np.int64)

@@ -28,7 +28,7 @@ from mpi_workers.failures import Failure
 BLOCK = 1 << 20  # 1 MiB of text is parsed at once
 COPY = 4 << 20
 LINE = 64 << 20  # 64 MiB: no line of numbers is longer
-PARSED = ("float32", "float64", "int32", "int64")
+PARSED = ("float32", "float64", "int32", "int64", "bool")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 NUMBER = re.compile(
     r"[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE
@@ -69,7 +69,9 @@ class Csv:
         names = names_of(spec)
         with open(path, "x", newline="", encoding="utf-8") as file:
             header = spec.options.header
-            if header or (header is None and spec.options.names):
+            if header is None:  # without rows, only a header tells the columns
+                header = bool(spec.options.names) or not spec.shape[0]
+            if header:
                 csv.writer(file, delimiter=spec.options.delimiter, lineterminator="\n").writerow(
                     names
                 )
@@ -164,8 +166,7 @@ class CsvSource:
         self._cols = len(fields)
         self._begin = after if header else (3 if line.startswith(b"\xef\xbb\xbf") else 0)
         self._end = _end(self._file, self._blanks().encode())
-        if self._end <= self._begin:
-            raise Failure("ShapeError", f"{self._path} has names of columns but no rows")
+        self._end = max(self._begin, self._end)
 
     def _blanks(self) -> str:
         """White space that does not separate fields."""
@@ -210,7 +211,7 @@ class CsvSource:
             table = self._parsed(k, cols)
             for number, j in enumerate(cols):
                 column = table.column(f"f{j}")
-                if column.null_count and self._dtype.kind == "i":
+                if column.null_count and self._dtype.kind in "bi":
                     raise Failure(
                         "DtypeError",
                         f"{self._path}: {self._column(int(j))} has empty fields between rows "
@@ -352,7 +353,8 @@ class CsvSink:
 
     def write(self, box: Box, values: Array) -> None:
         pyarrow = self._pyarrow
-        columns = np.asfortranarray(values)
+        # A mask is written as 0 and 1, which every reader takes for numbers.
+        columns = np.asfortranarray(values.view(np.int8) if values.dtype.kind == "b" else values)
         table = pyarrow.table([pyarrow.array(column) for column in columns.T], names=self._names)
         pyarrow.csv.write_csv(table, self._file, self._options)
 

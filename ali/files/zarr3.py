@@ -19,9 +19,10 @@ from ali.files.boxes import Array, Box, Grain, Pick, gathered
 from ali.files.formats import About, Options, Sink, Source, Spec, checked_shape, refuse
 from ali.files.paths import Place, begin_flush, extra, flush, together
 from ali.files.raw import Lines, RawSource
-from ali.files.remote import RemoteArray, publish
+from ali.files.remote import RemoteArray, publish, write_box
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import stored_shape
 
 CHUNK = 8 << 20  # 8 MiB
 PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file directly
@@ -30,13 +31,16 @@ PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file d
 def _chunks(spec: Spec) -> tuple[int, int]:
     """Whole rows, unless one is longer than a chunk."""
     (m, n), itemsize = spec.shape, spec.dtype.itemsize
-    cols = min(n, max(1, CHUNK // itemsize))
-    return min(m, max(1, CHUNK // (cols * itemsize))), cols
+    cols = max(1, min(n, CHUNK // itemsize))
+    return max(1, min(m, CHUNK // (cols * itemsize))), cols
 
 
 def _created(spec: Spec) -> dict[str, Any]:
     """Options of zarr.create_array."""
-    return {"chunks": _chunks(spec), "compressors": None, "fill_value": 0, "zarr_format": 3}
+    return {
+        "shape": spec.array_shape, "dtype": spec.dtype, "chunks": _chunks(spec)[: spec.ndim],
+        "compressors": None, "fill_value": 0, "zarr_format": 3,
+    }  # fmt: skip
 
 
 class Zarr:
@@ -68,21 +72,19 @@ class Zarr:
         refuse(place, "other data sets to keep", spec.options.append)
         zarr = extra(old, "zarr")
         if not place.is_url:
-            zarr.create_array(path, shape=spec.shape, dtype=spec.dtype, **_created(spec))
+            zarr.create_array(path, **_created(spec))
 
     def grain(self, spec: Spec) -> Grain:
         return Grain(*_chunks(spec))
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> Sink:
         if Place(path).is_url:
-            return RemoteArray(path, spec, _created(spec))
-        return ZarrSink(path, _chunks(spec))
+            return RemoteArray(path, _created(spec))
+        return ZarrSink(path, spec)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         if Place(path).is_url:
-            together(
-                ctx, path, lambda: publish(path, spec, _created(spec)) if ctx.rank == 0 else None
-            )
+            together(ctx, path, lambda: publish(path, _created(spec)) if ctx.rank == 0 else None)
 
     def owns(self, folder: str) -> bool:
         names = set(os.listdir(folder))
@@ -101,17 +103,18 @@ class ZarrSource:
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         # A sharded array is read shard by shard.
-        rows, columns = (*(self._array.shards or self._array.chunks), 1)[:2]
-        shape = (*self._array.shape, 1)[:2]
-        return About(shape, np.dtype(self._array.dtype), Grain(rows, columns))
+        grain = Grain(*stored_shape(self._array.shards or self._array.chunks))
+        shape, ndim = stored_shape(self._array.shape), self._array.ndim
+        return About(shape, np.dtype(self._array.dtype), grain, ndim=ndim)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         return gathered(self._region, rows, cols)
 
     def _region(self, rows: range, cols: range) -> Array:
         down = slice(rows.start, rows.stop)
-        if self._array.ndim == 1:
-            return np.asarray(self._array[down])[:, np.newaxis]
+        if self._array.ndim < 2:
+            found = self._array[down] if self._array.ndim else self._array[()]
+            return np.reshape(np.asarray(found), (-1, 1))
         return np.asarray(self._array[down, cols.start : cols.stop])
 
     def close(self) -> None:
@@ -178,9 +181,9 @@ def _is_plain(array: Any) -> bool:
 
 
 class ZarrSink:
-    def __init__(self, path: str, chunks: tuple[int, int]) -> None:
+    def __init__(self, path: str, spec: Spec) -> None:
         self._path = path
-        self._chunks = chunks
+        self._spec = spec
         self._written: list[str] = []
         zarr = extra(path, "zarr")
         # Chunks of zeros must be written too: they may contain -0.0.
@@ -188,10 +191,12 @@ class ZarrSink:
             self._array = zarr.open_array(path, mode="r+")
 
     def write(self, box: Box, values: Array) -> None:
-        self._array[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] = values
-        for i in range(box.rows.start, box.rows.stop, self._chunks[0]):
-            for j in range(box.cols.start, box.cols.stop, self._chunks[1]):
-                name = f"{self._path}/c/{i // self._chunks[0]}/{j // self._chunks[1]}"
+        write_box(self._array, box, values)
+        down, across = _chunks(self._spec)
+        for i in range(box.rows.start, box.rows.stop, down):
+            for j in range(box.cols.start, box.cols.stop, across):
+                chunk = (i // down, j // across)[: self._spec.ndim]
+                name = "/".join([self._path, "c", *map(str, chunk)])
                 with open(name, "rb") as file:
                     begin_flush(file.fileno())
                 self._written.append(name)

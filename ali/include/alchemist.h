@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* A host loads only libraries with the same number; it increases when anything below changes. */
-#define ALCHEMIST_ABI 1
+#define ALCHEMIST_ABI 2
 
 enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
 
@@ -66,7 +66,8 @@ typedef enum {
     ALCHEMIST_COMPLEX64 = 3,  /* two floats, as C's float _Complex */
     ALCHEMIST_COMPLEX128 = 4, /* two doubles */
     ALCHEMIST_INT32 = 5,
-    ALCHEMIST_INT64 = 6
+    ALCHEMIST_INT64 = 6,
+    ALCHEMIST_BOOL8 = 7 /* one byte, 0 or 1, as C's bool */
 } alchemist_dtype;
 
 /* Elemental's layouts: the distribution of rows and columns over the grid of ranks. VC_STAR: row i
@@ -88,7 +89,8 @@ typedef enum {
     ALCHEMIST_CIRC_CIRC = 14
 } alchemist_layout;
 
-/* One rank's part of a matrix. Local element (i, j) is data[i + j * leading_dimension], and global
+/* One rank's part of a matrix, or of a vector, which is stored as one column. Any length may be 0.
+ * Local element (i, j) is data[i + j * leading_dimension], and global
  * element (row_shift + i * row_stride, col_shift + j * col_stride). A rank without
  * elements has local_rows or local_cols 0. Parameters are read-only; results are written. */
 typedef struct {
@@ -96,6 +98,9 @@ typedef struct {
     alchemist_dtype dtype;
     alchemist_layout layout;
     int32_t grid_height, grid_width; /* rank r is at row r % height, column r / height */
+    /* Of the array that clients see: 2, 1 for a vector, 0 for a number. To return a vector, set it
+     * to 1 in a new matrix with one column. */
+    int32_t dimensions;
     int64_t local_rows, local_cols;
     int64_t leading_dimension; /* elements from one local column to the next, >= 1 */
     int64_t row_shift, row_stride;
@@ -255,9 +260,22 @@ static inline alchemist_matrix *alchemist_new(alchemist_call *call, int64_t rows
     return call->host->new_matrix(call, rows, cols, dtype, layout);
 }
 
+/* Of the same shape (also a vector), dtype and layout. */
 static inline alchemist_matrix *alchemist_new_like(alchemist_call *call,
                                                    const alchemist_matrix *like) {
-    return call->host->new_matrix(call, like->rows, like->cols, like->dtype, like->layout);
+    alchemist_matrix *made =
+        call->host->new_matrix(call, like->rows, like->cols, like->dtype, like->layout);
+    if (made != NULL) made->dimensions = like->dimensions;
+    return made;
+}
+
+/* A vector of zeros: a matrix with one column, which clients get with the shape (rows,). */
+static inline alchemist_matrix *alchemist_new_vector(alchemist_call *call, int64_t rows,
+                                                     alchemist_dtype dtype,
+                                                     alchemist_layout layout) {
+    alchemist_matrix *made = call->host->new_matrix(call, rows, 1, dtype, layout);
+    if (made != NULL) made->dimensions = 1;
+    return made;
 }
 
 static inline const alchemist_matrix *alchemist_to_layout(alchemist_call *call,

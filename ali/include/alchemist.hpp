@@ -58,10 +58,11 @@ template <> struct dtype_of<std::complex<float>> : dtype_is<ALCHEMIST_COMPLEX64>
 template <> struct dtype_of<std::complex<double>> : dtype_is<ALCHEMIST_COMPLEX128> {};
 template <> struct dtype_of<int32_t> : dtype_is<ALCHEMIST_INT32> {};
 template <> struct dtype_of<int64_t> : dtype_is<ALCHEMIST_INT64> {};
+template <> struct dtype_of<bool> : dtype_is<ALCHEMIST_BOOL8> {};
 
 inline const char *name_of(alchemist_dtype dtype) {
     static const char *names[] = {"?", "float32", "float64", "complex64", "complex128", "int32",
-                                  "int64"};
+                                  "int64", "bool"};
     return names[dtype];
 }
 
@@ -76,6 +77,7 @@ template <class T> class Matrix {
     }
     int64_t rows() const { return raw_->rows; } // of the whole
     int64_t cols() const { return raw_->cols; }
+    int dimensions() const { return raw_->dimensions; } // 1: a vector, stored as one column
     int64_t local_rows() const { return raw_->local_rows; }
     int64_t local_cols() const { return raw_->local_cols; }
     int64_t leading_dimension() const { return raw_->leading_dimension; }
@@ -116,6 +118,12 @@ class Call {
     Matrix<T> zeros(int64_t rows, int64_t cols, alchemist_layout layout = ALCHEMIST_VC_STAR) {
         constexpr auto dtype = dtype_of<std::remove_const_t<T>>::value;
         return Matrix<T>(checked(alchemist_new(raw_, rows, cols, dtype, layout)));
+    }
+    // A vector of zeros: one column, which clients get with the shape (rows,).
+    template <class T>
+    Matrix<T> vector(int64_t rows, alchemist_layout layout = ALCHEMIST_VC_STAR) {
+        constexpr auto dtype = dtype_of<std::remove_const_t<T>>::value;
+        return Matrix<T>(checked(alchemist_new_vector(raw_, rows, dtype, layout)));
     }
     template <class T> Matrix<std::remove_const_t<T>> like(const Matrix<T> &matrix) {
         return Matrix<std::remove_const_t<T>>(checked(alchemist_new_like(raw_, matrix.raw())));

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpi_workers.wire.signature import MATRIX
 
-ABI = 1
+ABI = 2
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
 REFUSED = 1  # the kind of a failure: bad arguments
@@ -29,6 +29,7 @@ class CMatrix(ctypes.Structure):
         ("layout", ctypes.c_int),
         ("grid_height", ctypes.c_int32),
         ("grid_width", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
         ("local_rows", ctypes.c_int64),
         ("local_cols", ctypes.c_int64),
         ("leading_dimension", ctypes.c_int64),

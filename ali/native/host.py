@@ -37,7 +37,7 @@ class Frame:
         self.refused = False
         self.message: str | None = None
         self._kept: list[Any] = []
-        self._matrices: dict[int, DistMatrix] = {}
+        self._matrices: dict[int, tuple[CMatrix, DistMatrix]] = {}
 
     def allocate(self, nbytes: int) -> int:
         """The address of `nbytes` new zero bytes."""
@@ -48,13 +48,12 @@ class Frame:
     def address(self, matrix: DistMatrix) -> int:
         """The address of the C description of a matrix."""
         about = _describe(matrix)
-        self._kept.append(about)
         where = ctypes.addressof(about)
-        self._matrices[where] = matrix
+        self._matrices[where] = about, matrix
         return where
 
-    def matrix(self, where: int | None) -> DistMatrix:
-        """The matrix whose description is at this address."""
+    def matrix(self, where: int | None) -> tuple[CMatrix, DistMatrix]:
+        """The description at this address, and its matrix."""
         if not where:
             raise Failure("RoutineError", "was not set on this rank")
         found = self._matrices.get(where)
@@ -65,6 +64,17 @@ class Frame:
                 "or an argument",
             )
         return found
+
+    def _result(self, where: int | None) -> DistMatrix:
+        """The matrix at an address, with the number of dimensions that the library has set."""
+        about, matrix = self.matrix(where)
+        ndim = about.dimensions
+        if ndim not in (0, 1, 2) or matrix.shape[ndim:] != (1, 1)[ndim:]:
+            raise Failure(
+                "RoutineError",
+                f"has {ndim} dimensions, and {matrix.shape[0]} rows and {matrix.shape[1]} columns",
+            )
+        return matrix.with_ndim(ndim)
 
     def store(self, value: Any, kind: str) -> CValue:
         """An argument as a C value."""
@@ -97,7 +107,7 @@ class Frame:
         """A result as a Python value."""
         match kind:
             case "matrix":
-                return self.matrix(stored.matrix)
+                return self._result(stored.matrix)
             case "int":
                 return stored.integer
             case "float":
@@ -163,7 +173,7 @@ class Host:
 
     def _to_layout(self, _: Any, source: int, layout: int) -> Any:
         def move(frame: Frame) -> int:
-            matrix = frame.matrix(source)
+            _, matrix = frame.matrix(source)
             moved = frame.context.to_layout(matrix, _layout(layout))
             return source if moved is matrix else frame.address(moved)
 
@@ -203,6 +213,7 @@ def _describe(matrix: DistMatrix) -> CMatrix:
         DTYPES.index(matrix.dtype.name) + 1,
         LAYOUTS.index(matrix.layout) + 1,
         *matrix.grid,
+        matrix.ndim,
         len(range(row0, m, row_step)),
         len(range(col0, n, col_step)),
         matrix.leading_dimension,

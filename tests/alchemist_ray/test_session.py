@@ -44,9 +44,9 @@ def test_the_ten_lines_of_the_design(cluster: str) -> None:
     lib = als.load_library("linalg")
     S, U, V = lib.truncated_svd(A, rank=10)
     exact = np.linalg.svd(matrix, compute_uv=False)[:10]
-    assert S.shape == (10, 1)
-    np.testing.assert_allclose(als.fetch_matrix(S)[:, 0], exact, rtol=1e-10)
-    np.testing.assert_allclose(np.asarray(S)[:, 0], exact, rtol=1e-10)
+    assert S.shape == (10,)
+    np.testing.assert_allclose(als.fetch_matrix(S), exact, rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(S), exact, rtol=1e-10)
     assert U.fetch(rows=slice(0, 20)).shape == (20, 10)
     assert V.shape == (200, 10)
     als.stop()

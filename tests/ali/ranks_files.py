@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, 0.1)
 
 
-def values(shape: tuple[int, int], dtype: str, seed: int) -> Array:
+def values(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
     """Any bits at all: payloads of NaNs, subnormal numbers, the smallest integers."""
     rng = np.random.default_rng(seed)
-    itemsize = np.dtype(dtype).itemsize
-    found = rng.integers(0, 256, (shape[0], shape[1] * itemsize), np.uint8).view(dtype)
-    if seed % 2 and np.dtype(dtype).kind != "i":
+    most = 2 if dtype == "bool" else 256
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    found = rng.integers(0, most, nbytes, np.uint8).view(dtype).reshape(shape)
+    if seed % 2 and np.dtype(dtype).kind not in "bi":
         with np.errstate(over="ignore"):
             flat = np.array(SPECIAL).astype(dtype)
         found = flat[rng.integers(0, len(flat), shape)]
@@ -107,7 +109,10 @@ class Checks:
         self.done = 0
 
     def whole(self, matrix: DistMatrix) -> Array:
-        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
+        return self.ctx.to_layout(matrix, "STAR_STAR").local.reshape(matrix.array_shape)
+
+    def load(self, path: str, **options: Any) -> DistMatrix:
+        return routines.load(self.ctx, path, **options)[0]
 
     def agree(self, wrong: str | None) -> None:
         """Fail on all ranks alike, so that Hypothesis goes the same way on all of them."""
@@ -162,34 +167,42 @@ def round_trips(gang: Gang, folder: Path) -> int:
     """Saved from any layout and loaded into any other: the same bits, also to the format's own
     library."""
     check = Checks(gang, folder)
-    sides = st.sampled_from([1, 2, 3, 5, 7, 23])
+    sides = st.sampled_from([0, 1, 2, 3, 5, 7, 23])
 
-    @agreed(gang, 40)
+    @agreed(gang, 60)
     @given(
         suffix=st.sampled_from(SUFFIXES),
-        shape=st.tuples(sides, sides),
+        shape=st.tuples(sides, sides) | st.tuples(sides) | st.just(()),
         dtype=st.sampled_from(DTYPES),
         layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
         salt=st.integers(0, 99),
         way=WAYS,
     )
     def there_and_back(
-        suffix: str, shape: tuple[int, int], dtype: str, layouts: tuple[str, str], salt: int,
+        suffix: str, shape: tuple[int, ...], dtype: str, layouts: tuple[str, str], salt: int,
         way: int,
     ) -> None:  # fmt: skip
         own.EXCHANGE = way
-        if suffix in (".parquet", ".csv") and dtype.startswith("complex"):
+        table = suffix in (".parquet", ".csv")
+        if table and dtype.startswith("complex"):
             dtype = dtype.replace("complex", "float").replace("128", "64")
         array = values(shape, dtype, salt)
         path = folder / f"A{suffix}"
         matrix = check.ctx.new_replicated(array, layouts[0])
+        if table and not matrix.shape[1]:
+            said = check.said(lambda: routines.save(check.ctx, matrix, str(path)))
+            check.agree(None if said.startswith("ShapeError") else said)
+            return
         routines.save(check.ctx, matrix, str(path))
+        array = array.reshape(matrix.shape) if table else array  # tables have rows and columns
         asked = dtype if suffix == ".csv" else None
-        found = routines.load(check.ctx, str(path), layout=layouts[1], dtype=asked)
+        found = check.load(str(path), layout=layouts[1], dtype=asked)
         assert found.layout == layouts[1]
         wrong = None
         if not same(array, check.whole(found), suffix):
             wrong = f"{suffix} {shape} {dtype} {layouts} {salt}: not what was saved"
+        elif suffix == ".csv" and not array.size:
+            pass  # NumPy warns of a file with nothing but names
         elif gang.rank == 0 and not same(array, read_alone(path, dtype), suffix):
             wrong = f"{suffix} {shape} {dtype} {layouts} {salt}: the format's library differs"
         check.agree(wrong)
@@ -202,7 +215,7 @@ def round_trips(gang: Gang, folder: Path) -> int:
 def same(wanted: Array, found: Array, suffix: str) -> bool:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
-    if suffix != ".csv" or wanted.dtype.kind == "i":
+    if suffix != ".csv" or wanted.dtype.kind in "bi":
         return bits(wanted) == bits(found)
     nan = np.isnan(wanted)  # of a NaN, text keeps only that it is one
     return bool((nan == np.isnan(found)).all()) and bits(wanted[~nan]) == bits(found[~nan])
@@ -217,11 +230,11 @@ def read_alone(path: Path, dtype: str) -> Array:
             import h5py  # noqa: PLC0415
 
             with h5py.File(path) as file:
-                found = file["data"][:]
+                found = file["data"][()]
         case ".zarr":
             import zarr  # noqa: PLC0415
 
-            found = zarr.open_array(path, mode="r")[:]
+            found = zarr.open_array(path, mode="r")[...]
         case ".parquet":
             import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -306,15 +319,15 @@ def parts(gang: Gang, folder: Path) -> int:
     numbers = st.integers(-M, M)
     maybe = st.none() | numbers
     steps = st.sampled_from([None, 1, 2, 9, -1, -3])
-    slices = st.tuples(maybe, maybe, steps).filter(lambda t: len(range(M)[slice(*t)]))
-    lists = st.lists(st.integers(-M, M - 1), min_size=1, max_size=8)
+    slices = st.tuples(maybe, maybe, steps)
+    lists = st.lists(st.integers(-M, M - 1), max_size=8)
 
     @agreed(gang, 60)
     @given(
         file=st.sampled_from(WRITTEN),
         rows=st.none() | slices | lists,
         cols=st.none()
-        | st.lists(st.integers(0, N - 1), min_size=1, max_size=7)
+        | st.lists(st.integers(0, N - 1), max_size=7)
         | st.sampled_from([(None, None, 2), (1, 4, None), (2, None, 3), (None, None, -1)]),
         by_name=st.booleans(),
         dtype=st.sampled_from([None, "float32", "complex128"]),
@@ -350,7 +363,7 @@ def parts(gang: Gang, folder: Path) -> int:
             else:
                 asked["column_list"] = cols
         path = f"{'file://' if remote else ''}{folder / name}"
-        found = check.whole(routines.load(check.ctx, path, **asked))
+        found = check.whole(check.load(path, **asked))
         good = np.array_equal(found, wanted) and found.dtype == np.dtype(
             asked.get("dtype", found.dtype)
         )

@@ -30,7 +30,7 @@ def atomic(gang: Gang, folder: Path) -> list[str]:
     for suffix in SUFFIXES:
         path = folder / f"kept{suffix}"
         routines.save(check.ctx, old, str(path))
-        before = check.whole(routines.load(check.ctx, str(path)))
+        before = check.whole(check.load(str(path)))
         for fails in ("writing", "ending", "publishing"):
             with pytest.MonkeyPatch.context() as patch:
                 break_it(patch, gang, suffix, fails)
@@ -40,11 +40,11 @@ def atomic(gang: Gang, folder: Path) -> list[str]:
                 wrong.append(f"{suffix} {fails}: {said}")
             if f"FileError: {path}" not in said:
                 wrong.append(f"{suffix} {fails}: the file is not named: {said}")
-            after = check.whole(routines.load(check.ctx, str(path)))
+            after = check.whole(check.load(str(path)))
             if bits(after) != bits(before) or check.left():
                 wrong.append(f"{suffix} {fails}: left {check.left()}")
         routines.save(check.ctx, new, str(path))
-        whole = check.whole(routines.load(check.ctx, str(path)))
+        whole = check.whole(check.load(str(path)))
         if whole.shape != new.shape or check.left():
             wrong.append(f"{suffix}: not replaced, or left {check.left()}")
     return wrong
@@ -93,7 +93,7 @@ def spoil(folder: Path) -> None:
     np.save(folder / "objects.npy", np.array([["a"]], object), allow_pickle=True)
     np.save(folder / "words.npy", np.array([["a"]]))
     np.save(folder / "cube.npy", np.zeros((2, 2, 2)))
-    np.save(folder / "nothing.npy", np.zeros((0, 3)))
+    np.save(folder / "line.npy", np.zeros(5))
     np.save(folder / "bytes.npy", np.zeros((2, 3), np.uint8))
     np.save(folder / "complex.npy", np.zeros((2, 3), np.complex64))
     whole = (folder / "many.h5").read_bytes()
@@ -123,15 +123,14 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("text.npy", {}, "FileError: {} is not a .npy file"),
     ("objects.npy", {}, "DtypeError: {}: elements of dtype object are not numbers"),
     ("words.npy", {}, "DtypeError: {}: elements of dtype <U1 are not numbers"),
-    ("cube.npy", {}, "ShapeError: {}: an array of shape (2, 2, 2) is not a matrix"),
-    ("nothing.npy", {}, "ShapeError: {}: an array of shape (0, 3) is empty"),
+    ("cube.npy", {}, "ShapeError: {}: an array of shape (2, 2, 2) has more than two"),
+    ("line.npy", {"columns": ":1"}, "BadArgumentError: {}: a 1-D array has no columns"),
     ("bytes.npy", {}, "DtypeError: {}: dtype uint8"),
     ("complex.npy", {"dtype": "float64"}, "DtypeError: {}: elements of dtype complex64 cannot"),
     ("big.npy", {"dtype": "float16"}, "DtypeError: {}"),
     ("big.npy", {"layout": "ROWS"}, "LayoutError"),
     ("big.npy", {"rows": "1"}, "BadArgumentError: {}: rows: '1' is not a slice"),
     ("big.npy", {"rows": "::0"}, "BadArgumentError"),
-    ("big.npy", {"rows": "50:"}, "ShapeError: {}: rows: none of 29 are selected"),
     ("big.npy", {"row_list": [3, 29]}, "BadArgumentError: {}: rows: index 29 is out of range"),
     ("big.npy", {"column_names": ["x0"]}, "BadArgumentError: {}: its columns have no names"),
     ("big.npy", {"dataset": "a"}, "BadArgumentError: {}: .npy files have no data sets"),
@@ -166,7 +165,7 @@ def refused(gang: Gang, folder: Path) -> list[str]:
     wrong = []
     for name, options, words in REFUSED:
         path = name if "://" in name else str(folder / name)
-        said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
+        said = check.said(lambda: check.load(path, **options))  # noqa: B023
         if not said.startswith(words.replace("{}", path)):
             wrong.append(f"{name} {options}: {said}")
     A = check.ctx.new_replicated(BASE, "MC_MR")
@@ -200,7 +199,7 @@ def refused(gang: Gang, folder: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "h5py", None)
         path = str(folder / "many.h5")
-        said = check.said(lambda: routines.load(check.ctx, path))
+        said = check.said(lambda: check.load(path))
         if (
             "this format needs h5py, which is not installed: pip install 'alchemist-on-ray["
             not in said
@@ -208,10 +207,10 @@ def refused(gang: Gang, folder: Path) -> list[str]:
             wrong.append(f"no h5py: {said}")
     if os.geteuid() == 0:  # who may read everything: not for this one call
         os.seteuid(NOBODY)
-        said = check.said(lambda: routines.load(check.ctx, str(folder / "secret.npy")))
+        said = check.said(lambda: check.load(str(folder / "secret.npy")))
         os.seteuid(0)
     else:
-        said = check.said(lambda: routines.load(check.ctx, str(folder / "secret.npy")))
+        said = check.said(lambda: check.load(str(folder / "secret.npy")))
     if said != f"FileError: {folder / 'secret.npy'}: Permission denied (rank 0)":
         wrong.append(f"unreadable: {said}")
     wrong += elsewhere(check, folder)
@@ -235,7 +234,7 @@ def elsewhere(check: Checks, folder: Path) -> list[str]:
             ("big.npy", "FileError: big.npy is not the same file on"),
             ("half.npy", "FileError: half.npy: No such file or directory, but other nodes have it"),
         ):
-            said = check.said(lambda: routines.load(check.ctx, name))  # noqa: B023
+            said = check.said(lambda: check.load(name))  # noqa: B023
             if not said.startswith(words):
                 wrong.append(f"elsewhere: {said}")
         A = check.ctx.new_replicated(BASE, "MC_MR")
@@ -258,11 +257,11 @@ def full_disk(gang: Gang, folder: str) -> list[str]:
     for suffix in SUFFIXES:
         path = Path(folder, f"kept{suffix}")
         routines.save(check.ctx, old, str(path))
-        before = check.whole(routines.load(check.ctx, str(path)))
+        before = check.whole(check.load(str(path)))
         said = check.said(lambda: routines.save(check.ctx, new, str(path)))  # noqa: B023
         if not said.startswith(f"FileError: {path}") or "No space left on device" not in said:
             wrong.append(f"{suffix}: {said}")
-        after = check.whole(routines.load(check.ctx, str(path)))
+        after = check.whole(check.load(str(path)))
         if bits(before) != bits(after) or check.left():
             wrong.append(f"{suffix}: left {check.left()}")
         routines.save(check.ctx, old, str(path))

@@ -163,7 +163,7 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
                 def load(path: Path = path, want: str = want, number: int = number) -> None:
                     nonlocal found
                     layout = LAYOUTS[number % len(LAYOUTS)]
-                    found = routines.load(check.ctx, str(path), dtype=want, layout=layout)
+                    found = check.load(str(path), dtype=want, layout=layout)
 
                 said = check.said(load)
                 if number < len(TOO_LARGE):
@@ -248,7 +248,7 @@ def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any
 
     def load() -> None:
         nonlocal found
-        found = check.whole(routines.load(check.ctx, str(path), **options))
+        found = check.whole(check.load(str(path), **options))
 
     said = check.said(load)
     if isinstance(wanted, str):
@@ -339,11 +339,11 @@ def large_chunks(gang: Gang, folder: Path) -> list[str]:
         path = str(folder / name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(routines, "available_bytes", lambda: 64 * 8 * 2 * gang.size)
-            said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
+            said = check.said(lambda: check.load(path, **options))  # noqa: B023
             if said != "nothing":
                 wrong.append(f"{name} {options} fits: {said}")
             patch.setattr(routines, "available_bytes", lambda: 12 * 8 * 2 - 1)
-            said = check.said(lambda: routines.load(check.ctx, path, **options))  # noqa: B023
+            said = check.said(lambda: check.load(path, **options))  # noqa: B023
             if not said.startswith(f"ResourceError: {path}: a chunk of this file has"):
                 wrong.append(f"{name} {options} does not fit: {said}")
     return wrong
@@ -374,14 +374,14 @@ def shuffled(gang: Gang, folder: Path) -> list[str]:
         ):
             for layout in LAYOUTS:
                 picked = {**options, "row_list": rows, "column_list": [4, 1, 2], "layout": layout}
-                found = check.whole(routines.load(check.ctx, str(folder / name), **picked))
+                found = check.whole(check.load(str(folder / name), **picked))
                 if bits(found) != bits(BASE[rows][:, [4, 1, 2]]):
                     wrong.append(f"{name} {layout}: {found}")
         parsed[0] = 0
-        routines.load(check.ctx, str(folder / "plain.csv"))
+        check.load(str(folder / "plain.csv"))
         in_order = gang.comm.allreduce(parsed[0])
         parsed[0] = 0
-        routines.load(check.ctx, str(folder / "plain.csv"), row_list=rows[:M])
+        check.load(str(folder / "plain.csv"), row_list=rows[:M])
         if gang.comm.allreduce(parsed[0]) > 2 * in_order:
             wrong.append(f"{parsed[0]} stretches parsed instead of {in_order}")
     return wrong

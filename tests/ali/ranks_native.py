@@ -20,19 +20,24 @@ def descriptions(gang: Gang, path: str) -> list[Any]:
     library = load("every", path)
     wrong = []
     for layout in LAYOUTS:
-        for shape in ((5, 3), (1, 1), (2, 9)):
+        for shape in ((5, 3), (1, 1), (2, 9), (4,), (), (0, 3), (3, 0), (0,)):
             for dtype in DTYPES:
                 A = gang.new(shape, dtype, layout)
                 (told,) = library.call(gang, "about", {"A": A})
                 m, n = len(A.rows), len(A.cols)
-                if told[:6] != [
-                    *shape, DTYPES.index(dtype) + 1, LAYOUTS.index(layout) + 1, *gang.grid,
+                if told[:6] + told[13:] != [
+                    *A.shape, DTYPES.index(dtype) + 1, LAYOUTS.index(layout) + 1, *gang.grid,
+                    len(shape),
                 ]:  # fmt: skip
                     wrong.append([layout, shape, dtype, told])
                 both = rank_strides(layout, gang.grid, gang.rank)
                 steps = [*both[0], *both[1]] if both else [0, 1, 0, 1]
                 held = told[6] * told[7]
-                if held != m * n or told[8] != max(1, told[6] if held else 1) or told[9:] != steps:
+                if (
+                    held != m * n
+                    or told[8] != max(1, told[6] if held else 1)
+                    or told[9:13] != steps
+                ):
                     wrong.append([layout, shape, dtype, told, "local", gang.rank])
                 if held and [told[6], told[7]] != [m, n]:
                     wrong.append([layout, shape, dtype, told, "local shape", gang.rank])

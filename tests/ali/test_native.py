@@ -39,6 +39,8 @@ DEFAULTS = [3, 0.5, 1.5, True, "hello", [1, 2], [], [True, False], ["a", "b"]]
 COMMON = (
     Case("echo", {"A": A, **VALUES}, [A, *VALUES.values()]),
     Case("echo", {"A": A}, [A, *DEFAULTS]),
+    Case("echo", {"A": A[:, 0], **VALUES}, [A[:, 0], *VALUES.values()]),
+    Case("echo", {"A": A[:0]}, [A[:0], *DEFAULTS]),
     Case("optional", {}, [False, -1]),
     Case("optional", {"A": A, "i": 5}, [True, 5]),
     Case("count", {}, None),
@@ -68,6 +70,12 @@ class TestEverythingInC(LibraryTests):
         Case("coordinates", {"m": 2, "n": 2, "layout": 15}, raises="unknown layout 15"),
         Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="unknown layout 0"),
         Case("about", {"A": A}, None),
+        Case("even", {"m": 7}, [np.arange(7) % 2 == 0]),
+        Case("even", {"m": 1, "dimensions": 0}, [np.bool_(True)]),
+        Case("even", {"m": 5, "dimensions": 2}, [np.arange(5)[:, None] % 2 == 0]),
+        Case("even", {"m": 0}, [np.zeros(0, bool)]),
+        Case("even", {"m": 2, "dimensions": 0}, raises="its result 'B' has 0 dimensions, and 2"),
+        Case("even", {"m": 2, "dimensions": 3}, raises="its result 'B' has 3 dimensions"),
         Case("bad", {}, raises="its result 'A' is not a matrix of this call"),
         Case("fail", {"how": "silent"}, raises="it returned 77 without a message"),
         Case("echo", {"A": A, "text": "zero\0byte"}, raises="zero byte"),
@@ -88,6 +96,11 @@ class TestEverythingInCpp(LibraryTests):
             {"m": 5, "n": 4},
             [np.add.outer(np.arange(5), 1j * np.arange(4)).astype("complex64")],
         ),
+        Case("negative", {"A": A - 4}, [A < 4, np.arange(10) % 2 == 0]),
+        Case("negative", {"A": A[:, 0] - 4}, [A[:, :1] < 4, np.arange(10) % 2 == 0]),
+        Case("inverted", {"mask": A[:, 1] > 4}, [A[:, 1] <= 4]),
+        Case("inverted", {"mask": A[:0] > 4}, [A[:0] <= 4]),
+        Case("inverted", {"mask": A}, raises="it takes a matrix of bool, not of float64"),
         Case("fail", {"how": "odd"}, raises="not a std::exception"),
         Case("fail", {"rank": 2**40}, raises="argument 1: 1099511627776 is out of range"),
         Case(
@@ -130,7 +143,8 @@ def test_state_lasts_from_call_to_call_and_is_given_up(tmp_path: Path) -> None:
 def test_the_twins_of_the_header_agree_with_the_rest() -> None:
     header = (Path(__file__).parents[2] / "ali/include/alchemist.h").read_text()
     for i, name in enumerate(DTYPES, 1):
-        assert f"ALCHEMIST_{name.upper()} = {i}" in header
+        code = "BOOL8" if name == "bool" else name.upper()
+        assert f"ALCHEMIST_{code} = {i}" in header
     for i, name in enumerate(LAYOUTS, 1):
         assert f"ALCHEMIST_{name} = {i}" in header
     assert set(TYPES) == set(signature.TYPES) - {"list[complex]", "bytes", "list[bytes]"}
@@ -156,7 +170,7 @@ def parameter(words: str) -> str:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "built for ABI version 2; this is"),
+        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "built for ABI version 3; this is"),
         ((GOOD, "ALCHEMIST_ABI", "routines", "some_other_name"), f"undefined symbol: {ENTRY}"),
         (("", "ALCHEMIST_ABI", "routines", ENTRY), "declares no routine"),
         ((GOOD, "ALCHEMIST_ABI", "NULL", ENTRY), "declares no routine"),

@@ -53,7 +53,7 @@ class ChunksSource:
         Of the matrix.
     values : list, optional
         The chunks' objects, if they have been computed.
-    columns : list of str, optional
+    columns : sequence of str
         Column names, if it was a data frame.
     """
 
@@ -62,11 +62,11 @@ class ChunksSource:
         array: Any,
         dtype: np.dtype[Any],
         values: Sequence[Any] | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] = (),
         ndim: int = 2,
     ) -> None:
         self._array = array
-        self._columns = columns
+        self.columns = columns
         self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
         self._values = values if values is not None else _computed(array)
         self.dtype = dtype
@@ -74,8 +74,7 @@ class ChunksSource:
         self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
 
     def provenance(self) -> dict[str, Any]:
-        found = {"from": "dask", "array": self._array.name, "dtype": str(self._array.dtype)}
-        return found if self._columns is None else {**found, "columns": list(self._columns)}
+        return {"from": "dask", "array": self._array.name, "dtype": str(self._array.dtype)}
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
@@ -125,11 +124,11 @@ def _add(sender: BlockSender, block: SourceBlock) -> None:
 
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSource:
     """A source for a dask collection. Raises `DtypeError`, `ShapeError`."""
-    columns: list[str] | None = None
+    columns: list[str] = []
     series = False
     if _is_frame(source):
         series = source.ndim == 1
-        columns = pandas.names(source)
+        columns = pandas.kept_names(source)
         source = _as_array(source)
     if not isinstance(source, da.Array):
         raise DtypeError(

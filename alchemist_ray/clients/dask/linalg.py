@@ -106,11 +106,6 @@ def _sizes(array: Any, axis: int, length: int) -> Any:
     return tuple(map(int, sizes)) if known else "auto"
 
 
-def _vector(handle: Handle, sizes: Any = -1) -> Any:
-    """A dask array of one column, 1-D."""
-    return to_dask(handle, (sizes, -1))[:, 0]
-
-
 def svd(
     a: Any, coerce_signs: bool = True, full_matrices: bool = False, *, session: Any = None
 ) -> tuple[Any, Any, Any]:
@@ -153,7 +148,7 @@ def _svd(a: Any, session: Any, rank: int | None = None, **options: Any) -> tuple
         m, n = A.shape
         u = to_dask(U, (_sizes(a, 0, m), -1))
         v = to_dask(connection.part(Engine).transpose(V, conjugate=True), (-1, _sizes(a, 1, n)))
-    return u, _vector(S), v
+    return u, to_dask(S, -1), v
 
 
 def svd_compressed(
@@ -255,14 +250,10 @@ def matmul(a: Any, b: Any, *, session: Any = None) -> Any:
     """
     a, b = _array(a, "a", (1, 2)), _array(b, "b", (1, 2))
     connection = _connection(session)
-    left = a[np.newaxis, :] if a.ndim == 1 else a
-    with _sent(connection, left, b) as (A, B):
+    with _sent(connection, a, b) as (A, B):
         C = connection.part(Engine).call("matmul", A, B)
-        (m, n), columns = C.shape, _sizes(b, 1, C.shape[1])
-    c = to_dask(C, (_sizes(left, 0, m), columns if b.ndim == 2 else n))
-    if b.ndim == 1:
-        c = c[:, 0]
-    return c[0] if a.ndim == 1 else c
+    sides = [(x, axis) for x, axis in ((a, 0), (b, 1)) if x.ndim == 2]
+    return to_dask(C, tuple(_sizes(*side, n) for side, n in zip(sides, C.shape, strict=True)))
 
 
 def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
@@ -289,12 +280,12 @@ def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
     with _sent(connection, a, b) as (A, B):
         X = ranks.call("lstsq", A, B)
         R = ranks.binary("subtract", B, ranks.call("matmul", A, X))
-        squares = ranks.call("sum", ranks.unary("abs", R) ** 2, axis=0).fetch()[0]
+        squares = ranks.reduce("sum", ranks.unary("abs", R) ** 2, 0, keepdims=R.ndim == 1).fetch()
         rank = ranks.call("matrix_rank", A)
         s = ranks.call("svdvals", A)
-    x = _vector(X) if b.ndim == 1 else to_dask(X, (-1, _sizes(b, 1, X.shape[1])))
+    x = to_dask(X, -1 if b.ndim == 1 else (-1, _sizes(b, 1, X.shape[1])))
     residuals = da.from_array(squares, chunks=-1)
-    return x, residuals, da.from_array(np.asarray(int(rank))), _vector(s)
+    return x, residuals, da.from_array(np.asarray(int(rank))), to_dask(s, -1)
 
 
 def cholesky(a: Any, lower: bool = False, *, session: Any = None) -> Any:
@@ -335,6 +326,4 @@ def solve(
     with _sent(connection, a, b) as (A, B):
         assume = "positive" if assume_a == "pos" else "general"
         X = connection.part(Engine).call("solve", A, B, assume=assume)
-        n, k = X.shape
-    rows = _sizes(b, 0, n)
-    return _vector(X, rows) if b.ndim == 1 else to_dask(X, (rows, _sizes(b, 1, k)))
+    return to_dask(X, tuple(_sizes(b, axis, length) for axis, length in enumerate(X.shape)))

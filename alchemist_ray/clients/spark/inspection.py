@@ -153,7 +153,10 @@ def _widths(
     watch = connection.ping
     first = jobs.run(frame.sparkSession, "read the first row", frame.select(*wide).head, watch)
     if first is None:
-        raise ShapeError("the DataFrame has no rows: there is nothing to send")
+        raise ShapeError(
+            "the data has no rows, so the widths of its vectors are not known: send "
+            "numpy.empty((0, n)) for a matrix without rows"
+        )
     widths = []
     for c, kind, name in zip(frame.columns, kinds, names, strict=True):
         if kind != SCALAR and first[c] is None:

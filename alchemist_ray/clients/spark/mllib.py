@@ -99,12 +99,12 @@ def computeSVD(
         rank = min(k, m, n)
         method = "gram" if min(m, n) <= GRAM else "arpack"
         S, U, V = linalg.truncated_svd(A, rank=rank, method=method)
-        s = S.fetch()[:, 0]
+        s = S.fetch()
         if method == "gram" and s[-1] < GRAM_RESOLUTION * s[0]:
             for handle in (S, U, V):
                 handle.free()
             S, U, V = linalg.truncated_svd(A, rank=rank)
-            s = S.fetch()[:, 0]
+            s = S.fetch()
     kept = int(np.count_nonzero(s > rCond * s[0])) if s[0] > 0 else 0
     if not kept:
         raise BadArgumentError(

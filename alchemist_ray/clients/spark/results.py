@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from alchemist_ray.clients.spark import object_store_pull
-from alchemist_ray.errors import BadArgumentError, DtypeError
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.rank_connections import TransferTarget
@@ -72,9 +72,9 @@ def to_spark(
     spark : SparkSession, optional
         Default: the session of this process.
     kind : {"DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"}
-        A DataFrame has columns ``c0``, ``c1``, ... with the matrix's dtype; use it for up to a
-        few hundred columns. The others are MLlib's, with float64; a CoordinateMatrix has the
-        nonzero elements.
+        A DataFrame has columns with the matrix's dtype, named as the handle's, or ``c0``, ``c1``,
+        ... if it has no names; use it for up to a few hundred columns. The others are MLlib's,
+        with float64; a CoordinateMatrix has the nonzero elements.
     block : (int, int), optional
         Rows and columns of a BlockMatrix's blocks. Default: (1024, 1024).
 
@@ -88,6 +88,8 @@ def to_spark(
     ------
     DtypeError
         If the matrix is complex: Spark has no complex type.
+    ShapeError
+        If the matrix has no columns.
     StaleHandleError
         If the gang has ended.
     BadArgumentError
@@ -106,31 +108,34 @@ def to_spark(
         )
     connection = gang_of(handle)
     connection.check(handle)
+    rank_endpoints, (m, n) = connection.rank_endpoints, handle.stored_shape
+    if not n:
+        raise ShapeError(f"{handle.name} has shape {handle.shape}, and Spark's data have columns")
     handle.keep()  # Spark does not report when it is done with it
     spark = spark or SparkSession.builder.getOrCreate()
-    rank_endpoints, (m, n) = connection.rank_endpoints, handle.stored_shape
     target = TransferTarget(
         handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
-    cores = spark.sparkContext.defaultParallelism
     if kind == "BlockMatrix":
         down, across = block or (BLOCK, BLOCK)
         count = math.ceil(m / down) * math.ceil(n / across)
-        numbers = spark.range(0, count, 1, min(count, max(cores, handle.nbytes // PARTITION)))
+        numbers = _numbers(spark, count, handle.nbytes)
         found = numbers.mapInArrow(
             object_store_pull.blocks(rank_endpoints, target, down, across), _BLOCKS
         )
         return BlockMatrix(
             _java("createBlockMatrix", found, down, across, m, n), down, across, m, n
         )
-    numbers = spark.range(0, m, 1, min(m, max(cores, handle.nbytes // PARTITION)))
+    numbers = _numbers(spark, m, handle.nbytes)
     match kind:
         case "DataFrame":
             element = _TYPES[handle.dtype.name]()
+            # Arrow's batches are matched to the schema by names, which may occur twice.
             fields = [StructField(f"c{j}", element, False) for j in range(n)]
-            return numbers.mapInArrow(
+            found = numbers.mapInArrow(
                 object_store_pull.columns(rank_endpoints, target), StructType(fields)
             )
+            return found.toDF(*handle.columns) if handle.columns else found
         case "CoordinateMatrix":
             found = numbers.mapInArrow(object_store_pull.entries(rank_endpoints, target), _ENTRIES)
             return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
@@ -138,6 +143,12 @@ def to_spark(
     if kind == "RowMatrix":
         return RowMatrix(found.select("vector"), m, n)
     return IndexedRowMatrix(_java("createIndexedRowMatrix", found, m, n), m, n)
+
+
+def _numbers(spark: Any, count: int, nbytes: int) -> Any:
+    """A DataFrame of the numbers 0 to `count`, in partitions."""
+    cores = spark.sparkContext.defaultParallelism
+    return spark.range(0, count, 1, max(1, min(count, max(cores, nbytes // PARTITION))))
 
 
 def _java(maker: str, frame: Any, *sizes: int) -> Any:

@@ -28,7 +28,7 @@ from alchemist_ray.clients.spark.executor_push import (
     ordered_rows,
     task,
 )
-from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
+from alchemist_ray.errors import IncompleteMatrixError, TransferError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.rank_connections import RankTimes, TransferTarget
 from mpi_workers.data.row_transfers import RowWriter
@@ -58,14 +58,13 @@ class SparkSource:
     """
 
     ndim = 2
+    columns: Sequence[str] = ()
 
     def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any]) -> None:
         self._frame = frame
         self._kind = kind
         self.shape = shape
         self.dtype = dtype
-        if 0 in shape:
-            raise ShapeError(f"a {kind} of shape {shape} is empty: there is nothing to send")
 
     def provenance(self) -> dict[str, Any]:
         context = self._frame.sparkSession.sparkContext
@@ -80,6 +79,8 @@ class SparkSource:
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, RankTimes]:
         """Send every element from the executors; missing rows and blocks are zero."""
+        if 0 in self.shape:
+            return {}
         spark = self._frame.sparkSession
         function = task(connection.rank_endpoints, target, self._push())
 
@@ -157,6 +158,7 @@ class OrderedSource(SparkSource):
         connection: GangConnection,
     ) -> None:
         self._names, self._kinds, self._widths = names, kinds, widths
+        self.columns = names if sum(widths) == len(names) else ()  # a vector has more than its name
         spark = frame.sparkSession
 
         def action() -> list[Any]:

@@ -45,6 +45,12 @@ def test_blocks_are_lists_rows_other_dtypes_and_made_of_other_matrices(
     assert D.fetch().tolist() == [[1, 2], [3, 4], [5, 6]]
     E = session.send_blocks([[1.0, 2.0], [3.0]], shape=(3, 1))
     assert E.fetch().ravel().tolist() == [1, 2, 3]
+    F = session.send_blocks([[1.0, 2.0], [3.0]], shape=(3,))
+    assert (F.shape, F.fetch().tolist()) == ((3,), [1, 2, 3])
+    G = session.send_blocks([[[True, False]], [[False, True]]], shape=(2, 2), dtype="bool")
+    assert G.fetch().tolist() == [[True, False], [False, True]]
+    for shape in ((0, 2), (2, 0), (0,)):
+        assert session.send_blocks([], shape=shape).fetch().shape == shape
 
 
 def broken() -> Iterator[np.ndarray[Any, Any]]:
@@ -77,7 +83,7 @@ def test_blocks_that_do_not_fit_leave_nothing(
 
 
 def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
-    for shape in (3, (3,), (0, 2), (2.5, 1), None):
+    for shape in (3, (), (-1, 2), (2, 2, 2), (2.5, 1), None):
         with pytest.raises(ShapeError, match="shape="):
             session.send_blocks([], shape=shape)  # type: ignore[arg-type]
     for dtype in ("uint8", "number", object):
@@ -96,8 +102,10 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
         assert np.array_equal(C.fetch(), A)
         line = file.create_dataset("line", data=A[:, 0].astype("f2"))
         B = session.send_matrix(line, dtype="float32", name="B")
-        assert B.shape == (100, 1)
-        assert np.array_equal(B.fetch()[:, 0], A[:, 0].astype("f2"))
+        assert B.shape == (100,)
+        assert np.array_equal(B.fetch(), A[:, 0].astype("f2"))
+        empty = session.send_matrix(file.create_dataset("empty", data=np.zeros((0, 3), bool)))
+        assert (empty.shape, empty.dtype) == ((0, 3), np.bool_)
         for bad, kind in ((np.zeros((2, 2, 2)), ShapeError), (["a"], DtypeError)):
             with pytest.raises(kind):
                 session.send_matrix(file.create_dataset(kind.__name__, data=bad))

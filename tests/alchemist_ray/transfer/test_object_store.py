@@ -55,7 +55,7 @@ def some(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
 @pytest.mark.parametrize("gang", [1, 3, 4], indirect=True)
 def test_every_layout_returns_what_was_sent(session: AlchemistSession) -> None:
     for layout in LAYOUTS:
-        for shape in ((13, 9), (2, 3), (1, 1), (50, 1), (1, 40)):
+        for shape in ((13, 9), (2, 3), (1, 1), (50, 1), (1, 40), (31,), (0, 3), (3, 0), (0,)):
             matrix = some(shape)
             handle = session.send_matrix(matrix, layout=layout)
             assert (handle.shape, handle.layout, handle.dtype) == (shape, layout, matrix.dtype)
@@ -92,7 +92,7 @@ def test_arrays_of_any_memory_layout_are_sent(session: AlchemistSession, make) -
     source = make(some((41, 30)))
     fetched = session.send_matrix(source, layout="MC_MR").fetch()
     expected = np.asarray(source, dtype=float)
-    np.testing.assert_array_equal(fetched, expected.reshape(len(expected), -1))
+    np.testing.assert_array_equal(fetched, expected)
     assert fetched.dtype == np.dtype("float64")
 
 
@@ -108,9 +108,8 @@ def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
     [
         (np.array([["a", "b"]]), DtypeError, "not numbers"),
         (np.array([[object()]]), DtypeError, "not numbers"),
-        (np.zeros((2, 2, 2)), ShapeError, "2-D"),
-        (np.zeros((0, 5)), ShapeError, "empty"),
-        (np.float64(3.0), ShapeError, "2-D"),
+        (np.zeros((2, 2, 2)), ShapeError, "one or two"),
+        (np.float64(3.0), ShapeError, "one or two"),
         (np.zeros((2, 2), np.uint8), DtypeError, "dtype='float64'"),
         (np.zeros((2, 2), np.float16), DtypeError, "dtype='float64'"),
         (np.zeros((2, 2), "M8[s]"), DtypeError, "not numbers"),

@@ -27,14 +27,27 @@ static int coordinates(alchemist_call *call, const alchemist_value *in, alchemis
 /* What a rank is told of a matrix, in the order of the fields. */
 static int about(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
     const alchemist_matrix *A = in[0].matrix;
-    int64_t *told = call->host->allocate(call, 13 * sizeof *told);
+    int64_t *told = call->host->allocate(call, 14 * sizeof *told);
     if (told == NULL) return ALCHEMIST_FAILED;
-    int64_t fields[13] = {A->rows,       A->cols,       A->dtype,     A->layout,    A->grid_height,
+    int64_t fields[14] = {A->rows,       A->cols,       A->dtype,     A->layout,    A->grid_height,
                           A->grid_width, A->local_rows, A->local_cols, A->leading_dimension,
-                          A->row_shift,  A->row_stride, A->col_shift, A->col_stride};
+                          A->row_shift,  A->row_stride, A->col_shift, A->col_stride,
+                          A->dimensions};
     memcpy(told, fields, sizeof fields);
     out[0].integers = told;
-    out[0].count = 13;
+    out[0].count = 14;
+    return ALCHEMIST_OK;
+}
+
+/* A mask: whether the rows are even; a vector, or with as many dimensions as the caller wants. */
+static int even(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    alchemist_matrix *B =
+        alchemist_new_vector(call, in[0].integer, ALCHEMIST_BOOL8, ALCHEMIST_VC_STAR);
+    if (B == NULL) return ALCHEMIST_FAILED;
+    char *data = B->data;
+    for (int64_t i = 0; i < B->local_rows; i++) data[i] = alchemist_global_row(B, i) % 2 == 0;
+    B->dimensions = (int32_t)in[1].integer;
+    out[0].matrix = B;
     return ALCHEMIST_OK;
 }
 
@@ -120,6 +133,10 @@ static const alchemist_routine routines[] = {
     {.name = "about", .doc = "What rank 0 is told of a matrix.", .run = about,
      .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX, "a matrix"}),
      .results = ALCHEMIST_RESULTS({"fields", ALCHEMIST_INTS, "as in alchemist.h"})},
+    {.name = "even", .doc = "Which rows are even.", .run = even,
+     .parameters = ALCHEMIST_PARAMETERS({"m", ALCHEMIST_INT, "rows"},
+                                        {"dimensions", ALCHEMIST_INT, "of the result", "1"}),
+     .results = ALCHEMIST_RESULTS({"B", ALCHEMIST_MATRIX, "bool"})},
     {.name = "optional", .doc = "Which arguments were given.", .run = optional,
      .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX, "a matrix", "null"},
                                         {"i", ALCHEMIST_INT, "an int", "null"}),

@@ -21,6 +21,23 @@ struct State {
     int64_t calls = 0;
 };
 
+static std::tuple<Matrix<bool>, Matrix<bool>> negative(Call &call, Matrix<const double> A) {
+    auto rows = call.vector<bool>(A.rows(), A.layout());
+    auto B = call.zeros<bool>(A.rows(), A.cols(), A.layout());
+    for (int64_t j = 0; j < A.local_cols(); j++)
+        for (int64_t i = 0; i < A.local_rows(); i++) B(i, j) = A(i, j) < 0;
+    for (int64_t i = 0; i < rows.local_rows() * rows.local_cols(); i++)
+        rows(i, 0) = rows.global_row(i) % 2 == 0;
+    return {B, rows};
+}
+
+static Matrix<bool> inverted(Call &call, Matrix<const bool> mask) {
+    auto B = call.like(mask);
+    for (int64_t j = 0; j < mask.local_cols(); j++)
+        for (int64_t i = 0; i < mask.local_rows(); i++) B(i, j) = !mask(i, j);
+    return B;
+}
+
 static int64_t count(Call &call) { return ++call.state<State>().calls; }
 
 static void fail(Call &call, int rank, const std::string &how) {
@@ -56,6 +73,9 @@ ALCHEMIST_CPP_LIBRARY("every", "Everything that the C++ layer can do.") {
                            {"flags"}, {"texts"}});
     library.routine<optional>("optional", "Which arguments were given.", {{"A"}, {"i"}},
                               {{"given"}, {"i"}});
+    library.routine<negative>("negative", "A < 0, and a vector of even rows.", {{"A"}},
+                              {{"B"}, {"rows"}});
+    library.routine<inverted>("inverted", "Not mask.", {{"mask"}}, {{"B"}});
     library.routine<count>("count", "How often it was called.", {}, {{"calls"}});
     library.routine<fail>("fail", "Fails on a rank, or on all.",
                           {{"rank", "", "-1"}, {"how", "", "\"really\""}});
