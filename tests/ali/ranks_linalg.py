@@ -239,7 +239,7 @@ def refusals(gang: Gang) -> dict[str, Any]:
         "tol": lambda: linalg.truncated_svd(ctx, A, 1, -1.0),
         "tol nan": lambda: linalg.truncated_svd(ctx, A, 1, float("nan")),
         "iterations": lambda: linalg.truncated_svd(ctx, A, 1, 0.0, -1),
-        "no rows": lambda: linalg.random_normal(ctx, 0, 3, 1),
+        "no rows": lambda: linalg.random_normal(ctx, -1, 3, 1),
         "no columns": lambda: linalg.random_normal(ctx, 3, -1, 1),
     }
     said: dict[str, str] = {}
