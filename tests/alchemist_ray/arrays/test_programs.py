@@ -105,6 +105,7 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
                 work = lambda x: np.nonzero(x)[0]  # noqa: E731
         case "reduce":
             name, axis = draw(st.sampled_from(REDUCTIONS)), draw(st.sampled_from([None, 0, 1, -1]))
+            axis = axis if A.shape else None  # NumPy takes 0 in some functions only
             keepdims = draw(st.booleans())
             ours, theirs = (A,), (a,)
             work = lambda x: getattr(np, name)(x, axis=axis, keepdims=keepdims)  # noqa: E731
@@ -112,8 +113,10 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
             key, plain = draw(indices(A))
             if kind == "index":
                 ours, theirs, work = (A, key), (a, plain), operator.getitem
-            else:
+            elif isinstance(A, Handle):
                 ours, theirs, work = (A, key, B), (a, plain, b), assigned
+            else:
+                return None
         case "where":
             ours, theirs = (A, B), (a, b)
             work = lambda x, y: np.where(abs(x) > 1, x, y)  # noqa: E731
