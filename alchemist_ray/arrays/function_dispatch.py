@@ -7,21 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import functions, linear, rules
+from alchemist_ray.arrays import functions, linear, ordering, rearranging, rules, statistics
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.errors import BadArgumentError
 
-IMPLEMENTED_IN = (functions, linear)  # importing them fills the table
-INSTEAD = {
-    "argmax": "A.max(axis) gives the values", "argmin": "A.min(axis) gives the values",
-    "sort": "np.sort(A.fetch()) sorts here", "unique": "np.unique(A.fetch()) looks here",
-    "median": "np.median(A.fetch()) takes it here",
-    "reshape": "a matrix on ranks keeps two dimensions; A.fetch().reshape(...)",
-    "ravel": "a matrix on ranks keeps two dimensions; A.fetch().ravel()",
-    "save": "A.save(path)", "lstsq": "als.load_library('linalg').lstsq(A, B)",
-    "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",
-    "prod": "np.exp(np.sum(np.log(A))) of positive elements, or np.prod(A.fetch())",
+IMPLEMENTED_IN = (functions, linear, ordering, rearranging, statistics)  # these fill the table
+INSTEAD = {  # of functions that are missing: code, and what it does
+    "save": "A.save('matrix.npy')",
+    "eig": "np.linalg.eigh(A + A.T) of a Hermitian matrix, or np.linalg.eig(A.fetch())",
+    "eigvals": "np.linalg.eigvalsh(A + A.T) of a Hermitian matrix, or np.linalg.eigvals(A.fetch())",
+    "partition": "np.sort(A)", "argpartition": "np.argsort(A)", "sort_complex": "np.sort(A)",
+    "delete": "A[np.arange(len(A)) != 2], a mask of the rows that stay",
+    "insert": "np.concatenate([A[:2], A[:1], A[2:]])",
+    "compress": "A[A[:, 0] > 0], a mask of rows", "extract": "A[A > 0], a mask of elements",
+    "place": "A[A > 0] = 1", "putmask": "A[A > 0] = 1", "put": "A[A > 0] = 1",
+    "copyto": "A[...] = 1", "fill_diagonal": "A - np.diag(np.diag(A))",
+    "rot90": "A.T[::-1]", "kron": "np.outer(A, A)", "inner": "A @ A.T", "vdot": "np.sum(A * A)",
+    "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "gradient": "np.diff(A, axis=0)",
+    "ediff1d": "np.diff(A.ravel())", "einsum": "A.T @ A, or np.sum(A * A, axis=0)",
+    "piecewise": "np.where(A > 0, A, -A)", "select": "np.where(A > 0, A, np.where(A < -1, 0, 1))",
+    "dstack": "np.concatenate([A, A])", "setxor1d": "np.setdiff1d(np.union1d(A, A), A)",
+    "histogram2d": "np.histogram(A[:, 0]), of one variable", "polyfit":
+    "np.linalg.lstsq(np.stack([A[:, 0] ** 0, A[:, 0]], axis=1), A[:, 1])",
 }  # fmt: skip
 
 

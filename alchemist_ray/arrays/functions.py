@@ -165,7 +165,9 @@ def _require_matrix(name: str, a: Any) -> None:
 
 
 @implements(np.reshape)
-def _reshape(engine: Engine, a: Any, /, shape: Any) -> Any:
+def _reshape(engine: Engine, a: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+    if copy is False:
+        raise ValueError("reshape with copy=False: an array on ranks is copied")
     return engine.reshape(a, shape)
 
 

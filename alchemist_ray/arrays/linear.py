@@ -183,6 +183,25 @@ def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return engine.astype(engine.reduce("sum", product, axis), product.dtype, copy=False)
 
 
+@implements(np.cross, np.linalg.cross)
+def _cross(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    left = engine.matrix(x1, x2 if isinstance(x2, MatrixRef) else None)
+    right = engine.matrix(x2, left)
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    along = rules.axis_index(axis, len(shape))
+    if shape[along] != 3 or 1 in (left.shape[axis], right.shape[axis]):
+        raise ShapeError(f"a cross product of shapes {left.shape} and {right.shape}: axis {axis} "
+                         "must have length 3")  # fmt: skip
+
+    def turned(x: Any, order: list[int]) -> Any:
+        return x[:, order] if x.ndim == 2 and rules.axis_index(axis, 2) == 1 else x[order]
+
+    one, two = [1, 2, 0], [2, 0, 1]
+    ahead = engine.binary("multiply", turned(left, one), turned(right, two))
+    back = engine.binary("multiply", turned(left, two), turned(right, one))
+    return engine.binary("subtract", ahead, back)
+
+
 @implements(np.linalg.matrix_power)
 def _matrix_power(engine: Engine, a: Any, n: int) -> Any:
     if a.shape[0] != a.shape[1]:

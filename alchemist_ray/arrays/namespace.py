@@ -14,6 +14,7 @@ import numpy as np
 from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.arrays.generator import Generator
 from alchemist_ray.gang.connection import GangConnection
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
@@ -26,14 +27,19 @@ _STANDARD = """
     log log1p log2 log10 logaddexp logical_and logical_not logical_or logical_xor maximum minimum
     multiply negative nextafter not_equal positive pow real reciprocal remainder round sign signbit
     sin sinh square sqrt subtract tan tanh trunc
-    astype can_cast isdtype result_type
-    concat flip permute_dims matrix_transpose matmul tensordot vecdot
-    all any count_nonzero max mean min std sum var
-    take tril triu where zeros_like ones_like full_like empty_like
+    astype isdtype result_type
+    broadcast_arrays broadcast_to concat flip matrix_transpose meshgrid moveaxis permute_dims repeat
+    reshape roll squeeze stack tile unstack
+    matmul tensordot vecdot
+    all any argmax argmin count_nonzero cumulative_prod cumulative_sum diff max mean min prod std
+    sum var
+    isin nonzero searchsorted take take_along_axis unique_all unique_counts unique_inverse
+    unique_values where
+    tril triu zeros_like ones_like full_like empty_like
 """
 _LINALG = """
-    cholesky det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank
-    matrix_transpose pinv qr slogdet solve svd svdvals tensordot trace vecdot vector_norm
+    cholesky cross det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank
+    matrix_transpose outer pinv qr slogdet solve svd svdvals tensordot trace vecdot vector_norm
 """
 STANDARD, LINALG = frozenset(_STANDARD.split()), frozenset(_LINALG.split())
 
@@ -80,6 +86,10 @@ class Random:
         """Independent numbers from the half-open interval [0, 1), float64 by default."""
         return creation.random(self._engine, "random_uniform", shape, seed, dtype)
 
+    def default_rng(self, seed: int | None = None) -> Generator:
+        """A generator with the methods of NumPy's: normal, integers, permutation, choice, ..."""
+        return Generator(self._engine, seed)
+
     def __repr__(self) -> str:
         return "<random matrices on ranks>"
 
@@ -91,7 +101,7 @@ class Namespace(_Names):
     ----------
     linalg : Linalg
     random : Random
-        Beyond the standard: ``normal`` and ``uniform``, with a seed.
+        Beyond the standard: ``default_rng``, and ``normal`` and ``uniform`` with a seed.
     """
 
     __array_api_version__ = VERSIONS[-1]
@@ -175,6 +185,28 @@ class Namespace(_Names):
     def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
         return np.clip(x, min, max)
+
+    def can_cast(self, from_: Any, to: Any, /) -> bool:
+        """Whether a dtype, or that of a matrix, can become another one by promotion."""
+        return np.can_cast(getattr(from_, "dtype", from_), to)
+
+    def expand_dims(self, x: Any, /, *, axis: Any = 0) -> Any:
+        """A new axis of length 1."""
+        return np.expand_dims(x, axis)
+
+    def sort(self, x: Any, /, *, axis: int = -1, descending: bool = False,
+             stable: bool = True) -> Any:  # fmt: skip
+        """Sorted along an axis; equal elements keep their order."""
+        found = np.sort(x, axis)
+        return np.flip(found, axis) if descending else found
+
+    def argsort(self, x: Any, /, *, axis: int = -1, descending: bool = False,
+                stable: bool = True) -> Any:  # fmt: skip
+        """Indices that sort along an axis; equal elements keep their order."""
+        if not descending:
+            return np.argsort(x, axis)
+        found = np.flip(np.argsort(np.flip(x, axis), axis), axis)
+        return x.shape[axis] - 1 - found
 
     def finfo(self, type: Any, /) -> Any:
         """Limits of a floating dtype, or of that of a matrix."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays import indexing
+from alchemist_ray.arrays.array_methods import ArrayMethods
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.fetched_values import FetchedValues
 from alchemist_ray.arrays.function_dispatch import apply_function
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.placement import OperandPlacement
@@ -32,7 +32,7 @@ def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     return forward, reflected
 
 
-class ArrayOperators(FetchedValues):
+class ArrayOperators(ArrayMethods):
     """Operators and methods of an array with up to two dimensions, computed where it is.
 
     Notes

@@ -3,7 +3,13 @@
 A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 """
 
+from ali.arrays.counting import bincount, histogram
+from ali.arrays.lookup import interp, isin, nan_to_num, searchsorted, take_along_axis
 from ali.arrays.operands import array, combine, filled, plan, progression, reduce
+from ali.arrays.quantiles import quantile
+from ali.arrays.random_numbers import draw
+from ali.arrays.rearranging import broadcast, outer, repeat, roll, tile
+from ali.arrays.scans import cumulative
 from ali.arrays.selecting import (
     assign,
     assign_elements,
@@ -13,9 +19,12 @@ from ali.arrays.selecting import (
     pick,
     reshape,
 )
+from ali.arrays.sorting import argsort, sort, unique, unique_all
 from ali.linalg import *  # noqa: F403
 
 __all__ = [
-    "array", "assign", "assign_elements", "combine", "elements", "filled", "nonzero", "part",
-    "pick", "plan", "progression", "reduce", "reshape",
+    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "combine",
+    "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",
+    "nonzero", "outer", "part", "pick", "plan", "progression", "quantile", "reduce", "repeat",
+    "reshape", "roll", "searchsorted", "sort", "take_along_axis", "tile", "unique", "unique_all",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ali.arrays import further_reductions
 from ali.blocks import Array, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
@@ -22,9 +23,10 @@ from mpi_workers.rank.commands import REPLY_NBYTES
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
-    "var": reductions.var, "std": reductions.std,
+    "var": reductions.var, "std": reductions.std, **further_reductions.REDUCTIONS,
 }  # fmt: skip
-DEVIATIONS = ("var", "std")  # these take a ddof
+DEVIATIONS = ("var", "std", "nanvar", "nanstd")  # these take a ddof
+NEED_ELEMENTS = ("min", "max", *further_reductions.NEED_ELEMENTS)
 TRUTH = ("any", "all")
 RESULT_IN = {"rows": "VC_STAR", "cols": "STAR_VC", "inner": "VC_STAR", "grid": "MC_MR"}
 OPERANDS_IN = {
@@ -185,12 +187,13 @@ def reduce(
     Parameters
     ----------
     op : str
-        "sum", "mean", "var", "std", "min" or "max": the routine of linalg; "any" or "all".
+        "sum", "mean", "var", "std", "min" or "max": the routine of linalg; "any" or "all"; "prod",
+        "argmin", "argmax", or "nansum", "nanmean" and the like, which leave out nan.
     A : array
     axis : int, optional
         0: one number per column, 1: one per row, None: one in all.
     ddof : int
-        See `var`; only for "var" and "std".
+        See `var`; only for deviations.
     keepdims : bool
         Whether the axes that are reduced stay, with a length of 1.
 
@@ -205,7 +208,7 @@ def reduce(
     BadArgumentError
         If op or axis is unknown, or ddof is negative.
     ShapeError
-        If there is no smallest or largest element, because there is none at all.
+        If there is no smallest or largest element, because there are none.
 
     Notes
     -----
@@ -215,7 +218,7 @@ def reduce(
     along = None if A.ndim < 2 else axis
     reduced = A.shape[0] * A.shape[1] if along is None else A.shape[along]
     require(
-        reduced > 0 or op not in ("min", "max"),
+        reduced > 0 or op not in NEED_ELEMENTS,
         "ShapeError",
         f"{op} of no elements: an array of shape {A.array_shape} has none along axis {axis}",
     )

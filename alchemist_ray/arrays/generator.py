@@ -1,0 +1,168 @@
+"""Random numbers on the ranks: ``als.xp.random.default_rng(seed)``, after `numpy.random`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.errors import BadArgumentError, ShapeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
+
+
+class Generator:
+    """Draws arrays of random numbers on the ranks; see `numpy.random.Generator`.
+
+    The same seed and calls give the same arrays on any number of ranks. The numbers differ from
+    those of NumPy's generators.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Without it, every generator draws other numbers.
+    """
+
+    def __init__(self, engine: Engine, seed: int | None = None) -> None:
+        self._engine = engine
+        self._entropy = np.random.SeedSequence(seed).entropy
+        self._draws = 0
+
+    def _draw(
+        self, kind: str, size: Any, real: Any = (), whole: Any = (), dtype: Any = None
+    ) -> Any:
+        sequence = np.random.SeedSequence(self._entropy, spawn_key=(self._draws,))
+        self._draws += 1
+        seed = int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        shape = [] if size is None else list(rules.shape_of(size))
+        parameters = [float(x) for x in real], [operator.index(x) for x in whole]
+        found = self._engine.call("draw", kind, shape, seed, *parameters)
+        return found if dtype is None else self._engine.astype(found, dtype, copy=False)
+
+    def random(self, size: Any = None, dtype: Any = None) -> Any:
+        """Uniform in the half-open interval [0, 1)."""
+        return self._draw("uniform", size, (0.0, 1.0), dtype=dtype)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
+        """Uniform in the half-open interval [low, high)."""
+        return self._draw("uniform", size, (low, high))
+
+    def standard_normal(self, size: Any = None, dtype: Any = None) -> Any:
+        """Normal with mean 0 and standard deviation 1."""
+        return self._draw("normal", size, (0.0, 1.0), dtype=dtype)
+
+    def normal(self, loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
+        """Normal with mean `loc` and standard deviation `scale`."""
+        if scale < 0:
+            raise BadArgumentError(f"normal: scale={scale} is negative")
+        return self._draw("normal", size, (loc, scale))
+
+    def exponential(self, scale: float = 1.0, size: Any = None) -> Any:
+        """Exponential with mean `scale`."""
+        if scale < 0:
+            raise BadArgumentError(f"exponential: scale={scale} is negative")
+        return self._draw("exponential", size, (scale, 0.0))
+
+    def integers(
+        self,
+        low: int,
+        high: int | None = None,
+        size: Any = None,
+        dtype: Any = np.int64,
+        endpoint: bool = False,
+    ) -> Any:
+        """Integers from `low` to before `high`, or to `high`; without `high`, from 0 to `low`."""
+        first, last = (0, low) if high is None else (low, high)
+        last += int(endpoint)
+        if first >= last:
+            raise BadArgumentError(f"integers: there are none from {first} to before {last}")
+        return self._draw("integers", size, whole=(first, last), dtype=dtype)
+
+    def permutation(self, x: Any, axis: int = 0) -> Any:
+        """The numbers below `x`, or the rows of an array, in random order; a copy.
+
+        Notes
+        -----
+        A sort of as many random numbers. Of an array, each element crosses the network once, and
+        every rank has all indices.
+        """
+        if not isinstance(x, MatrixRef) and not rules.is_array(x):
+            return np.argsort(self._draw("uniform", (operator.index(x),), (0.0, 1.0)))
+        whole = self._engine.matrix(x)
+        along = rules.axis_index(axis, whole.ndim)
+        order = np.argsort(self._draw("uniform", (whole.shape[along],), (0.0, 1.0)))
+        return whole[:, order] if along else whole[order]
+
+    def shuffle(self, x: Any, axis: int = 0) -> None:
+        """Put the rows of an array in random order, in place. Costs as `permutation`."""
+        x[...] = self.permutation(x, axis)
+
+    def choice(
+        self, a: Any, size: Any = None, replace: bool = True, p: Any = None, axis: int = 0
+    ) -> Any:
+        """A sample of the numbers below `a`, or of the rows of an array.
+
+        Parameters
+        ----------
+        a : int or array
+        size : int or tuple of int, optional
+        replace : bool
+            Whether the same row may come more than once.
+        p : sequence of float, optional
+            Probabilities of the rows, with `replace`.
+        axis : int
+            1: columns.
+
+        Raises
+        ------
+        ShapeError, BadArgumentError
+            If more are wanted than there are, or the probabilities do not fit.
+
+        Notes
+        -----
+        Without `replace`: a sort of as many random numbers as there are rows. The array is not
+        copied; the rows chosen cross the network once, and every rank has their indices.
+        """
+        given = isinstance(a, MatrixRef) or rules.is_array(a)
+        whole = self._engine.matrix(a) if given else None
+        along = 0 if whole is None else rules.axis_index(axis, whole.ndim)
+        count = operator.index(a) if whole is None else whole.shape[along]
+        shape = () if size is None else rules.shape_of(size)
+        wanted = int(np.prod(shape, dtype=np.int64))
+        if not count and wanted:
+            raise BadArgumentError("choice: there is nothing to choose from")
+        if p is not None:
+            index = self._by_probability(p, count, shape, replace=replace)
+        elif replace:
+            index = self.integers(0, max(1, count), shape)
+        elif wanted > count:
+            raise ShapeError(f"choice: {wanted} of {count} with replace=False")
+        else:
+            index = self._engine.reshape(self.permutation(count)[:wanted], shape)
+        if whole is None:
+            return index
+        if len(shape) > 1 or not shape:
+            flat = whole[:, index.reshape(-1)] if along else whole[index.reshape(-1)]
+            if whole.ndim == 1:
+                return flat.reshape(shape)
+            if shape:
+                raise ShapeError("choice: rows in a table would have three dimensions")
+            return flat[:, 0] if along else flat[0]
+        return whole[:, index] if along else whole[index]
+
+    def _by_probability(self, p: Any, count: int, shape: Any, *, replace: bool) -> Any:
+        probabilities = np.asarray(p, np.float64)
+        if not replace:
+            raise rules.unsupported("choice with p= and replace=False", "leave out p=")
+        if probabilities.shape != (count,) or not np.isclose(probabilities.sum(), 1.0):
+            raise BadArgumentError(
+                f"choice: p of shape {probabilities.shape} with sum {probabilities.sum():g}; it "
+                f"must have {count} probabilities with sum 1"
+            )
+        edges = np.cumsum(probabilities)
+        return np.searchsorted(edges / edges[-1], self.random(shape), "right")
+
+    def __repr__(self) -> str:
+        return "<generator of random arrays on ranks>"

@@ -1,0 +1,229 @@
+"""NumPy's functions that order and look up elements: sort, argmax, unique, searchsorted, ..."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.function_table import Implementation, implements
+from alchemist_ray.errors import BadArgumentError, ShapeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
+
+_ONE = np.zeros(1)
+UNIQUE_ALL: Any = type(np.unique_all(_ONE))
+UNIQUE_COUNTS: Any = type(np.unique_counts(_ONE))
+UNIQUE_INVERSE: Any = type(np.unique_inverse(_ONE))
+
+
+def _along(axis: Any, a: Any) -> int | None:
+    return None if axis is None else rules.axis_index(axis, a.ndim)
+
+
+@implements(np.sort)
+def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
+    return engine.call("sort", a, axis=_along(axis, a))
+
+
+@implements(np.argsort)
+def _argsort(
+    engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None
+) -> Any:
+    return engine.call("argsort", a, axis=_along(axis, a))
+
+
+def _place(op: str) -> Implementation:
+    def place(engine: Engine, a: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+        return engine.reduce(op, a, axis, keepdims=bool(keepdims))
+
+    return place
+
+
+implements(np.argmax)(_place("argmax"))
+implements(np.argmin)(_place("argmin"))
+
+
+def _nan_place(op: str, worst: float) -> Implementation:
+    def place(engine: Engine, a: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+        if a.dtype.kind not in "fc":
+            return engine.reduce(op, a, axis, keepdims=bool(keepdims))
+        missing = engine.unary("isnan", a)
+        if bool(engine.reduce("any", engine.reduce("all", missing, axis), None)):
+            raise BadArgumentError(f"np.nan{op}: there are only nan along axis {axis}")
+        kept = engine.where(missing, np.asarray(worst, a.dtype), a)
+        return engine.reduce(op, kept, axis, keepdims=bool(keepdims))
+
+    return place
+
+
+implements(np.nanargmax)(_nan_place("argmax", -np.inf))
+implements(np.nanargmin)(_nan_place("argmin", np.inf))
+
+
+# --- sets -------------------------------------------------------------------------------
+
+
+@implements(np.unique)
+def _unique(
+    engine: Engine,
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: Any = None,
+    *,
+    equal_nan: bool = True,
+    sorted: bool = True,
+) -> Any:
+    if axis is not None and ar.ndim != 1:
+        raise rules.unsupported("np.unique with axis=", "np.unique(A.fetch(), axis=axis)")
+    if not (return_index or return_inverse or return_counts):
+        return engine.call("unique", ar, equal_nan=equal_nan)
+    values, *found = engine.call("unique_all", ar, equal_nan=equal_nan)
+    asked = (return_index, return_inverse, return_counts)
+    return (values, *(x for x, is_asked in zip(found, asked, strict=True) if is_asked))
+
+
+@implements(np.unique_values)
+def _unique_values(engine: Engine, x: Any) -> Any:
+    return engine.call("unique", x, equal_nan=False)
+
+
+@implements(np.unique_all)
+def _unique_all(engine: Engine, x: Any) -> Any:
+    return UNIQUE_ALL(*engine.call("unique_all", x, equal_nan=False))
+
+
+@implements(np.unique_counts)
+def _unique_counts(engine: Engine, x: Any) -> Any:
+    values, _, _, counts = engine.call("unique_all", x, equal_nan=False)
+    return UNIQUE_COUNTS(values, counts)
+
+
+@implements(np.unique_inverse)
+def _unique_inverse(engine: Engine, x: Any) -> Any:
+    values, _, inverse, _ = engine.call("unique_all", x, equal_nan=False)
+    return UNIQUE_INVERSE(values, inverse)
+
+
+@implements(np.isin)
+def _isin(
+    engine: Engine,
+    element: Any,
+    test_elements: Any,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: Any = None,
+) -> Any:
+    return engine.call("isin", *_both(engine, element, test_elements), invert=bool(invert))
+
+
+@implements(np.union1d)
+def _union1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
+    return engine.call("unique", engine.concatenate([ar1, ar2], None))
+
+
+@implements(np.intersect1d)
+def _intersect1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
+    left, right = _both(engine, ar1, ar2)
+    common = np.result_type(left.dtype, right.dtype)
+    return _members(engine, engine.astype(left, common, copy=False), right, invert=False)
+
+
+@implements(np.setdiff1d)
+def _setdiff1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
+    return _members(engine, ar1, ar2, invert=True)
+
+
+def _members(engine: Engine, ar1: Any, ar2: Any, *, invert: bool) -> Any:
+    left, right = _both(engine, ar1, ar2)
+    distinct = engine.call("unique", left)
+    return distinct[engine.call("isin", distinct, right, invert=invert)]
+
+
+def _both(engine: Engine, a: Any, b: Any) -> tuple[Any, Any]:
+    """Two operands as handles; numbers take their dtype from the other one."""
+    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    return left, engine.matrix(b, left)
+
+
+# --- look-ups ---------------------------------------------------------------------------
+
+
+@implements(np.searchsorted)
+def _searchsorted(engine: Engine, a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
+    table, values = _both(engine, a, v)
+    if table.ndim != 1:
+        raise ShapeError(f"np.searchsorted in an array of shape {table.shape}: give a vector")
+    return engine.call("searchsorted", table if sorter is None else table[sorter], values, side)
+
+
+@implements(np.digitize)
+def _digitize(engine: Engine, x: Any, bins: Any, right: bool = False) -> Any:
+    edges = np.asarray(bins)
+    if x.dtype.kind == "c":
+        raise BadArgumentError("np.digitize of complex numbers, which have no order")
+    if edges.ndim != 1 or not edges.size:
+        raise ShapeError(f"np.digitize: bins of shape {edges.shape}: give a vector")
+    steps = np.diff(edges)
+    if (steps >= 0).all():
+        return _searchsorted(engine, edges, x, "left" if right else "right")
+    if (steps <= 0).all():
+        found = _searchsorted(engine, edges[::-1], x, "left" if right else "right")
+        return edges.size - found
+    raise BadArgumentError("np.digitize: bins must rise or fall throughout")
+
+
+@implements(np.take_along_axis)
+def _take_along_axis(engine: Engine, arr: Any, indices: Any, axis: Any = -1) -> Any:
+    table, index = engine.matrix(arr), engine.matrix(indices)
+    if axis is None:
+        table, along = engine.reshape(table, -1), 0
+    else:
+        along = rules.axis_index(axis, table.ndim)
+    if index.dtype.kind != "i":
+        raise BadArgumentError(f"np.take_along_axis: indices are {index.dtype}, not integers")
+    return engine.call("take_along_axis", table, index, axis=along)
+
+
+@implements(np.argwhere)
+def _argwhere(engine: Engine, a: Any) -> Any:
+    columns = [engine.call("nonzero", a, axis) for axis in range(a.ndim)]
+    if len(columns) < 2:
+        return engine.reshape(columns[0], (-1, 1)) if columns else engine.call(
+            "filled", [int(bool(a)), 0], 0, "int64")  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+@implements(np.bincount)
+def _bincount(engine: Engine, x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
+    beside = weights if isinstance(weights, MatrixRef) else None
+    weight = None if weights is None else engine.matrix(weights)
+    return engine.call("bincount", engine.matrix(x, beside), weight, int(minlength))
+
+
+@implements(np.histogram)
+def _histogram(
+    engine: Engine, a: Any, bins: Any = 10, range: Any = None, density: Any = None,
+    weights: Any = None,
+) -> Any:  # fmt: skip
+    if isinstance(bins, str):
+        raise rules.unsupported(
+            f"np.histogram with bins={bins!r}", "np.histogram(A, bins=50), or give the edges"
+        )
+    whole = engine.astype(a, np.int32) if a.dtype.kind == "b" else a
+    regular = np.ndim(bins) == 0
+    if regular and range is None and a.size:
+        ends = [whole.min().item(), whole.max().item()]
+        edges = np.histogram_bin_edges(np.array(ends, whole.dtype), bins)
+    else:
+        edges = np.histogram_bin_edges(np.zeros(0, whole.dtype), bins, range)
+    weight = None if weights is None else engine.matrix(weights)
+    made = engine.matrix(edges)
+    counts = engine.call("histogram", whole, made, int(bins) if regular else 0, weight)
+    if density:
+        counts = counts / np.diff(edges) / counts.sum()
+    return counts, made

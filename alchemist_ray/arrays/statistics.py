@@ -1,0 +1,297 @@
+"""NumPy's statistics: products, cumulative sums, quantiles, averages without nan, covariance."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.function_table import Implementation, implements
+from alchemist_ray.errors import BadArgumentError, ShapeError
+
+REFUSED_METHODS = ("inverted_cdf", "averaged_inverted_cdf", "closest_observation")
+
+
+def _sum_like(op: str) -> Implementation:
+    def reduction(
+        engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False
+    ) -> Any:
+        whole = a if dtype is None else engine.astype(a, dtype, copy=False)
+        found = engine.reduce(op, whole, axis, keepdims=bool(keepdims))
+        return found if dtype is None else engine.astype(found, dtype, copy=False)
+
+    return reduction
+
+
+def _min_like(op: str) -> Implementation:
+    def reduction(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
+        return engine.reduce(op, a, axis, keepdims=bool(keepdims))
+
+    return reduction
+
+
+def _deviation(op: str) -> Implementation:
+    def deviation(
+        engine: Engine, a: Any, axis: Any = None, *, ddof: int = 0, correction: Any = None,
+        keepdims: Any = False,
+    ) -> Any:  # fmt: skip
+        less = ddof if correction is None else correction
+        if less != int(less) or less < 0:
+            raise BadArgumentError(f"np.{op} with ddof={less}: give a whole number from 0 on")
+        return engine.reduce(op, a, axis, keepdims=bool(keepdims), ddof=int(less))
+
+    return deviation
+
+
+_function: Any
+for _function in (np.prod, np.nansum, np.nanprod):
+    implements(_function)(_sum_like(_function.__name__))
+for _function in (np.nanmin, np.nanmax, np.nanmean):
+    implements(_function)(_min_like(_function.__name__))
+for _function in (np.nanvar, np.nanstd):
+    implements(_function)(_deviation(_function.__name__))
+
+
+# --- along the elements -----------------------------------------------------------------
+
+
+def _scan(op: str, skip: bool = False) -> Implementation:
+    def scan(engine: Engine, a: Any, axis: Any = None, dtype: Any = None) -> Any:
+        whole = a if dtype is None else engine.astype(a, dtype, copy=False)
+        if skip and whole.dtype.kind in "fc":
+            neutral = np.asarray(op == "prod", whole.dtype)
+            whole = engine.where(engine.unary("isnan", whole), neutral, whole)
+        along = None if axis is None else rules.axis_index(axis, a.ndim)
+        found = engine.call("cumulative", op, whole, axis=along)
+        return found if dtype is None else engine.astype(found, dtype, copy=False)
+
+    return scan
+
+
+implements(np.cumsum)(_scan("sum"))
+implements(np.cumprod)(_scan("prod"))
+implements(np.nancumsum)(_scan("sum", skip=True))
+implements(np.nancumprod)(_scan("prod", skip=True))
+
+
+def _standard_scan(op: str) -> Implementation:
+    def scan(
+        engine: Engine, x: Any, /, *, axis: Any = None, dtype: Any = None,
+        include_initial: bool = False,
+    ) -> Any:  # fmt: skip
+        if axis is None and x.ndim != 1:
+            raise ShapeError(f"np.cumulative_{op} of an array of shape {x.shape}: give axis=")
+        whole = x if dtype is None else engine.astype(x, dtype, copy=False)
+        along = 0 if axis is None else rules.axis_index(axis, x.ndim)
+        found = engine.call("cumulative", op, whole, axis=along, initial=bool(include_initial))
+        return found if dtype is None else engine.astype(found, dtype, copy=False)
+
+    return scan
+
+
+implements(np.cumulative_sum)(_standard_scan("sum"))
+implements(np.cumulative_prod)(_standard_scan("prod"))
+
+
+@implements(np.diff)
+def _diff(
+    engine: Engine, a: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None
+) -> Any:
+    whole = engine.matrix(a)
+    if n < 0 or not whole.ndim:
+        raise ShapeError(f"np.diff with n={n} of an array of shape {whole.shape}")
+    along = rules.axis_index(axis, whole.ndim)
+    ends = []
+    for end in (prepend, append):
+        if end is not None and np.ndim(end) == 0:
+            shape = [1 if i == along else length for i, length in enumerate(whole.shape)]
+            end = np.full(shape, end)
+        ends.append([] if end is None else [end])
+    if ends[0] or ends[1]:
+        whole = engine.concatenate([*ends[0], whole, *ends[1]], along)
+    op = "not_equal" if whole.dtype.kind == "b" else "subtract"
+    whole_rows = (slice(None),) * along
+    before, after = (*whole_rows, slice(None, -1)), (*whole_rows, slice(1, None))
+    for _ in range(n):
+        whole = engine.binary(op, whole[after], whole[before])
+    return whole
+
+
+# --- quantiles --------------------------------------------------------------------------
+
+
+def _quantiles(
+    engine: Engine, name: str, a: Any, q: Any, axis: Any, method: str, keepdims: Any
+) -> Any:
+    """`name` is NumPy's function: of a small example it tells dtype and errors."""
+    if method in REFUSED_METHODS:
+        raise rules.unsupported(
+            f"np.{name} with method={method!r}", "method='linear' is NumPy's default"
+        )
+    like = np.ones(2, a.dtype)
+    if name.endswith("median"):
+        asked, method = np.asarray(0.5), "median"
+        kind = np.median(like).dtype
+    else:
+        kind = np.asarray(getattr(np, name)(like, q, method=method)).dtype
+        asked = np.asarray(q, np.float64) / (100.0 if name.endswith("percentile") else 1.0)
+    along = rules.axis_of(axis, a.ndim)
+    if (a.size if along is None else a.shape[along]) == 0 and method != "median":
+        raise ShapeError(f"np.{name} of no elements: the array has shape {a.shape}")
+    lengths = enumerate(a.shape)
+    if keepdims:
+        rest = [1 if along in (None, i) else n for i, n in lengths]
+    else:
+        rest = [n for i, n in lengths if along not in (None, i)]
+    shape = [*asked.shape, *rest]
+    if len(shape) > 2:
+        raise ShapeError(
+            f"np.{name}: the result would have shape {tuple(shape)}: arrays on ranks have up to "
+            "two dimensions; ask for one quantile after another"
+        )
+    flat = [asked.size, *rest] if asked.ndim == 2 else shape
+    found = engine.call(
+        "quantile", a, asked.reshape(-1).tolist(), flat, axis=None if a.ndim < 2 else along,
+        method=method, skip_nan=name.startswith("nan"), dtype=kind.name,
+    )  # fmt: skip
+    return found if flat == shape else engine.reshape(found, shape)
+
+
+def _quantile_function(function: Any) -> None:
+    def quantile(
+        engine: Engine, a: Any, q: Any, axis: Any = None, overwrite_input: bool = False,
+        method: str = "linear", keepdims: Any = False,
+    ) -> Any:  # fmt: skip
+        return _quantiles(engine, function.__name__, a, q, axis, method, keepdims)
+
+    implements(function)(quantile)
+
+
+for _function in (np.quantile, np.percentile, np.nanquantile, np.nanpercentile):
+    _quantile_function(_function)
+
+
+@implements(np.median)
+def _median(
+    engine: Engine, a: Any, axis: Any = None, overwrite_input: bool = False, keepdims: Any = False
+) -> Any:
+    return _quantiles(engine, "median", a, 0.5, axis, "linear", keepdims)
+
+
+@implements(np.nanmedian)
+def _nanmedian(
+    engine: Engine, a: Any, axis: Any = None, overwrite_input: bool = False, keepdims: Any = False
+) -> Any:
+    return _quantiles(engine, "nanmedian", a, 0.5, axis, "linear", keepdims)
+
+
+# --- averages and covariance ------------------------------------------------------------
+
+
+@implements(np.average)
+def _average(
+    engine: Engine, a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *,
+    keepdims: Any = False,
+) -> Any:  # fmt: skip
+    whole = engine.matrix(a)
+    along = rules.axis_of(axis, whole.ndim)
+    keep = bool(keepdims)
+    if weights is None:
+        found = engine.reduce("mean", whole, axis, keepdims=keep)
+        total: Any = whole.size if along is None else whole.shape[along]
+        return (found, np.full_like(found, total)) if returned else found
+    weight = engine.matrix(weights)
+    if weight.shape != whole.shape:
+        if axis is None or weight.shape != (whole.shape[along or 0],):
+            raise ShapeError(
+                f"np.average: weights of shape {weight.shape} for an array of {whole.shape}: give "
+                "a weight for each element, or for each index of axis="
+            )
+        weight = engine.reshape(weight, (1, -1) if along == 1 else (-1, 1))
+    kind = np.result_type(whole.dtype, weight.dtype)
+    kind = np.result_type(kind, np.float64) if kind.kind in "bi" else kind
+    weight = engine.astype(weight, kind, copy=False)
+    line = along if weight.shape == whole.shape else (1 if along == 1 else 0)
+    total = engine.reduce("sum", weight, line, keepdims=keep)
+    if bool(engine.reduce("any", engine.binary("equal", total, 0), None)):
+        raise ZeroDivisionError("np.average: the weights sum to zero")
+    found = engine.reduce("sum", whole * weight, along, keepdims=keep) / total
+    if not returned:
+        return found
+    return found, total if total.shape == found.shape else np.broadcast_to(total, found.shape)
+
+
+@implements(np.cov)
+def _cov(
+    engine: Engine, m: Any, y: Any = None, rowvar: bool = True, bias: bool = False,
+    ddof: int | None = None, fweights: Any = None, aweights: Any = None, *, dtype: Any = None,
+) -> Any:  # fmt: skip
+    """Observations are rows here: with ``rowvar=False``, a tall matrix is multiplied in place."""
+    parts = [_observations(engine, x, rowvar) for x in (m, y) if x is not None]
+    X = parts[0] if len(parts) == 1 else engine.concatenate(parts, 1)
+    kind = np.result_type(X.dtype, np.float64) if dtype is None else rules.checked_dtype(dtype)
+    X = engine.astype(X, kind, copy=False)
+    weights: Any = None
+    for given in (fweights, aweights):
+        if given is not None:
+            weights = np.asarray(given, float) * (1 if weights is None else weights)
+    total = X.shape[0] if weights is None else weights.sum()
+    less = (0 if bias else 1) if ddof is None else ddof
+    if aweights is None or not less:
+        factor = total - less
+    else:
+        factor = total - less * (weights * np.asarray(aweights)).sum() / total
+    if factor <= 0:
+        warnings.warn("np.cov: no degrees of freedom are left", RuntimeWarning, stacklevel=2)
+        factor = 0.0
+    X = X - _average(engine, X, 0, weights)
+    right = X if weights is None else X * weights[:, None].astype(np.float64)
+    found = engine.call(
+        "matmul", X, engine.unary("conj", right) if kind.kind == "c" else right, transpose_a="T"
+    )
+    found = engine.astype(found * np.true_divide(1, factor), kind, copy=False)
+    return engine.reshape(found, ()) if found.shape == (1, 1) else found
+
+
+def _observations(engine: Engine, x: Any, rowvar: bool) -> Any:
+    whole = engine.matrix(x)
+    if whole.ndim < 2:
+        return engine.reshape(whole, (-1, 1))
+    return engine.transpose(whole) if rowvar and whole.shape[0] != 1 else (
+        engine.reshape(whole, (-1, 1)) if rowvar else whole)  # fmt: skip
+
+
+@implements(np.corrcoef)
+def _corrcoef(
+    engine: Engine, x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None
+) -> Any:
+    found = _cov(engine, x, y, rowvar, dtype=dtype)
+    if not found.ndim:
+        return found / found
+    deviations = np.sqrt(engine.call("diagonal", found).real)
+    found = found / engine.reshape(deviations, (-1, 1)) / deviations
+    if found.dtype.kind != "c":
+        return np.clip(found, -1, 1)
+    return found
+
+
+@implements(np.interp)
+def _interp(
+    engine: Engine, x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None,
+    period: Any = None,
+) -> Any:  # fmt: skip
+    if period is not None:
+        raise rules.unsupported("np.interp with period=", "np.interp(A % period, xp, fp)")
+    places, values = engine.matrix(xp), engine.matrix(fp)
+    return engine.call("interp", engine.matrix(x), places, values, left, right)
+
+
+@implements(np.nan_to_num)
+def _nan_to_num(
+    engine: Engine, x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
+    neginf: Any = None,
+) -> Any:  # fmt: skip
+    return engine.call("nan_to_num", x, nan, posinf, neginf)

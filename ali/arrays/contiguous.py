@@ -1,0 +1,138 @@
+"""Rows in consecutive blocks, for algorithms that need the order of elements: scans and sorts.
+
+A matrix in VC_STAR has row i on rank ``i % size``. Here rank 0 has the first rows, rank 1 the next
+ones, and so on. Both conversions send each element once and no positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ali.blocks import Array, block
+from ali.interface import Context
+from ali.linalg import products
+from ali.linalg.views import operand
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import stored_shape
+from mpi_workers.rank.commands import REPLY_NBYTES
+
+
+def exchange(ctx: Context, parts: Sequence[Array]) -> list[Array]:
+    """Send ``parts[r]`` (1-D, of one dtype) to rank r; the parts that the ranks sent here."""
+    counts = np.array([part.size for part in parts], np.int64)
+    theirs = np.empty_like(counts)
+    ctx.comm.Alltoall(counts, theirs)
+    sent = np.concatenate(parts)
+    received = np.empty(int(theirs.sum()), sent.dtype)
+    places = np.cumsum(theirs)
+    ctx.comm.Alltoallv(
+        [sent, (counts, np.cumsum(counts) - counts)], [received, (theirs, places - theirs)]
+    )
+    return np.split(received, places[:-1])
+
+
+def gathered(ctx: Context, mine: Array) -> list[Array]:
+    """Arrays of all ranks, on every rank; all have as many dimensions, and the same dtype."""
+    tail = mine.shape[1:]
+    lengths = np.empty(ctx.size, np.int64)
+    ctx.comm.Allgather(np.array([len(mine)], np.int64), lengths)
+    counts = lengths * int(np.prod(tail, dtype=np.int64))
+    found = np.empty(int(counts.sum()), mine.dtype)
+    ctx.comm.Allgatherv(np.ascontiguousarray(mine), [found, (counts, np.cumsum(counts) - counts)])
+    parts = np.split(found, np.cumsum(counts)[:-1])
+    return [x.reshape(n, *tail) for x, n in zip(parts, lengths.tolist(), strict=True)]
+
+
+def contiguous_rows(ctx: Context, A: DistMatrix) -> tuple[Array, int]:
+    """This rank's consecutive rows of A, and the index of the first. Collective.
+
+    Returns
+    -------
+    rows : ndarray, shape (k, n), C-ordered
+        Ranks have ``ceil(m / size)`` rows each, the last ones fewer.
+    start : int
+    """
+    local = np.ascontiguousarray(block(ctx.to_layout(A, "VC_STAR")))
+    (m, n), size, me = A.shape, ctx.size, ctx.rank
+    each = -(-m // size)
+    edges = [min(m, each * r) for r in range(size + 1)]
+    start, stop = edges[me], edges[me + 1]
+    if size == 1:
+        return local, 0
+    cuts = [-(-(edge - me) // size) if edge > me else 0 for edge in edges]
+    received = exchange(ctx, [local[a:b].reshape(-1) for a, b in itertools.pairwise(cuts)])
+    rows = np.empty((stop - start, n), A.dtype)
+    for source, part in enumerate(received):
+        mine = rows[(source - start) % size :: size]
+        mine[...] = part.reshape(mine.shape)
+    return rows, start
+
+
+def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int]) -> DistMatrix:
+    """An array in VC_STAR from consecutive rows on each rank, in the order of ranks. Collective.
+
+    Parameters
+    ----------
+    rows : ndarray, shape (k, n)
+        Any number of rows; over all ranks they are all rows.
+    start : int
+        Index of the first one.
+    shape : sequence of int
+        Of the array.
+    """
+    size, me = ctx.size, ctx.rank
+    found = ctx.empty(shape, rows.dtype)
+    m, n = stored_shape(shape)
+    parts = [rows[(r - start) % size :: size].reshape(-1) for r in range(size)]
+    received = np.concatenate(exchange(ctx, parts)) if size > 1 else rows
+    if found.local.size:
+        found.local[...] = received.reshape(len(range(me, m, size)), n)
+    return found
+
+
+def flattened(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """The elements in C order as a vector in VC_STAR; A itself if it is one. Collective."""
+    if A.shape[1] == 1:
+        return A.with_ndim(1)
+    rows, start = contiguous_rows(ctx, A)
+    n = A.shape[1]
+    return from_contiguous(ctx, rows.reshape(-1, 1), start * n, (A.shape[0] * n,))
+
+
+# --- lines: what an operation along an axis works on --------------------------------------
+
+
+def canonical(ctx: Context, A: DistMatrix, axis: int | None) -> DistMatrix:
+    """A matrix along whose columns an operation along `axis` of A goes; maybe a read-only view."""
+    if A.ndim < 2:
+        return A
+    if axis is None:
+        return flattened(ctx, A)
+    return operand(A, "T") if axis == 1 else A
+
+
+def restored(ctx: Context, R: DistMatrix, A: DistMatrix, axis: int | None) -> DistMatrix:
+    """A new matrix of the shape of `canonical`, turned back; a vector if that is one."""
+    if A.ndim < 2 or axis is None:
+        return replied(ctx, R).with_ndim(1)
+    return replied(ctx, products.transpose(ctx, R) if axis == 1 else R)
+
+
+def replied(ctx: Context, R: DistMatrix) -> DistMatrix:
+    """A small result in STAR_STAR, so that its elements come with the reply."""
+    return ctx.to_layout(R, "STAR_STAR") if R.nbytes <= REPLY_NBYTES else R
+
+
+def whole_columns(ctx: Context, A: DistMatrix) -> DistMatrix | None:
+    """A in a layout in which ranks have whole columns; None where too few ranks would.
+
+    Small matrices come in STAR_STAR: they cost one message, and every rank has the result.
+    """
+    if A.nbytes <= REPLY_NBYTES:
+        return ctx.to_layout(A, "STAR_STAR")
+    if A.layout.startswith("STAR_"):
+        return A
+    return ctx.to_layout(A, "STAR_VC") if A.shape[1] >= ctx.size else None

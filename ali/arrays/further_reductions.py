@@ -1,0 +1,225 @@
+"""Products, places of extreme elements, and reductions that leave out nan.
+
+All have the signature of the reductions of linalg, ``(ctx, A, axis)``; `reduce` dispatches to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ali.blocks import PANEL, Array, block
+from ali.interface import Context
+from ali.linalg.block_reduction import (
+    SUPPORTED,
+    Measure,
+    accumulator,
+    extreme_measure,
+    join_moments,
+    reduce_matrix,
+    result_matrix,
+)
+from ali.linalg.collectives import ranks_sharing, tree_reduce
+from mpi_workers.matrix.dist_matrix import DistMatrix
+
+Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
+
+
+def _sum_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    return np.dtype(np.int64) if dtype.kind in "bi" else dtype
+
+
+def prod(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Products; int64 for integers, computed in double precision. One pass; words as `sum`."""
+    return _folded(ctx, A, axis, np.multiply, skip=False)
+
+
+def nanprod(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Products without nan. As `prod`."""
+    return _folded(ctx, A, axis, np.multiply, skip=True)
+
+
+def nansum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Sums without nan; int64 for integers. One pass; words as `sum`."""
+    return _folded(ctx, A, axis, np.add, skip=True)
+
+
+def _folded(
+    ctx: Context, A: DistMatrix, axis: int | None, function: np.ufunc, skip: bool
+) -> DistMatrix:
+    wide = accumulator(A.dtype)
+
+    def measure(part: Array, along: int | None) -> Array:
+        if skip:
+            part = np.where(np.isnan(part), function.identity, part)
+        return np.asarray(function.reduce(part, axis=along, dtype=wide)).reshape(1, -1)
+
+    nothing = np.full((1, 1), function.identity, wide)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function, PANEL)
+    return result_matrix(ctx, values, _sum_dtype(A.dtype), layout, shape)
+
+
+def nanmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Smallest elements, nan only where there is nothing else. One pass; words as `sum`."""
+    return _nan_extreme(ctx, A, axis, np.fmin)
+
+
+def nanmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Largest elements, nan only where there is nothing else. One pass; words as `sum`."""
+    return _nan_extreme(ctx, A, axis, np.fmax)
+
+
+def _nan_extreme(ctx: Context, A: DistMatrix, axis: int | None, function: np.ufunc) -> DistMatrix:
+    measure, nothing, _ = extreme_measure(A.dtype, largest=function is np.fmax)
+    if A.dtype.kind in "fc":
+        measure, nothing = _measure_by(function), np.full((1, 1), np.nan, A.dtype)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function)
+    return result_matrix(ctx, values, A.dtype, layout, shape)
+
+
+def _measure_by(function: np.ufunc) -> Measure:
+    def measure(part: Array, along: int | None) -> Array:
+        return np.asarray(function.reduce(part, axis=along)).reshape(1, -1)
+
+    return measure
+
+
+def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Means without nan; float64 for integers. One pass in double precision; twice the words."""
+    values, layout, shape = _nan_moments(ctx, A, axis)
+    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype
+    return result_matrix(ctx, np.where(values[0] == 0, np.nan, values[1]), kind, layout, shape)
+
+
+def nanvar(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
+    """Variances without nan, as accurate as `var`; nan where the count is not above `ddof`."""
+    return _nan_deviation(ctx, A, axis, ddof, root=False)
+
+
+def nanstd(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
+    """Standard deviations without nan, see `nanvar`."""
+    return _nan_deviation(ctx, A, axis, ddof, root=True)
+
+
+def _nan_deviation(
+    ctx: Context, A: DistMatrix, axis: int | None, ddof: int, root: bool
+) -> DistMatrix:
+    values, layout, shape = _nan_moments(ctx, A, axis)
+    left = values[0].real - ddof
+    with np.errstate(all="ignore"):
+        found = np.where(left > 0, values[2].real / left, np.nan)
+    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype.type(0).real.dtype
+    return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
+
+
+def _nan_moments(
+    ctx: Context, A: DistMatrix, axis: int | None
+) -> tuple[Array, str, tuple[int, int]]:
+    """Count, mean and sum of squared deviations; see `join_moments`."""
+    wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
+
+    def measure(part: Array, along: int | None) -> Array:
+        there = ~np.isnan(part)
+        count = there.sum(axis=along, keepdims=True)
+        part = np.where(there, part, 0).astype(wide, copy=False)
+        mean = part.sum(axis=along, keepdims=True) / np.maximum(count, 1)
+        apart = np.where(there, part - mean, 0)
+        squares = (apart.real**2 + apart.imag**2).sum(axis=along, keepdims=True)
+        return np.stack([x.reshape(-1).astype(wide) for x in (count, mean, squares)])
+
+    return reduce_matrix(ctx, A, axis, measure, np.zeros((3, 1), wide), join_moments)
+
+
+# --- places of extreme elements ---------------------------------------------------------
+
+
+def argmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Index of the first smallest element, or of the first nan; as `argmax`."""
+    return _place(ctx, A, axis, np.argmin)
+
+
+def argmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Index of the first largest element, or of the first nan; along axis None in C order.
+
+    One pass. Ranks combine an element and its index for each result up a tree.
+    """
+    return _place(ctx, A, axis, np.argmax)
+
+
+def _place(
+    ctx: Context, A: DistMatrix, axis: int | None, function: Callable[..., Array]
+) -> DistMatrix:
+    if not all(dist in SUPPORTED for dist in A.layout.split("_")):
+        A = ctx.to_layout(A, "VC_STAR")
+    dists, local = A.layout.split("_"), block(A)
+    along = 1 if axis == 1 else 0  # then over the columns of that, if axis is None
+    width = local.shape[1 - along]
+    values, index = np.zeros(width, A.dtype), np.full(width, -1, np.int64)
+    if local.size:
+        found = function(local, axis=along)
+        values = np.take_along_axis(local, np.expand_dims(found, along), along).reshape(-1)
+        owned = (A.rows, A.cols)[along]
+        index = owned.start + owned.step * found.astype(np.int64)
+    better = np.greater if function is np.argmax else np.less
+    if axis is None:
+        if local.size:
+            index = index * A.shape[1] + np.arange(A.cols.start, A.cols.stop, A.cols.step)
+        values, index = _best(values, index, better)
+    packed = _packed(values, index)
+    kind, count = A.dtype, len(index)
+
+    def join(a: Array, b: Array) -> Array:
+        (x, i), (y, j) = (_unpacked(one, kind, count) for one in (a, b))
+        found = _better(y, j, x, i, better)
+        return _packed(np.where(found, y, x), np.where(found, j, i))
+
+    for dist, place in zip(dists, (0, 1), strict=True):
+        if axis in (None, place):
+            group = ranks_sharing(dist, ctx.grid, ctx.rank)
+            packed = tree_reduce(ctx.comm, group, packed, join)
+    _, index = _unpacked(packed, kind, count)
+    layout, shape = {
+        None: ("STAR_STAR", (1, 1)),
+        0: (f"STAR_{dists[1]}", (1, A.shape[1])),
+        1: (f"{dists[0]}_STAR", (A.shape[0], 1)),
+    }[axis]
+    return result_matrix(ctx, index, np.int64, layout, shape)
+
+
+def _better(y: Array, j: Array, x: Array, i: Array, better: np.ufunc) -> Array:
+    """Where (value y, index j) comes before (x, i): nan first, then larger, then earlier."""
+    no_x, no_y = np.isnan(x), np.isnan(y)
+    ahead = (no_y & ~no_x) | (~no_x & better(y, x))
+    equal = (no_x & no_y) | (x == y)
+    found: Array = (j >= 0) & ((i < 0) | ahead | (equal & (j < i)))
+    return found
+
+
+def _best(values: Array, index: Array, better: np.ufunc) -> tuple[Array, Array]:
+    """The first of several, in pairs."""
+    while len(values) > 1:
+        if len(values) % 2:
+            values, index = np.append(values, values[-1:]), np.append(index, index[-1])
+        (x, y), (i, j) = (np.split(one, 2) for one in (values, index))
+        found = _better(y, j, x, i, better)
+        values, index = np.where(found, y, x), np.where(found, j, i)
+    if not len(values):
+        return np.zeros(1, values.dtype), np.full(1, -1, np.int64)
+    return values, index
+
+
+def _packed(values: Array, index: Array) -> Array:
+    return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in (values, index)])
+
+
+def _unpacked(packed: Array, kind: np.dtype[np.generic], count: int) -> tuple[Array, Array]:
+    cut = kind.itemsize * count
+    return packed[:cut].copy().view(kind), packed[cut:].copy().view(np.int64)
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    "prod": prod, "nanprod": nanprod, "nansum": nansum, "nanmin": nanmin, "nanmax": nanmax,
+    "nanmean": nanmean, "nanvar": nanvar, "nanstd": nanstd, "argmin": argmin, "argmax": argmax,
+}  # fmt: skip
+NEED_ELEMENTS = ("nanmin", "nanmax", "argmin", "argmax")

@@ -1,0 +1,239 @@
+"""Functions of each element and a table: a sorted vector, a set, or the elements themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ali.arrays.contiguous import contiguous_rows, exchange, gathered, replied
+from ali.blocks import Array, block, require, require_choice
+from ali.interface import Context, routine
+from ali.linalg.views import operand
+from mpi_workers.matrix.dist_matrix import DistMatrix
+
+REPLICATED_NBYTES = 64 << 20  # 64 MiB: smaller tables are copied to every rank
+SIDES: Any = ("left", "right")
+
+
+@routine("indices")
+def searchsorted(ctx: Context, table: DistMatrix, A: DistMatrix, side: str = "left") -> DistMatrix:
+    """Where to insert the elements of A into a sorted vector so that it stays sorted.
+
+    Parameters
+    ----------
+    table : vector
+        Sorted, ascending.
+    A : array
+    side : str
+        "left": before equal elements, "right": behind them.
+
+    Returns
+    -------
+    indices : array of int64, shape and layout of A
+
+    Notes
+    -----
+    A table up to 64 MiB is copied to every rank, and A does not move. Of a larger one ranks have
+    consecutive blocks, and each element of A goes to the rank of its place and comes back as an
+    index.
+    """
+    require_choice("searchsorted", "side", side, SIDES)
+    kind = np.result_type(table.dtype, A.dtype)
+    how: Any = side
+    if table.nbytes <= REPLICATED_NBYTES:
+        R = (
+            ctx.empty_like(A)
+            if A.dtype == np.int64
+            else ctx.empty(A.array_shape, np.int64, A.layout)
+        )
+        values = ctx.to_layout(table, "STAR_STAR").local.reshape(-1).astype(kind, copy=False)
+        if R.local.size:
+            R.local[...] = np.searchsorted(values, A.local.astype(kind, copy=False), how)
+        return replied(ctx, R)
+    A = ctx.to_layout(A, "VC_STAR")
+    rows, start = contiguous_rows(ctx, table)
+    values = rows.reshape(-1).astype(kind, copy=False)
+    lasts = np.concatenate(gathered(ctx, values[-1:]))
+    asked = block(A).reshape(-1).astype(kind)
+    rank = np.minimum(np.searchsorted(lasts, asked, how), len(lasts) - 1)
+    order = np.argsort(rank, kind="stable")
+    cuts = np.searchsorted(rank[order], np.arange(1, ctx.size))
+    received = exchange(ctx, np.split(asked[order], cuts))
+    answers = exchange(ctx, [np.searchsorted(values, one, how) + start for one in received])
+    R = ctx.empty(A.array_shape, np.int64)
+    found = np.empty(asked.size, np.int64)
+    found[order] = np.concatenate(answers)
+    if R.local.size:
+        R.local[...] = found.reshape(R.local.shape)
+    return R
+
+
+@routine("R")
+def isin(ctx: Context, A: DistMatrix, table: DistMatrix, invert: bool = False) -> DistMatrix:
+    """Whether each element of A is among the elements of a table.
+
+    Parameters
+    ----------
+    A, table : arrays
+    invert : bool
+        True where it is not.
+
+    Returns
+    -------
+    R : array of bool, shape and layout of A
+
+    Notes
+    -----
+    Every rank receives the table.
+    """
+    values = ctx.to_layout(table, "STAR_STAR").local
+    R = ctx.empty(A.array_shape, np.bool_, A.layout)
+    if R.local.size:
+        R.local[...] = np.isin(A.local, values, invert=invert)
+    return replied(ctx, R)
+
+
+@routine("Y")
+def interp(
+    ctx: Context,
+    A: DistMatrix,
+    x: DistMatrix,
+    y: DistMatrix,
+    left: float | None = None,
+    right: float | None = None,
+) -> DistMatrix:
+    """Piecewise linear interpolation between points.
+
+    Parameters
+    ----------
+    A : array, real
+    x, y : vectors
+        The points, ascending in x.
+    left, right : float, optional
+        Values outside of the points; those of the first and last point by default.
+
+    Returns
+    -------
+    Y : array of float64, shape and layout of A
+
+    Raises
+    ------
+    ShapeError
+        If x and y differ in length, or are empty.
+
+    Notes
+    -----
+    Every rank receives the points.
+    """
+    require(
+        x.shape == y.shape and x.shape[0] > 0,
+        "ShapeError",
+        f"interp: x has shape {x.array_shape} and y {y.array_shape}; both must be vectors of one "
+        "length, above 0",
+    )
+    places, values = (ctx.to_layout(one, "STAR_STAR").local.reshape(-1) for one in (x, y))
+    R = ctx.empty(A.array_shape, np.float64, A.layout)
+    if R.local.size:
+        R.local[...] = np.interp(A.local, places, values, left, right)
+    return replied(ctx, R)
+
+
+@routine("B")
+def nan_to_num(
+    ctx: Context,
+    A: DistMatrix,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> DistMatrix:
+    """A copy with numbers in place of nan and infinities.
+
+    Parameters
+    ----------
+    A : array
+    nan, posinf, neginf : float, optional
+        What replaces them; by default the largest and smallest number of the dtype.
+
+    Returns
+    -------
+    B : array, shape, dtype and layout of A
+
+    Notes
+    -----
+    One local pass.
+    """
+    B = ctx.empty_like(A)
+    if B.local.size:
+        B.local[...] = np.nan_to_num(A.local, nan=nan, posinf=posinf, neginf=neginf)
+    return replied(ctx, B)
+
+
+@routine("B")
+def take_along_axis(
+    ctx: Context, A: DistMatrix, indices: DistMatrix, axis: int | None = None
+) -> DistMatrix:
+    """The elements of A at indices along an axis, one for each index.
+
+    Parameters
+    ----------
+    A : array
+    indices : array of int64
+        From minus the length of the axis to the length - 1. Other axes have A's length.
+    axis : int, optional
+        Of a matrix.
+
+    Returns
+    -------
+    B : array of the shape of `indices`, dtype of A
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not match, or an index is out of range.
+
+    Notes
+    -----
+    Each index and each element of the result crosses the network once.
+    """
+    along = 1 if axis == 1 else 0
+    require(
+        A.ndim == indices.ndim and A.shape[1 - along] == indices.shape[1 - along],
+        "ShapeError",
+        f"take_along_axis: indices of shape {indices.array_shape} along axis {along} of an array "
+        f"of shape {A.array_shape}; other axes must have the same length",
+    )
+    if along == 1:
+        A, indices = operand(A, "T"), operand(indices, "T")
+    A, indices = ctx.to_layout(A, "VC_STAR"), ctx.to_layout(indices, "VC_STAR")
+    asked, length = block(indices).astype(np.int64), A.shape[0]
+    wrong = (asked < -length) | (asked >= length)
+    bad = np.concatenate(gathered(ctx, asked[wrong][:1]))
+    require(
+        not bad.size,
+        "ShapeError",
+        f"take_along_axis: index {bad[0] if bad.size else 0} is out of range for {length} elements",
+    )
+    asked = np.where(asked < 0, asked + length, asked)
+    found = elements_at(ctx, A, asked.reshape(-1), np.tile(np.arange(A.shape[1]), len(asked)))
+    B = ctx.empty(indices.shape, A.dtype)
+    if B.local.size:
+        B.local[...] = found.reshape(B.local.shape)
+    if along == 1:
+        B = ctx.to_layout(operand(B, "T"), "VC_STAR")
+    return replied(ctx, B).with_ndim(indices.ndim if along == 0 else 2)
+
+
+def elements_at(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> Array:
+    """Elements of a VC_STAR matrix, of which every rank asks for its own. Collective."""
+    owner = rows % ctx.size
+    order = np.argsort(owner, kind="stable")
+    cuts = np.searchsorted(owner[order], np.arange(1, ctx.size))
+    n = max(1, A.shape[1])
+    flat = (rows // ctx.size * n + cols)[order]
+    received = exchange(ctx, np.split(flat, cuts))
+    local = block(A)
+    answers = exchange(ctx, [local[one // n, one % n] for one in received])
+    found = np.empty(rows.size, A.dtype)
+    found[order] = np.concatenate(answers)
+    return found

@@ -1,0 +1,180 @@
+"""Elements in another order or repeated: roll, repeat, tile, broadcast; outer products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ali.arrays.contiguous import flattened, replied
+from ali.blocks import Array, require
+from ali.interface import Context, routine
+from ali.linalg import arithmetic
+from ali.linalg.index_transfer import IndexMap, transfer
+from ali.linalg.views import operand
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import stored_shape
+
+
+@routine("B")
+def roll(ctx: Context, A: DistMatrix, shifts: list[int]) -> DistMatrix:
+    """Shift elements along the axes; those that leave at an end come back at the other.
+
+    Parameters
+    ----------
+    A : array
+    shifts : list of int
+        One for each axis of A.
+
+    Returns
+    -------
+    B : array, shape and dtype of A
+
+    Notes
+    -----
+    Each element crosses the network at most once per copy in the layout.
+    """
+    index = [
+        (np.arange(n, dtype=np.int64) - by) % max(1, n)
+        for n, by in zip(A.shape, (*shifts, 0, 0), strict=False)
+    ]
+    return _taken(ctx, A, index[0], index[1]).with_ndim(A.ndim)
+
+
+@routine("B")
+def repeat(ctx: Context, A: DistMatrix, repeats: DistMatrix, axis: int | None = None) -> DistMatrix:
+    """Repeat each element, row (axis 0) or column (1).
+
+    Parameters
+    ----------
+    A : array
+    repeats : vector of integers
+        How often; one for each, or one for all.
+    axis : int, optional
+        None: of all elements, in C order.
+
+    Returns
+    -------
+    B : array, dtype of A; a vector if axis is None
+
+    Raises
+    ------
+    ShapeError
+        If the number of repeats does not fit, or one is negative.
+
+    Notes
+    -----
+    As `roll`; every rank has the repeats.
+    """
+    if A.ndim == 2 and axis is None:
+        A = flattened(ctx, A)
+    along = axis if A.ndim == 2 and axis is not None else 0
+    times = ctx.to_layout(repeats, "STAR_STAR").local.reshape(-1)
+    length = A.shape[along]
+    require(
+        times.size in (1, length) and times.min(initial=0) >= 0,
+        "ShapeError",
+        f"repeat: {times.size} numbers of repeats for {length} elements; they must be one or as "
+        "many, from 0 on",
+    )
+    index = [np.arange(n, dtype=np.int64) for n in A.shape]
+    index[along] = np.repeat(index[along], times if times.size != 1 else int(times[0]))
+    return _taken(ctx, A, index[0], index[1]).with_ndim(max(1, A.ndim))
+
+
+@routine("B")
+def tile(ctx: Context, A: DistMatrix, times: list[int], ndim: int) -> DistMatrix:
+    """Repeat the whole array along its axes.
+
+    Parameters
+    ----------
+    A : array
+        A vector of which a matrix is wanted is a row.
+    times : list of int
+        Along the rows and columns.
+    ndim : int
+        Dimensions of the result.
+
+    Returns
+    -------
+    B : array, dtype of A
+
+    Notes
+    -----
+    As `roll`.
+    """
+    source = operand(A, "T") if A.ndim == 1 and ndim == 2 else A
+    index = [
+        np.tile(np.arange(n, dtype=np.int64), k) for n, k in zip(source.shape, times, strict=True)
+    ]
+    return _taken(ctx, source, index[0], index[1]).with_ndim(ndim)
+
+
+@routine("B")
+def broadcast(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
+    """A copy in a larger shape, to which A broadcasts.
+
+    Parameters
+    ----------
+    A : array
+    shape : list of int
+
+    Returns
+    -------
+    B : array of that shape, dtype of A
+
+    Raises
+    ------
+    ShapeError
+        If A does not broadcast to it.
+
+    Notes
+    -----
+    As `roll`.
+    """
+    try:
+        fits = np.broadcast_shapes(A.array_shape, shape) == tuple(shape)
+    except ValueError:
+        fits = False
+    require(fits, "ShapeError", f"an array of shape {A.array_shape} does not broadcast to {shape}")
+    source = operand(A, "T") if A.ndim == 1 and len(shape) == 2 else A
+    index = [
+        np.arange(n, dtype=np.int64) if n == have else np.zeros(n, np.int64)
+        for n, have in zip(stored_shape(shape), source.shape, strict=True)
+    ]
+    return _taken(ctx, source, index[0], index[1]).with_ndim(len(shape))
+
+
+def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
+    B = ctx.empty(
+        (rows.size, cols.size), A.dtype, A.layout if A.layout != "STAR_STAR" else "VC_STAR"
+    )
+    maps = [IndexMap(index, np.arange(index.size)) for index in (rows, cols)]
+    transfer(ctx, A, B, maps[0], maps[1])
+    return replied(ctx, B)
+
+
+@routine("C")
+def outer(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatrix:
+    """``op(a, b)`` for every element a of one vector and b of another.
+
+    Parameters
+    ----------
+    op : str
+        See `elementwise` of linalg.
+    A, B : arrays
+        Of (m, n) elements; matrices are taken in C order.
+
+    Returns
+    -------
+    C : matrix, shape (m, n)
+
+    Raises
+    ------
+    BadArgumentError, DtypeError
+        As `elementwise`.
+
+    Notes
+    -----
+    One pass; the smaller vector goes to all ranks.
+    """
+    left, right = flattened(ctx, A), flattened(ctx, B)
+    return arithmetic.elementwise(ctx, op, left.with_ndim(2), operand(right, "T"))

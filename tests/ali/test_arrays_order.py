@@ -1,0 +1,18 @@
+"""Sorting, scans, quantiles and look-ups on real MPI ranks give NumPy's results."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpi_workers.testing import local_gang
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "checks",
+    ["sorting", "scans", "distinct", "selection", "places", "lookups", "rearranged"],
+)
+def test_large_arrays_as_in_numpy(checks: str, ranks: int) -> None:
+    done, wrong = local_gang.run(f"tests.ali.ranks_arrays_order:{checks}", ranks, timeout=240)
+    assert done > 10
+    assert wrong == []
