@@ -29,7 +29,7 @@ def matmul(
     ----------
     A, B : matrix
         With op(A) of shape (m, k) and op(B) of shape (k, n). Best in MC_MR. Dtypes are
-        promoted to a common floating one (integers to float64).
+        promoted to a common floating one (integers and bool to float64).
     transpose_a, transpose_b : str
         op: "N" takes the matrix as it is, "T" its transpose, "C" its conjugate transpose.
 

@@ -49,7 +49,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
 
 @routine("L", "U", "P", vectors=("P",))
 def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
-    """LU factorization with partial pivoting: ``A[P[:, 0]] = L U``.
+    """LU factorization with partial pivoting: ``A[P] = L U``.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
 @routine("Q", "R", "P", vectors=("P",))
 def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
-    """QR factorization with column pivoting: ``A[:, P[:, 0]] = Q R``.
+    """QR factorization with column pivoting: ``A[:, P] = Q R``.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, Dis
 def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, DistMatrix]:
     """Interpolative decomposition: the columns of A from a few of them.
 
-    ``A[:, p]`` is nearly ``A[:, p[:r]] [I Z]``, where p is ``P[:, 0]``.
+    ``A[:, P]`` is nearly ``A[:, P[:r]] [I Z]``.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Regression and classification: convex programs that Elemental formulates and solves.
 
-All are for real matrices, float32 or float64 (integers are promoted to float64), and dense:
-the interior point methods (Mehrotra's) factor a system of all the rows and columns together
+All are for real matrices, float32 or float64 (integers and bool are promoted to float64), and
+dense: the interior point methods (Mehrotra's) factor a system of all the rows and columns together
 in each of 10 to 50 steps.
 """
 

@@ -14,7 +14,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
-    """The dtype in which to compute: NumPy's common one, with integers as float64.
+    """The dtype in which to compute: NumPy's common one, with integers and bool as float64.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
             f"{routine}: a matrix is {shape_text(matrix)}; ScaLAPACK takes 1 to {INT_MAX} rows and "
             "columns",
         )
-    kinds = [np.dtype(np.float64) if m.dtype.kind == "i" else m.dtype for m in matrices]
+    kinds = [np.dtype(np.float64) if m.dtype.kind in "bi" else m.dtype for m in matrices]
     return np.result_type(*kinds)
 
 
@@ -44,7 +44,7 @@ def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
 
 
 def _finite(matrix: DistMatrix) -> bool:
-    if matrix.dtype.kind == "i":
+    if matrix.dtype.kind in "bi":
         return True
     local = matrix.local.reshape(-1, order="F")
     step = CHUNK // matrix.dtype.itemsize

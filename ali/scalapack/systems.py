@@ -120,7 +120,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     U : matrix, shape (min(m, n), n), MC_MR
         Upper triangular. A zero on its diagonal means that A is singular, which is not an error.
     P : vector, shape (m,), int64, STAR_STAR
-        Permutation as row numbers: in NumPy ``A[P[:, 0]] == L @ U``.
+        Permutation as row numbers: in NumPy ``A[P] == L @ U``.
 
     Raises
     ------

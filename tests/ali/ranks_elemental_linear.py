@@ -51,13 +51,13 @@ def products(gang: Gang) -> list[Any]:
         C = elemental.matmul(check.ctx, A, B, ta, tb)
         check.true(C.layout == "MC_MR" and C.dtype == dtype, ["C is", C.layout, str(C.dtype)])
         check.close(*check.whole(C), a @ b, [(m, k, n), left, right, ta, tb])
-    for one, other in some(gang, ("int32", "int64", *FLOATS), ("int64", *FLOATS)):
+    for one, other in some(gang, ("int32", "int64", "bool", *FLOATS), ("int64", "bool", *FLOATS)):
         a = (10 * values((7, 5), one)).astype(one)
         b = (10 * values((5, 9), other)).astype(other)
         C = elemental.matmul(check.ctx, check.give(a), check.give(b, "MC_MR"))
         kind = np.result_type(a, b)
-        check.true(C.dtype == (np.float64 if kind.kind == "i" else kind), [one, other])
-        check.close(*check.whole(C), a @ b * C.dtype.type(1), [one, other])
+        check.true(C.dtype == (np.float64 if kind.kind in "bi" else kind), [one, other])
+        check.close(*check.whole(C), a.astype(C.dtype) @ b, [one, other])
     a = check.give(values((9, 9), "float64"))
     check.close(
         *check.whole(elemental.matmul(check.ctx, a, a)),

@@ -100,6 +100,8 @@ def values(shape: tuple[int, int], dtype: str, kind: str = "", seed: int = 0) ->
     if dtype.startswith("int"):
         return rng.integers(-9, 10, shape).astype(dtype)
     found = rng.standard_normal(shape)
+    if dtype == "bool":
+        return found > 0
     if dtype.startswith("complex"):
         found = found + 1j * rng.standard_normal(shape)
     if kind == "zero":
@@ -260,16 +262,18 @@ def products(gang: Gang) -> list[Any]:
         scale = float(np.linalg.norm(a) * np.linalg.norm(b))
         what = ["matmul", way, (m, k, n), dtype, one, two]
         check.close(check.whole(C), expected, scale, dtype, what)
-    for one, two in itertools.product((*FLOATS, "int32"), ("float64", "complex64", "int64")):
+    for one, two in itertools.product(
+        (*FLOATS, "int32", "bool"), ("float64", "complex64", "int64", "bool")
+    ):
         a, b = values((7, 5), one), values((5, 9), two, seed=1)
         C = check.whole(scalapack.matmul(ctx, check.distribution(a), check.distribution(b)))
-        kind = np.result_type(*(np.float64 if x.dtype.kind == "i" else x.dtype for x in (a, b)))
+        kind = np.result_type(*(np.float64 if x.dtype.kind in "bi" else x.dtype for x in (a, b)))
         check.true(C.dtype == kind, ["matmul", one, two, str(C.dtype)])
-        check.close(C, a @ b, 400, kind, ["matmul", one, two])
-    for shape, dtype in itertools.product([(13, 7), (1, 1), (2, 50)], (*FLOATS, "int32")):
+        check.close(C, a.astype(kind) @ b, 400, kind, ["matmul", one, two])
+    for shape, dtype in itertools.product([(13, 7), (1, 1), (2, 50)], (*FLOATS, "int32", "bool")):
         a = values(shape, dtype)
         A = check.distribution(a)
-        used = "float64" if dtype == "int32" else dtype
+        used = "float64" if dtype in ("int32", "bool") else dtype
         for kind, order in ORDERS.items():
             exact = float(np.linalg.norm(a.astype("complex128"), order))
             found = scalapack.norm(ctx, A, kind)

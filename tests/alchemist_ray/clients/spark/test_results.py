@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import BadArgumentError, DtypeError
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from tests.alchemist_ray.clients.spark.conftest import X
 from tests.support.sparks import SPARK
 
@@ -20,7 +20,7 @@ pytestmark = SPARK
 KINDS = ["RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
 def test_a_dataframe_has_the_matrix_rows_and_dtype(
     als: AlchemistSession, spark: Any, dtype: str
 ) -> None:
@@ -31,6 +31,20 @@ def test_a_dataframe_has_the_matrix_rows_and_dtype(
     back = als.send_matrix(frame)
     assert back.dtype == dtype
     np.testing.assert_array_equal(back.fetch(), want)
+
+
+def test_names_vectors_and_matrices_without_rows(als: AlchemistSession, spark: Any) -> None:
+    pd = pytest.importorskip("pandas")
+    named = als.send_matrix(pd.DataFrame({"a": [1.0, 2.0], "b.c": [3.0, 4.0]}))
+    frame = named.to_spark(spark)
+    assert frame.columns == ["a", "b.c"]
+    assert als.send_matrix(frame).columns == ("a", "b.c")
+    vector = als.send_matrix(X[:, 0]).to_spark(spark)
+    np.testing.assert_array_equal(np.array(vector.collect())[:, 0], X[:, 0])
+    assert als.send_matrix(X[:0]).to_spark(spark).collect() == []
+    assert als.send_matrix(X[:0]).to_spark(spark, "BlockMatrix").numCols() == 7
+    with pytest.raises(ShapeError, match="have columns"):
+        als.send_matrix(X[:, :0]).to_spark(spark)
 
 
 @pytest.mark.parametrize("kind", KINDS)
