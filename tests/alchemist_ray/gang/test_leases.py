@@ -54,21 +54,38 @@ def test_a_loop_keeps_only_its_last_result(session: AlchemistSession) -> None:
     np.testing.assert_allclose(A.fetch(), np.ones((4, 3)))
 
 
-def test_a_loop_runs_in_memory_for_a_few(session: AlchemistSession) -> None:
-    def resident() -> int:
-        found = 0
-        for worker in session.list_workers():
-            with open(f"/proc/{worker.pid}/status") as status:
-                found += next(int(x.split()[1]) << 10 for x in status if x.startswith("VmRSS"))
-        return found
+def resident(session: AlchemistSession) -> int:
+    """Bytes of memory of the ranks."""
+    found = 0
+    for worker in session.list_workers():
+        with open(f"/proc/{worker.pid}/status") as status:
+            found += next(int(x.split()[1]) << 10 for x in status if x.startswith("VmRSS"))
+    return found
 
+
+def test_a_loop_runs_in_memory_for_a_few(session: AlchemistSession) -> None:
     A = session.xp.ones((1000, 1000))  # 8 MB
     for _ in range(5):
         A = A * 0.5 + 1
-    before = resident()
+    before = resident(session)
     for _ in range(40):
         A = A * 0.5 + 1
-    assert resident() - before < 64 << 20  # of 80 matrices, 640 MB
+    assert resident(session) - before < 64 << 20  # of 80 matrices, 640 MB
+
+
+def test_sent_matrices_and_results_of_routines_are_freed_in_a_loop(
+    session: AlchemistSession,
+) -> None:
+    X = np.random.default_rng(0).standard_normal((20_000, 50))  # 8 MB
+    lib = session.load_library("linalg")
+    sizes = []
+    for _ in range(50):
+        A = session.send_matrix(X)
+        S, U, V = lib.truncated_svd(A, 5)
+        sizes.append(resident(session))
+        assert len(held(session)) <= 8  # this turn's, and those that the next results replace
+    assert held(session) == {handle.id for handle in (A, S, U, V)}
+    assert sizes[-1] - sizes[10] < 32 << 20  # of 40 turns, 350 MB
 
 
 def test_a_kept_matrix_is_not_freed(session: AlchemistSession) -> None:
