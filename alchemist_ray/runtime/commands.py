@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
+
+FREE_DELAY_S = 0.02  # in which the next command may take a free along
 
 
 class Commands:
@@ -234,6 +237,14 @@ class Commands:
             if not record.holders and not record.pinned:
                 unheld.append(record.id)
                 del self.matrices[record.id]
+        if unheld:
+            if not self._nodes.unreferenced:
+                asyncio.get_running_loop().call_later(FREE_DELAY_S, self._free_unreferenced)
+            self._nodes.unreferenced += unheld
+
+    def _free_unreferenced(self) -> None:
+        """Free matrices, if no command has taken their numbers to the ranks meanwhile."""
+        unheld, self._nodes.unreferenced = self._nodes.unreferenced, []
         if unheld:
             self._soon({"op": "free", "matrices": unheld, "forced": True})
 

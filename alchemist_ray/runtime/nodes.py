@@ -66,6 +66,7 @@ class Nodes:
         self._rounds: dict[int, Round] = {}
         self._seq = 0
         self._renew = False
+        self.unreferenced: list[int] = []  # matrices that the next round frees
         self._running: set[int] = set()  # ranks that did not return from a call
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
@@ -269,6 +270,8 @@ class Nodes:
             raise self.failure
         self._seq += 1
         body: Body = {"op": op, "seq": self._seq, **fields}
+        if self.unreferenced:
+            body["unreferenced"], self.unreferenced = self.unreferenced, []
         data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
         if collective:
             self._renew = False

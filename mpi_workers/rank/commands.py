@@ -70,6 +70,8 @@ class RankCommands:
         operation = OPERATIONS.get(body["op"])
         if operation is None or not operation.fields <= body.keys():
             raise Failure("AlchemistError", f"rank {self.gang.rank} got a bad command: {body!r}")
+        for matrix_id in body.get("unreferenced", ()):
+            self._storage.free(matrix_id)
         return operation.handler(self, body) or {}
 
     def close(self) -> None:
@@ -194,7 +196,8 @@ def _operation(
     return Operation(handler, frozenset(fields.split()), prints)
 
 
-# Each body also has `op` and `seq`. A collective command has `renew` if the one before it failed.
+# Each body also has `op` and `seq`, and may have `unreferenced`: ids of matrices to free first. A
+# collective command has `renew` if the one before it failed.
 OPERATIONS: dict[str, Operation] = {
     "reserve": _operation(RankCommands.reserve, "layout shape dtype"),
     "create": _operation(RankCommands.create, "matrix layout shape dtype"),
