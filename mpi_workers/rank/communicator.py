@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from mpi4py import MPI
 
-from mpi_workers.rank.object_messages import ObjectMessages
+from mpi_workers.rank.object_messages import ObjectMessages, polling
 from mpi_workers.rank.requests import GangRequest, wait
-from mpi_workers.rank.waits import until
 
 
 def _starting(name: str) -> Callable[..., GangRequest]:
@@ -72,6 +71,9 @@ class GangComm(ObjectMessages):
     Rsend = _blocking("Rsend")
     Sendrecv_replace = _blocking("Sendrecv_replace")
 
+    Probe = polling("Probe")
+    Mprobe = polling("Mprobe")
+
     Isend = _starting("Isend")
     Issend = _starting("Issend")
     Irsend = _starting("Irsend")
@@ -109,25 +111,6 @@ class GangComm(ObjectMessages):
 
     def Create(self, group: MPI.Group) -> GangComm:
         return GangComm(super().Create(group))
-
-    def Probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Literal[True]:
-        until(lambda: self.Iprobe(source, tag, status))
-        return True
-
-    def Mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> MPI.Message:
-        message = until(lambda: self.Improbe(source, tag, status))
-        assert message is not None
-        return message
 
     def Recv(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import pickle
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -13,6 +14,17 @@ from mpi_workers.rank.requests import GangRequest, wait
 from mpi_workers.rank.waits import until
 
 FLAT_SIZE = 16  # ranks up to which a reduction of objects gathers them
+
+
+def polling(name: str) -> Callable[..., Any]:
+    """A probe of messages that calls its non-blocking form until that finds one."""
+    test = getattr(MPI.Intracomm, "I" + name.lower() if name[0].isupper() else "i" + name)
+
+    @functools.wraps(getattr(MPI.Intracomm, name))
+    def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> Any:
+        return until(lambda: test(self, *args, **kwargs))
+
+    return method
 
 
 class ObjectMessages(MPI.Intracomm):
@@ -166,23 +178,8 @@ class ObjectMessages(MPI.Intracomm):
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         wait(self.issend(obj, dest, tag))
 
-    def probe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Literal[True]:
-        return self.Probe(source, tag, status)
-
-    def mprobe(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> MPI.Message:
-        message = until(lambda: self.improbe(source, tag, status))
-        assert message is not None
-        return message
+    probe = polling("probe")
+    mprobe = polling("mprobe")
 
     def recv(
         self,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
 from mpi_workers.testing import local_gang
+from tests.support import launches
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
+results = functools.partial(launches.results, "tests.ali.ranks_elemental:everything")
 
 
 @functools.cache
@@ -30,25 +32,6 @@ def libel() -> None:
     """Skip where a rank does not find libEl."""
     if missing():
         pytest.skip(missing())
-
-
-@functools.cache
-def launch(ranks: int) -> dict[str, Any] | AssertionError:
-    try:
-        found: dict[str, Any] = local_gang.run(
-            "tests.ali.ranks_elemental:everything", ranks, timeout=100
-        )
-    except AssertionError as error:
-        return error
-    return found
-
-
-def results(ranks: int) -> dict[str, Any]:
-    """What all functions of ranks_elemental.py find on so many ranks; one launch."""
-    found = launch(ranks)
-    if isinstance(found, AssertionError):
-        raise found
-    return found
 
 
 @pytest.mark.usefixtures("libel")

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ali.linalg.gemm import plan
 from mpi_workers.matrix.layout import Distribution, default_grid
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
-
-
-@functools.cache
-def launch(ranks: int) -> dict[str, Any] | AssertionError:
-    try:
-        found: dict[str, Any] = local_gang.run("tests.ali.ranks_linalg:everything", ranks)
-    except AssertionError as error:
-        return error
-    return found
-
-
-def results(ranks: int) -> dict[str, Any]:
-    """The results of all functions of ranks_linalg.py; one launch, also if it fails."""
-    found = launch(ranks)
-    if isinstance(found, AssertionError):
-        raise found
-    return found
+results = functools.partial(launches.results, "tests.ali.ranks_linalg:everything")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

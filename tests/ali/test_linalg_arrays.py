@@ -10,17 +10,10 @@ import pytest
 
 from ali.linalg.broadcasting import common_layout, part_layout
 from mpi_workers.matrix.layout import LAYOUTS, Distribution
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
-
-
-@functools.cache
-def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = local_gang.run(
-        "tests.ali.ranks_linalg_arrays:everything", ranks, timeout=100
-    )
-    return found
+results = functools.partial(launches.results, "tests.ali.ranks_linalg_arrays:everything")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

@@ -7,22 +7,14 @@ origin, integers at the limits of their dtypes, no, one or two rows or columns, 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
 
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
-
-
-@functools.cache
-def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = local_gang.run(
-        "tests.ali.ranks_linalg_limits:everything", ranks, timeout=100
-    )
-    return found
+results = functools.partial(launches.results, "tests.ali.ranks_linalg_limits:everything")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ali import linalg
 from ali.linalg.elimination import parity
-from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
+from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
-
-
-@functools.cache
-def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = local_gang.run(
-        "tests.ali.ranks_linalg_solvers:everything", ranks, timeout=100
-    )
-    return found
+results = functools.partial(launches.results, "tests.ali.ranks_linalg_solvers:everything")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
@@ -55,7 +47,7 @@ WORDS = {
     "nan": "RoutineError: solve: A contains NaN or infinity",
     "nan det": "RoutineError: det: A contains NaN or infinity",
     "nan cond": "RoutineError: condest: A contains NaN or infinity",
-    "ord": "BadArgumentError: condest: ord='fro' is neither",
+    "ord": "BadArgumentError: condest: ord must be one of 1, 2",
     "triangle": "RoutineError: solve_triangular: A is singular: element (9, 9) of its diagonal",
     "lstsq rows": "ShapeError: lstsq: A is 20 x 20 and B is 4 x 3; the numbers of rows must match",
     "lstsq nan": "RoutineError: lstsq: A contains NaN or infinity",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -10,27 +9,14 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
 
 
-@functools.cache
-def launch(ranks: int) -> dict[str, Any] | AssertionError:
-    try:
-        found: dict[str, Any] = local_gang.run(
-            "tests.ali.ranks_scalapack:everything", ranks, timeout=100
-        )
-    except AssertionError as error:
-        return error
-    return found
-
-
 def results(ranks: int) -> dict[str, Any]:
     """What ranks_scalapack.py finds on so many ranks; one launch, however it ends."""
-    found = launch(ranks)
-    if isinstance(found, AssertionError):
-        raise found
+    found = launches.results("tests.ali.ranks_scalapack:everything", ranks)
     if "missing" in found:
         pytest.skip(found["missing"])
     return found
@@ -109,7 +95,7 @@ def test_a_user_solves_a_system(session: AlchemistSession) -> None:
     assert (X.shape, X.layout) == ((60, 2), "MC_MR")
     np.testing.assert_allclose(a @ X.fetch(), b, atol=1e-10)
     S, U, V = lib.svd(A)
-    np.testing.assert_allclose((U.fetch() * S.fetch()[:, 0]) @ V.fetch().T, a, atol=1e-12)
+    np.testing.assert_allclose((U.fetch() * S.fetch()) @ V.fetch().T, a, atol=1e-12)
 
     with pytest.raises(ShapeError, match="their numbers of rows must match"):
         lib.solve(A, session.send_matrix(b[:9]))

@@ -21,7 +21,6 @@ import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 from tests.faults.hosts import ROOT, Host, Hosts, _die_with_parent
 from tests.faults.hosts import why_not as why_no_hosts
@@ -107,12 +106,7 @@ class Slurm:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _up(self) -> None:

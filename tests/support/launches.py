@@ -1,0 +1,25 @@
+"""One launch of ranks for the tests of a file: starting ranks takes longer than most checks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mpi_workers.testing import local_gang
+
+
+@functools.cache
+def _launched(function: str, ranks: int) -> dict[str, Any] | AssertionError:
+    try:
+        found: dict[str, Any] = local_gang.run(function, ranks, timeout=100)
+    except AssertionError as error:
+        return error
+    return found
+
+
+def results(function: str, ranks: int) -> dict[str, Any]:
+    """What a function finds on so many ranks; it is started once, also if it fails."""
+    found = _launched(function, ranks)
+    if isinstance(found, AssertionError):
+        raise found
+    return found
