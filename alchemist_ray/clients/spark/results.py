@@ -89,7 +89,7 @@ def to_spark(
     DtypeError
         If the matrix is complex: Spark has no complex type.
     ShapeError
-        If the matrix has no columns.
+        If the matrix has no columns, or no rows for one of MLlib's.
     StaleHandleError
         If the gang has ended.
     BadArgumentError
@@ -109,8 +109,11 @@ def to_spark(
     connection = gang_of(handle)
     connection.check(handle)
     rank_endpoints, (m, n) = connection.rank_endpoints, handle.stored_shape
-    if not n:
-        raise ShapeError(f"{handle.name} has shape {handle.shape}, and Spark's data have columns")
+    if not n or (not m and kind != "DataFrame"):
+        raise ShapeError(
+            f"{handle.name} has shape {handle.shape}: MLlib's matrices need a row and a column, and "
+            "a DataFrame needs a column"
+        )
     handle.keep()  # Spark does not report when it is done with it
     spark = spark or SparkSession.builder.getOrCreate()
     target = TransferTarget(

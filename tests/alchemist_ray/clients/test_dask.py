@@ -83,7 +83,7 @@ def test_one_dimension_is_kept_and_dtypes_convert(als: AlchemistSession) -> None
 @pytest.mark.parametrize("wanted", ["complex64", "int32", "bool"])
 def test_dtypes_of_dask_are_kept(als: AlchemistSession, wanted: str) -> None:
     values = (A * 100).astype(wanted)
-    handle = als.send_matrix(da.from_array(values, chunks=50) + 0)
+    handle = als.send_matrix(da.from_array(values, chunks=50).map_blocks(np.copy, dtype=wanted))
     assert handle.dtype == wanted
     np.testing.assert_array_equal(handle.fetch(), values)
 
