@@ -15,11 +15,33 @@ import scipy.linalg
 
 from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
-from ali.linalg.cyclic_rows import PANEL_COLUMNS, owned_rows, rows_before
+from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.cyclic_rows import PANEL_COLUMNS, gather_rows, owned_rows, rows_before
+from ali.linalg.triangular import triangular_solve
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NOT_FINITE = -1
+
+
+class Step(NamedTuple):
+    """The part of L that comes from one panel.
+
+    Attributes
+    ----------
+    columns : slice
+    corner : ndarray
+        The square top of the panel, L below its diagonal; the same on every rank.
+    keep : ndarray of bool
+        Which of this rank's active rows stay active.
+    lower : ndarray
+        Their rows of L.
+    """
+
+    columns: slice
+    corner: Array
+    keep: Array
+    lower: Array
 
 
 class Elimination(NamedTuple):
@@ -33,16 +55,23 @@ class Elimination(NamedTuple):
         Row of A that became row i of U.
     failure : int
         0; k if pivot k (from 1) is exactly zero; NOT_FINITE. The same on all ranks.
+    steps : list of Step
+        L, if it was asked for.
     """
 
     U: DistMatrix
     Y: DistMatrix | None
     order: Array
     failure: int
+    steps: list[Step]
 
 
 def eliminate(
-    ctx: Context, A: DistMatrix, B: DistMatrix | None, into: DistMatrix | None = None
+    ctx: Context,
+    A: DistMatrix,
+    B: DistMatrix | None,
+    into: DistMatrix | None = None,
+    keep_lower: bool = False,
 ) -> Elimination:
     """Gaussian elimination of a square A and of right-hand sides B. Collective.
 
@@ -52,6 +81,8 @@ def eliminate(
     B : DistMatrix, shape (n, r), VC_STAR, of A's dtype; or None
     into : DistMatrix, optional
         Where to put Y; may be B.
+    keep_lower : bool
+        Whether to keep L, for `solved` and `solved_adjoint`; half the memory of U.
 
     Notes
     -----
@@ -69,6 +100,7 @@ def eliminate(
     U = ctx.zeros((n, n), A.dtype)
     Y = None if B is None else into or ctx.empty(B.shape, B.dtype)
     u, y = block(U), None if Y is None else block(Y)
+    steps: list[Step] = []
     for cols in panels(n, PANEL_COLUMNS):
         ctx.check()
         start, stop = cols.start, cols.stop
@@ -76,7 +108,7 @@ def eliminate(
         corner, lower, pivots, failure = _panel(ctx, active[:, :width], remaining)
         order[cols] = pivots
         if failure:
-            return Elimination(U, Y, order, failure if failure < 0 else start + failure)
+            return Elimination(U, Y, order, failure if failure < 0 else start + failure, steps)
         remaining[pivots] = False
         chosen = _chosen(ctx, active[:, width:], ids, pivots)
         upper = scipy.linalg.solve_triangular(
@@ -90,12 +122,53 @@ def eliminate(
             y[place] = upper[mine, n - stop :]
         keep = remaining[ids]
         ids, lower = ids[keep], lower[keep]
+        if keep_lower:
+            steps.append(Step(cols, corner, keep, lower))
         active = _kept(active[:, width:], keep)
         strip = max(32, 4 * CHUNK // max(1, len(active) * active.itemsize))
         for some in panels(active.shape[1], strip):
             active[:, some] -= lower @ upper[:, some]
         ctx.progress(1 - (1 - stop / n) ** 3, f"column {stop} of {n}")
-    return Elimination(U, Y, order, 0)
+    return Elimination(U, Y, order, 0, steps)
+
+
+def solved(ctx: Context, factors: Elimination, B: Array) -> Array:
+    """``A^-1 B`` for a few vectors, shape (n, r), the same on every rank. Collective."""
+    n, me, size = len(B), ctx.rank, ctx.size
+    ids = np.arange(me, n, size)
+    active = B[ids]
+    Y = ctx.empty(B.shape, B.dtype)
+    for columns, corner, keep, lower in factors.steps:
+        ctx.check()
+        chosen = _chosen(ctx, active, ids, factors.order[columns])
+        upper = scipy.linalg.solve_triangular(
+            corner, chosen, lower=True, unit_diagonal=True, check_finite=False
+        )
+        place = slice(rows_before(columns.start, me, size), rows_before(columns.stop, me, size))
+        block(Y)[place] = upper[owned_rows(columns.start, me, size)]
+        ids, active = ids[keep], active[keep] - lower @ upper
+    triangular_solve(ctx, factors.U, Y, lower=False)
+    return gather_rows(ctx, block(Y), 0, n)
+
+
+def solved_adjoint(ctx: Context, factors: Elimination, B: Array) -> Array:
+    """``A^-H B`` for a few vectors, shape (n, r), the same on every rank. Collective."""
+    n = len(B)
+    Z = ctx.new_replicated(B, "VC_STAR")
+    triangular_solve(ctx, factors.U, Z, lower=False, adjoint=True)
+    z, found = gather_rows(ctx, block(Z), 0, n), np.empty_like(B)
+    ids = np.empty(0, np.int64)  # this rank's rows that are active after a step
+    eliminated = [factors.order[columns] for columns, *_ in factors.steps]
+    for (columns, corner, _, lower), pivots in zip(
+        reversed(factors.steps), reversed(eliminated), strict=True
+    ):
+        ctx.check()
+        side = z[columns] - sum_over_ranks(ctx.comm, lower.conj().T @ found[ids])
+        found[pivots] = scipy.linalg.solve_triangular(
+            corner, side, lower=True, unit_diagonal=True, trans="C", check_finite=False
+        )
+        ids = np.union1d(ids, pivots[pivots % ctx.size == ctx.rank])
+    return found
 
 
 def _kept(rows: Array, keep: Array) -> Array:
