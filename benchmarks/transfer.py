@@ -90,22 +90,28 @@ def _turns(
     return shortest
 
 
-# --- the path between nodes, on loopback: one rank's data door and one stream to it ------
+# --- the path between nodes, on loopback: a data endpoint with one rank, and one stream ----
 
-_RANK = """
-import sys, tempfile, numpy as np
+_NODE = """
+import sys, tempfile, threading, numpy as np
+from mpi_workers.data.endpoint import DataEndpoint
+from mpi_workers.data.rank_memory import RankMemory
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import Pool
-from mpi_workers.data.server import DataServer
 from mpi_workers.matrix.storage import Storage
+from mpi_workers.wire import sockets
 
 storage = Storage(0, Pool(1 << 31, shared=True))
 distribution = Distribution("VC_STAR", (int(sys.argv[1]), int(sys.argv[1])), (1, 1))
 for ident in (1, 2):
     storage.put(ident, storage.new(distribution, np.dtype("float64")), sealed=ident == 2)
 with tempfile.TemporaryDirectory() as folder:
-    server = DataServer(storage, "token", folder + "/rank.sock", "127.0.0.1")
-    print(server.addresses[1], flush=True)
+    unix, near = sockets.listen_unix(folder + "/data.sock")
+    tcp, far = sockets.listen_tcp("127.0.0.1")
+    endpoint = DataEndpoint([unix, tcp], "token", range(1))
+    threading.Thread(target=endpoint.serve, daemon=True).start()
+    memory = RankMemory(storage, "token", near)
+    print(far, flush=True)
     sys.stdin.read()
 """
 
@@ -129,7 +135,10 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 def between_nodes() -> list[tuple[str, float, str]]:
     """Ratios of our stream to a bare one of the same bytes, in and out."""
-    from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+
+    from mpi_workers.data import node_connection
+    from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
+    from mpi_workers.data.node_connections import NodeConnections
     from mpi_workers.data.transfers import MatrixReader, MatrixWriter
     from mpi_workers.matrix.layout import Distribution
 
@@ -137,10 +146,12 @@ def between_nodes() -> list[tuple[str, float, str]]:
     A = np.random.default_rng(1).random((n, n))
     out = np.zeros_like(A)
     found = []
-    with _child(_RANK, n) as rank, _child(_PLAIN, n) as plain:
-        address = rank.stdout.readline().strip()  # type: ignore[union-attr]
+    with _child(_NODE, n) as node, _child(_PLAIN, n) as plain:
+        address = node.stdout.readline().strip()  # type: ignore[union-attr]
         port = int(plain.stdout.readline())  # type: ignore[union-attr]
-        ranks = RankConnections(RankEndpoints("token", ((address,),)))
+        node_connection.STREAMS = 1
+        about = NodeAddress(0, 1, (address,))
+        nodes = NodeConnections(DataEndpoints("token", (about,)))
         distribution = Distribution("VC_STAR", (n, n), (1, 1))
         peer = socket.create_connection(("127.0.0.1", port))
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -159,11 +170,11 @@ def between_nodes() -> list[tuple[str, float, str]]:
                 got += peer.recv_into(into[got:])
 
         def ours_out() -> None:
-            with MatrixWriter(ranks, TransferTarget(1, distribution, A.dtype)) as writer:
+            with MatrixWriter(nodes, TransferTarget(1, distribution, A.dtype)) as writer:
                 writer.write_block(A, (0, 0))
 
         def ours_in() -> None:
-            with MatrixReader(ranks, TransferTarget(2, distribution, A.dtype)) as reader:
+            with MatrixReader(nodes, TransferTarget(2, distribution, A.dtype)) as reader:
                 reader.read_block(out, (0, 0))
 
         times = in_turns(
@@ -174,7 +185,7 @@ def between_nodes() -> list[tuple[str, float, str]]:
             ("fetch", times["b"] / times["fetch"], f"plain {A.nbytes / times['b'] / 1e9:.2f} GB/s"),
         ]
         peer.close()
-        ranks.close()
+        nodes.close()
     return found
 
 

@@ -26,7 +26,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.node_jobs import SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
 
@@ -129,7 +129,7 @@ class DatasetSource:
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
+    ) -> dict[int, NodeTimes]:
         """Send every block from the node that holds it, and release it."""
         row = 0
         with BlockSender(connection, target, _DECODER, progress) as sender:

@@ -46,7 +46,7 @@ def _watch() -> None:
         with _lock:
             for connection, when in list(_used.items()):
                 if time.monotonic() - when > IDLE_S:
-                    connection.ranks.trim()
+                    connection.nodes.trim()
                     del _used[connection]
             if not _used:
                 return

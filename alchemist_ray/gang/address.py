@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpi_workers.data.description import NodeAddress
+
 
 @dataclass(frozen=True, slots=True)
 class GangAddress:
@@ -20,6 +22,8 @@ class GangAddress:
         The gang's secret.
     addresses : tuple of str
         Of the dispatcher: ``unix:path`` first, then ``tcp:host:port``.
+    nodes : tuple of NodeAddress
+        The data endpoint of each node.
     workers : tuple of dict
         What each rank reported of itself, in rank order.
     incarnation : str
@@ -37,8 +41,14 @@ class GangAddress:
     epoch: int
     token: str = field(repr=False)
     addresses: tuple[str, ...]
+    nodes: tuple[NodeAddress, ...]
     workers: tuple[dict[str, Any], ...]
     incarnation: str
     shared: bool = False
     lease_grace_s: float = 0.0
     idle_timeout_s: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(node.count for node in self.nodes)

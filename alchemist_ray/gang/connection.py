@@ -1,6 +1,6 @@
 """GangConnection: an attached process's end of its connection to a gang.
 
-Commands go through the control channel, data through connections to the ranks. Needs no Ray.
+Commands go through the control channel, data through connections to the nodes. Needs no Ray.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from alchemist_ray.gang.control_channel import (
 )
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
+from mpi_workers.data.description import DataEndpoints
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Grid, default_grid
 from mpi_workers.wire.frames import Body, WireError
@@ -96,10 +97,8 @@ class GangConnection:
         self.progress = progress
         self.output = output
         self.owner = owner
-        self.grid: Grid = default_grid(len(address.workers))
-        self.rank_endpoints = RankEndpoints(
-            address.token, tuple(tuple(w["addresses"]) for w in address.workers)
-        )
+        self.grid: Grid = default_grid(address.size)
+        self.endpoints = DataEndpoints(address.token, address.nodes)
         self.handle_type = handle_type
         self._upload_type = upload_type
         self._result_type = result_type
@@ -111,12 +110,12 @@ class GangConnection:
         _connections.add(self)
 
     def _begin(self) -> None:
-        """Open what belongs to one process: channel, connections to ranks, leases."""
+        """Open what belongs to one process: channel, connections to nodes, leases."""
         self._process_id = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: ControlChannel | None = None
-        self.ranks = RankConnections(self.rank_endpoints, watch=self.ping)
+        self.nodes = NodeConnections(self.endpoints, watch=self.ping)
         self.leases = MatrixLeases(self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
@@ -177,7 +176,7 @@ class GangConnection:
         """Close every connection of this process to the gang."""
         self._closed = True
         self.leases.close()
-        self.ranks.close()
+        self.nodes.close()
         if self._channel is not None:
             self._channel.close()
 
@@ -216,7 +215,7 @@ class GangConnection:
             self.leases.sweep()
             return self._exchange(body, on_progress)
         except GroupFailedError:
-            self.ranks.trim()  # a mapping would keep the memory of a rank that is gone
+            self.nodes.trim()  # a mapping would keep the memory of a rank that is gone
             raise
 
     def _exchange(self, body: Body, on_progress: OnProgress | None) -> Body:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from mpi_workers.data.rank_connections import RankTimes
+from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
 
 QUIET_S = 1.0  # shorter calls show no bar
@@ -66,27 +66,27 @@ class RoutineBar:
             self._bar.close()
 
 
-def times_table(times: dict[int, RankTimes], *, sending: bool) -> str:
-    """The paper's "Data transfer times breakdown", a line per worker and their totals.
+def times_table(times: dict[int, NodeTimes], *, sending: bool) -> str:
+    """The paper's "Data transfer times breakdown", a line per node and their totals.
 
     Seconds. Through shared memory there is one copy, shown as send (or receive);
     the streams between nodes show all four.
     """
     title = f"Data transfer times breakdown ({'send' if sending else 'fetch'}, seconds)"
     head = (
-        f"{'worker':>7} {'route':<14} {'MB':>9} {'serialize':>10} {'send':>10} {'receive':>10} "
+        f"{'node':>7} {'route':<14} {'MB':>9} {'serialize':>10} {'send':>10} {'receive':>10} "
         f"{'deserialize':>12}"
     )
     lines = [title, head, "-" * len(head)]
-    total = RankTimes(-1, "")
-    for rank in sorted(times):
-        total.add(times[rank])
-        lines.append(_line(str(rank), times[rank]))
+    total = NodeTimes(-1, "")
+    for node in sorted(times):
+        total.add(times[node])
+        lines.append(_line(str(node), times[node]))
     lines += ["-" * len(head), _line("all", total)]
     return "\n".join(lines)
 
 
-def _line(name: str, t: RankTimes) -> str:
+def _line(name: str, t: NodeTimes) -> str:
     return (
         f"{name:>7} {t.route:<14} {t.nbytes / 1e6:>9.2f} {t.serialize_s:>10.4f} {t.send_s:>10.4f} "
         f"{t.receive_s:>10.4f} {t.deserialize_s:>12.4f}"

@@ -21,6 +21,7 @@ from typing import Any
 from alchemist_ray.errors import AlchemistError, CallTimeoutError, GroupFailedError, from_failure
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.runtime.network import address_towards
+from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire import frames, sockets
@@ -85,12 +86,12 @@ class RankChannel:
         folder = PrivateFolder(f"channel-{uuid.uuid4().hex[:10]}")
         listeners = [sockets.listen_unix(folder.socket("channel"))]
         try:
-            workers = gang_address.workers
-            if not all(any(map(sockets.reachable_here, w["addresses"])) for w in workers):
-                listeners.append(sockets.listen_tcp(_own_address(workers)))
+            nodes = gang_address.nodes
+            if not all(any(map(sockets.reachable_here, node.addresses)) for node in nodes):
+                listeners.append(sockets.listen_tcp(_own_address(nodes)))
             addresses = [address for _, address in listeners]
             self._command = _Command(serve, addresses, token)
-            self._accept([sock for sock, _ in listeners], len(workers), token, timeout_s)
+            self._accept([sock for sock, _ in listeners], gang_address.size, token, timeout_s)
         except BaseException:
             self._give_up()
             raise
@@ -214,7 +215,7 @@ def open_rank_channel(
     GroupFailedError
         If the gang is lost.
     """
-    if len(gang_address.workers) > RANKS:
+    if gang_address.size > RANKS:
         return None
     try:
         return RankChannel(serve, cancel, gang_address, timeout_s)
@@ -224,12 +225,12 @@ def open_rank_channel(
         return None
 
 
-def _own_address(workers: Sequence[dict[str, Any]]) -> str:
+def _own_address(nodes: Sequence[NodeAddress]) -> str:
     """This machine's address on the way to the ranks."""
     hosts = (
         address.removeprefix("tcp:").rpartition(":")[0]
-        for worker in workers
-        for address in worker["addresses"]
+        for node in nodes
+        for address in node.addresses
         if address.startswith("tcp:")
     )
     return address_towards(next(hosts))

@@ -166,6 +166,7 @@ class Incarnation:
             epoch=self._epoch,
             token=token,
             addresses=tuple(dispatcher.addresses),
+            nodes=tuple(about for _, about in sorted(dispatcher.nodes.data.items())),
             workers=tuple(
                 {**about, "node_id": node_ids[about["node"]], "ip": plan.nodes[about["node"]].ip}
                 for _, about in sorted(dispatcher.nodes.ranks.items())

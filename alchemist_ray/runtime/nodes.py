@@ -14,6 +14,7 @@ from typing import Any
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
 from alchemist_ray.runtime.failure_causes import ask_kubernetes, node_leaving
 from alchemist_ray.runtime.rounds import Round
+from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
@@ -43,6 +44,8 @@ class Nodes:
     ----------
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
+    data : dict of int to NodeAddress
+        The data endpoint of each node whose ranks have checked in.
     ready : Future
         Done when all ranks have checked in; fails with the reason if they cannot.
     failure : AlchemistError or None
@@ -71,6 +74,7 @@ class Nodes:
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
         self.ranks: dict[int, Body] = {}
+        self.data: dict[int, NodeAddress] = {}
         self.failure: AlchemistError | None = None
         self.closed = False
         self._became_idle = asyncio.Event()
@@ -137,18 +141,22 @@ class Nodes:
                 self._running.update(body["ranks"])
             case "rank_ended":
                 self.fail(_ended(body, self._doing(), starting=not self.ready.done()))
+            case "endpoint_ended":
+                self.fail(_endpoint_ended(body, starting=not self.ready.done()))
             case "node_leaving":
                 self.fail(node_leaving(node, body["hostname"], starting=not self.ready.done()))
             case "pmi_barrier":
                 self._pmi_barrier(node, body["puts"])
             case "ready":
-                self._node_ready(node, body["ranks"])
+                self._node_ready(node, body["ranks"], body["addresses"])
 
     def _doing(self) -> str:
         """The user code or library routine that the ranks run, if any."""
         return next((r.doing for r in self._rounds.values() if r.doing), "")
 
-    def _node_ready(self, node: int, ranks: list[Body]) -> None:
+    def _node_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
+        first = min(about["rank"] for about in ranks)
+        self.data[node] = NodeAddress(first, len(ranks), tuple(addresses))
         for about in ranks:
             self.ranks[about["rank"]] = {**about, "node": node}
             if about["size"] != self._size:
@@ -366,6 +374,16 @@ def _ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
         cause=body["cause"],
         hostname=body["hostname"],
         tail=tail,
+    )
+
+
+def _endpoint_ended(body: Body, *, starting: bool) -> AlchemistError:
+    kind = LaunchError if starting else GroupFailedError
+    return kind(
+        f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) {body['cause']}, so "
+        "the gang was ended on all nodes. request_workers() starts a new one",
+        cause=body["cause"],
+        hostname=body["hostname"],
     )
 
 

@@ -22,12 +22,13 @@ class WorkerInfo:
 def workers_of(connection: GangConnection) -> list[WorkerInfo]:
     """The ranks of a gang. Raises what ended it."""
     status = "busy" if connection.request({"op": "ping"})["busy"] else "idle"
+    nodes = connection.address.nodes
     return [
         WorkerInfo(
             rank=about["rank"],
             node_id=about["node_id"],
             hostname=about["hostname"],
-            address=about["addresses"][-1],
+            address=nodes[about["node"]].addresses[-1],
             pid=about["pid"],
             status=status,
         )

@@ -12,7 +12,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.result_arrays import result_array
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.matrix.layout import Distribution
 
@@ -40,10 +40,10 @@ def fetch(
     distribution = Distribution(ref.layout, ref.stored_shape, connection.grid)
     target = TransferTarget(ref.id, distribution, ref.dtype)
 
-    def read() -> dict[int, RankTimes]:
+    def read() -> dict[int, NodeTimes]:
         with (
             transfer_bar("fetch", out.nbytes, connection.progress) as progress,
-            MatrixReader(connection.ranks, target, progress) as reader,
+            MatrixReader(connection.nodes, target, progress) as reader,
         ):
             if out.size:
                 reader.read_block(out, (row0, col0))

@@ -22,7 +22,7 @@ from alchemist_ray.errors import (
     ShapeError,
 )
 from alchemist_ray.gang.connection import GangConnection
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape, stored_shape
 
@@ -103,19 +103,19 @@ class IteratorSource:
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
+    ) -> dict[int, NodeTimes]:
         """Every block, one after the other.
 
         Nothing of the gang is held while the next is made: it may be made from matrices there.
         """
-        times: dict[int, RankTimes] = {}
+        times: dict[int, NodeTimes] = {}
         row = 0
         for rows in self._gathered():
-            with MatrixWriter(connection.ranks, target, progress) as writer:
+            with MatrixWriter(connection.nodes, target, progress) as writer:
                 writer.write_block(rows, (row, 0))
             row += len(rows)
             for rank, part in writer.times.items():
-                times.setdefault(rank, RankTimes(rank, part.route)).add(part)
+                times.setdefault(rank, NodeTimes(rank, part.route)).add(part)
         if row < self.shape[0] and self.shape[1]:
             raise IncompleteMatrixError(
                 f"the blocks have {row} rows, and the matrix {self.shape[0]}"

@@ -21,17 +21,12 @@ from alchemist_ray.dtypes import check_range
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
-from mpi_workers.data.rank_connections import (
-    RankConnections,
-    RankEndpoints,
-    RankTimes,
-    TransferTarget,
-)
+from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.node.cleanup import runs_here
-from mpi_workers.wire.sockets import reachable_here
 
 Array = NDArray[Any]
 Origin = tuple[int, int]
@@ -167,33 +162,25 @@ class SendJob:
     """Sends pieces to the ranks; runs in the agent of the node that holds them."""
 
     gang: str
-    rank_endpoints: RankEndpoints
+    endpoints: DataEndpoints
     target: TransferTarget
     reader: BlockDecoder
     origins: tuple[Origin, ...]
     shapes: tuple[Shape, ...]
     labels: tuple[str, ...]
 
-    def run(self, refs: Sequence[ray.ObjectRef]) -> dict[int, RankTimes]:
+    def run(self, refs: Sequence[ray.ObjectRef]) -> dict[int, NodeTimes]:
         pieces = list(map(SourceBlock, refs, self.origins, self.shapes, self.labels))
-        if any(reachable_here(addresses[0]) for addresses in self.rank_endpoints.addresses):
-            return write(
-                _ranks_of(self.gang, self.rank_endpoints), self.target, self.reader, pieces
-            )
-        ranks = RankConnections(self.rank_endpoints)
-        try:
-            return write(ranks, self.target, self.reader, pieces)
-        finally:
-            ranks.close()
+        return write(_nodes_of(self.gang, self.endpoints), self.target, self.reader, pieces)
 
 
 def write(
-    ranks: RankConnections,
+    nodes: NodeConnections,
     target: TransferTarget,
     reader: BlockDecoder,
     pieces: Sequence[SourceBlock],
     progress: Progress | None = None,
-) -> dict[int, RankTimes]:
+) -> dict[int, NodeTimes]:
     """Write pieces that are arrays, or objects on this node, into the ranks' memory."""
     far = [i for i, piece in enumerate(pieces) if isinstance(piece.source, ray.ObjectRef)]
     values = _opened([pieces[i].source for i in far], [pieces[i].label for i in far])
@@ -201,8 +188,8 @@ def write(
     for i, value in zip(far, values, strict=True):
         here[i] = here[i]._replace(source=value)
     blocks = cut(here, reader, target.dtype)
-    with MatrixWriter(ranks, target, progress) as writer:
-        for panel in panels(blocks, target.dtype, writer.is_small, ranks.run_parallel):
+    with MatrixWriter(nodes, target, progress) as writer:
+        for panel in panels(blocks, target.dtype, writer.is_small, nodes.run_parallel):
             writer.write_blocks(panel)
     return writer.times
 
@@ -239,17 +226,17 @@ def cut(
     return found
 
 
-# The agent's open connections and mappings, for gangs with ranks on its node.
-_warm: dict[str, RankConnections] = {}
+# The agent's open connections and mappings, by gang.
+_warm: dict[str, NodeConnections] = {}
 _warming = threading.Lock()
 
 
-def _ranks_of(gang: str, rank_endpoints: RankEndpoints) -> RankConnections:
+def _nodes_of(gang: str, endpoints: DataEndpoints) -> NodeConnections:
     with _warming:
         found = _warm.get(gang)
-        if found is None or found.rank_endpoints != rank_endpoints:
+        if found is None or found.endpoints != endpoints:
             _forget(gang)
-            found = _warm[gang] = RankConnections(rank_endpoints)
+            found = _warm[gang] = NodeConnections(endpoints)
         return found
 
 
@@ -267,5 +254,5 @@ def forget(ended: str = "") -> None:
 
 def _forget(ended: str) -> None:
     for gang in list(_warm):
-        if gang == ended or not runs_here(gang):
+        if gang == ended or (_warm[gang].resting and not runs_here(gang)):
             _warm.pop(gang).close()

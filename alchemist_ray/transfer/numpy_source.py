@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from alchemist_ray.dtypes import DTYPES, check_range, chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape
 
@@ -62,9 +62,9 @@ class NumPySource:
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
+    ) -> dict[int, NodeTimes]:
         """Write the whole array into the ranks' memory."""
-        with MatrixWriter(connection.ranks, target, progress) as writer:
+        with MatrixWriter(connection.nodes, target, progress) as writer:
             if self.array.size:
                 writer.write_block(self.array, (0, 0))
         return writer.times

@@ -1,7 +1,7 @@
 """Blocks in the object store, sent from the nodes that hold them, not through this process.
 
 Each node looks at its own blocks (their shapes are not known elsewhere), then cuts and sends
-them: on the gang's nodes straight into the ranks' memory, on others over one stream per rank.
+them: on the gang's nodes straight into the ranks' memory, on others over streams to each node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, Origin, SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
 
@@ -73,7 +73,7 @@ class ObjectStoreSource:
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
+    ) -> dict[int, NodeTimes]:
         """Every block from the node that holds it."""
         sources, self._sources = self._sources, ()  # open blocks are released as they are sent
         with BlockSender(connection, target, _READER, progress) as sender:

@@ -18,7 +18,7 @@ from alchemist_ray.errors import TransferError
 from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
 from alchemist_ray.transfer.node_jobs import BlockDecoder, SendJob, SourceBlock, write
 from alchemist_ray.transfer.object_location import OWN_BYTES, agent_of, answer_of, locate_objects
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 
 JOB_BYTES = 64 << 20  # 64 MiB sent by one job; the store can free them afterwards
@@ -65,7 +65,7 @@ class BlockSender:
         self._running: defaultdict[str, int] = defaultdict(int)
         self._over = False
         self.in_flight = 0  # bytes that were added and have not arrived
-        self.times: dict[int, RankTimes] = {}
+        self.times: dict[int, NodeTimes] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +155,7 @@ class BlockSender:
                 blocks = self._taken(waiting, JOB_BYTES)
                 job = SendJob(
                     self._connection.address.incarnation,
-                    self._connection.rank_endpoints,
+                    self._connection.endpoints,
                     self._target,
                     self._decoder,
                     tuple(block.origin for block in blocks),
@@ -176,8 +176,8 @@ class BlockSender:
 
     def _send_local(self) -> None:
         blocks = self._taken(self._local, OWN_BYTES)
-        ranks = self._connection.ranks
-        self._add_times(write(ranks, self._target, self._decoder, blocks, self._progress))
+        nodes = self._connection.nodes
+        self._add_times(write(nodes, self._target, self._decoder, blocks, self._progress))
         self.in_flight -= sum(map(self._nbytes, blocks))
 
     def _collect(self, jobs: list[Any]) -> None:
@@ -190,9 +190,9 @@ class BlockSender:
             if self._progress is not None:
                 self._progress(nbytes)
 
-    def _add_times(self, times: dict[int, RankTimes]) -> None:
-        for rank, part in times.items():
-            self.times.setdefault(rank, RankTimes(rank, part.route)).add(part)
+    def _add_times(self, times: dict[int, NodeTimes]) -> None:
+        for node, part in times.items():
+            self.times.setdefault(node, NodeTimes(node, part.route)).add(part)
 
     def _nbytes(self, block: SourceBlock) -> int:
         return block.shape[0] * block.shape[1] * self._target.dtype.itemsize

@@ -9,7 +9,7 @@ from alchemist_ray.errors import AlchemistError, GroupFailedError, LayoutError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.transfer.sources import source_for
-from mpi_workers.data.rank_connections import TransferTarget
+from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
 
 BASE_LAYOUT = "VC_STAR"  # a layout with copies is sent as this one, and copied by the ranks

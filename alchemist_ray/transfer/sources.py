@@ -17,7 +17,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.object_refs import ObjectRef
 from alchemist_ray.transfer import iterators
 from alchemist_ray.transfer.numpy_source import NumPySource
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
 
@@ -47,8 +47,8 @@ class MatrixSource(Protocol):
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
-        """Move every element; the times by rank."""
+    ) -> dict[int, NodeTimes]:
+        """Move every element; the times by node."""
 
 
 # By the package that a type comes from: the module whose `inspect(data, dtype, connection)` makes

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.data.rank_connections import Array, RankConnection, attribute_errors
+from mpi_workers.data.node_connection import Array, NodeConnection, attribute_errors
 from mpi_workers.data.transfers import MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LocalIndices, Shape, as_slice
-from mpi_workers.matrix.regions import Region
+
+FRAME_BYTES = 8 << 20  # 8 MiB of rows in one frame: the node receives it before it places them
 
 
 class RowWriter(MatrixWriter):
@@ -37,12 +36,11 @@ class RowWriter(MatrixWriter):
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError for a row outside the matrix.
+            TransferError naming the node; ShapeError for a row outside the matrix.
 
         Notes
         -----
-        Same node: one copy of every element. Other node: one frame for each run of consecutive
-        rows in a rank's part.
+        Same node: one copy of every element. Other node: one more on each side.
         """
         m, n = self._target.distribution.shape
         if not len(rows):
@@ -56,53 +54,40 @@ class RowWriter(MatrixWriter):
         if rows[-1] - rows[0] == len(rows) - 1:
             self.write_block(block, (int(rows[0]), 0))
             return
-        for connection, local_indices in self._far:
-            share = _positions_of_rank(rows, local_indices)
-            if len(share):
-                self._start(self._put_runs, connection, local_indices, rows, share, block)
-        for part in self._near:
-            self._ranks.connection(part.rank).check()
-            share = _positions_of_rank(rows, part.local_indices)
-            if len(share):
-                local = (
-                    rows[share] - part.local_indices.rows.start
-                ) // part.local_indices.rows.step
-                part.local[local] = block[share, as_slice(part.local_indices.cols, 0)]
-                self._written[part.rank] = self._written.get(part.rank, 0) + len(share) * len(
-                    part.local_indices.cols
-                )
-                self.times[part.rank].nbytes += len(share) * part.local[0].nbytes
+        for connection, ranks in self._far:
+            self._start(self._put_rows, connection, ranks, rows, block)
+        for connection, ranks in self._near:
+            self._map(connection, ranks)
+            connection.check()
+            for rank in ranks:
+                self._copy_rows(rank, rows, block)
         self._join()
 
-    def _put_runs(
-        self,
-        connection: RankConnection,
-        local_indices: LocalIndices,
-        rows: Array,
-        share: Array,
-        block: Array,
+    def _copy_rows(self, rank: int, rows: Array, block: Array) -> None:
+        connection, part = self._mapped[rank]
+        share = _positions_of_rank(rows, part.local_indices)
+        if len(share):
+            local = (rows[share] - part.local_indices.rows.start) // part.local_indices.rows.step
+            part.local[local] = block[share, as_slice(part.local_indices.cols, 0)]
+            elements = len(share) * len(part.local_indices.cols)
+            self._written[rank] = self._written.get(rank, 0) + elements
+            self.times[connection.node].nbytes += elements * self._target.dtype.itemsize
+
+    def _put_rows(
+        self, connection: NodeConnection, ranks: list[int], rows: Array, block: Array
     ) -> None:
-        for first, last in _runs(
-            (rows[share] - local_indices.rows.start) // local_indices.rows.step
-        ):
-            whole = Region(int(rows[share[first]]), int(rows[share[last - 1]]) + 1, 0, 0)
-            region = whole._replace(col1=self._target.distribution.shape[1])
-            cut = block[share[first:last], as_slice(local_indices.cols, 0)]
-            times = attribute_errors(connection, partial(connection.put, self._target, region, cut))
-            self.times[connection.rank].add(times)
+        most = max(1, FRAME_BYTES // (block.shape[1] * self._target.dtype.itemsize))
+        for start in range(0, len(rows), most):
+            some = slice(start, start + most)
+            sending = partial(connection.put_rows, self._target, ranks, rows[some], block[some])
+            times = attribute_errors(connection, sending)
+            with self._adding:
+                self.times[connection.node].add(times)
 
 
 def _positions_of_rank(rows: Array, local_indices: LocalIndices) -> NDArray[np.int64]:
     """Positions in `rows` of those that a rank holds."""
-    if not local_indices.size:
-        return np.empty(0, np.int64)
     mine = rows >= local_indices.rows.start
     if local_indices.rows.step > 1:
         mine &= (rows - local_indices.rows.start) % local_indices.rows.step == 0
     return np.flatnonzero(mine)
-
-
-def _runs(numbers: Array) -> Iterator[tuple[int, int]]:
-    """Half-open runs of consecutive numbers among ascending ones."""
-    cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
-    yield from pairwise(cuts)

@@ -1,47 +1,120 @@
-"""A block of elements as the payload of one frame: cut, packed and sent; received and placed.
+"""A node's share of a block as the payload of one frame: cut, packed and sent; received, placed.
 
-Both ends work on pieces (`regions.stream`), through a buffer that stays in cache, so no
-temporary of the whole block is needed. A piece that is contiguous in the order of the payload is
-sent from, or received into, the array itself. If the two ends differ in order, elements travel in
-the sender's order and the receiver, which has less to do, transposes.
+Both ends cut the share into the same pieces (`node_shares`), so no index is sent, and pass them
+through a buffer that stays in cache. Elements travel in the client's order: its end copies without
+a transpose, or not at all where a piece is contiguous; the node's end splits pieces by rank.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.regions import CHUNK_BYTES, stream
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.node_shares import Box, boxes, chunk_bytes
+from mpi_workers.matrix.regions import Region
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
 
-SEND_BYTES = 2 * CHUNK_BYTES  # per system call: smaller ones wake the receiver too often
+
+class Share(NamedTuple):
+    """What some ranks hold of a region, and the order in which it travels."""
+
+    boxes: list[Box]
+    dtype: np.dtype[Any]
+    order: Order
+    chunk: int
+
+    @classmethod
+    def of(
+        cls,
+        distribution: Distribution,
+        ranks: list[int],
+        region: Region,
+        dtype: np.dtype[Any],
+        order: Order,
+    ) -> Share:
+        return cls(boxes(distribution, ranks, region), dtype, order, chunk_bytes(len(ranks)))
+
+    @property
+    def size(self) -> int:
+        return sum(box.size for box in self.boxes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * int(self.dtype.itemsize)
+
+    def pieces(self) -> Iterator[Box]:
+        for box in self.boxes:
+            if self.order == "C":  # in tiles: ranks store columns
+                yield from box.pieces(self.dtype.itemsize, self.chunk, tiled=True)
+            else:
+                for piece in box.transposed().pieces(self.dtype.itemsize, self.chunk, tiled=False):
+                    yield piece.transposed()
+
+    def shaped(self, packed: Array, piece: Box) -> Array:
+        """The 4-D view of a piece's elements that are contiguous in the order of travel."""
+        if self.order == "C":
+            return packed.reshape(piece.shape)
+        return packed.reshape(piece.transposed().shape).transpose(2, 3, 0, 1)
+
+    def flat(self, elements: Array) -> Array | None:
+        """The 1-D view of a 4-D piece if it is contiguous in the order of travel, else None."""
+        ordered = elements if self.order == "C" else elements.transpose(2, 3, 0, 1)
+        return ordered.reshape(-1) if ordered.flags.c_contiguous else None
 
 
-def is_tiled(array: Array) -> bool:
-    """Whether to cut an array into tiles (its rows are contiguous) instead of columns."""
-    return abs(array.strides[0]) > abs(array.strides[1])
+class Elements(Protocol):
+    """Where the elements of a share are, at one end of a stream."""
+
+    def view(self, piece: Box) -> Array | None:
+        """A 4-D view of a piece, if they can be taken from there; None: use `copy`."""
+
+    def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
+        """Copy a piece into (`out`) or from a 4-D buffer."""
+
+
+class InArray:
+    """Elements in an array of any strides, which covers `region`."""
+
+    def __init__(self, array: Array, region: Region) -> None:
+        self._array = array
+        self._region = region
+
+    def view(self, piece: Box) -> Array:
+        return piece.view(self._array, self._region.row0, self._region.col0)
+
+    def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
+        if out:
+            packed[...] = self.view(piece)
+        else:
+            self.view(piece)[...] = packed
+
+
+class StreamTimes(NamedTuple):
+    """Seconds that one end of a stream spent copying elements, and moving bytes."""
+
+    copying: float
+    moving: float
 
 
 def send_stream(
     connection: Connection,
     kind: Kind,
     body: Body,
-    array: Array,
-    dtype: np.dtype[Any],
+    share: Share,
+    elements: Elements,
     *,
-    tiled: bool,
-    order: Order,
     stop_on_reply: bool = False,
-) -> tuple[float, float]:
-    """Send an array of any strides as one frame.
+) -> StreamTimes:
+    """Send a share as one frame.
 
     Parameters
     ----------
@@ -49,95 +122,89 @@ def send_stream(
         Its socket's timeout is set, and applies to each piece.
     kind, body
         Of the frame.
-    array : ndarray, shape (m, n)
-        The elements.
-    dtype : dtype
-        Their dtype in the payload.
-    tiled, order : bool, {"C", "F"}
-        How the payload is cut, and the order of elements in a piece; the receiver must use the
-        same.
+    share : Share
+        The elements to send; the receiver must use an equal one.
+    elements : Elements
+        Where they are.
     stop_on_reply : bool
         Whether to stop when the other end sends something: it can only be a refusal.
-
-    Returns
-    -------
-    (float, float)
-        Seconds spent packing and sending.
 
     Raises
     ------
     ConnectionLost
         If the other end is gone, accepts no bytes in time, or has replied.
     """
-    connection.begin(kind, body, array.size * dtype.itemsize)
-    packing = sending = 0.0
-    staging = np.empty(min(array.size, SEND_BYTES // dtype.itemsize), dtype)
-    filled = 0
+    connection.begin(kind, body, share.nbytes)
+    copying = moving = 0.0
+    staging = np.empty(0, share.dtype)
     clock = time.perf_counter()
-
-    def send(packed: Array) -> None:
-        nonlocal clock, packing, sending
+    for group in _together(share.pieces(), share.chunk // share.dtype.itemsize):
+        whole = elements.view(group[0]) if len(group) == 1 else None
+        packed = share.flat(whole) if whole is not None and whole.dtype == share.dtype else None
+        if packed is None:
+            size = sum(piece.size for piece in group)
+            if staging.size < size:
+                staging = np.empty(size, share.dtype)
+            packed, filled = staging[:size], 0
+            for piece in group:
+                part = packed[filled : filled + piece.size]
+                elements.copy(share.shaped(part, piece), piece, out=True)
+                filled += piece.size
         packed_at = time.perf_counter()
         if stop_on_reply and connection.readable():
             raise ConnectionLost("the other end refused the data")
         connection.write(packed.view(np.uint8).data)
         now = time.perf_counter()
-        packing += packed_at - clock
-        sending += now - packed_at
+        copying += packed_at - clock
+        moving += now - packed_at
         clock = now
-
-    # Whole columns are contiguous in the payload whatever the size of a piece.
-    chunk = CHUNK_BYTES if tiled else SEND_BYTES
-    for rows, cols in stream(array.shape, dtype.itemsize, chunk, tiled=tiled):
-        source = array[rows, cols]
-        in_place = source.flags[order] and source.dtype == dtype
-        if filled and (in_place or filled + source.size > staging.size):
-            send(staging[:filled])
-            filled = 0
-        if in_place:
-            send(source.reshape(-1, order=order))
-            continue
-        packed = staging[filled : filled + source.size]
-        copy_kernels.copy(packed.reshape(source.shape, order=order), source)
-        filled += source.size
-    if filled:
-        send(staging[:filled])
-    return packing, sending
+    return StreamTimes(copying, moving)
 
 
-def receive_stream(
-    connection: Connection, array: Array, dtype: np.dtype[Any], *, tiled: bool, order: Order
-) -> tuple[float, float]:
-    """Receive the payload of `send_stream` into an array of any strides.
-
-    Returns
-    -------
-    (float, float)
-        Seconds spent receiving and placing.
+def receive_stream(connection: Connection, share: Share, elements: Elements) -> StreamTimes:
+    """Receive the payload of `send_stream`.
 
     Raises
     ------
     ConnectionLost, TimeoutError
         If the other end is gone, or sends nothing within the socket's timeout.
     """
-    receiving = placing = 0.0
-    staging = np.empty(0, dtype)
+    copying = moving = 0.0
+    staging = np.empty(0, share.dtype)
     clock = time.perf_counter()
-    for rows, cols in stream(array.shape, dtype.itemsize, tiled=tiled):
-        target = array[rows, cols]
-        in_place = target.flags[order] and target.dtype == dtype
-        if in_place:
-            raw = target.reshape(-1, order=order)
-        else:
-            if staging.size < target.size:
-                staging = np.empty(target.size, dtype)
-            raw = staging[: target.size]
+    for group in _together(share.pieces(), share.chunk // share.dtype.itemsize):
+        whole = elements.view(group[0]) if len(group) == 1 else None
+        raw = share.flat(whole) if whole is not None and whole.dtype == share.dtype else None
+        in_place = raw is not None
+        if raw is None:
+            size = sum(piece.size for piece in group)
+            if staging.size < size:
+                staging = np.empty(size, share.dtype)
+            raw = staging[:size]
         connection.read_into(raw.view(np.uint8).data)
         arrived = time.perf_counter()
         if not in_place:
-            copy_kernels.copy(target, raw.reshape(target.shape, order=order))
+            filled = 0
+            for piece in group:
+                part = raw[filled : filled + piece.size]
+                elements.copy(share.shaped(part, piece), piece, out=False)
+                filled += piece.size
         now = time.perf_counter()
-        receiving += arrived - clock
-        placing += now - arrived
+        moving += arrived - clock
+        copying += now - arrived
         clock = now
-    return receiving, placing
+    return StreamTimes(copying, moving)
+
+
+def _together(pieces: Iterable[Box], most: int) -> Iterator[list[Box]]:
+    """Neighbouring pieces of at most `most` elements together: small system calls are slow."""
+    group: list[Box] = []
+    size = 0
+    for piece in pieces:
+        if group and size + piece.size > most:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.size
+    if group:
+        yield group

@@ -1,97 +1,85 @@
-"""Sending to and fetching from a gang's ranks: the client side of `mpi_workers.data.server`.
+"""Sending to and fetching from a gang: the client side of `mpi_workers.data.endpoint`.
 
 Needs NumPy and a socket only: it runs in the user's process, in agents, in Ray tasks and in
-Spark's Python workers. On the same node one pass of copies serves the mapped memory of all ranks.
-To other nodes there is one stream per rank, all at the same time.
+Spark's Python workers. On the same node one pass of copies serves the mapped memory of all ranks
+that hold a part. To other nodes there are a few streams each, all at the same time.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from mpi_workers.data.rank_connections import (
-    WATCH_S,
-    Array,
-    RankConnection,
-    RankConnections,
-    RankTimes,
-    TransferTarget,
-    attribute_errors,
-    closed,
-)
+from mpi_workers.data.description import NodeTimes, TransferTarget
+from mpi_workers.data.node_connection import Array, NodeConnection, attribute_errors, closed
+from mpi_workers.data.node_connections import NodeConnections
+from mpi_workers.data.steps import Step, steps_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.layout import LocalIndices, Shape, as_slice
+from mpi_workers.matrix.layout import Shape
 from mpi_workers.matrix.regions import Region
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
 
-STEP_BYTES = 64 << 20  # 64 MiB: progress is reported, and the ranks are checked, this often
-UNCUT_BYTES = 512 << 20  # 512 MiB: up to this size a block is one step if progress is not reported
 MIN_BYTES_PER_RANK = 64 << 10  # 64 KiB: takes as long to copy as a rank's overhead
 MIN_COLUMN_BYTES = 256  # of a column for a rank: 32 elements
 MAX_COPIES = 64  # ranks to look at for a near copy
-MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its ranks
+WATCH_S = 1.0  # between calls of the watch
+MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its nodes
+UNMAPPED_BYTES = 1 << 20  # 1 MiB: up to this size a fetch from this node does not map memory
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
-
-
-class _Step(NamedTuple):
-    """A region of the matrix that moves in one step, or one rank's share of it."""
-
-    array: Array
-    region: Region
+Action = Callable[[NodeConnection, list[int], Region, Array, int], NodeTimes]
 
 
 class _Transfer:
-    """The base of sending and fetching: the connections for one matrix, locked and mapped.
+    """The base of sending and fetching: the connections for one matrix, locked.
 
-    Another transfer with the same ranks waits for this one: do not start it on the same thread.
+    Another transfer with the same nodes waits for this one: do not start it on the same thread.
     After an error the transfer is over: leave the context.
     """
 
     write: bool
 
     def __init__(
-        self, ranks: RankConnections, target: TransferTarget, progress: Progress | None = None
+        self, nodes: NodeConnections, target: TransferTarget, progress: Progress | None = None
     ) -> None:
-        self._ranks = ranks
+        self._nodes = nodes
         self._target = target
         self._progress = progress
-        self._near: list[copy_kernels.RankPart] = []
-        self._far: list[tuple[RankConnection, LocalIndices]] = []
-        self._locked: list[RankConnection] = []
+        self._near: list[tuple[NodeConnection, list[int]]] = []
+        self._far: list[tuple[NodeConnection, list[int]]] = []
+        self._mapped: dict[int, tuple[NodeConnection, copy_kernels.RankPart]] = {}  # by rank
+        self._locked: list[NodeConnection] = []
         self._running: list[Future[None]] = []
         self._done: SimpleQueue[Future[None]] = SimpleQueue()
-        self._written: dict[int, int] = {}  # elements, by near rank
-        self.times: dict[int, RankTimes] = {}
+        self._written: dict[int, int] = {}  # elements, by mapped rank
+        self._adding = threading.Lock()
+        self.times: dict[int, NodeTimes] = {}  # by node
 
-    def _select(self) -> Iterator[RankConnection]:
-        """The connections that the transfer needs."""
+    def _select(self) -> Iterator[int]:
+        """The ranks that the transfer needs."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        distribution = self._target.distribution
+        by_node: defaultdict[int, list[int]] = defaultdict(list)
+        for rank in self._select():
+            if self._target.distribution.local_indices(rank).size:
+                by_node[self._nodes.endpoints.node_of(rank)].append(rank)
         try:
-            # Always in the same order, so that two transfers cannot deadlock.
-            for connection in sorted(self._select(), key=lambda c: c.rank):
+            for node in sorted(by_node):  # in the same order, so that two cannot deadlock
+                connection = self._nodes.connection(node)
                 connection.lock.acquire()
                 self._locked.append(connection)
-                local_indices = distribution.local_indices(connection.rank)
-                self.times[connection.rank] = RankTimes(connection.rank, connection.route)
-                if not local_indices.size:
-                    continue
-                if connection.near:
-                    mapping = partial(connection.map, self._target, write=self.write)
-                    local = attribute_errors(connection, mapping)
-                    self._near.append(copy_kernels.RankPart(connection.rank, local_indices, local))
-                else:
-                    self._far.append((connection, local_indices))
+                self.times[node] = NodeTimes(node, connection.route)
+                side = self._near if connection.near else self._far
+                side.append((connection, sorted(by_node[node])))
         except BaseException:
             self._abandon()
             raise
@@ -107,11 +95,11 @@ class _Transfer:
             self._abandon()
             return
         try:
-            mapped = {part.rank for part in self._near}
-            self._near.clear()
-            for connection in self._locked:
-                if connection.rank in mapped:
-                    written = self._written.get(connection.rank, 0)
+            mapped, self._mapped = {r: c for r, (c, _) in self._mapped.items()}, {}
+            for connection, _ in self._near:
+                ranks = [rank for rank, its in mapped.items() if its is connection]
+                if ranks:
+                    written = {r: self._written[r] for r in ranks if r in self._written}
                     unmapping = partial(connection.unmap, self._target, written)
                     attribute_errors(connection, unmapping)
             self._finish_streams()
@@ -121,14 +109,14 @@ class _Transfer:
         self._release()
 
     def _finish_streams(self) -> None:
-        """Wait until the ranks have stored what was streamed."""
+        """Wait until the nodes have stored what was streamed."""
 
     def _abandon(self) -> None:
-        """Close the connections, which tells the ranks that the transfer has failed.
+        """Close the connections, which tells the nodes that the transfer has failed.
 
         First waits for the threads that use them: a closed file descriptor may be reused.
         """
-        self._near.clear()
+        self._mapped.clear()
         for connection in self._locked:
             connection.hang_up()
         wait([future for future in self._running if not future.cancel()])
@@ -140,13 +128,13 @@ class _Transfer:
         locked, self._locked = self._locked, []
         for connection in locked:
             connection.lock.release()
-        if any(connection.near for connection in locked):
-            self._ranks.trim_later()
+        if locked:
+            self._nodes.trim_later()
 
     def _start(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run an action on a thread; `_join` waits for it."""
         try:
-            future = self._ranks.streams.submit(action, *arguments)
+            future = self._nodes.streams.submit(action, *arguments)
         except RuntimeError:
             raise closed() from None
         future.add_done_callback(self._done.put)
@@ -166,47 +154,30 @@ class _Transfer:
             try:
                 return self._done.get(timeout=WATCH_S)
             except Empty:
-                if self._ranks.watch is not None:
-                    self._ranks.watch()
+                if self._nodes.watch is not None:
+                    self._nodes.watch()
 
-    def _move(
-        self,
-        blocks: Iterable[copy_kernels.ArrayBlock],
-        action: Callable[[RankConnection, Region, Array], RankTimes],
-    ) -> None:
-        """Copy the shares of near ranks, and stream those of the others with `action`."""
-        for steps in self._steps(blocks):
-            self._stream_far(steps, action)
+    def _move(self, blocks: Iterable[copy_kernels.ArrayBlock], action: Action) -> None:
+        """Copy the shares of this node's ranks, and stream those of others with `action`."""
+        shape = self._target.distribution.shape
+        for steps in steps_of(blocks, shape, watched=self._progress is not None):
+            self._stream(self._far, steps, action)
             if self._near:
-                self._copy_near(steps)
+                self._move_near(steps, action)
             self._join()
 
-    def _steps(self, blocks: Iterable[copy_kernels.ArrayBlock]) -> Iterator[list[_Step]]:
-        """Cut blocks into steps, small enough to report progress and a rank's death in time."""
-        limit = STEP_BYTES if self._progress is not None else UNCUT_BYTES
-        steps: list[_Step] = []
-        nbytes = 0
-        for array, (row, col) in blocks:
-            bounds = [row, row + array.shape[0], col, col + array.shape[1]]
-            whole = Region.checked(list(map(int, bounds)), self._target.distribution.shape)
-            height = max(1, len(array))
-            if array.nbytes > limit:
-                height = max(1, STEP_BYTES // (array.nbytes // len(array)))
-            for i in range(0, len(array), height):
-                rows = array[i : i + height]
-                if steps and nbytes + rows.nbytes > STEP_BYTES:
-                    yield steps
-                    steps, nbytes = [], 0
-                row0 = whole.row0 + i
-                region = Region(row0, row0 + len(rows), whole.col0, whole.col1)
-                steps.append(_Step(rows, region))
-                nbytes += rows.nbytes
-        if steps:
-            yield steps
-
-    def _copy_near(self, steps: Sequence[_Step]) -> None:
-        for rank in [part.rank for part in self._near]:  # a traceback must not hold its memory
-            self._ranks.connection(rank).check()
+    def _move_near(self, steps: Sequence[Step], action: Action) -> None:
+        """Copy the shares of this node's ranks."""
+        if not self.write and sum(step.array.nbytes for step in steps) <= UNMAPPED_BYTES:
+            for connection, ranks in self._near:
+                for step in steps:
+                    self._run(connection, step.holders(self._target, ranks), step, action, 0)
+            return
+        for connection, ranks in self._near:
+            missing = [rank for rank in ranks if rank not in self._mapped]
+            held = {rank for step in steps for rank in step.holders(self._target, missing)}
+            self._map(connection, sorted(held))
+            connection.check()
         large = sum(step.array.nbytes for step in steps) > 1 << 20
         try:
             copied = copy_kernels.exchange(
@@ -214,50 +185,69 @@ class _Transfer:
                     copy_kernels.ArrayBlock(array, (region.row0, region.col0))
                     for array, region in steps
                 ],
-                self._near,
+                [part for _, part in self._mapped.values()],
                 into_parts=self.write,
-                executor=self._ranks.copiers,
-                threads=self._ranks.threads if large else 1,
+                executor=self._nodes.copiers,
+                threads=self._nodes.threads if large else 1,
             )
         except (RuntimeError, CancelledError):
             raise closed() from None
-        moved = 0
+        itemsize = self._target.dtype.itemsize
         for rank, (elements, seconds) in copied.items():
-            nbytes = elements * self._target.dtype.itemsize
-            moved += nbytes
-            times = self.times[rank]
-            times.nbytes += nbytes
+            times = self.times[self._mapped[rank][0].node]
+            times.nbytes += elements * itemsize
             if self.write:
                 self._written[rank] = self._written.get(rank, 0) + elements
                 times.send_s += seconds
             else:
                 times.receive_s += seconds
         if self._progress is not None:
-            self._progress(moved)
+            self._progress(sum(elements for elements, _ in copied.values()) * itemsize)
 
-    def _stream_far(
+    def _map(self, connection: NodeConnection, ranks: Iterable[int]) -> None:
+        """Map the blocks of ranks that are not mapped yet."""
+        missing = [rank for rank in ranks if rank not in self._mapped]
+        if missing:
+            mapping = partial(connection.map, self._target, missing, write=self.write)
+            found = attribute_errors(connection, mapping)
+            # No local variable must hold a part: a traceback would keep its memory.
+            self._mapped.update({part.rank: (connection, part) for part in found})
+            del found
+
+    def _stream(
         self,
-        steps: Sequence[_Step],
-        action: Callable[[RankConnection, Region, Array], RankTimes],
+        nodes: Sequence[tuple[NodeConnection, list[int]]],
+        steps: Sequence[Step],
+        action: Action,
     ) -> None:
-        """Start a stream with every far rank that has a share of the regions."""
+        """Start streams with every node that has a share of the regions."""
 
-        def stream(connection: RankConnection, shares: Sequence[_Step]) -> None:
-            for array, region in shares:
-                times = attribute_errors(connection, partial(action, connection, region, array))
-                self.times[connection.rank].add(times)
-                if self._progress is not None:
-                    self._progress(times.nbytes)
+        def run(
+            connection: NodeConnection, ranks: list[int], parts: Sequence[Step], stream: int
+        ) -> None:
+            for part in parts:
+                self._run(connection, part.holders(self._target, ranks), part, action, stream)
 
-        for connection, local_indices in self._far:
-            shares = []
-            for array, region in steps:
-                share = region.of(local_indices)
-                if share.size:
-                    here = as_slice(share.rows, region.row0), as_slice(share.cols, region.col0)
-                    shares.append(_Step(array[here], region))
-            if shares:
-                self._start(stream, connection, shares)
+        nbytes = sum(step.array.nbytes for step in steps)
+        for connection, ranks in nodes:
+            streams = connection.streams if nbytes >= MIN_STREAM_BYTES * len(nodes) else 1
+            parts = [list(step.cut(streams)) for step in steps]
+            for stream in range(streams):
+                mine = [some[stream] for some in parts if stream < len(some)]
+                if mine:
+                    self._start(run, connection, ranks, mine, stream)
+
+    def _run(
+        self, connection: NodeConnection, ranks: list[int], step: Step, action: Action, stream: int
+    ) -> None:
+        if not ranks:
+            return
+        moving = partial(action, connection, ranks, step.region, step.array, stream)
+        times = attribute_errors(connection, moving)
+        with self._adding:
+            self.times[connection.node].add(times)
+        if self._progress is not None:
+            self._progress(times.nbytes)
 
 
 class MatrixWriter(_Transfer):
@@ -265,7 +255,7 @@ class MatrixWriter(_Transfer):
 
     write = True
 
-    def _select(self) -> Iterator[RankConnection]:
+    def _select(self) -> Iterator[int]:
         for group in self._target.distribution.owners():
             if len(group) > 1:
                 raise Failure(
@@ -273,7 +263,7 @@ class MatrixWriter(_Transfer):
                     f"{self._target.distribution.layout} keeps copies: send in another layout, "
                     "then use to_layout",
                 )
-            yield self._ranks.connection(group[0])
+            yield group[0]
 
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
         """Send a block whose first element is global `origin`: `write_blocks` of one."""
@@ -291,7 +281,7 @@ class MatrixWriter(_Transfer):
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError if a block is partly outside the matrix.
+            TransferError naming the node; ShapeError if a block is partly outside the matrix.
 
         Notes
         -----
@@ -299,7 +289,10 @@ class MatrixWriter(_Transfer):
         `is_small` reports.
         """
         self._move(
-            blocks, lambda connection, region, array: connection.put(self._target, region, array)
+            blocks,
+            lambda connection, ranks, region, array, stream: connection.put(
+                self._target, ranks, region, array, stream
+            ),
         )
 
     def is_small(self, shape: Shape) -> bool:
@@ -312,17 +305,17 @@ class MatrixWriter(_Transfer):
         itemsize = self._target.dtype.itemsize
         if self._far:
             return m * n * itemsize < MIN_STREAM_BYTES
-        stride = max((part.local_indices.rows.step for part in self._near), default=1)
+        near = [rank for _, ranks in self._near for rank in ranks]
+        indices = map(self._target.distribution.local_indices, near)
+        stride = max((its.rows.step for its in indices), default=1)
         return (
-            m * n * itemsize < MIN_BYTES_PER_RANK * len(self._near)
+            m * n * itemsize < MIN_BYTES_PER_RANK * len(near)
             or m * itemsize < MIN_COLUMN_BYTES * stride
         )
 
     def _finish_streams(self) -> None:
-        def finish(connection: RankConnection) -> None:
-            received, placed = attribute_errors(connection, connection.sync)
-            self.times[connection.rank].receive_s += received
-            self.times[connection.rank].deserialize_s += placed
+        def finish(connection: NodeConnection) -> None:
+            self.times[connection.node].add(attribute_errors(connection, connection.sync))
 
         for connection, _ in self._far:
             self._start(finish, connection)
@@ -334,10 +327,19 @@ class MatrixReader(_Transfer):
 
     write = False
 
-    def _select(self) -> Iterator[RankConnection]:
+    def _select(self) -> Iterator[int]:
+        """One rank of each group that holds the same part: on this node if there is one."""
+        endpoints = self._nodes.endpoints
+        near: dict[int, bool] = {}
         for group in self._target.distribution.owners():
-            found = [self._ranks.connection(rank) for rank in group[:MAX_COPIES]]
-            yield next((connection for connection in found if connection.near), found[0])
+            chosen = group[0]
+            for node in dict.fromkeys(map(endpoints.node_of, group[:MAX_COPIES])):
+                if node not in near:
+                    near[node] = self._nodes.connection(node).near
+                if near[node]:
+                    chosen = next(rank for rank in group if endpoints.node_of(rank) == node)
+                    break
+            yield chosen
 
     def read_block(self, out: Array, origin: tuple[int, int]) -> None:
         """Fill `out` with the region of the matrix whose first element is at `origin`.
@@ -345,9 +347,11 @@ class MatrixReader(_Transfer):
         Raises
         ------
         Failure
-            TransferError naming the rank; ShapeError if the region is partly outside the matrix.
+            TransferError naming the node; ShapeError if the region is partly outside the matrix.
         """
-        block = copy_kernels.ArrayBlock(out, origin)
         self._move(
-            [block], lambda connection, region, array: connection.get(self._target, region, array)
+            [copy_kernels.ArrayBlock(out, origin)],
+            lambda connection, ranks, region, array, stream: connection.get(
+                self._target, ranks, region, array, stream
+            ),
         )

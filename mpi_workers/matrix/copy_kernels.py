@@ -3,28 +3,37 @@
 A copy that changes the order reads along one axis and writes along the other. Without tiles it
 misses the cache at every element. If ranks hold every k-th column, one pass per rank would read
 each cache line k times; one pass for all ranks reads it once. The sizes were chosen with
-benchmarks/transfer.py on a machine with 2 MiB of L2.
+benchmarks/transfer.py on a machine with 2 MiB of L2. Where the compiled kernel was built
+(`native_copy`), it copies large C-ordered arrays.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.matrix import native_copy
 from mpi_workers.matrix.layout import LocalIndices, as_slice, clip, positions
 
 UNTILED_BYTES = 1 << 16  # 64 KiB: stays in the cache without tiles
 TILE_BYTES = 1 << 18  # 256 KiB
 EXCHANGE_TILE_BYTES = 1 << 20  # 1 MiB, in copies between arrays and ranks
 TILE_ROW_BYTES = 1 << 10  # of each row in a tile
+CACHED_BYTES = 4 << 20  # 4 MiB: larger copies are written past the cache
+KERNEL_LINES = 8  # rows and columns, at least: a tile of the compiled kernel
+KERNEL_RUNS = 32  # runs of columns that are copied by the compiled kernel; more cost too much
 
 Array = NDArray[Any]
+Task = Callable[[], dict[int, int]]  # copies, and returns the number of elements of each rank
 
 
 class ArrayBlock(NamedTuple):
@@ -88,6 +97,7 @@ def exchange(
     into_parts: bool,
     executor: Executor | None = None,
     threads: int = 1,
+    stream: bool | None = None,
 ) -> dict[int, Copied]:
     """Copy between arrays, which are regions of the matrix, and the parts of ranks.
 
@@ -101,6 +111,8 @@ def exchange(
         True: blocks into parts (send). False: parts into blocks (fetch).
     executor, threads
         Where to run the copy, and in how many pieces.
+    stream : bool, optional
+        Whether to write past the cache. Default: if the blocks do not fit into it.
 
     Returns
     -------
@@ -112,36 +124,40 @@ def exchange(
     One copy of every element, no temporary.
     """
     ranks = [part.rank for part in parts]
+    if stream is None:
+        stream = sum(block.array.nbytes for block in blocks) > CACHED_BYTES
     # Ranks that hold whole rows are served one by one; others share cache lines.
     whole_rows = all(part.local_indices.cols.step == 1 for part in parts)
-    jobs: list[tuple[ArrayBlock, Sequence[RankPart], range, range]] = []
+    tasks: list[Task] = []
     for block in blocks:
+        left: Sequence[RankPart] = parts
+        if _suits_kernel(block, parts):
+            compiled, left = _kernel_tasks(block, parts, into_parts, stream, threads)
+            tasks += compiled
         (m, n), itemsize = block.array.shape, block.array.itemsize
-        if not whole_rows:
-            jobs += [(block, parts, r, c) for r, c in _tiles(m, n, itemsize, 1, False)]
-            continue
-        for part in parts:
-            stride = max(1, part.local_indices.rows.step)
-            jobs += [(block, (part,), r, c) for r, c in _tiles(m, n, itemsize, stride, True)]
+        for served in [[part] for part in left] if whole_rows else [left] if left else []:
+            stride = max(1, served[0].local_indices.rows.step) if whole_rows else 1
+            for rows, cols in _tiles(m, n, itemsize, stride, whole_rows):
+                tasks.append(partial(_copy_tile, block, served, rows, cols, into_parts))
 
-    def run(
-        share: Sequence[tuple[ArrayBlock, Sequence[RankPart], range, range]],
-    ) -> dict[int, Copied]:
+    def run(share: Sequence[Task]) -> dict[int, Copied]:
         elements, seconds = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0.0)
         clock = time.perf_counter()
-        for block, served, tile_rows, tile_cols in share:
-            for part in served:
-                elements[part.rank] += _copy_tile(block, part, tile_rows, tile_cols, into_parts)
-                now = time.perf_counter()
-                seconds[part.rank] += now - clock
-                clock = now
+        for task in share:
+            counts = task()
+            now = time.perf_counter()
+            each = (now - clock) / max(1, sum(counts.values()))
+            for rank, count in counts.items():
+                elements[rank] += count
+                seconds[rank] += each * count
+            clock = now
         return {rank: Copied(elements[rank], seconds[rank]) for rank in ranks}
 
-    threads = max(1, min(threads, len(jobs)))
+    threads = max(1, min(threads, len(tasks)))
     if threads == 1 or executor is None:
-        return run(jobs)
-    bounds = [len(jobs) * k // threads for k in range(threads + 1)]
-    shares = [jobs[a:b] for a, b in pairwise(bounds)]
+        return run(tasks)
+    bounds = [len(tasks) * k // threads for k in range(threads + 1)]
+    shares = [tasks[a:b] for a, b in pairwise(bounds)]
     done = list(executor.map(run, shares))
     return {
         rank: Copied(sum(d[rank].elements for d in done), sum(d[rank].seconds for d in done))
@@ -150,23 +166,107 @@ def exchange(
 
 
 def _copy_tile(
-    block: ArrayBlock, part: RankPart, tile_rows: range, tile_cols: range, into_parts: bool
-) -> int:
-    """Copy one tile for one rank; returns the number of elements."""
+    block: ArrayBlock,
+    parts: Sequence[RankPart],
+    tile_rows: range,
+    tile_cols: range,
+    into_parts: bool,
+) -> dict[int, int]:
+    """Copy one tile for some ranks; returns the number of elements of each."""
     array, (row0, col0) = block
-    rows = clip(part.local_indices.rows, tile_rows.start + row0, tile_rows.stop + row0)
-    cols = clip(part.local_indices.cols, tile_cols.start + col0, tile_cols.stop + col0)
-    if not rows or not cols:
-        return 0
-    here = array[as_slice(rows, row0), as_slice(cols, col0)]
-    there = part.local[
-        positions(part.local_indices.rows, rows), positions(part.local_indices.cols, cols)
-    ]
-    if into_parts:
-        there[...] = here
-    else:
-        here[...] = there
-    return here.size
+    counts = {}
+    for part in parts:
+        rows = clip(part.local_indices.rows, tile_rows.start + row0, tile_rows.stop + row0)
+        cols = clip(part.local_indices.cols, tile_cols.start + col0, tile_cols.stop + col0)
+        if not rows or not cols:
+            continue
+        here = array[as_slice(rows, row0), as_slice(cols, col0)]
+        there = part.local[
+            positions(part.local_indices.rows, rows), positions(part.local_indices.cols, cols)
+        ]
+        if into_parts:
+            there[...] = here
+        else:
+            here[...] = there
+        counts[part.rank] = here.size
+    return counts
+
+
+def _suits_kernel(block: ArrayBlock, parts: Sequence[RankPart]) -> bool:
+    """Whether the compiled kernel copies this block: C-ordered, large, of the ranks' dtype."""
+    array = block.array
+    return (
+        array.nbytes > UNTILED_BYTES
+        and array.itemsize in native_copy.ITEMSIZES
+        and array.strides[1] == array.itemsize
+        and min(array.shape) >= KERNEL_LINES
+        and all(part.local.dtype == array.dtype for part in parts)
+        and native_copy.level() is not None
+    )
+
+
+def _kernel_tasks(
+    block: ArrayBlock, parts: Sequence[RankPart], into_parts: bool, stream: bool, threads: int
+) -> tuple[list[Task], list[RankPart]]:
+    """The compiled copies of a block, and the parts that are left to NumPy.
+
+    The lines of an array are its rows, those of ranks their columns. Ranks with the same rows are
+    served together: a row of the array is read once.
+    """
+    array, (row0, col0) = block
+    m, n = array.shape
+    by_rows: defaultdict[range, list[RankPart]] = defaultdict(list)
+    for part in parts:
+        by_rows[clip(part.local_indices.rows, row0, row0 + m)].append(part)
+    every_row = native_copy.lines(array, 0)
+    pieces = -(-threads // max(1, len(by_rows)))
+    tasks: list[Task] = []
+    left: list[RankPart] = []
+    for rows, together in by_rows.items():
+        columns = np.zeros(n, np.uintp)  # of the ranks, by column of the array; 0: not here
+        owner = np.full(n, -1)
+        for k, part in enumerate(together):
+            cols = clip(part.local_indices.cols, col0, col0 + n)
+            if rows and cols:
+                local = part.local[
+                    positions(part.local_indices.rows, rows),
+                    positions(part.local_indices.cols, cols),
+                ]
+                columns[as_slice(cols, col0)] = native_copy.lines(local, 1)
+                owner[as_slice(cols, col0)] = k
+        runs = _runs(columns)
+        if len(runs) > KERNEL_RUNS:
+            left += together
+            continue
+        here = every_row[as_slice(rows, row0)]
+        for first, last in runs:
+            share = np.bincount(owner[first:last], minlength=len(together)).tolist()
+            for k in range(pieces):
+                start, stop = len(here) * k // pieces, len(here) * (k + 1) // pieces
+                ours = here[start:stop] + np.uintp(first * array.itemsize)
+                theirs = columns[first:last] + np.uintp(start * array.itemsize)
+                counts = {p.rank: c * len(ours) for p, c in zip(together, share, strict=True)}
+                lines = (ours, theirs) if into_parts else (theirs, ours)
+                tasks.append(partial(_copy_lines, *lines, array.itemsize, stream, counts))
+    return tasks, left
+
+
+def _copy_lines(
+    source: native_copy.Addresses,
+    target: native_copy.Addresses,
+    itemsize: int,
+    stream: bool,
+    counts: dict[int, int],
+) -> dict[int, int]:
+    native_copy.transpose(source, target, itemsize, stream=stream)
+    return counts
+
+
+def _runs(addresses: native_copy.Addresses) -> list[tuple[int, int]]:
+    """Half-open runs of addresses that are not 0."""
+    present = np.concatenate([[False], addresses != 0, [False]])
+    cuts = np.flatnonzero(present[1:] != present[:-1]).tolist()
+    return list(zip(cuts[::2], cuts[1::2], strict=True))
 
 
 def default_threads() -> int:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.cgroup import MemoryCgroup
+from mpi_workers.matrix.mapping import PrivateMapping, SharedMapping
 
 PAGE = mmap.PAGESIZE
 UNCHECKED_BYTES = 1 << 20  # 1 MiB: up to this size free memory is not checked
@@ -60,7 +61,7 @@ def readable(nbytes: float) -> str:
 class Segment:
     """Mapped memory with all its pages present: a memfd, or private to this process."""
 
-    __slots__ = ("fd", "id", "map", "nbytes", "tainted")
+    __slots__ = ("fd", "id", "memory", "nbytes", "tainted")
 
     def __init__(self, nbytes: int, *, shared: bool) -> None:
         self.id = next(_ids)
@@ -72,15 +73,14 @@ class Segment:
             if self.nbytes > UNCHECKED_BYTES and self.nbytes > available_bytes():
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             if not shared:
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-                self.map = mmap.mmap(-1, self.nbytes, flags=flags)
+                self.memory: SharedMapping | PrivateMapping = PrivateMapping(self.nbytes)
                 return
             self.fd = os.memfd_create("alchemist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # Allocate now: a lack of memory is an error here, and would be a SIGBUS later.
-            os.posix_fallocate(self.fd, 0, self.nbytes)
+            os.ftruncate(self.fd, self.nbytes)
             # Processes that map it can write, but not remove the rank's pages.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            self.map = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self.memory = SharedMapping(self.fd, self.nbytes)
+            self.memory.allocate(self.fd)
         except OSError as error:
             self.close()
             if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENFILE):
@@ -94,7 +94,7 @@ class Segment:
         """Return the pages to the system, also those that other processes still map."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
-                self.map.madvise(mmap.MADV_REMOVE)
+                self.memory.advise(mmap.MADV_REMOVE)
         self.close()
 
     def close(self) -> None:
@@ -108,8 +108,10 @@ class MemoryBlock:
     def __init__(self, segment: Segment, nbytes: int) -> None:
         self.segment = segment
         self.nbytes = nbytes
-        view = np.frombuffer(segment.map, dtype=np.uint8, count=max(1, nbytes))
-        self.__array_interface__: dict[str, Any] = view.__array_interface__
+        self.__array_interface__: dict[str, Any] = {
+            **segment.memory.__array_interface__,
+            "shape": (max(1, nbytes),),
+        }
 
     def array(self) -> NDArray[np.uint8]:
         """The bytes; the array (and every view of it) keeps this block lent."""

@@ -48,9 +48,7 @@ class Storage:
         self._lock = threading.Lock()
         self._entries: dict[int, Entry] = {}
 
-    def new(
-        self, distribution: Distribution, dtype: np.dtype[Any], ndim: int = 2
-    ) -> DistMatrix:
+    def new(self, distribution: Distribution, dtype: np.dtype[Any], ndim: int = 2) -> DistMatrix:
         """Memory for this rank's part of a matrix, with undefined elements.
 
         Raises

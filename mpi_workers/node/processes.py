@@ -18,10 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from mpi_workers.data import endpoint
 from mpi_workers.node.cgroup import OomWatch
 from mpi_workers.node.cleanup import PREFIX
 from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
@@ -71,6 +72,8 @@ class LocalRanks:
         What they print.
     pmi : dict of int to socket
         Sockets on which forked ranks speak PMI.
+    endpoint_pid, endpoint_end : int, str or None
+        The process of the data endpoint, and how it has ended.
     """
 
     def __init__(self, spec: ProxySpec) -> None:
@@ -80,12 +83,30 @@ class LocalRanks:
         self.by_rank = {rank: RankProcess(rank) for rank in spec.local_ranks}
         self.output = RankOutput()
         self.pmi: dict[int, socket.socket] = {}
+        self.endpoint_pid = 0
+        self.endpoint_end: str | None = None
         self._oom = OomWatch()
 
     @property
     def forked(self) -> bool:
         """Whether the ranks are this process's children. If not, a launcher has started them."""
         return self._spec.start is None
+
+    def start_endpoint(self, listeners: Sequence[socket.socket]) -> None:
+        """Fork the node's data endpoint, which takes over the listening sockets."""
+        parent = os.getpid()
+        self.endpoint_pid = os.fork()
+        if self.endpoint_pid:
+            for listener in listeners:
+                listener.close()
+            return
+        try:
+            die_with_parent(parent)
+            close_all_but(0, 1, 2, *(listener.fileno() for listener in listeners))
+            ranks = self._spec.local_ranks
+            endpoint.main(listeners, self._spec.token, range(ranks[0], ranks[-1] + 1))
+        finally:
+            os._exit(1)
 
     def start(
         self, config: RankConfig, folder: Path, run_rank: Callable[[RankConfig], None]
@@ -202,6 +223,10 @@ class LocalRanks:
                 name = Path(self._spec.start[0]).name if self._spec.start else ""
                 cause = f"and all of {name} ended with {self._starter.poll()}"
                 return [(next(iter(self.by_rank)), cause)]
+            if ended.si_pid == self.endpoint_pid:
+                status = os.waitpid(self.endpoint_pid, os.WNOHANG)[1]
+                self.endpoint_end = self._oom.explained(status, describe_status(status))
+                continue
             if (process := ranks.get(ended.si_pid)) is not None:
                 how = None if process.pidfd is not None else self.reap(process)
                 return [] if how is None else [(process.rank, how)]

@@ -35,7 +35,7 @@ from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, pro
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
 EXIT_GRACE_S = 1.0  # time limit for ranks to exit when asked
-HELLO_FIELDS = ("rank", "size", "pid", "hostname", "addresses", "mpi")
+HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi")
 OUTPUT_S = 0.01  # between batches of lines that ranks print
 OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
 BLAME_S = 0.2  # a launcher kills all ranks when one aborts: time for that one's node to report it
@@ -63,10 +63,14 @@ class Proxy:
         crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         self._folder.note_pid()
+        data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(spec.host)]
+        self._data_addresses = [address for _, address in data]
+        self._local.start_endpoint([sock for sock, _ in data])
         config = RankConfig(
             token=spec.token,
             directory=str(self._folder.path),
             control=control,
+            data=self._data_addresses[0],
             size=spec.size,
             host=spec.host,
             threads=spec.threads,
@@ -197,7 +201,8 @@ class Proxy:
             if not self._local.forked:
                 self._folder.learn_segments(self._local.pids())
             self._folder.unlink_segments()  # all have attached: the names are not needed
-            self.send_event("ready", ranks=[p.hello for p in self._ranks.values()])
+            ranks = [process.hello for process in self._ranks.values()]
+            self.send_event("ready", ranks=ranks, addresses=self._data_addresses)
         return {}
 
     def _watch(self, process: RankProcess) -> None:
@@ -219,6 +224,16 @@ class Proxy:
             # A launcher ends after its ranks: their own events say more.
             delay_s = 0.0 if self._local.forked else BLAME_S
             asyncio.get_running_loop().call_later(delay_s, self._rank_ended, rank, cause)
+        if self._local.endpoint_end is not None and not self._leaving:
+            self._endpoint_ended(self._local.endpoint_end)
+
+    def _endpoint_ended(self, cause: str) -> None:
+        """No data can reach the ranks any more: the gang ends, as with a lost rank."""
+        self._leaving = True
+        self._send_lines(finished=True)
+        pid, hostname = self._local.endpoint_pid, os.uname().nodename
+        self.send_event("endpoint_ended", cause=cause, pid=pid, hostname=hostname)
+        self._stop()
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
         if not self._local.forked and protocol.peer is not None:

@@ -58,6 +58,7 @@ class RankConfig:
     token: str = field(repr=False)
     directory: str
     control: str
+    data: str  # address of the node's data endpoint
     size: int
     host: str | None
     threads: int

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpi_workers.data.server import DataServer
+from mpi_workers.data.rank_memory import RankMemory
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.allocations import NodeAllocations
 from mpi_workers.matrix.memory import Pool
@@ -50,8 +50,7 @@ class RankLoop:
         allocations = NodeAllocations(Path(config.directory), world.rank, world.size)
         pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
         storage = Storage(world.rank, pool, allocations)
-        path = f"{config.directory}/rank{world.rank}.sock"
-        self._server = DataServer(storage, config.token, path, config.host)
+        self._memory = RankMemory(storage, config.token, config.data)
         waits.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)
         end_on_signal(waits.interrupted, INTERRUPTIBLE)
         gang = Gang(world, storage, self._report)
@@ -66,7 +65,6 @@ class RankLoop:
                 "size": world.size,
                 "pid": os.getpid(),
                 "hostname": os.uname().nodename,
-                "addresses": self._server.addresses,
                 "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
                 "segments": sorted(segments_of()),
             },

@@ -28,7 +28,7 @@ from mpi_workers.wire.handshake import ConnectingSide
 from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, KeepAlive, dial
 
 LINGER_S = 1.0  # time for a refused peer to read the reason
-MAX_FDS = 4  # file descriptors with one frame
+MAX_FDS = 128  # file descriptors with one frame; the kernel's limit is 253
 
 
 class Connection:

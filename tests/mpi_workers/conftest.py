@@ -1,4 +1,4 @@
-"""Six ranks and the routes to them; a folder for sockets."""
+"""Six ranks on two nodes and the routes to them; a folder for sockets."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.data.rank_connections import RankConnections
+from mpi_workers.data.node_connections import NodeConnections
 from tests.support import ranks as support
 from tests.support.transfers import RANKS
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[support.Host]:
-    with support.Host(RANKS) as host:
+    with support.Host(RANKS, nodes=2) as host:
         yield host
         assert host.unhandled() == []
 
 
 @pytest.fixture(scope="module")
-def gangs(host: support.Host) -> Iterator[dict[str, RankConnections]]:
-    """Connections to the ranks through shared memory and, all the way, over TCP."""
-    found = {
-        route: RankConnections(host.rank_endpoints(route), threads=2) for route in ("near", "far")
-    }
+def gangs(host: support.Host) -> Iterator[dict[str, NodeConnections]]:
+    """Connections to the nodes through shared memory and, all the way, over TCP."""
+    found = {route: NodeConnections(host.endpoints(route), threads=2) for route in ("near", "far")}
     yield found
     for ranks in found.values():
         ranks.close()

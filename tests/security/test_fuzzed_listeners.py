@@ -194,7 +194,7 @@ def check(host: ranks.Host, addresses: dict[str, str]) -> None:
     """A well-behaved peer is served."""
     for name in ("unix", "tcp"):
         with opened(addresses[name], "peer") as connection:
-            connection.send(Kind.GET, {"matrix": SEALED, "region": ALL})
+            connection.send(Kind.GET, {"matrix": SEALED, "region": ALL, "order": "F"})
             payload = bytearray(connection.expect(Kind.DATA, WAIT_S).payload_nbytes)
             connection.read_into(memoryview(payload))
             block = np.frombuffer(payload).reshape(20, 30, order="F")

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from alchemist_ray.gang.address import GangAddress
-from mpi_workers.data.rank_connections import RankEndpoints
+from mpi_workers.data.description import DataEndpoints
 from mpi_workers.node.specs import ProxySpec, RankConfig
 from mpi_workers.wire.frames import Kind
 from tests.support.frames import SOON_S, pair
@@ -19,10 +19,10 @@ SECRET = "a-secret-of-the-gang"
 @pytest.mark.parametrize(
     "holder",
     [
-        RankEndpoints(SECRET, ()),
-        GangAddress("g", "s", 1, SECRET, (), (), "g.1"),
+        DataEndpoints(SECRET, ()),
+        GangAddress("g", "s", 1, SECRET, (), (), (), "g.1"),
         ProxySpec("g", [], SECRET, 0, [1], "h", "kvs", 1, 0),
-        RankConfig(SECRET, "/d", "unix:x", 1, None, 1, False, 0),
+        RankConfig(SECRET, "/d", "unix:x", "unix:y", 1, None, 1, False, 0),
     ],
     ids=lambda holder: type(holder).__name__,
 )

@@ -187,7 +187,7 @@ def session(host: ranks.Host) -> tuple[bytes, bytes]:
     """The bytes of an authenticated connection in both directions."""
     recorder = Recorder(host.addresses[0][1])
     connection, welcome = connect(recorder.address, ranks.TOKEN, {"role": "data"})
-    assert welcome == {"rank": 0}
+    assert welcome == {"ranks": [0, 1]}
     connection.send(Kind.SYNC)
     connection.expect(Kind.SYNC, WAIT_S)
     connection.close()

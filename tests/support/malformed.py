@@ -114,7 +114,15 @@ INVALID_LISTS: list[Any] = [
     *([1 << 40, "x" * 10_000], None),
 ]
 
-# Invalid requests of an authenticated peer to a rank.
+INVALID_RANKS: list[Any] = [
+    *(7, "0", [], {}, [True], [None], ["0"], [[0]], [0, 0], [1], [-1], [0, 1], [1 << 63]),
+    *([0] * 5000, ["x" * 10_000]),
+]
+INVALID_ROWS: list[Any] = [
+    *(None, 7, "x" * 8, [0], {}, b"", bytes(7), b"\xff" * 8, (20).to_bytes(8, "little"), bytes(16)),
+]
+
+# Invalid requests of an authenticated peer to a data endpoint.
 INVALID: dict[str, bytes] = {
     **{
         f"GET of matrix {value!r:.20}": frame(Kind.GET, matrix=value, region=ALL)
@@ -122,7 +130,7 @@ INVALID: dict[str, bytes] = {
     },
     **{f"MAP of matrix {value!r:.20}": frame(Kind.MAP, matrix=value) for value in INVALID_IDS},
     **{
-        f"UNMAP of matrix {value!r:.20}": frame(Kind.UNMAP, matrix=value, written=0)
+        f"UNMAP of matrix {value!r:.20}": frame(Kind.UNMAP, matrix=value, written=[])
         for value in INVALID_IDS
     },
     **{
@@ -139,6 +147,16 @@ INVALID: dict[str, bytes] = {
         )
         for value in INVALID_REGIONS
     },
+    **{
+        f"{kind.name} of ranks {value!r:.30}": frame(kind, matrix=SEALED, region=ALL, ranks=value)
+        for kind in (Kind.GET, Kind.MAP)
+        for value in INVALID_RANKS
+    },
+    **{
+        f"PUT of rows {value!r:.30}": frame(Kind.PUT, bytes(240), matrix=UNSEALED, rows=value)
+        for value in INVALID_ROWS
+    },
+    "PUT of a row, one byte less": frame(Kind.PUT, bytes(239), matrix=UNSEALED, rows=bytes(8)),
     "GET of an unsealed matrix": frame(Kind.GET, matrix=UNSEALED, region=ALL),
     "GET without a map": frame(Kind.GET),
     "GET without a region": frame(Kind.GET, matrix=SEALED),
@@ -151,14 +169,14 @@ INVALID: dict[str, bytes] = {
     "PUT into an empty region": frame(Kind.PUT, bytes(8), matrix=UNSEALED, region=[3, 3, 0, 30]),
     "a second HELLO": frame(Kind.HELLO, **HELLO),
     **{
-        f"{kind.name} to a rank": frame(kind, matrix=SEALED)
+        f"{kind.name} to an endpoint": frame(kind, matrix=SEALED)
         for kind in (Kind.WELCOME, Kind.REFUSED, Kind.COMMAND, Kind.REPLY, Kind.EVENT, Kind.DATA)
     },
     **{
         f"a payload on {kind.name}": frame(kind, b"x" * 9, matrix=SEALED, region=ALL)
         for kind in (Kind.GET, Kind.MAP, Kind.UNMAP, Kind.SYNC)
     },
-    "UNMAP without MAP": frame(Kind.UNMAP, matrix=SEALED, written=0),
+    "UNMAP without MAP": frame(Kind.UNMAP, matrix=SEALED, written=[]),
     "MAP to write a sealed matrix": frame(Kind.MAP, matrix=SEALED, write=True),
     "MAP to read an unsealed matrix": frame(Kind.MAP, matrix=UNSEALED),
 }
@@ -168,12 +186,23 @@ MAP = frame(Kind.MAP, matrix=SEALED)
 INVALID_MAPS: dict[str, bytes] = {
     **{
         f"MAP that knows {value!r:.20}": frame(Kind.MAP, matrix=SEALED, known=value)
+        for value in [7, "abc", {"a": 1}, [0], [[0]], [["0", []]], [[0, []]] * 2, None]
+    },
+    **{
+        f"MAP that knows {value!r:.20} of rank 0": frame(
+            Kind.MAP, matrix=SEALED, known=[[0, value]]
+        )
         for value in INVALID_LISTS
     },
     "MAP twice": MAP + MAP,
-    "UNMAP twice": MAP + 2 * frame(Kind.UNMAP, matrix=SEALED, written=0),
+    "UNMAP twice": MAP + 2 * frame(Kind.UNMAP, matrix=SEALED, written=[]),
     **{
         f"UNMAP that wrote {value!r:.20}": MAP + frame(Kind.UNMAP, matrix=SEALED, written=value)
+        for value in (None, True, -1, 1, 1 << 63, 0.0, "0", [0], {}, "x" * 100_000)
+    },
+    **{
+        f"UNMAP that wrote {value!r:.20} of rank 0": MAP
+        + frame(Kind.UNMAP, matrix=SEALED, written=[[0, value]])
         for value in (None, True, -1, 1, 1 << 63, 0.0, "0", [0], {}, "x" * 100_000)
     },
 }

@@ -1,4 +1,4 @@
-"""Ranks without MPI: a process with real `Storage`s behind real `DataServer`s.
+"""Ranks without MPI: a process with real `Storage`s behind the real data endpoints of nodes.
 
 In a test::
 
@@ -6,7 +6,7 @@ In a test::
         distribution = Distribution("VC_STAR", (100, 7), (2, 2))
         host.new(1, distribution, "float64")
         target = TransferTarget(1, distribution, np.dtype("float64"))
-        with MatrixWriter(RankConnections(host.rank_endpoints("far")), target) as writer:
+        with MatrixWriter(NodeConnections(host.endpoints("far")), target) as writer:
             ...
 
 The same file is the program of that process: it takes orders as JSON lines on its standard
@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from mpi_workers.data import server
-from mpi_workers.data.rank_connections import RankEndpoints
-from mpi_workers.data.server import DataServer
+from mpi_workers.data import endpoint
+from mpi_workers.data.description import DataEndpoints, NodeAddress
+from mpi_workers.data.endpoint import DataEndpoint
+from mpi_workers.data.rank_memory import RankMemory
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import Pool
@@ -49,21 +50,23 @@ TOKEN = "the gang's secret"
 
 
 class Host:
-    """A process with `size` ranks, each with its Unix socket and its TCP port.
+    """A process with `size` ranks on `nodes` nodes, each with its Unix socket and its TCP port.
 
     Parameters
     ----------
     size : int
         How many ranks.
+    nodes : int
+        How many data endpoints; each has `size // nodes` ranks, the last one the rest.
     keep_bytes : int
         Bytes that each rank's pool keeps warm.
     handshake_timeout_s, max_peers : float, int
-        Time limit of a handshake; most authenticated peers of a rank.
+        Time limit of a handshake; most clients of an endpoint.
 
     Attributes
     ----------
     addresses : list of list of str
-        By rank: ``unix:...``, ``tcp:...``.
+        By node: ``unix:...``, ``tcp:...``.
     control : str
         Address of an asyncio server that sends every frame back as a REPLY.
     """
@@ -73,10 +76,12 @@ class Host:
         size: int,
         keep_bytes: int = 1 << 30,
         handshake_timeout_s: float = handshake.TIMEOUT_S,
-        max_peers: int = server.MAX_PEERS,
+        max_peers: int = endpoint.MAX_PEERS,
+        nodes: int = 1,
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="ranks-")
-        about = [self.folder, size, keep_bytes, handshake_timeout_s, max_peers]
+        about = [self.folder, size, nodes, keep_bytes, handshake_timeout_s, max_peers]
+        self._ranks = ranks_of(size, nodes)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ranks", *map(str, about)],
             cwd=ROOT,
@@ -118,10 +123,16 @@ class Host:
         self._process.kill()
         self._process.wait()
 
-    def rank_endpoints(self, route: str = "near") -> RankEndpoints:
-        """Endpoints of the ranks: ``"near"`` (Unix and TCP), ``"far"`` (TCP only)."""
-        chosen = self.addresses if route == "near" else [a[1:] for a in self.addresses]
-        return RankEndpoints(TOKEN, tuple(map(tuple, chosen)))
+    def endpoints(self, route: str = "near") -> DataEndpoints:
+        """Addresses of the nodes: ``"near"`` (Unix and TCP), ``"far"`` (TCP only)."""
+        first = 0 if route == "near" else 1
+        return DataEndpoints(
+            TOKEN,
+            tuple(
+                NodeAddress(its.start, len(its), tuple(addresses[first:]))
+                for its, addresses in zip(self._ranks, self.addresses, strict=True)
+            ),
+        )
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -186,17 +197,31 @@ class Host:
         raise KeyError(key)
 
 
+def ranks_of(size: int, nodes: int) -> list[range]:
+    """The ranks of each node."""
+    each = size // nodes
+    return [range(k * each, size if k == nodes - 1 else (k + 1) * each) for k in range(nodes)]
+
+
 class _Ranks:
     """Carries out the orders, in the process itself."""
 
-    def __init__(self, folder: str, size: int, keep_bytes: int) -> None:
+    def __init__(self, folder: str, size: int, nodes: int, keep_bytes: int) -> None:
         self._unhandled: list[str] = []
         threading.excepthook = lambda args: self._unhandled.append(repr(args.exc_value))
         self._storages = [Storage(rank, Pool(keep_bytes, shared=True)) for rank in range(size)]
-        self.addresses = [
-            DataServer(storage, TOKEN, f"{folder}/{storage.rank}.sock", "127.0.0.1").addresses
-            for storage in self._storages
-        ]
+        self.addresses = []
+        self._memories = []
+        for node, ranks in enumerate(ranks_of(size, nodes)):
+            listening = [
+                sockets.listen_unix(f"{folder}/{node}.sock"),
+                sockets.listen_tcp("127.0.0.1"),
+            ]
+            self.addresses.append([address for _, address in listening])
+            served = DataEndpoint([sock for sock, _ in listening], TOKEN, ranks)
+            threading.Thread(target=served.serve, daemon=True).start()
+            for storage in self._storages[ranks.start : ranks.stop]:
+                self._memories.append(RankMemory(storage, TOKEN, self.addresses[-1][0]))
         listener, self.control = sockets.listen_unix(f"{folder}/control.sock")
         threading.Thread(target=uvloop.run, args=(self._echo(listener),), daemon=True).start()
 
@@ -258,10 +283,10 @@ class _Ranks:
 
 
 def _main(
-    folder: str, size: str, keep_bytes: str, handshake_timeout_s: str, max_peers: str
+    folder: str, size: str, nodes: str, keep_bytes: str, handshake_timeout_s: str, max_peers: str
 ) -> None:
-    handshake.TIMEOUT_S, server.MAX_PEERS = float(handshake_timeout_s), int(max_peers)
-    ranks = _Ranks(folder, int(size), int(keep_bytes))
+    handshake.TIMEOUT_S, endpoint.MAX_PEERS = float(handshake_timeout_s), int(max_peers)
+    ranks = _Ranks(folder, int(size), int(nodes), int(keep_bytes))
     print(json.dumps({"value": [ranks.addresses, ranks.control]}), flush=True)
     for line in sys.stdin:
         name, arguments = json.loads(line)

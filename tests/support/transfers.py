@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers.data.rank_connections import RankConnections, TransferTarget
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.matrix import layout
 from mpi_workers.matrix.copy_kernels import ArrayBlock
@@ -42,14 +43,14 @@ def new(host: support.Host, distribution: Distribution, dtype: Any = "float64") 
 
 
 def send(
-    ranks: RankConnections, target: TransferTarget, *blocks: tuple[Array, tuple[int, int]]
+    ranks: NodeConnections, target: TransferTarget, *blocks: tuple[Array, tuple[int, int]]
 ) -> MatrixWriter:
     with MatrixWriter(ranks, target) as writer:
         writer.write_blocks(ArrayBlock(*block) for block in blocks)
     return writer
 
 
-def fetch(ranks: RankConnections, target: TransferTarget, out: Array | None = None) -> Array:
+def fetch(ranks: NodeConnections, target: TransferTarget, out: Array | None = None) -> Array:
     if out is None:
         out = np.empty(target.distribution.shape, target.dtype)
     with MatrixReader(ranks, target) as reader:

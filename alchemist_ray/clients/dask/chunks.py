@@ -32,7 +32,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
 
@@ -78,7 +78,7 @@ class ChunksSource:
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
+    ) -> dict[int, NodeTimes]:
         """Compute the chunks and send each when it is finished."""
         values, self._values = self._values, None  # each is released when it has been sent
         blocks = self._blocks()

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from alchemist_ray.clients.spark.arrow import blocks_of, rows_of
-from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.failures import Failure
 
@@ -44,7 +45,7 @@ def count(batches: Batches) -> Batches:
 
 
 def task(
-    rank_endpoints: RankEndpoints, target: TransferTarget, push: Push
+    endpoints: DataEndpoints, target: TransferTarget, push: Push
 ) -> Callable[[Batches], Batches]:
     """The function for `mapInArrow` that sends with `push`."""
 
@@ -60,17 +61,15 @@ def task(
                 pass
             report = {"again": attempt}
         else:
-            ranks = RankConnections(
-                rank_endpoints, threads=1
-            )  # other cores have tasks of their own
+            nodes = NodeConnections(endpoints, threads=1)  # other cores have tasks of their own
             try:
-                with RowWriter(ranks, target) as writer:
+                with RowWriter(nodes, target) as writer:
                     report, places = push(writer, batches)
                 report["times"] = [asdict(times) for times in writer.times.values()]
             except Failure as failure:
                 report = {"failure": failure.to_map()}
             finally:
-                ranks.close()
+                nodes.close()
         yield pa.RecordBatch.from_pydict(
             {"report": [json.dumps(report)], "places": [places.tobytes()]}
         )

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from alchemist_ray.clients.spark.arrow import matrix, vectors
-from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader
 
 PIECE = 16 << 20  # 16 MiB: fetched at once
@@ -21,14 +22,14 @@ Batches = Iterator[Any]
 
 
 def _rows(
-    rank_endpoints: RankEndpoints, target: TransferTarget, batches: Batches, order: Any
+    endpoints: DataEndpoints, target: TransferTarget, batches: Batches, order: Any
 ) -> Iterator[tuple[int, Any]]:
     """Fetch the rows whose numbers come in batches: (first number, rows) for each piece."""
     n = target.distribution.shape[1]
     most = max(1, PIECE // (n * target.dtype.itemsize))
-    ranks = RankConnections(rank_endpoints, threads=1)
+    nodes = NodeConnections(endpoints, threads=1)
     try:
-        with MatrixReader(ranks, target) as reader:
+        with MatrixReader(nodes, target) as reader:
             for batch in batches:
                 numbers = batch.column(0).to_numpy(zero_copy_only=False)
                 for start in range(0, len(numbers), most):
@@ -37,36 +38,36 @@ def _rows(
                     reader.read_block(rows, (first, 0))
                     yield first, rows
     finally:
-        ranks.close()
+        nodes.close()
 
 
-def columns(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
+def columns(endpoints: DataEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
     """Yield the matrix with one column per matrix column."""
     names = [f"c{j}" for j in range(target.distribution.shape[1])]
 
     def run(batches: Batches) -> Batches:
-        for _, rows in _rows(rank_endpoints, target, batches, "F"):
+        for _, rows in _rows(endpoints, target, batches, "F"):
             yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T], names)
 
     return run
 
 
-def numbered(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
+def numbered(endpoints: DataEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
     """Yield the number of each row, and the row as a vector."""
 
     def run(batches: Batches) -> Batches:
-        for first, rows in _rows(rank_endpoints, target, batches, "C"):
+        for first, rows in _rows(endpoints, target, batches, "C"):
             numbers = pa.array(np.arange(first, first + len(rows)))
             yield pa.RecordBatch.from_arrays([numbers, vectors(rows)], ["index", "vector"])
 
     return run
 
 
-def entries(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
+def entries(endpoints: DataEndpoints, target: TransferTarget) -> Callable[[Batches], Batches]:
     """Yield the nonzero elements with row and column."""
 
     def run(batches: Batches) -> Batches:
-        for first, rows in _rows(rank_endpoints, target, batches, "C"):
+        for first, rows in _rows(endpoints, target, batches, "C"):
             i, j = np.nonzero(rows)
             found = [i + first, j, rows[i, j].astype(np.float64)]
             yield pa.RecordBatch.from_arrays(
@@ -77,16 +78,16 @@ def entries(rank_endpoints: RankEndpoints, target: TransferTarget) -> Callable[[
 
 
 def blocks(
-    rank_endpoints: RankEndpoints, target: TransferTarget, down: int, across: int
+    endpoints: DataEndpoints, target: TransferTarget, down: int, across: int
 ) -> Callable[[Batches], Batches]:
     """Yield the blocks whose numbers come, counted row by row."""
     (m, n) = target.distribution.shape
     width = -(-n // across)
 
     def run(batches: Batches) -> Batches:
-        ranks = RankConnections(rank_endpoints, threads=1)
+        nodes = NodeConnections(endpoints, threads=1)
         try:
-            with MatrixReader(ranks, target) as reader:
+            with MatrixReader(nodes, target) as reader:
                 for batch in batches:
                     for number in batch.column(0).to_pylist():
                         i, j = divmod(number, width)
@@ -97,6 +98,6 @@ def blocks(
                         pair = pa.StructArray.from_arrays(where, ["_1", "_2"])
                         yield pa.RecordBatch.from_arrays([pair, matrix(block)], ["_1", "_2"])
         finally:
-            ranks.close()
+            nodes.close()
 
     return run

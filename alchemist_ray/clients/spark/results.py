@@ -28,7 +28,7 @@ from alchemist_ray.clients.spark import object_store_pull
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
-from mpi_workers.data.rank_connections import TransferTarget
+from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution
 
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
@@ -108,7 +108,7 @@ def to_spark(
         )
     connection = gang_of(handle)
     connection.check(handle)
-    rank_endpoints, (m, n) = connection.rank_endpoints, handle.stored_shape
+    endpoints, (m, n) = connection.endpoints, handle.stored_shape
     if not n or (not m and kind != "DataFrame"):
         raise ShapeError(
             f"{handle.name} has shape {handle.shape}: MLlib's matrices need a row and a column, "
@@ -124,7 +124,7 @@ def to_spark(
         count = math.ceil(m / down) * math.ceil(n / across)
         numbers = _numbers(spark, count, handle.nbytes)
         found = numbers.mapInArrow(
-            object_store_pull.blocks(rank_endpoints, target, down, across), _BLOCKS
+            object_store_pull.blocks(endpoints, target, down, across), _BLOCKS
         )
         return BlockMatrix(
             _java("createBlockMatrix", found, down, across, m, n), down, across, m, n
@@ -136,13 +136,13 @@ def to_spark(
             # Arrow's batches are matched to the schema by names, which may occur twice.
             fields = [StructField(f"c{j}", element, False) for j in range(n)]
             found = numbers.mapInArrow(
-                object_store_pull.columns(rank_endpoints, target), StructType(fields)
+                object_store_pull.columns(endpoints, target), StructType(fields)
             )
             return found.toDF(*handle.columns) if handle.columns else found
         case "CoordinateMatrix":
-            found = numbers.mapInArrow(object_store_pull.entries(rank_endpoints, target), _ENTRIES)
+            found = numbers.mapInArrow(object_store_pull.entries(endpoints, target), _ENTRIES)
             return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
-    found = numbers.mapInArrow(object_store_pull.numbered(rank_endpoints, target), _NUMBERED)
+    found = numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
     if kind == "RowMatrix":
         return RowMatrix(found.select("vector"), m, n)
     return IndexedRowMatrix(_java("createIndexedRowMatrix", found, m, n), m, n)

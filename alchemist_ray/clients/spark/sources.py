@@ -30,7 +30,7 @@ from alchemist_ray.clients.spark.executor_push import (
 )
 from alchemist_ray.errors import IncompleteMatrixError, TransferError
 from alchemist_ray.gang.connection import GangConnection
-from mpi_workers.data.rank_connections import RankTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
@@ -77,12 +77,12 @@ class SparkSource:
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
-    ) -> dict[int, RankTimes]:
+    ) -> dict[int, NodeTimes]:
         """Send every element from the executors; missing rows and blocks are zero."""
         if 0 in self.shape:
             return {}
         spark = self._frame.sparkSession
-        function = task(connection.rank_endpoints, target, self._push())
+        function = task(connection.endpoints, target, self._push())
 
         def action() -> list[Any]:
             with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(self._batch())}):
@@ -93,9 +93,9 @@ class SparkSource:
         answers = jobs.run(spark, f"send a {self._kind}", action, partial(_watch, connection))
         reports = [json.loads(answer.report) for answer in answers]
         _check(reports)
-        times: dict[int, RankTimes] = {}
-        for part in (RankTimes(**fields) for each in reports for fields in each["times"]):
-            times.setdefault(part.rank, RankTimes(part.rank, part.route)).add(part)
+        times: dict[int, NodeTimes] = {}
+        for part in (NodeTimes(**fields) for each in reports for fields in each["times"]):
+            times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
         places = [np.frombuffer(answer.places, np.int64) for answer in answers]
         self._complete(
             connection, target, reports, np.concatenate([np.empty(0, np.int64), *places])
@@ -222,7 +222,7 @@ class NumberedSource(SparkSource):
             return
         panel = max(1, PANEL // (n * self.dtype.itemsize))
         zeros = np.zeros((min(panel, len(missing)), n), self.dtype)
-        with RowWriter(connection.ranks, target) as writer:
+        with RowWriter(connection.nodes, target) as writer:
             for start in range(0, len(missing), panel):
                 rows = missing[start : start + panel]
                 writer.write_rows(zeros[: len(rows)], rows)
@@ -255,7 +255,7 @@ class BlocksSource(SparkSource):
                     f"block {(i, j)} appears twice: drop duplicates, or add them up"
                 )
             seen.add((i, j))
-        with RowWriter(connection.ranks, target) as writer:
+        with RowWriter(connection.nodes, target) as writer:
             for (i, j), shape in self._blocks():
                 if (i, j) not in seen:
                     origin = (i * self._block[0], j * self._block[1])

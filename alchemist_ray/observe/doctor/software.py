@@ -14,6 +14,7 @@ from importlib import metadata
 
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, Expected, Finding
 from alchemist_ray.version import __version__
+from mpi_workers.matrix import native_copy
 
 MPI_TIMEOUT_S = 8.0
 TOOL_TIMEOUT_S = 5.0
@@ -82,10 +83,11 @@ def fits(check: str, message: str, library: str, expected: Expected) -> Finding 
 
 
 def tools(expected: Expected) -> Iterator[Finding]:
-    """Report Java, compilers and optional packages."""
+    """Report compilers, Java, the copy kernel and optional packages."""
     compilers = [name for name in COMPILERS if shutil.which(name)]
     yield Finding("compilers", INFO, ", ".join(compilers) or "none: build libraries in C elsewhere")
     yield Finding("Java", INFO, _java())
+    yield Finding("copies between array orders", INFO, native_copy.description())
     found = []
     for package in OPTIONAL:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,8 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.transfer import object_location
 from alchemist_ray.transfer.object_store import check_tiling
-from mpi_workers.data.rank_connections import RankConnections, RankEndpoints
+from mpi_workers.data.description import DataEndpoints
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
 
@@ -290,31 +292,32 @@ def test_a_handle_works_in_a_task(session: AlchemistSession) -> None:
     np.testing.assert_array_equal(other.fetch(), matrix)
 
 
-def test_times_are_printed_per_rank(session: AlchemistSession, capsys) -> None:
+def test_times_are_printed_per_node(session: AlchemistSession, capsys) -> None:
     handle = session.send_matrix(some((100, 10)), print_times=True)
     handle.fetch(print_times=True)
     told = capsys.readouterr().out
     assert told.count("Data transfer times breakdown") == 2
-    assert told.count("shared memory") == 4
+    assert told.count("shared memory") == 2
     assert "serialize" in told
     assert "deserialize" in told
 
 
 def test_a_gang_that_is_reached_by_streams_only(session: AlchemistSession) -> None:
-    """A process on another node has no Unix sockets and one stream per rank."""
+    """A process on another node has no Unix sockets: it streams."""
     client = session.connection
-    rank_endpoints = client.rank_endpoints
-    far = RankEndpoints(rank_endpoints.token, tuple(a[1:] for a in rank_endpoints.addresses))
-    near, client.ranks = client.ranks, RankConnections(far)
+    endpoints = client.endpoints
+    nodes = (replace(node, addresses=node.addresses[1:]) for node in endpoints.nodes)
+    far = DataEndpoints(endpoints.token, tuple(nodes))
+    near, client.nodes = client.nodes, NodeConnections(far)
     try:
         matrix = some((333, 77), "complex64")
         for layout in ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"):
             handle = session.send_matrix(matrix, layout=layout)
             np.testing.assert_array_equal(handle.fetch(), matrix)
-        assert {client.ranks.connection(r).route for r in (0, 1)} == {"TCP"}
+        assert client.nodes.connection(0).route == "TCP"
     finally:
-        client.ranks.close()
-        client.ranks = near
+        client.nodes.close()
+        client.nodes = near
 
 
 def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None:

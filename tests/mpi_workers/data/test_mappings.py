@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_workers.data import rank_connections
-from mpi_workers.data.rank_connections import RankConnections
+from mpi_workers.data import node_connection, node_connections
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter
 from tests.support import ranks as support
 from tests.support.transfers import (
@@ -35,7 +35,7 @@ def mappings() -> int:
 
 def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Host) -> None:
     distribution = distribution_of("VC_STAR", (500, 40), 2)
-    ranks = RankConnections(host.rank_endpoints("near"))
+    ranks = NodeConnections(host.endpoints("near"))
     before = mappings()
     array = numbers(distribution.shape)
     for _ in range(3):  # the ranks reuse one segment, and so does the client
@@ -58,12 +58,12 @@ def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Ho
 
 def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
     distribution = distribution_of("CIRC_CIRC", (100, 100), 1)
-    ranks = RankConnections(host.rank_endpoints("near"))
+    ranks = NodeConnections(host.endpoints("near"))
     before = mappings()
-    targets = [new(host, distribution) for _ in range(2 * rank_connections.MAX_MAPPINGS)]
+    targets = [new(host, distribution) for _ in range(2 * node_connection.MAX_MAPPINGS)]
     for target in targets:
         send(ranks, target, (numbers(distribution.shape), (0, 0)))
-    assert mappings() == before + rank_connections.MAX_MAPPINGS
+    assert mappings() == before + node_connection.MAX_MAPPINGS
     ranks.close()
     assert mappings() == before
     for target in targets:
@@ -71,10 +71,10 @@ def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
 
 
 def test_idle_mappings_are_dropped(host: support.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_connections, "MAPPING_IDLE_S", 1.0)
+    monkeypatch.setattr(node_connections, "IDLE_S", 1.0)
     array = numbers((500, 40))
     target = new(host, distribution_of("VC_STAR", array.shape, 2))
-    ranks = RankConnections(host.rank_endpoints("near"))
+    ranks = NodeConnections(host.endpoints("near"))
     before = mappings()
     send(ranks, target, (array, (0, 0)))
     host.seal(target.matrix)
@@ -92,7 +92,7 @@ def test_idle_mappings_are_dropped(host: support.Host, monkeypatch: pytest.Monke
 def test_a_mapping_in_use_survives_a_trim(host: support.Host) -> None:
     array = numbers((300, 20))
     target = new(host, distribution_of("VC_STAR", array.shape, 3))
-    ranks = RankConnections(host.rank_endpoints("near"))
+    ranks = NodeConnections(host.endpoints("near"))
     with MatrixWriter(ranks, target) as writer:
         writer.write_block(array[:100], (0, 0))
         ranks.trim()
@@ -109,7 +109,7 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
         return [t.name for t in threading.enumerate() if t.name.startswith("alchemist-")]
 
     known, fds = len(ours()), host.fds()
-    ranks = RankConnections(host.rank_endpoints(route), threads=3)
+    ranks = NodeConnections(host.endpoints(route), threads=3)
     array = numbers((2000, 200))
     target = new(host, distribution_of("MC_MR", array.shape))
     send(ranks, target, (array, (0, 0)))
@@ -126,7 +126,7 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
 
 @routes
 def test_concurrent_transfers_do_not_mix(
-    host: support.Host, gangs: dict[str, RankConnections], route: str
+    host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
     errors: list[BaseException] = []
     targets = [new(host, distribution_of(name, (211, 97))) for name in SINGLE[:4]]

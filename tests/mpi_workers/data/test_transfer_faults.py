@@ -11,8 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from mpi_workers.data import rank_connections
-from mpi_workers.data.rank_connections import RankConnections, RankEndpoints, TransferTarget
+from mpi_workers.data import node_connection
+from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
@@ -33,7 +34,7 @@ from tests.support.transfers import (
 @routes
 @pytest.mark.parametrize("origin", [(-1, 0), (0, -1), (1, 0), (0, 1), (100, 100)])
 def test_a_block_partly_outside_the_matrix_is_refused(
-    host: support.Host, gangs: dict[str, RankConnections], origin: tuple[int, int], route: str
+    host: support.Host, gangs: dict[str, NodeConnections], origin: tuple[int, int], route: str
 ) -> None:
     array = numbers((10, 10))
     target = new(host, distribution_of("VC_STAR", (10, 10)))
@@ -49,7 +50,7 @@ def test_a_block_partly_outside_the_matrix_is_refused(
 
 
 @routes
-def test_an_unknown_matrix_is_named(gangs: dict[str, RankConnections], route: str) -> None:
+def test_an_unknown_matrix_is_named(gangs: dict[str, NodeConnections], route: str) -> None:
     target = TransferTarget(1 << 40, distribution_of("VC_STAR", (900, 900)), np.dtype("float64"))
     for action in (
         lambda: send(gangs[route], target, (numbers((900, 900)), (0, 0))),
@@ -61,7 +62,7 @@ def test_an_unknown_matrix_is_named(gangs: dict[str, RankConnections], route: st
 
 
 def test_a_refused_stream_stops_with_the_reason(
-    gangs: dict[str, RankConnections],
+    gangs: dict[str, NodeConnections],
 ) -> None:
     much = np.broadcast_to(np.float64(1), (1 << 20, 1 << 10))  # 8 GiB that take no memory
     target = TransferTarget(1 << 40, distribution_of("VC_STAR", much.shape, 2), much.dtype)
@@ -73,7 +74,7 @@ def test_a_refused_stream_stops_with_the_reason(
 
 @routes
 def test_an_incomplete_matrix_is_not_read_and_a_complete_one_not_written(
-    host: support.Host, gangs: dict[str, RankConnections], route: str
+    host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
     array = numbers((1000, 1000))
     target = new(host, distribution_of("STAR_VC", array.shape))
@@ -92,7 +93,7 @@ def test_an_incomplete_matrix_is_not_read_and_a_complete_one_not_written(
 
 @routes
 def test_an_error_during_a_transfer_counts_nothing_and_leaves_the_gang_usable(
-    host: support.Host, gangs: dict[str, RankConnections], route: str
+    host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
     array = numbers((50, 50))
     target = new(host, distribution_of("MC_MR", array.shape))
@@ -114,10 +115,10 @@ def test_an_error_during_a_transfer_counts_nothing_and_leaves_the_gang_usable(
 
 
 @routes
-def test_a_dead_gang_is_a_transfer_error_that_names_the_rank(route: str) -> None:
+def test_a_dead_gang_is_a_transfer_error_that_names_the_node(route: str) -> None:
     distribution = distribution_of("VC_STAR", (2000, 100), 2)
     with support.Host(2) as host:
-        ranks = RankConnections(host.rank_endpoints(route))
+        ranks = NodeConnections(host.endpoints(route))
         target = new(host, distribution)
         half = numbers((1000, 100))
 
@@ -128,18 +129,18 @@ def test_a_dead_gang_is_a_transfer_error_that_names_the_rank(route: str) -> None
                 writer.write_block(half, (1000, 0))
 
         start = time.monotonic()
-        with pytest.raises(Failure, match=r"rank [01]") as caught:
+        with pytest.raises(Failure, match="ranks 0 to 1") as caught:
             send_half_and_die()
         assert caught.value.kind == "TransferError"
-        with pytest.raises(Failure, match=r"cannot connect to rank [01] at") as caught:
-            send(ranks, target)
+        with pytest.raises(Failure, match=r"cannot connect to the node of ranks 0 to 1") as caught:
+            send(ranks, target, (half, (0, 0)))
         assert caught.value.kind == "TransferError"
         assert time.monotonic() - start < 2
         ranks.close()
 
 
-class UnresponsiveRank:
-    """A rank that authenticates its peers and then neither reads nor answers."""
+class UnresponsiveNode:
+    """A node that authenticates its peers and then neither reads nor answers."""
 
     def __init__(self, token: str = "token") -> None:
         self._token = token
@@ -154,7 +155,7 @@ class UnresponsiveRank:
             while not self._over.is_set():
                 self._open += [connection for connection, _ in acceptor.poll(0.02)]
 
-    def __enter__(self) -> UnresponsiveRank:
+    def __enter__(self) -> UnresponsiveNode:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -167,8 +168,8 @@ class UnresponsiveRank:
 @pytest.mark.parametrize("size", [1, 40])
 @pytest.mark.parametrize("what", ["send", "fetch"])
 def test_close_ends_a_transfer_that_hangs(what: str, size: int) -> None:
-    with UnresponsiveRank() as rank:
-        ranks = RankConnections(RankEndpoints("token", size * ((rank.address,),)))
+    with UnresponsiveNode() as node:
+        ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, size, (node.address,)),)))
         target = TransferTarget(
             1, distribution_of("VC_STAR", (4000, 1000), size), np.dtype("float64")
         )
@@ -176,7 +177,7 @@ def test_close_ends_a_transfer_that_hangs(what: str, size: int) -> None:
         timer = threading.Timer(0.3, ranks.close)
         timer.start()
         start = time.monotonic()
-        with pytest.raises(Failure, match=r"the transfer with rank|were closed") as caught:
+        with pytest.raises(Failure, match=r"the transfer with|were closed") as caught:
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
         assert caught.value.kind == "TransferError"
         assert 0.2 < time.monotonic() - start < 2
@@ -193,8 +194,10 @@ def test_a_transfer_that_hangs_ends_when_the_gang_fails(what: str) -> None:
         if time.monotonic() - start > 1.5:
             raise GangFailedError
 
-    with UnresponsiveRank() as rank:
-        ranks = RankConnections(RankEndpoints("token", ((rank.address,),)), watch=watch)
+    with UnresponsiveNode() as node:
+        ranks = NodeConnections(
+            DataEndpoints("token", (NodeAddress(0, 1, (node.address,)),)), watch=watch
+        )
         distribution = distribution_of("VC_STAR", (4000, 1000), 1)
         target = TransferTarget(1, distribution, np.dtype("float64"))
         array = np.zeros((4000, 1000))
@@ -205,50 +208,54 @@ def test_a_transfer_that_hangs_ends_when_the_gang_fails(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["send", "fetch"])
-def test_a_refusal_of_one_rank_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
-    with UnresponsiveRank(support.TOKEN) as rank:
-        ranks = RankConnections(
-            RankEndpoints(support.TOKEN, ((rank.address,), (host.addresses[1][1],)))
+def test_a_refusal_of_one_node_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
+    with UnresponsiveNode(support.TOKEN) as node:
+        ranks = NodeConnections(
+            DataEndpoints(
+                support.TOKEN,
+                (NodeAddress(0, 3, (node.address,)), NodeAddress(3, 3, (host.addresses[1][1],))),
+            )
         )
         target = TransferTarget(
-            1 << 40, distribution_of("VC_STAR", (4000, 1000), 2), np.dtype("float64")
+            1 << 40, distribution_of("VC_STAR", (4000, 1000)), np.dtype("float64")
         )
         array = np.zeros((4000, 1000))
         start = time.monotonic()
-        with pytest.raises(Failure, match="rank 1 holds no matrix"):
+        with pytest.raises(Failure, match=r"rank [345] holds no matrix"):
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
         assert time.monotonic() - start < 2
         ranks.close()
 
 
-def test_a_rank_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_connections, "STALL_TIMEOUT_S", 0.3)
-    with UnresponsiveRank() as rank:
-        ranks = RankConnections(RankEndpoints("token", ((rank.address,),)))
+def test_a_node_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_connection, "STALL_TIMEOUT_S", 0.3)
+    with UnresponsiveNode() as node:
+        ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, 1, (node.address,)),)))
         distribution = distribution_of("VC_STAR", (4000, 1000), 1)
         target = TransferTarget(1, distribution, np.dtype("float64"))
-        with pytest.raises(Failure, match=r"rank 0 failed: .*timed out"):
+        with pytest.raises(Failure, match=r"node of rank 0 .*failed: .*timed out"):
             send(ranks, target, (np.zeros((4000, 1000)), (0, 0)))
-        with pytest.raises(Failure, match=r"rank 0 failed: no answer for 0\.3 s"):
+        with pytest.raises(Failure, match=r"node of rank 0 .*failed: no answer for 0\.3 s"):
             fetch(ranks, target)
         ranks.close()
 
 
-def test_a_rank_without_a_reachable_address_is_named() -> None:
-    ranks = RankConnections(RankEndpoints("token", (("unix:/nowhere/at/all",),)))
+def test_a_node_without_a_reachable_address_is_named() -> None:
+    about = NodeAddress(0, 1, ("unix:/nowhere/at/all",))
+    ranks = NodeConnections(DataEndpoints("token", (about,)))
     target = TransferTarget(1, distribution_of("VC_STAR", (4, 4), 1), np.dtype("float64"))
-    with pytest.raises(Failure, match="rank 0 has no address that this node can reach"):
+    with pytest.raises(Failure, match=r"node of rank 0 .*has no address that this one can reach"):
         send(ranks, target, (np.zeros((4, 4)), (0, 0)))
     ranks.close()
 
 
 @routes
 def test_closed_connections_are_a_transfer_error(
-    host: support.Host, gangs: dict[str, RankConnections], route: str
+    host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
     array = numbers((2000, 200))
     target = new(host, distribution_of("VC_STAR", array.shape))
-    ranks = RankConnections(host.rank_endpoints(route))
+    ranks = NodeConnections(host.endpoints(route))
 
     def send_after_closing() -> None:
         with MatrixWriter(ranks, target) as writer:
@@ -268,7 +275,7 @@ def test_a_transfer_survives_a_rank_that_is_suspended_for_a_while() -> None:
     array = np.ones((4000, 1000))
     with support.Host(1) as host:
         target = new(host, distribution_of("VC_STAR", array.shape, 1))
-        ranks = RankConnections(host.rank_endpoints("far"))
+        ranks = NodeConnections(host.endpoints("far"))
         with MatrixWriter(ranks, target) as writer:
             writer.write_block(array[:10], (0, 0))
             os.kill(host.pid, signal.SIGSTOP)

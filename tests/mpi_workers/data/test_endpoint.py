@@ -1,4 +1,4 @@
-"""A rank's data server, frame by frame: leases, refusals, counts of received elements."""
+"""A node's data endpoint, frame by frame: leases, refusals, counts of received elements."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def data() -> np.ndarray[Any, Any]:
 
 def peer(host: ranks.Host, address: int = 0) -> Connection:
     connection, welcome = connect(host.addresses[0][address], ranks.TOKEN, {"role": "test"})
-    assert welcome == {"rank": 0}
+    assert welcome == {"ranks": [0, 1]}
     return connection
 
 
@@ -62,8 +62,8 @@ def ask(connection: Connection, kind: Kind, **body: Any) -> Frame:
 
 def mapped(frame: Frame) -> np.ndarray[Any, Any]:
     """The memory that came with a MAP, as the whole matrix."""
-    (fd,) = frame.fds
-    memory = mmap.mmap(fd, frame.body["nbytes"])
+    (fd,), ((_rank, _segment, nbytes, _dead),) = frame.fds, frame.body["parts"]
+    memory = mmap.mmap(fd, nbytes)
     os.close(fd)
     return np.frombuffer(memory, np.float64, SIZE).reshape(SHAPE, order="F")
 
@@ -71,12 +71,12 @@ def mapped(frame: Frame) -> np.ndarray[Any, Any]:
 def put(
     connection: Connection, matrix: int, region: list[int], block: np.ndarray[Any, Any]
 ) -> None:
-    body = {"matrix": matrix, "region": region}
+    body = {"matrix": matrix, "region": region, "order": "F"}
     connection.send(Kind.PUT, body, np.asfortranarray(block).tobytes("F"))
 
 
 def get(connection: Connection, matrix: int, region: list[int]) -> np.ndarray[Any, Any]:
-    frame = ask(connection, Kind.GET, matrix=matrix, region=region)
+    frame = ask(connection, Kind.GET, matrix=matrix, region=region, order="F")
     payload = bytearray(frame.payload_nbytes)
     connection.read_into(memoryview(payload))
     shape = (region[1] - region[0], region[3] - region[2])
@@ -149,7 +149,8 @@ def test_duplicate_elements_keep_a_matrix_unsealed(host: ranks.Host, matrix: int
 def test_an_incomplete_payload_does_not_count(host: ranks.Host, matrix: int) -> None:
     array = data()
     with peer(host) as connection:
-        head = frames.encode(Kind.PUT, {"matrix": matrix, "region": ALL}, array.nbytes)
+        body = {"matrix": matrix, "region": ALL, "order": "F"}
+        head = frames.encode(Kind.PUT, body, array.nbytes)
         connection.sock.sendall(head + array.tobytes("F")[:-8])
     with peer(host) as connection:
         with pytest.raises(Failure, match="got 0 of"):
@@ -192,7 +193,7 @@ def test_elements_written_into_a_mapping_can_be_read(host: ranks.Host, matrix: i
     array = data()
     with peer(host) as writer, peer(host) as reader:
         mapped(ask(writer, Kind.MAP, matrix=matrix, write=True))[...] = array
-        ask(writer, Kind.UNMAP, matrix=matrix, written=SIZE)
+        ask(writer, Kind.UNMAP, matrix=matrix, written=[[0, SIZE]])
         host.seal(matrix)
         assert np.array_equal(mapped(ask(reader, Kind.MAP, matrix=matrix)), array)
         ask(reader, Kind.UNMAP, matrix=matrix)
@@ -206,9 +207,9 @@ def test_memory_is_mapped_through_the_unix_socket_only(host: ranks.Host, matrix:
 def test_a_known_segment_is_not_passed_again(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         first = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[])
-        segment = first.body["segment"]
-        ask(connection, Kind.UNMAP, matrix=matrix, written=0)
-        again = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[segment])
+        segment = first.body["parts"][0][1]
+        ask(connection, Kind.UNMAP, matrix=matrix, written=[])
+        again = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[[0, [segment]]])
         assert (again.body, again.fds) == (first.body, ())
         mapped(first)
 
@@ -216,8 +217,8 @@ def test_a_known_segment_is_not_passed_again(host: ranks.Host, matrix: int) -> N
 def test_dead_segments_are_reported(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         known = [1 << 50, 0, -1]
-        frame = ask(connection, Kind.MAP, matrix=matrix, write=True, known=known)
-        assert frame.body["dead"] == known
+        frame = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[[0, known]])
+        assert frame.body["parts"][0][3] == known
         mapped(frame)
 
 
@@ -250,7 +251,7 @@ def test_a_warm_segment_is_reused(host: ranks.Host) -> None:
         with peer(host) as connection:
             for fd in ask(connection, Kind.MAP, matrix=matrix, write=True).fds:
                 os.close(fd)
-            ask(connection, Kind.UNMAP, matrix=matrix, written=0)
+            ask(connection, Kind.UNMAP, matrix=matrix, written=[])
         host.free(matrix)
     assert len(segments) == 1
 
@@ -262,11 +263,11 @@ def test_only_memory_of_a_lost_writer_is_never_reused(host: ranks.Host, write: b
     (segment,) = host.new(matrix, distribution, "float64")
     if not write:
         host.fill(matrix)
-    fds = host.fds()
+    threads = host.threads()
     with peer(host) as connection:
         for fd in ask(connection, Kind.MAP, matrix=matrix, write=write).fds:
             os.close(fd)
-    wait_until(lambda: host.fds() == fds)
+    wait_until(lambda: host.threads() == threads)
     host.free(matrix)
     taken = host.new(other, distribution, "float64")
     assert (taken == [segment]) is not write
@@ -279,7 +280,7 @@ def test_a_matrix_whose_writer_was_lost_can_be_sent_again(host: ranks.Host, matr
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))[:20] = array[:20]
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))[...] = array
-        ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE)
+        ask(connection, Kind.UNMAP, matrix=matrix, written=[[0, SIZE]])
         host.seal(matrix)
         assert np.array_equal(get(connection, matrix, ALL), array)
 
@@ -290,7 +291,7 @@ def test_two_peers_may_map_one_matrix(host: ranks.Host, matrix: int) -> None:
         views = [mapped(ask(c, Kind.MAP, matrix=matrix, write=True)) for c in (left, right)]
         views[0][:, :15], views[1][:, 15:] = array[:, :15], array[:, 15:]
         for connection in (left, right):
-            ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE // 2)
+            ask(connection, Kind.UNMAP, matrix=matrix, written=[[0, SIZE // 2]])
         host.seal(matrix)
         assert np.array_equal(get(left, matrix, ALL), array)
 
@@ -298,13 +299,12 @@ def test_two_peers_may_map_one_matrix(host: ranks.Host, matrix: int) -> None:
 def test_written_elements_are_counted_once_and_at_most_all(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))
-        for wrong in (SIZE + 1, -1, True, 1.0, None, "all", [SIZE]):
-            assert (
-                "not a number"
-                in refused(connection, Kind.UNMAP, matrix=matrix, written=wrong).message
-            )
-        ask(connection, Kind.UNMAP, matrix=matrix, written=SIZE)
-        assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message
+        counts = (SIZE + 1, -1, True, 1.0, None, "all", [SIZE])
+        for wrong in (*([[0, count]] for count in counts), [[1, 0]], [0, 1], SIZE, None, "all"):
+            failure = refused(connection, Kind.UNMAP, matrix=matrix, written=wrong)
+            assert "not a rank and a number" in failure.message
+        ask(connection, Kind.UNMAP, matrix=matrix, written=[[0, SIZE]])
+        assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=[]).message
     host.seal(matrix)
 
 
@@ -312,4 +312,5 @@ def test_a_reader_can_report_no_written_elements(host: ranks.Host, matrix: int) 
     host.fill(matrix)
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix))
-        assert "not a number" in refused(connection, Kind.UNMAP, matrix=matrix, written=1).message
+        failure = refused(connection, Kind.UNMAP, matrix=matrix, written=[[0, 1]])
+        assert "not a rank and a number up to 0" in failure.message

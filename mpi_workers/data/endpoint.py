@@ -1,0 +1,333 @@
+"""The data endpoint: one process per gang and node that serves the matrices of all its ranks.
+
+Clients put, get and map regions; the endpoint splits them by rank. On the same node a client maps
+the ranks' memory through the Unix socket (MAP) and reads or writes it directly. From other nodes
+PUT and GET stream the node's share of a region, in one frame.
+
+The proxy starts it, and the gang ends with it. When a rank is gone the endpoint hangs up on all
+clients: the rank's memory would stay writable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import reprlib
+import resource
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from mpi_workers.data.node_memory import Loan, NodeMemory
+from mpi_workers.data.streams import Order, Share, receive_stream, send_stream
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.node_shares import Box, elements_of, exchange
+from mpi_workers.matrix.regions import Region
+from mpi_workers.matrix.row_shares import checked_rows, place, row_groups
+from mpi_workers.wire import frames, sockets
+from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.blocking import MAX_FDS, Connection
+from mpi_workers.wire.frames import Body, Frame, Kind
+
+MAX_PEERS = 4096  # authenticated clients, a thread each
+MAX_ROWS_BYTES = 64 << 20  # 64 MiB of rows in one frame
+MAX_KNOWN = 1024  # segments of a rank that a client may report as mapped
+STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
+
+
+class DataEndpoint:
+    """Serves the memory of a node's ranks on listening sockets.
+
+    Parameters
+    ----------
+    listeners : sequence of socket
+        The Unix socket, and TCP if other nodes may connect.
+    token : str
+        The gang's secret; every peer must prove that it knows it.
+    ranks : range
+        The ranks of this node, each of which connects to the Unix socket.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
+        self._memory = NodeMemory(ranks, self._rank_lost)
+        self._lost: int | None = None
+        self._clients: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._acceptor = Acceptor(
+            listeners, token, {"ranks": [ranks.start, ranks.stop]}, keepalive=sockets.DATA
+        )
+
+    def serve(self) -> None:
+        """Accept ranks and clients. Does not return."""
+        while True:
+            for connection, fields in self._acceptor.poll():
+                try:
+                    self._admit(connection, fields)
+                except Failure as failure:
+                    with connection, contextlib.suppress(frames.WireError):
+                        connection.send(Kind.REFUSED, failure.to_map())
+
+    def _admit(self, connection: Connection, fields: Body) -> None:
+        if fields.get("role") == "rank":
+            self._memory.join(fields.get("rank"), connection)
+            return
+        with self._lock:
+            if self._lost is not None:
+                raise Failure("TransferError", f"rank {self._lost} is gone", rank=self._lost)
+            if len(self._clients) >= MAX_PEERS:
+                raise Failure("ResourceError", f"the data endpoint has {MAX_PEERS} clients")
+            self._clients.add(connection)
+        try:
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            self._clients.discard(connection)
+            words = "the data endpoint can start no more threads"
+            raise Failure("ResourceError", words) from None
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            Client(connection, self._memory).serve()
+        except (frames.WireError, OSError):
+            pass  # the client is lost or was refused; its loans have ended
+        finally:
+            with self._lock:
+                self._clients.discard(connection)
+            connection.close()
+
+    def _rank_lost(self, rank: int) -> None:
+        with self._lock:
+            self._lost = rank
+            for connection in self._clients:
+                connection.hang_up()
+
+
+class _InParts:
+    """Elements in the blocks of several ranks."""
+
+    def __init__(self, loans: Sequence[Loan]) -> None:
+        self._distribution = loans[0].distribution
+        self._parts = [loan.part() for loan in loans]
+        self._stream = sum(part.local.nbytes for part in self._parts) > copy_kernels.CACHED_BYTES
+
+    def view(self, piece: Box) -> None:
+        return None
+
+    def copy(self, packed: np.ndarray[Any, Any], piece: Box, *, out: bool) -> None:
+        stream = self._stream and not out  # a piece stays in the cache until it is sent
+        parts, distribution = self._parts, self._distribution
+        exchange(packed, piece, parts, distribution, into_parts=not out, stream=stream)
+
+
+class Client:
+    """One authenticated connection of a client."""
+
+    def __init__(self, connection: Connection, memory: NodeMemory) -> None:
+        self._connection = connection
+        self._memory = memory
+        self._mapped: dict[int, dict[int, Loan]] = {}  # by matrix and rank
+        self._put_loans: dict[int, dict[int, Loan]] = {}
+        self._put_elements: dict[int, Counter[int]] = {}
+        self._times = {"receive_s": 0.0, "place_s": 0.0}
+
+    def serve(self) -> None:
+        """Answer frames until the client leaves. Raises `ConnectionLost`, or a protocol error."""
+        try:
+            while True:
+                frame = self._connection.recv()
+                try:
+                    self._answer(frame)
+                except Failure as failure:
+                    if frame.payload_nbytes:  # unread: the next frame cannot be found
+                        self._connection.refuse(failure)
+                        return
+                    self._connection.send(Kind.REFUSED, failure.to_map())
+        except frames.ConnectionLost:
+            raise
+        except (frames.WireError, TimeoutError) as error:
+            self._connection.refuse(Failure("TransferError", f"refused: {error}"))
+            raise
+        finally:
+            with contextlib.suppress(Failure):
+                self._memory.give_back(_all(self._mapped), tainted=True)
+            with contextlib.suppress(Failure):
+                self._memory.give_back(_all(self._put_loans))
+
+    def _answer(self, frame: Frame) -> None:
+        if frame.payload_nbytes and frame.kind != Kind.PUT:
+            raise frames.WireError(f"a {frame.kind.name} must not have a payload")
+        match frame.kind:
+            case Kind.MAP:
+                self._map(frame.body)
+            case Kind.UNMAP:
+                self._unmap(frame.body)
+            case Kind.PUT:
+                self._put(frame.body, frame.payload_nbytes)
+            case Kind.GET:
+                self._get(frame.body)
+            case Kind.SYNC:
+                self._sync()
+            case _:
+                raise frames.WireError(f"a data endpoint does not accept {frame.kind.name}")
+
+    # --- shared memory ---
+
+    def _map(self, body: Body) -> None:
+        if not self._connection.unix:
+            raise Failure("TransferError", "memory can be mapped through the Unix socket only")
+        ranks, known = self._memory.chosen(body.get("ranks")), _known(body.get("known", []))
+        if len(ranks) > MAX_FDS:
+            raise Failure("TransferError", f"at most {MAX_FDS} ranks can be mapped at a time")
+        matrix = body.get("matrix")
+        already = self._mapped.get(matrix, {}) if _is_int(matrix) else {}
+        if already.keys() & set(ranks):
+            raise Failure("TransferError", f"matrix {matrix} is already mapped")
+        loans = self._memory.lend(matrix, ranks, write=body.get("write") is True)
+        parts, fds = [], []
+        for loan in loans:
+            segment, mapped = loan.segment, known.get(loan.rank, [])
+            dead = [number for number in mapped if not self._memory.knows(loan.rank, number)]
+            parts.append([loan.rank, segment.number, segment.nbytes, dead])
+            if segment.number not in mapped:
+                fds.append(segment.fd)
+        self._mapped.setdefault(body["matrix"], {}).update({loan.rank: loan for loan in loans})
+        self._connection.send(Kind.MAP, {"parts": parts}, fds=fds)
+
+    def _unmap(self, body: Body) -> None:
+        """End all loans of a matrix."""
+        matrix, pairs = body.get("matrix"), body.get("written", [])
+        loans = self._mapped.get(matrix) if _is_int(matrix) else None
+        if loans is None:
+            raise Failure("TransferError", f"matrix {reprlib.repr(matrix)} is not mapped")
+        written: dict[int, int] = {}
+        for pair in pairs if isinstance(pairs, list) else [pairs]:
+            loan = loans.get(pair[0]) if _is_pair(pair) else None
+            most = loan.size if loan is not None and loan.write else 0
+            if loan is None or not _is_int(pair[1]) or not 0 <= pair[1] <= most:
+                words = f"'written' has {reprlib.repr(pair)}, not a rank and a number up to {most}"
+                raise Failure("TransferError", words)
+            written[pair[0]] = pair[1]
+        self._memory.give_back(self._mapped.pop(body["matrix"]).values(), written)
+        self._connection.send(Kind.SYNC)
+
+    # --- streams ---
+
+    def _put(self, body: Body, nbytes: int) -> None:
+        matrix, ranks = body.get("matrix"), self._memory.chosen(body.get("ranks"))
+        borrowed = self._put_loans.setdefault(matrix, {}) if _is_int(matrix) else {}
+        missing = [rank for rank in ranks if rank not in borrowed]
+        if missing:
+            lent = self._memory.lend(matrix, missing, write=True)
+            borrowed.update({loan.rank: loan for loan in lent})
+        loans = [borrowed[rank] for rank in ranks]
+        counts = self._put_elements.setdefault(body["matrix"], Counter())
+        self._connection.sock.settimeout(STALL_TIMEOUT_S)
+        if "rows" in body:
+            self._receive_rows(body, nbytes, loans, counts)
+        else:
+            self._receive_region(body, nbytes, loans, counts)
+
+    def _receive_region(
+        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
+    ) -> None:
+        share = _share(body, loans)
+        _check_size(nbytes, share.nbytes)
+        times = receive_stream(self._connection, share, _InParts(loans))
+        self._times["receive_s"] += times.moving
+        self._times["place_s"] += times.copying
+        for loan in loans:
+            counts[loan.rank] += elements_of(share.boxes, loan.rank, loan.distribution)
+
+    def _receive_rows(
+        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
+    ) -> None:
+        distribution, dtype = loans[0].distribution, loans[0].dtype
+        rows = checked_rows(body["rows"], distribution.shape)
+        groups = list(row_groups(distribution, [loan.rank for loan in loans], rows))
+        _check_size(nbytes, sum(group.size for group in groups) * dtype.itemsize)
+        if nbytes > MAX_ROWS_BYTES:
+            raise Failure("TransferError", f"rows of {nbytes} bytes: send them in several frames")
+        parts = [loan.part() for loan in loans]
+        clock = time.perf_counter()
+        received = []
+        for group in groups:
+            elements = np.empty((len(group.rows), len(group.cols)), dtype)
+            self._connection.read_into(elements.reshape(-1).view(np.uint8).data)
+            received.append(elements)
+        arrived = time.perf_counter()
+        for group, elements in zip(groups, received, strict=True):
+            for rank, count in place(elements, group, parts, distribution):
+                counts[rank] += count
+        self._times["receive_s"] += arrived - clock
+        self._times["place_s"] += time.perf_counter() - arrived
+
+    def _sync(self) -> None:
+        """Report the elements that were put to their ranks."""
+        while self._put_loans:
+            matrix, loans = self._put_loans.popitem()
+            self._memory.give_back(loans.values(), self._put_elements.pop(matrix, None))
+        times, self._times = self._times, {"receive_s": 0.0, "place_s": 0.0}
+        self._connection.send(Kind.SYNC, times)
+
+    def _get(self, body: Body) -> None:
+        ranks = self._memory.chosen(body.get("ranks"))
+        loans = self._memory.lend(body.get("matrix"), ranks, write=False)
+        try:
+            share = _share(body, loans)
+            self._connection.sock.settimeout(STALL_TIMEOUT_S)
+            send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
+        finally:
+            self._memory.give_back(loans)
+
+
+def _check_size(nbytes: int, wanted: int) -> None:
+    if nbytes != wanted:
+        raise frames.WireError(f"{nbytes} bytes were sent for a region of {wanted} bytes")
+
+
+def _share(body: Body, loans: Sequence[Loan]) -> Share:
+    """What the ranks hold of the region of a PUT or GET. Raises `Failure` (ShapeError)."""
+    distribution = loans[0].distribution
+    region = Region.checked(body.get("region"), distribution.shape)
+    order: Order = "F" if body.get("order") == "F" else "C"
+    return Share.of(distribution, [loan.rank for loan in loans], region, loans[0].dtype, order)
+
+
+def _known(value: object) -> dict[int, list[int]]:
+    """The segments that a client has mapped, by rank. Raises `Failure`."""
+    if isinstance(value, list) and len(value) <= MAX_FDS:
+        found = {pair[0]: pair[1] for pair in value if _is_pair(pair)}
+        if len(found) == len(value) and all(
+            isinstance(numbers, list) and len(numbers) <= MAX_KNOWN and all(map(_is_int, numbers))
+            for numbers in found.values()
+        ):
+            return found
+    words = f"'known' must hold for each rank a list of up to {MAX_KNOWN} segment ids"
+    raise Failure("TransferError", words)
+
+
+def _all(loans: dict[int, dict[int, Loan]]) -> list[Loan]:
+    return [loan for by_rank in loans.values() for loan in by_rank.values()]
+
+
+def _is_pair(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and len(value) == 2 and _is_int(value[0])
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return type(value) is int  # bool is excluded
+
+
+def main(listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
+    """Run the data endpoint in a process of its own. Does not return."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    DataEndpoint(listeners, token, ranks).serve()

@@ -1,0 +1,237 @@
+"""The memory of a node's ranks as their data endpoint sees it: lent by each rank, mapped here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import reprlib
+import select
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.copy_kernels import RankPart
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.mapping import SharedMapping
+from mpi_workers.wire import frames
+from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.frames import Frame, Kind
+
+STALL_TIMEOUT_S = 600.0  # for a rank's answer: a routine may hold its interpreter
+MAX_SEGMENTS = 64  # of a rank, kept open for the next transfer
+
+
+class Segment:
+    """A rank's memory: its descriptor, and its mapping once a stream needs it."""
+
+    def __init__(self, number: int, fd: int, nbytes: int) -> None:
+        self.number = number
+        self.fd = fd
+        self.nbytes = nbytes
+        self._mapping: SharedMapping | None = None
+
+    def array(self) -> NDArray[np.uint8]:
+        if self._mapping is None:
+            self._mapping = SharedMapping(self.fd, self.nbytes)
+        return self._mapping.array()
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Loan(NamedTuple):
+    """A rank's block of a matrix that must not be recycled until `NodeMemory.give_back`."""
+
+    rank: int
+    number: int
+    write: bool
+    segment: Segment
+    distribution: Distribution
+    dtype: np.dtype[Any]
+
+    def part(self) -> RankPart:
+        """The block, mapped into this process."""
+        indices = self.distribution.local_indices(self.rank)
+        raw = self.segment.array()[: indices.size * self.dtype.itemsize]
+        local = raw.view(self.dtype).reshape(indices.shape, order="F")
+        return RankPart(self.rank, indices, local)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.distribution.local_indices(self.rank).size
+
+
+class RankLink:
+    """The connection of one rank, which has dialled the endpoint."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        connection.take_fds = True
+        self.rank = rank
+        self.connection = connection
+        self.segments: dict[int, Segment] = {}  # by number, oldest use first
+
+    def expect(self, kind: Kind) -> Frame:
+        """The answer to the last request. Raises the rank's `Failure`, or that it is gone."""
+        try:
+            return self.connection.expect(kind, STALL_TIMEOUT_S)
+        except (frames.WireError, OSError) as error:
+            raise self._gone(error) from error
+
+    def send(self, kind: Kind, **body: Any) -> None:
+        try:
+            self.connection.send(kind, body)
+        except (frames.WireError, OSError) as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: Exception) -> Failure:
+        self.connection.hang_up()  # an answer that comes later belongs to no request
+        words = f"the transfer with rank {self.rank} failed: {error}"
+        return Failure("TransferError", words, rank=self.rank)
+
+    def take(self, frame: Frame) -> Segment:
+        """The segment that a MAP describes."""
+        for dead in frame.body["dead"]:
+            self.segments.pop(dead, None)
+        number = frame.body["segment"]
+        segment = self.segments.pop(number, None)
+        if segment is None:
+            segment = Segment(number, frame.fds[0], frame.body["nbytes"])
+        self.segments[number] = segment
+        while len(self.segments) > MAX_SEGMENTS:
+            self.segments.pop(next(iter(self.segments)))
+        return segment
+
+
+class NodeMemory:
+    """The ranks of one node. Thread-safe: one request to the ranks at a time.
+
+    Parameters
+    ----------
+    ranks : range
+        The ranks of the node.
+    on_lost : callable(rank)
+        Called from a thread when a rank that has joined is gone.
+    """
+
+    def __init__(self, ranks: range, on_lost: Callable[[int], None]) -> None:
+        self.ranks = ranks
+        self._links: dict[int, RankLink] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._on_lost = on_lost
+        self._watched = select.epoll()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def join(self, rank: object, connection: Connection) -> None:
+        """A rank has connected. Raises `Failure` if none of that number is expected."""
+        if type(rank) is not int or rank not in self.ranks or not connection.unix:
+            raise Failure("AuthError", f"no rank {reprlib.repr(rank)} is expected here")
+        with self._lock:
+            if rank in self._links:
+                raise Failure("AuthError", f"rank {rank} is connected already")
+            self._links[rank] = RankLink(rank, connection)
+        self._watched.register(connection.sock, select.EPOLLRDHUP)
+
+    def _watch(self) -> None:
+        while True:
+            for fd, _ in self._watched.poll():
+                for rank, link in list(self._links.items()):
+                    if link.connection.sock.fileno() == fd:
+                        self._watched.unregister(fd)
+                        self._on_lost(rank)
+
+    def chosen(self, value: object) -> list[int]:
+        """The ranks that a request names; all, if it names none. Raises `Failure`."""
+        if value is None:
+            return list(self.ranks)
+        if (
+            isinstance(value, list)
+            and 0 < len(value) <= len(self.ranks)
+            and all(type(rank) is int and rank in self.ranks for rank in value)
+            and len(set(value)) == len(value)
+        ):
+            return value
+        known = f"{self.ranks.start} to {self.ranks.stop - 1}"
+        words = f"'ranks' is {reprlib.repr(value)}, not some of the ranks {known} of this node"
+        raise Failure("TransferError", words)
+
+    def lend(self, matrix: object, ranks: Sequence[int], *, write: bool) -> list[Loan]:
+        """Borrow a matrix from ranks: all at once, or `Failure` with the first refusal."""
+        loans: list[Loan] = []
+        failure: Failure | None = None
+        with self._lock:
+            links = [self._link(rank) for rank in ranks]
+            asked: list[tuple[RankLink, int]] = []
+            try:
+                for link in links:
+                    number = next(self._numbers)
+                    known = list(link.segments)
+                    link.send(Kind.MAP, matrix=matrix, write=write, lease=number, known=known)
+                    asked.append((link, number))
+            except Failure as lost:
+                failure = lost
+            for link, number in asked:
+                try:
+                    frame = link.expect(Kind.MAP)
+                except Failure as refused:
+                    failure = failure or refused
+                    continue
+                body = frame.body
+                distribution = Distribution(
+                    body["layout"], tuple(body["shape"]), tuple(body["grid"])
+                )
+                dtype = np.dtype(body["dtype"])
+                segment = link.take(frame)
+                loans.append(Loan(link.rank, number, write, segment, distribution, dtype))
+        if failure is not None:
+            with contextlib.suppress(Failure):
+                self.give_back(loans)
+            raise failure
+        return loans
+
+    def give_back(
+        self,
+        loans: Iterable[Loan],
+        written: dict[int, int] | None = None,
+        *,
+        tainted: bool = False,
+    ) -> None:
+        """End loans, and report how many elements were written, by rank.
+
+        `tainted`: another process may still write into the memory. Raises `Failure` if a rank is
+        gone, after all others were told.
+        """
+        failure: Failure | None = None
+        told: list[RankLink] = []
+        with self._lock:
+            for loan in loans:
+                try:
+                    link = self._link(loan.rank)
+                    count = 0 if written is None else written.get(loan.rank, 0)
+                    link.send(Kind.UNMAP, lease=loan.number, written=count, tainted=tainted)
+                    told.append(link)
+                except Failure as lost:
+                    failure = failure or lost
+            for link in told:
+                try:
+                    link.expect(Kind.SYNC)
+                except Failure as lost:
+                    failure = failure or lost
+        if failure is not None:
+            raise failure
+
+    def knows(self, rank: int, number: int) -> bool:
+        """Whether a segment of a rank is known to exist."""
+        return number in self._links[rank].segments
+
+    def _link(self, rank: int) -> RankLink:
+        link = self._links.get(rank)
+        if link is None:
+            raise Failure("TransferError", f"rank {rank} has not connected to its data endpoint")
+        return link

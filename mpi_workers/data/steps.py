@@ -1,0 +1,65 @@
+"""The steps of a transfer: regions of blocks, small enough to report progress in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
+from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.regions import Region
+
+STEP_BYTES = 64 << 20  # 64 MiB: progress is reported, and the ranks are checked, this often
+UNCUT_BYTES = 512 << 20  # 512 MiB: up to this size a block is one step if progress is not reported
+
+
+class Step(NamedTuple):
+    """A region of the matrix that moves in one step, or a part of it."""
+
+    array: Array
+    region: Region
+
+    def cut(self, count: int) -> Iterator[Step]:
+        """The step in `count` parts, across the axis with the larger stride."""
+        array, region = self
+        by_row = abs(array.strides[0]) > abs(array.strides[1])
+        length = len(array) if by_row else array.shape[1]
+        for k in range(count):
+            start, stop = length * k // count, length * (k + 1) // count
+            if start == stop:
+                continue
+            if by_row:
+                part = region._replace(row0=region.row0 + start, row1=region.row0 + stop)
+                yield Step(array[start:stop], part)
+            else:
+                part = region._replace(col0=region.col0 + start, col1=region.col0 + stop)
+                yield Step(array[:, start:stop], part)
+
+    def holders(self, target: TransferTarget, ranks: Iterable[int]) -> list[int]:
+        """The ranks that hold an element of the region."""
+        return [r for r in ranks if self.region.of(target.distribution.local_indices(r)).size]
+
+
+def steps_of(blocks: Iterable[ArrayBlock], shape: Shape, *, watched: bool) -> Iterator[list[Step]]:
+    """Cut blocks of a matrix into steps that move together; small ones if progress is reported."""
+    limit = STEP_BYTES if watched else UNCUT_BYTES
+    steps: list[Step] = []
+    nbytes = 0
+    for array, (row, col) in blocks:
+        bounds = [row, row + array.shape[0], col, col + array.shape[1]]
+        whole = Region.checked(list(map(int, bounds)), shape)
+        height = max(1, len(array))
+        if array.nbytes > limit:
+            height = max(1, STEP_BYTES // (array.nbytes // len(array)))
+        for i in range(0, len(array), height):
+            rows = array[i : i + height]
+            if steps and nbytes + rows.nbytes > STEP_BYTES:
+                yield steps
+                steps, nbytes = [], 0
+            row0 = whole.row0 + i
+            region = Region(row0, row0 + len(rows), whole.col0, whole.col1)
+            steps.append(Step(rows, region))
+            nbytes += rows.nbytes
+    if steps:
+        yield steps

@@ -1,0 +1,142 @@
+"""The compiled copy kernel moves the same elements as NumPy, with every set of instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_workers.matrix import build_kernel, copy_kernels, native_copy
+from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
+from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import LAYOUTS, Distribution, copies, default_grid
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The kernel as it is now, built for these tests; the best level of this processor."""
+    library = tmp_path_factory.mktemp("kernel") / "copy_kernel.so"
+    why = build_kernel.build(library)
+    if why is not None:
+        pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_copy, "LIBRARY", library)
+        forget()
+        found = native_copy.level()
+        assert found is not None
+        yield found
+    forget()
+
+
+def forget() -> None:
+    for cached in (native_copy.kernel, native_copy.level):
+        cached.cache_clear()
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_level_transposes_every_size_of_element(kernel: int, data: st.DataObject) -> None:
+    m, n = data.draw(st.tuples(st.integers(0, 150), st.integers(0, 300)))
+    itemsize = data.draw(st.sampled_from(native_copy.ITEMSIZES))
+    shift, gap = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 9)))
+    best = data.draw(st.integers(0, kernel))
+    stream = data.draw(st.booleans())
+    void = np.dtype((np.void, itemsize))
+    raw = np.random.default_rng(m * 301 + n).integers(0, 256, (m, n * itemsize), np.uint8)
+    source = raw.view(void) if raw.size else np.empty((m, n), void)
+    memory = np.full(shift + n * (m * itemsize + gap) + 64, 7, np.uint8)
+    lines = [memory[shift + j * (m * itemsize + gap) :][: m * itemsize] for j in range(n)]
+    target = np.array([line.ctypes.data for line in lines], np.uintp)
+    native_copy.transpose(native_copy.lines(source, 0), target, itemsize, stream=stream, best=best)
+    for j, line in enumerate(lines):
+        assert line.tobytes() == source[:, j].tobytes()
+        line[:] = 7
+    assert (memory == 7).all()  # nothing else was written
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[Distribution, list[int]]:
+    size = draw(st.integers(1, 8))
+    grid = default_grid(size)
+    names = [name for name in LAYOUTS if copies(name, grid) == 1]
+    shape = draw(st.tuples(st.integers(1, 120), st.integers(1, 120)))
+    here = draw(st.sets(st.integers(0, size - 1), min_size=1))
+    return Distribution(draw(st.sampled_from(names)), shape, grid), sorted(here)
+
+
+@given(
+    matrix=matrices(),
+    dtype=st.sampled_from(DTYPES),
+    way=st.sampled_from(["C", "padded", "backwards", "Fortran", "every second column"]),
+    into_parts=st.booleans(),
+    stream=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_exchange_is_the_same_with_and_without_the_kernel(
+    matrix: Any, dtype: str, way: str, into_parts: bool, stream: bool, data: st.DataObject
+) -> None:
+    distribution, ranks = matrix
+    m, n = distribution.shape
+    row0, row1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, m)])))
+    col0, col1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, n)])))
+    array = np.random.default_rng(m * n).integers(0, 100, (m, n)).astype(dtype)
+    results = []
+    for best in (native_copy.level(), None):
+        out = arranged(array if into_parts else np.zeros_like(array), way)
+        parts = []
+        for rank in ranks:
+            indices = distribution.local_indices(rank)
+            if indices.size:
+                local = np.zeros(indices.shape, dtype, order="F")
+                if not into_parts:
+                    local[...] = array[np.ix_(indices.rows, indices.cols)]
+                parts.append(RankPart(rank, indices, local))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native_copy, "level", lambda best=best: best)
+            patch.setattr(copy_kernels, "UNTILED_BYTES", 0)
+            block = ArrayBlock(out[row0:row1, col0:col1], (row0, col0))
+            copied = copy_kernels.exchange([block], parts, into_parts=into_parts, stream=stream)
+        counts = {rank: elements for rank, (elements, _) in copied.items()}
+        results.append((out.tobytes(), [part.local.tobytes() for part in parts], counts))
+    assert results[0] == results[1]
+
+
+def arranged(array: Array, way: str) -> Array:
+    """The same elements in memory of another order."""
+    match way:
+        case "padded":
+            return np.pad(array, 3)[3:-3, 3:-3]
+        case "backwards":
+            return array[::-1].copy()[::-1]
+        case "Fortran":
+            return np.array(array, order="F")
+        case "every second column":
+            return np.repeat(array, 2, 1)[:, ::2]
+    return array.copy()
+
+
+def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native_copy.description().startswith("compiled, ")
+    monkeypatch.setenv(native_copy.SWITCH, "0")
+    forget()
+    assert native_copy.level() is None
+    assert native_copy.description() == "NumPy"
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_missing_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert build_kernel.build(tmp_path / "kernel.so") == "no C compiler was found"
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert "/nowhere/cc failed" in str(build_kernel.build(tmp_path / "kernel.so"))
+    assert list(tmp_path.iterdir()) == []
