@@ -67,6 +67,15 @@ class ArrayMethods(FetchedValues):
         """Where to insert elements into this sorted vector so that it stays sorted."""
         return np.searchsorted(self, v, side, sorter)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """The fetched elements, for libraries that exchange arrays by DLPack."""
+        options.pop("stream", None)
+        return self.fetch().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU: the elements are fetched."""
+        return np.zeros(0).__dlpack_device__()
+
     def swapaxes(self, axis1: int, axis2: int) -> Any:
         """The transpose, or the array itself if the axes are one."""
         return np.swapaxes(self, axis1, axis2)

@@ -125,6 +125,9 @@ class Engine:
 
     def reduce(self, op: str, A: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
         """Sum, mean, var, std, min, max, any or all: a handle with one dimension less, or none."""
+        if axis == ():  # each element by itself
+            found = self.reduce(op, self.reshape(A, (-1, 1)), 1, ddof=ddof)
+            return self.reshape(found, A.shape)
         along = rules.axis_of(axis, A.ndim)
         return self.call("reduce", op, A, axis=along, ddof=ddof, keepdims=keepdims)
 

@@ -292,6 +292,8 @@ def _where(engine: Engine, condition: Any, x: Any = None, y: Any = None, /) -> A
 
 @implements(np.nonzero)
 def _nonzero(engine: Engine, a: Any) -> tuple[Any, ...]:
+    if not a.ndim:
+        raise ShapeError("np.nonzero of a number, an array of shape ()")
     return tuple(engine.call("nonzero", a, axis) for axis in range(a.ndim))
 
 

@@ -21,7 +21,7 @@ VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
 DTYPES = ("bool", "int32", "int64", "float32", "float64", "complex64", "complex128")
 _STANDARD = """
-    abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
+    abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_invert bitwise_left_shift
     bitwise_or bitwise_right_shift bitwise_xor ceil conj copysign cos cosh divide equal exp
     expm1 floor floor_divide greater greater_equal hypot imag isfinite isinf isnan less less_equal
     log log1p log2 log10 logaddexp logical_and logical_not logical_or logical_xor maximum minimum
@@ -130,6 +130,10 @@ class Namespace(_Names):
         """A handle of an array, or of what NumPy makes one of."""
         return creation.asarray(self._engine, obj, dtype, copy)
 
+    def from_dlpack(self, x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+        """A handle of an array of another library, which is sent."""
+        return creation.asarray(self._engine, np.from_dlpack(x), None, copy)
+
     def zeros(self, shape: Any, *, dtype: Any = None, device: Any = None,
               layout: str = LAYOUT) -> Any:  # fmt: skip
         """Zeros."""
@@ -190,7 +194,7 @@ class Namespace(_Names):
         """Whether a dtype, or that of a matrix, can become another one by promotion."""
         return np.can_cast(getattr(from_, "dtype", from_), to)
 
-    def expand_dims(self, x: Any, /, *, axis: Any = 0) -> Any:
+    def expand_dims(self, x: Any, /, axis: Any = 0) -> Any:
         """A new axis of length 1."""
         return np.expand_dims(x, axis)
 

@@ -22,6 +22,11 @@ def _along(axis: Any, a: Any) -> int | None:
     return None if axis is None else rules.axis_index(axis, a.ndim)
 
 
+def _along_or_number(axis: Any, a: Any) -> int | None:
+    """As NumPy's older functions take a number: as a vector with one element."""
+    return None if a.ndim == 0 and axis in (0, -1) else _along(axis, a)
+
+
 @implements(np.sort)
 def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
     return engine.call("sort", a, axis=_along(axis, a))
@@ -31,7 +36,7 @@ def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: A
 def _argsort(
     engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None
 ) -> Any:
-    return engine.call("argsort", a, axis=_along(axis, a))
+    return engine.call("argsort", a, axis=_along_or_number(axis, a))
 
 
 def _place(op: str) -> Implementation:

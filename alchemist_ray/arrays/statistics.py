@@ -64,7 +64,8 @@ def _scan(op: str, skip: bool = False) -> Implementation:
         if skip and whole.dtype.kind in "fc":
             neutral = np.asarray(op == "prod", whole.dtype)
             whole = engine.where(engine.unary("isnan", whole), neutral, whole)
-        along = None if axis is None else rules.axis_index(axis, a.ndim)
+        number = a.ndim == 0 and axis in (0, -1)  # NumPy takes it as a vector
+        along = None if axis is None or number else rules.axis_index(axis, a.ndim)
         found = engine.call("cumulative", op, whole, axis=along)
         return found if dtype is None else engine.astype(found, dtype, copy=False)
 

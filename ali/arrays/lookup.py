@@ -121,6 +121,8 @@ def interp(
     ------
     ShapeError
         If x and y differ in length, or are empty.
+    DtypeError
+        If one of them is complex.
 
     Notes
     -----
@@ -131,6 +133,11 @@ def interp(
         "ShapeError",
         f"interp: x has shape {x.array_shape} and y {y.array_shape}; both must be vectors of one "
         "length, above 0",
+    )
+    require(
+        not any(one.dtype.kind == "c" for one in (A, x, y)),
+        "DtypeError",
+        f"interp of {A.dtype} between points of {x.dtype} and {y.dtype}: they must be real",
     )
     places, values = (ctx.to_layout(one, "STAR_STAR").local.reshape(-1) for one in (x, y))
     R = ctx.empty(A.array_shape, np.float64, A.layout)

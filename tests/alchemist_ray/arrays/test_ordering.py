@@ -1,0 +1,247 @@
+"""Functions that sort, accumulate, count and look up give NumPy's values, shapes and dtypes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.errors import BadArgumentError, MatrixError, ShapeError
+from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, same
+
+Work = Callable[[Any], Any]
+REFUSALS = (TypeError, ValueError, IndexError, ZeroDivisionError, MatrixError)
+SHAPES = [(7,), (6, 4), (1, 1), (0,), (0, 3), (3, 0), (30, 2), (2, 30)]
+AXES = (None, 0, 1, -1)
+ALONG = [
+    "sort", "argmax", "argmin", "cumsum", "cumprod", "prod", "median", "nansum", "nanmean",
+    "nanmin", "nanmax", "nanstd", "nanvar", "nanmedian", "nanprod", "nancumsum", "nanargmax", "ptp",
+    "average", "count_nonzero", "diff", "flip",
+]  # fmt: skip
+KEEPING = ["argmax", "argmin", "median", "prod", "nansum", "nanmean", "nanmedian", "average"]
+OTHERS: dict[str, Work] = {
+    "argsort": lambda x: np.argsort(x, kind="stable"),
+    "argsort of columns": lambda x: np.argsort(x, 0, kind="stable"),
+    "argsort of all": lambda x: np.argsort(x, None, kind="stable"),
+    "two differences": lambda x: np.diff(x, 2, 0, prepend=0, append=1),
+    "quantile": lambda x: np.quantile(x, 0.3),
+    "quantiles of columns": lambda x: np.quantile(x, [0.1, 0.5], 0),
+    "percentiles without nan": lambda x: np.nanpercentile(x, [5, 60], 0, method="nearest"),
+    "hazen": lambda x: np.percentile(x, [5, 50], method="hazen"),
+    "weighted average": lambda x: np.average(
+        x, 0, weights=np.arange(1, 1 + x.shape[0]), returned=True
+    ),
+    "cov": lambda x: np.cov(x, rowvar=False),
+    "cov of rows": lambda x: np.cov(x),
+    "weighted cov": lambda x: np.cov(
+        x, rowvar=False, aweights=np.arange(1.0, 1 + x.shape[0]), fweights=[2] * x.shape[0]
+    ),
+    "corrcoef": lambda x: np.corrcoef(x, rowvar=False),
+    "unique": np.unique,
+    "unique with places": lambda x: np.unique(x, True, True, True),
+    "unique_counts": np.unique_counts,
+    "unique_inverse": lambda x: np.unique_inverse(np.nan_to_num(x)),  # nan in any order
+    "isin": lambda x: np.isin(x, [1, 2, 5]),
+    "isin inverted": lambda x: np.isin(x, [1, 2, 5], invert=True),
+    "searchsorted": lambda x: np.searchsorted([-1, 0, 3], x),
+    "searchsorted right": lambda x: np.searchsorted([-1.5, 0, 3], x, side="right"),
+    "digitize": lambda x: np.digitize(x, [-1, 0, 3]),
+    "digitize in falling bins": lambda x: np.digitize(x, [3, 0, -1], right=True),
+    "histogram": np.histogram,
+    "histogram of a range": lambda x: np.histogram(x, 5, (-2, 3)),
+    "density": lambda x: np.histogram(x, [-3, 0, 1, 4], density=True),
+    "weighted histogram": lambda x: np.histogram(x, 4, weights=np.ones(x.shape)),
+    "bincount": lambda x: np.bincount(abs(x)),
+    "weighted bincount": lambda x: np.bincount(abs(x), weights=np.ones(x.shape), minlength=9),
+    "outer": lambda x: np.outer(x, x),
+    "outer with a list": lambda x: np.outer([1, 2], x),
+    "tile": lambda x: np.tile(x, 2),
+    "tile both ways": lambda x: np.tile(x, (3, 2)),
+    "repeat": lambda x: np.repeat(x, 2),
+    "repeat rows": lambda x: np.repeat(x, np.arange(x.shape[0]), 0),
+    "roll": lambda x: np.roll(x, 2),
+    "roll rows": lambda x: np.roll(x, -1, 0),
+    "broadcast_to": lambda x: np.broadcast_to(x[:1], (4, *x.shape[1:])),
+    "broadcast_arrays": lambda x: np.broadcast_arrays(x, 1),
+    "argwhere": np.argwhere,
+    "nan_to_num": lambda x: np.nan_to_num(x, nan=2, posinf=3),
+    "interp": lambda x: np.interp(x, [0, 1, 3], [1, 2, 0]),
+    "with an initial zero": lambda x: np.cumulative_sum(x, axis=0, include_initial=True),
+    "in another dtype": lambda x: np.cumsum(x, dtype="complex128"),
+    "take_along_axis": lambda x: np.take_along_axis(x, np.argsort(x, 0, kind="stable"), 0),
+    "unstack": lambda x: np.unstack(x, axis=-1),
+    "array_split": lambda x: np.array_split(x, 3),
+    "append": lambda x: np.append(x, [1, 2]),
+    "meshgrid": lambda x: np.meshgrid(x, [1, 2]),
+    "intersect1d": lambda x: np.intersect1d(x, [1, 2, -3]),
+    "setdiff1d": lambda x: np.setdiff1d(x, [1, 2]),
+    "union1d": lambda x: np.union1d(x, [1, 77]),
+    "atleast_2d": np.atleast_2d,
+    "moveaxis": lambda x: np.moveaxis(x, 0, -1),
+}
+
+
+def elements(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    random = np.random.default_rng([seed, *shape])
+    found = random.integers(-3, 6, shape).astype(dtype)
+    if dtype.startswith("complex"):
+        found = found + 1j * random.integers(-2, 3, shape).astype(dtype)
+    if dtype.startswith("float"):
+        found[random.random(shape) < 0.1] = np.nan
+    return found
+
+
+def as_in_numpy(work: Work, a: Any, A: Any) -> None:
+    """One result or several; a refusal where NumPy refuses."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns of empty slices and of constant columns
+        try:
+            expected = work(a)
+        except REFUSALS:
+            with pytest.raises(REFUSALS):
+                work(A)
+            return
+        found = work(A)
+    several = isinstance(expected, tuple | list)
+    pairs = zip(found, expected, strict=True) if several else [(found, expected)]
+    for mine, numpys in pairs:
+        same(mine, numpys)
+
+
+@given(
+    what=st.sampled_from(ALONG), shape=st.sampled_from(SHAPES), dtype=dtypes, layout=layouts,
+    axis=st.sampled_from(AXES), keepdims=st.booleans(), seed=st.integers(0, 9),
+)  # fmt: skip
+@few
+def test_along_an_axis(
+    session: AlchemistSession, what: str, shape: tuple[int, ...], dtype: str, layout: str,
+    axis: Any, keepdims: bool, seed: int,
+) -> None:  # fmt: skip
+    a = elements(shape, dtype, seed)
+    A = session.send_matrix(a, layout=layout)
+    if what == "diff" and axis is None:
+        return
+    options = {"keepdims": keepdims} if what in KEEPING else {}
+    as_in_numpy(lambda x: getattr(np, what)(x, axis=axis, **options), a, A)
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("shape", [(7,), (6, 4), (1, 1)])
+def test_other_functions(session: AlchemistSession, what: str, shape: tuple[int, ...]) -> None:
+    for dtype in ("float64", "float32", "int32", "int64", "bool", "complex64"):
+        if what == "weighted bincount" and dtype == "complex64":
+            continue
+        a = elements(shape, dtype)
+        as_in_numpy(OTHERS[what], a, session.send_matrix(a))
+
+
+@pytest.mark.parametrize("what", ["sort", "argsort", "cumsum", "unique", "median", "argmax"])
+@pytest.mark.parametrize("dtype", ["float64", "int32", "bool"])
+def test_large_vectors_on_all_ranks(session: AlchemistSession, what: str, dtype: str) -> None:
+    a = elements((70_000,), dtype)
+    A = session.send_matrix(a)
+    if what == "argsort":
+        as_in_numpy(lambda x: np.argsort(x, kind="stable"), a, A)
+    else:
+        as_in_numpy(getattr(np, what), a, A)
+
+
+def test_methods_are_the_functions(session: AlchemistSession) -> None:
+    a = elements((9, 4), "int64")
+    A = session.send_matrix(a)
+    for found, expected in [
+        (A.argmax(), a.argmax()), (A.argmin(0), a.argmin(0)),
+        (A.argsort(0), a.argsort(0, "stable")),
+        (A.cumsum(1), a.cumsum(1)), (A.cumprod(), a.cumprod()), (A.prod(0), a.prod(0)),
+        (A.repeat(2, 1), a.repeat(2, 1)), (A.take([2, 0], 0), a.take([2, 0], 0)),
+        (A.swapaxes(0, 1), a.swapaxes(0, 1)), (A[0].searchsorted(3), a[0].searchsorted(3)),
+        (A.argmax(1, keepdims=True), a.argmax(1, keepdims=True)),
+    ]:  # fmt: skip
+        same(found, expected)
+    for found, expected in zip(A.nonzero(), a.nonzero(), strict=True):
+        same(found, expected)
+    A.sort(0)
+    a.sort(0)
+    same(A, a)
+    with pytest.raises(MatrixError, match="copy of a part"):
+        A[:3].sort()
+
+
+def test_advice_of_what_is_missing_runs(session: AlchemistSession, tmp_path: Any) -> None:
+    A = session.send_matrix(np.random.default_rng(0).standard_normal((6, 6)))
+    for name, advice in INSTEAD.items():
+        code = re.split(r", (?:or|a|of) ", advice)[0].split(" of a ")[0]
+        code = code.replace("matrix.npy", str(tmp_path / "matrix.npy"))
+        exec(code, {"np": np, "A": A.copy()})  # the code that users are told to write
+        assert not hasattr(np, name) or name not in dir(session.xp)
+    with pytest.raises(BadArgumentError, match=r"np\.sort\(A\)"):
+        np.partition(A, 2)
+
+
+def test_refusals_say_what_to_do(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((6, 4)))
+    for work, words in [
+        (lambda: np.unique(A, axis=0), "fetch"), (lambda: np.histogram(A, "auto"), "bins=50"),
+        (lambda: np.quantile(A, 0.5, method="inverted_cdf"), "linear"),
+        (lambda: np.interp(A, [0], [1], period=3), "%"),
+        (lambda: np.quantile(A, [0.1, 0.2], 0, keepdims=True), "two dimensions"),
+        (lambda: np.digitize(A, [0, 2, 1]), "rise or fall"),
+        (lambda: np.nanargmax(A * np.nan), "only nan"),
+    ]:  # fmt: skip
+        with pytest.raises((BadArgumentError, ShapeError), match=words):
+            work()  # type: ignore[no-untyped-call]
+
+
+def test_a_generator_draws_on_the_ranks(session: AlchemistSession) -> None:
+    one, other = (session.xp.random.default_rng(5) for _ in range(2))
+    drawn = [
+        lambda g: g.normal(3, 2, (300, 70)), lambda g: g.uniform(-1, 4, 20_000),
+        lambda g: g.integers(-3, 9, (40, 500)), lambda g: g.random((5,), dtype="float32"),
+        lambda g: g.exponential(2.0, 20_000), lambda g: g.permutation(3000),
+    ]  # fmt: skip
+    first, second = [draw(one) for draw in drawn], [draw(other) for draw in drawn]
+    for x, y in zip(first, second, strict=True):
+        assert isinstance(x, Handle)
+        np.testing.assert_array_equal(x.fetch(), y.fetch())
+    again = drawn[0](one)
+    assert not np.array_equal(again, first[0])  # the generator has moved on
+    normal, uniform, integers = (x.fetch() for x in first[:3])
+    np.testing.assert_allclose([normal.mean(), normal.std()], [3, 2], rtol=0.03)
+    assert uniform.min() >= -1 < uniform.max() < 4
+    assert abs(uniform.mean() - 1.5) < 0.05
+    assert set(np.unique(integers)) == set(range(-3, 9))
+    assert (first[3].dtype, first[4].min() >= 0) == (np.float32, True)
+    np.testing.assert_array_equal(np.sort(first[5].fetch()), np.arange(3000))
+    assert session.xp.random.default_rng(1).integers(5).shape == ()
+
+
+def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
+    a = np.arange(120.0).reshape(40, 3)
+    A, random = session.send_matrix(a), session.xp.random.default_rng(3)
+    shuffled = random.permutation(A)
+    same(np.sort(shuffled, 0), a)
+    assert not np.array_equal(shuffled, a)
+    chosen = random.choice(A, 15, replace=False).fetch()
+    assert len(np.unique(chosen[:, 0])) == 15
+    assert set(chosen[:, 0]) <= set(a[:, 0])
+    assert random.choice(A, 100).shape == (100, 3)
+    assert random.choice(A[:, 0]).shape == ()
+    picked = random.choice(3, 4000, p=[0.5, 0.0, 0.5]).fetch()
+    assert set(picked) == {0, 2}
+    assert abs((picked == 0).mean() - 0.5) < 0.05
+    random.shuffle(A)
+    same(np.sort(A, 0), a)
+    with pytest.raises(ShapeError, match="41 of 40"):
+        random.choice(A, 41, replace=False)
+    with pytest.raises(BadArgumentError, match="sum"):
+        random.choice(2, 3, p=[0.5, 0.1])
+    with pytest.raises(BadArgumentError, match="none from 3"):
+        random.integers(3, 3)
