@@ -14,9 +14,10 @@
         )
 
 pytest then runs the library on gangs of real MPI ranks, without Ray: every case with its
-matrices in each of the 14 layouts; the declared signatures; a failure on all ranks, on one
-rank while the others wait for it, and a call that is cancelled, after each of which the gang
-must go on; loading and unloading again and again.
+matrices in each of the 14 layouts, and with matrices of bool, without rows and with one dimension,
+which it may refuse; the declared signatures; a failure on all ranks, on one rank while the others
+wait for it, and a call that is cancelled, after each of which the gang must go on; loading and
+unloading again and again.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ class LibraryTests:
         if all(case.raises is None for case in self.cases):
             pytest.skip("no case fails: add one with raises='...'")
         self._judge(size, "failures")
+
+    def test_bool_vectors_and_matrices_without_rows_end_alike(self, size: int) -> None:
+        self._judge(size, "unusual")
 
     def test_a_failure_on_one_rank_lets_the_others_go(self, size: int) -> None:
         self._need_interrupts()

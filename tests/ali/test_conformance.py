@@ -14,8 +14,8 @@ B = R.standard_normal((4, 5))
 Q = R.standard_normal((4, 4)) + 4 * np.eye(4)  # well conditioned
 H = Q @ Q.T
 Y = R.standard_normal((9, 2))
-S = np.linalg.svd(A, compute_uv=False)[:, None]
-EIGEN = np.linalg.eigvalsh(H)[:, None]
+S = np.linalg.svd(A, compute_uv=False)
+EIGEN = np.linalg.eigvalsh(H)
 QR_R = np.linalg.qr(A)[1]
 QR_R = QR_R * np.sign(np.diagonal(QR_R))[:, None]
 RIDGE = np.linalg.solve(A.T @ A + 0.5 * np.eye(4), A.T @ Y)
@@ -33,6 +33,7 @@ SHARED = (
     Case("cholesky", {"A": -H}, raises="RoutineError"),
     Case("solve", {"A": Q, "B": B}, [np.linalg.solve(Q, B)]),
     Case("solve", {"A": Q, "B": A}, raises="ShapeError"),
+    Case("solve", {"A": Q, "B": B[:, 0]}, [np.linalg.solve(Q, B[:, 0])]),
     Case("lstsq", {"A": A, "B": Y}, [np.linalg.lstsq(A, Y)[0]]),
     Case("norm", {"A": A}, [np.linalg.norm(A)]),
 )
@@ -81,7 +82,7 @@ class TestLinalg(LibraryTests):
             {"X": A, "W": R.standard_normal((5, 2)), "sigma": 1.0},
         ),
         Case("concatenate", {"A": A, "B": -A}, [np.concatenate([A, -A])]),
-        Case("diagonal", {"A": A}, [np.diagonal(A)[:, None]]),
+        Case("diagonal", {"A": A}, [np.diagonal(A)]),
         Case("triu", {"A": A, "k": -1}, [np.triu(A, -1)]),
         Case("tril", {"A": A}, [np.tril(A)]),
         Case("select_cols", {"A": A, "mask": np.array([[1, 0, 1, 1]])}, [A[:, [0, 2, 3]]]),

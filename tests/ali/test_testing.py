@@ -48,6 +48,13 @@ def sometimes(ctx: Context) -> float:
     ctx.comm.Barrier()
     return 0.0
 
+@routine("n")
+def picky(ctx: Context, A: DistMatrix) -> int:
+    """Takes no bool, as rank 1 alone notices."""
+    if A.dtype == bool and ctx.rank == 1:
+        raise TypeError("a mask")
+    return A.shape[0]
+
 @routine()
 def silent(ctx: Context) -> None:
     """Does not fail."""
@@ -75,6 +82,7 @@ def found(folder: str, *cases: str) -> dict[str, Any]:
             Case("fine", {"A": A}, [A]),
             Case("only_rows", {"A": A}, [3]),
             Case("scribble", {"A": A}),
+            Case("picky", {"A": A}, [3]),
             Case("uneven"),
             Case("sometimes"),
             Case("silent", raises="a reason"),
@@ -114,6 +122,11 @@ def test_wrong_results_name_routine_and_layout(faults: dict[str, Any]) -> None:
 def test_a_failure_that_does_not_come(faults: dict[str, Any]) -> None:
     (words,) = faults["failures"]
     assert words.startswith("silent: expected 'a reason', not ['no error', 'no error']")
+
+
+def test_unusual_matrices_that_only_some_ranks_refuse(faults: dict[str, Any]) -> None:
+    (words,) = faults["unusual"]
+    assert words.startswith("picky of bool fails on some ranks only: ['', 'TypeError: a mask']")
 
 
 def test_a_sound_routine_is_not_blamed_for_others(faults: dict[str, Any]) -> None:

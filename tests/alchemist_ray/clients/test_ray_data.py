@@ -144,3 +144,12 @@ def test_to_dataset_in_columns(als: AlchemistSession) -> None:
             handle.to_dataset(columns)
     with pytest.raises(DtypeError, match="complex"):
         als.send_matrix(A * 1j).to_dataset()
+
+
+def test_vectors_masks_and_matrices_without_rows(als: AlchemistSession) -> None:
+    vector = als.send_matrix(A[:, 0]).to_dataset(override_num_blocks=3)
+    np.testing.assert_array_equal([row["data"] for row in vector.take_all()], A[:, 0])
+    arrived(als, als.send_matrix(A > 0).to_dataset(), A > 0)
+    for empty in (A[:0], A[:0, 0]):
+        assert als.send_matrix(empty).to_dataset().take_all() == []
+    assert als.send_matrix(A[:0]).to_dataset(list("abcdef")).take_all() == []

@@ -338,3 +338,13 @@ def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None
     assert {ref for some in asked for ref in some} == set(refs)
     assert all(len({ref.owner_address() for ref in some}) == 1 for some in asked)
     assert all(held.nbytes >= 160_000 for held in object_location.locate_objects(refs))
+
+
+def test_bfloat16_is_widened_on_request(session: AlchemistSession) -> None:
+    kinds = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+    narrow = np.arange(12.0).reshape(4, 3).astype(kinds.bfloat16)
+    with pytest.raises(DtypeError, match="dtype='float32'"):
+        session.send_matrix(narrow)
+    wide = session.send_matrix(narrow, dtype="float32")
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(wide.fetch(), narrow.astype(np.float32))
