@@ -82,7 +82,7 @@ def _sending(als: AlchemistSession, source: Any, layout: str = "VC_STAR") -> Cal
 
 
 def _draining(matrix: Any) -> Callable[[], None]:
-    """What Spark alone takes to bring the rows into its Python workers."""
+    """The time that Spark alone takes to bring the rows into its Python workers."""
     from pyspark.mllib.common import callMLlibFunc
 
     def count(batches: Iterator[Any]) -> Iterator[Any]:

@@ -45,7 +45,7 @@ class RestartRate:
 
 
 class Losses:
-    """What one environment has lost.
+    """Counts of the losses of one environment.
 
     Parameters
     ----------

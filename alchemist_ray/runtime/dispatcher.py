@@ -304,7 +304,7 @@ class Dispatcher:
         self._used = time.monotonic()
 
     def status(self) -> Body:
-        """What the gang does and holds, for the catalogue."""
+        """Activity and matrices of the gang, for the catalogue."""
         queued = [job for queue in self._queues.values() for job in queue]
         calls = [job.described("queued") for job in queued]
         if self._active is not None:

@@ -247,7 +247,7 @@ class GroupManager:
             self._starting = None
 
     async def _result(self, epoch: int, name: str, reply: Body, file: str) -> Any:
-        """What a function has returned on rank 0."""
+        """The value that a function has returned on rank 0."""
         if reply["matrices"]:
             known = [record["matrix"] for record in reply["matrices"]]
             await self.command(epoch, {"op": "free", "matrices": known})

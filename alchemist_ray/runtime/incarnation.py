@@ -235,7 +235,7 @@ class Incarnation:
 
     @property
     def failure(self) -> AlchemistError | None:
-        """What ended the gang."""
+        """The error that ended the gang."""
         return None if self.dispatcher is None else self.dispatcher.nodes.failure
 
     async def shutdown(self) -> None:

@@ -65,7 +65,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What runs, for users: ``linalg.svd``, the name of a function, or of the command."""
+        """The running command, for users: ``linalg.svd``, or the name of a function or command."""
         match self.body:
             case {"op": "call", "library": library, "routine": routine}:
                 return f"{library}.{routine}"

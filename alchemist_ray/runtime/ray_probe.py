@@ -22,7 +22,7 @@ METADATA_NAMESPACE, METADATA_KEY = b"cluster", b"CLUSTER_METADATA"
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What a Ray head said; `error` is empty where it answered."""
+    """The answer of a Ray head; `error` is empty if it answered."""
 
     ray_version: str = ""
     python_version: str = ""

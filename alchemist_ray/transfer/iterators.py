@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 
 class SourceError(Exception):
-    """What the user's own iterator raised, on its way through a transfer."""
+    """An error of the user's own iterator, on its way through a transfer."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

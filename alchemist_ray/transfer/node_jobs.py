@@ -35,7 +35,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
 
 
 class OpenBlock(NamedTuple):
-    """What was in an object that was looked at, and stays open until it is sent."""
+    """The contents of an inspected object, which stays open until it is sent."""
 
     arrays: list[Array]
 
@@ -59,7 +59,7 @@ class BlockDecoder(Protocol):
         """
 
     def about(self, value: Any, arrays: list[Array]) -> Any:
-        """What is to be known of it and its arrays before it is sent."""
+        """Facts about it and its arrays that are needed before it is sent."""
 
 
 class ArrayDecoder:

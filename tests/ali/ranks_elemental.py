@@ -1,4 +1,4 @@
-"""What test_elemental.py runs on the ranks, in one launch for each number of them."""
+"""Rank side of test_elemental.py: one launch for each number of ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def controls(gang: Gang) -> dict[str, Any]:
 
 
 def said(gang: Gang, *calls: Any) -> list[str]:
-    """What a call says on each rank."""
+    """The error of a call on each rank."""
     function, *arguments = calls
     try:
         function(context(gang), *arguments)

@@ -1,4 +1,4 @@
-"""What the files ranks_elemental*.py share: checks that all ranks agree on, and matrices."""
+"""Shared by ranks_elemental*.py: checks that all ranks agree on, and matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do with files; tests/ali/test_files.py starts them."""
+"""Rank side of test_files.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do with files that are no matrices, and when writing fails."""
+"""Rank side of test_files.py: files that are no matrices, and writes that fail."""
 
 from __future__ import annotations
 

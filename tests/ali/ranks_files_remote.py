@@ -1,4 +1,4 @@
-"""What ranks write behind URLs: there whole, or not at all."""
+"""Rank side of test_files.py: matrices saved to URLs appear complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do with files: nothing lost, no wrong number, each byte on the disk."""
+"""Rank side of test_files.py: nothing lost, no wrong number, each byte on the disk."""
 
 from __future__ import annotations
 

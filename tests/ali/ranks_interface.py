@@ -1,4 +1,4 @@
-"""What test_interface.py runs on the ranks."""
+"""Rank side of test_interface.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_native.py runs on the ranks."""
+"""Rank side of test_native.py."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def refusals(gang: Gang, path: str) -> list[str]:
 
 
 def described(gang: Gang, name: str) -> dict[str, Any]:
-    """What a library says of itself, or why it did not load."""
+    """The description of a library, or the reason why it did not load."""
     try:
         about = load(name).describe()
     except Failure as failure:

@@ -1,4 +1,4 @@
-"""What test_scalapack.py runs on the ranks: every routine against NumPy on the whole matrix."""
+"""Rank side of test_scalapack.py: every routine against NumPy on the whole matrix."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def products(gang: Gang) -> list[Any]:
 
 
 def refusals(gang: Gang) -> dict[str, str]:
-    """What is refused before any message: rank 0 calls alone, and may not wait for the others."""
+    """Calls that are refused before any message: rank 0 makes them alone."""
     state: dict[str, Any] = {}
     scalapack.load(state, None)
     ctx = Context(gang, state)

@@ -1,4 +1,4 @@
-"""What test_scalapack_find.py runs on a rank: where ScaLAPACK is looked for, and what is refused.
+"""Rank side of test_scalapack_find.py: the places searched, and the libraries refused.
 
 In a process of its own: what is loaded stays loaded.
 """
@@ -61,7 +61,7 @@ def failures(gang: Gang, folder: str) -> dict[str, str]:
 
 
 def order(gang: Gang, folder: str) -> list[list[str]]:
-    """What is tried, in this order; versions newest first, links once."""
+    """The candidates in order: versions newest first, links once."""
     home = Path(folder)
     names = (
         "own/libmkl_scalapack_lp64.so.2", "own/libmkl_core.so.2", "own/libmkl_sequential.so.2",
@@ -84,7 +84,7 @@ def order(gang: Gang, folder: str) -> list[list[str]]:
 
 
 def processors(gang: Gang, folder: str) -> dict[str, Any]:
-    """What an OpenBLAS that is loaded is told of the processor."""
+    """The processor that a loaded OpenBLAS is told."""
     cpuinfo = Path(folder, "cpuinfo")
     found: dict[str, Any] = {"no file": loader._core(cpuinfo)}
     both = "avx2 fma"

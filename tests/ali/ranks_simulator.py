@@ -1,4 +1,4 @@
-"""What test_simulator.py runs on the ranks."""
+"""Rank side of test_simulator.py."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 
 
 def results(ranks: int) -> dict[str, Any]:
-    """What ranks_scalapack.py finds on so many ranks; one launch, however it ends."""
+    """The results of ranks_scalapack.py on so many ranks, from one launch."""
     found = launches.results("tests.ali.ranks_scalapack:everything", ranks)
     if "missing" in found:
         pytest.skip(found["missing"])

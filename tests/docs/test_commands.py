@@ -36,7 +36,7 @@ def shown() -> dict[str, str]:
 
 @cache
 def usage(*words: str) -> str:
-    """What ``alchemist WORDS --help`` prints."""
+    """The output of ``alchemist WORDS --help``."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as ended:
         cli.main([*words, "--help"])

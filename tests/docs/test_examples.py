@@ -28,7 +28,7 @@ _results: dict[str, dict[str, dict[str, str]]] = {}
 
 
 def missing(block: Block) -> str | None:
-    """What this machine lacks to run a block."""
+    """The programs that a block needs and this machine lacks."""
     for word, (command, advice) in NEEDS.items():
         if re.search(word, block.source) and shutil.which(command) is None:
             return f"needs {advice}"

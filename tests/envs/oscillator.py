@@ -30,7 +30,7 @@ def setup(ctx: Context, config: str) -> None:
 
 @routine("spec")
 def spec(ctx: Context) -> str:
-    """What an environment has to know, as JSON."""
+    """The spec for environments, as JSON."""
     return json.dumps(
         {
             "name": "Oscillator",

@@ -51,7 +51,7 @@ def moved(options: dict, state: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 @routine("spec")
 def spec(ctx: Context) -> str:
-    """What is observed and done."""
+    """The spec: observations and actions."""
     o = ctx.state["options"]
     many = [o["agents"]] if o["agents"] > 1 else []
     bounds = {"low": -100.0, "high": 100.0} if o["dtype"] == "float32" else {}

@@ -1,4 +1,4 @@
-"""What the tests of LAMMPS have ranks do."""
+"""Rank side of the tests of LAMMPS."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def crystallised(gang: Gang, temperature: float, seeds: list[int], steps: int) -
 
 
 def refused(gang: Gang, text: str) -> dict[str, Any]:
-    """What a bad command says, what the next step says, and whether a reset mends it."""
+    """The errors of a bad command and of the next step, and whether a reset repairs it."""
     simulator = Simulator(gang, **SMALL)
     before = simulator.begin(4)
     said = []
@@ -146,7 +146,7 @@ def refused(gang: Gang, text: str) -> dict[str, Any]:
 
 
 def bad_argument(gang: Gang, routine: str, arguments: dict[str, Any]) -> str:
-    """What a call says that is refused."""
+    """The error of a call that is refused."""
     simulator = Simulator(gang, **SMALL)
     try:
         simulator.call(routine, **arguments)

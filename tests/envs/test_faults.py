@@ -1,4 +1,4 @@
-"""What goes wrong under an environment: told in time, nothing left, and the next reset works."""
+"""Faults under an environment: reported in time, nothing left, and the next reset works."""
 
 from __future__ import annotations
 

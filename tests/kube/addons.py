@@ -1,4 +1,4 @@
-"""What runs beside Kubernetes: names (CoreDNS), KubeRay's operator, fake nodes, policies kept."""
+"""Additions to Kubernetes: CoreDNS, KubeRay's operator, fake nodes, enforced policies."""
 
 from __future__ import annotations
 

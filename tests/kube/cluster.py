@@ -92,7 +92,7 @@ class Cluster:
     def kubectl(
         self, *words: Any, given: str | None = None, limit_s: float = 120.0, check: bool = True
     ) -> str:
-        """What kubectl says. Raises `RuntimeError` if it fails."""
+        """The output of kubectl. Raises `RuntimeError` if it fails."""
         config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
         command = [self._binary, "kubectl", *words]
         return self.sandbox.run(

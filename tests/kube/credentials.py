@@ -1,4 +1,4 @@
-"""Who may say what to the API server: a certificate of its own, and a token for each component."""
+"""Credentials for the API server: its certificate, and a token for each component."""
 
 from __future__ import annotations
 

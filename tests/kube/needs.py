@@ -1,4 +1,4 @@
-"""What a real Kubernetes on this machine needs, said all at once."""
+"""The requirements of a real Kubernetes on this machine, all in one report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INSTALL = "RUNLEVEL=1 apt-get install -y --no-install-recommends"
 
 
 def missing() -> list[str]:
-    """What is not here, as sentences; empty if all is."""
+    """The missing requirements, as sentences."""
     said = []
     if os.geteuid() != 0:
         said.append("root, for namespaces and cgroups")

@@ -43,7 +43,7 @@ class Program:
                 self._told[name] = json.loads(value)
 
     def told(self, name: str, limit_s: float) -> Any:
-        """What it tells under a name. Raises `AssertionError` with all that it said."""
+        """The value that it reports under a name. Raises `AssertionError` with all its output."""
 
         def there() -> bool:
             if name not in self._told and self.process.poll() is not None:

@@ -163,7 +163,7 @@ class Sandbox:
             raise RuntimeError("left behind: " + ", ".join(left))
 
     def left(self) -> list[str]:
-        """What there still is of it on this machine."""
+        """Its leftovers on this machine."""
         found = [str(path) for path in (self.folder, *self.cgroups) if path.exists()]
         found += [f"process {pid}" for pid in _using(self.folder)]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()

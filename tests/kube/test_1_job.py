@@ -13,7 +13,7 @@ SMALL = ("--cpus", "1", "--memory", "2Gi", "--head-cpus", "1", "--head-memory", 
 
 
 def render(*words: str) -> str:
-    """What the command line prints."""
+    """The output of the command line."""
     return subprocess.run(
         [sys.executable, "-m", "alchemist_ray.cli", "kuberay", "render", *SMALL, *words],
         check=True,

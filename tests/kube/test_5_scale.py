@@ -59,7 +59,7 @@ def _on_fakes(objects: list[dict[str, Any]]) -> None:
 
 
 def _arithmetic_is_quick(kube: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a session works out of a cluster's nodes before it asks Ray for a gang.
+    """The capacity that a session computes from a cluster's nodes before it requests a gang.
 
     Ray itself would tell these nodes; here Kubernetes does.
     """

@@ -27,7 +27,7 @@ STRANGER = 65534  # nobody
 
 
 def as_stranger(work: Callable[[], str]) -> str:
-    """What `work` returns in a forked child of another user."""
+    """The result of `work` in a forked child of another user."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

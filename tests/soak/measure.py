@@ -1,4 +1,4 @@
-"""What processes of a run hold: resident memory, descriptors, threads; and files of the run."""
+"""Resident memory, descriptors and threads of the processes of a run, and its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
 
 
 def held() -> dict[str, dict[str, float]]:
-    """What the standing processes hold, and how many files the run has."""
+    """Measurements of the permanent processes, and the number of files of the run."""
     found = {"program": _process(os.getpid())}
     node = ray.get_runtime_context().get_node_id()
     ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
@@ -73,7 +73,7 @@ def _process(pid: int) -> dict[str, float]:
 
 
 def excess(report: Report) -> list[str]:
-    """What has grown beyond its limit."""
+    """The measurements that have grown beyond their limit."""
     return [
         f"{process}: {what} {report.before[process][what]:.0f} -> {value:.0f}"
         for process, values in report.after.items()

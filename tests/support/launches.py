@@ -18,7 +18,7 @@ def _launched(function: str, ranks: int) -> dict[str, Any] | AssertionError:
 
 
 def results(function: str, ranks: int) -> dict[str, Any]:
-    """What a function finds on so many ranks; it is started once, also if it fails."""
+    """The result of a function on so many ranks, from one launch, also if it fails."""
     found = _launched(function, ranks)
     if isinstance(found, AssertionError):
         raise found

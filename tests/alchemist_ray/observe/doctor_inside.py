@@ -1,4 +1,4 @@
-"""What tests of the doctor have done on a host of `tests.faults.hosts`."""
+"""Programs of the doctor's tests on a host of `tests.faults.hosts`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ exec "$@"
 
 
 def asked(command: list[str], request: list[Any], **env: str) -> dict[str, Any]:
-    """What a probe in a process of its own answers."""
+    """The answer of a probe in a process of its own."""
     done = subprocess.run(
         [*command, sys.executable, "-c", ASK],
         input=json.dumps(request) + "\n",

@@ -1,4 +1,4 @@
-"""What the doctor makes of what ranks say: real ones, and one that says something else."""
+"""Findings about the ranks of a gang: of real ranks, and of altered reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = Expected()
 
 @pytest.fixture(scope="module")
 def message() -> list[dict[str, Any]]:
-    """What three real ranks say of themselves."""
+    """The reports of three real ranks."""
     return [json.loads(text) for text in local_gang.run("tests.ali.ranks_hpc:identities", 3)]
 
 

@@ -110,7 +110,7 @@ def image_root() -> Path:
 
 
 def digest() -> str:
-    """What the image is made of."""
+    """The files that the image is made of."""
     made_of = hashlib.sha256(repr((BASE, COPIED)).encode())
     for path in _files():
         made_of.update(f"{path.relative_to(TREE)} {path.stat().st_mode & 0o111}\0".encode())

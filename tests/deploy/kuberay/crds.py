@@ -38,7 +38,7 @@ def has_go() -> bool:
 
 
 def go_environment() -> dict[str, str]:
-    """What Go needs of the environment, without leave to fetch anything."""
+    """The environment that Go needs; it may not fetch anything."""
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "GOMODCACHE") if key in os.environ}
     return {**kept, "GOPROXY": "off", "GOFLAGS": "-mod=mod"}
 

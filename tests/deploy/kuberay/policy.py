@@ -1,4 +1,4 @@
-"""What every manifest of ours must keep to, as sentences about what it breaks."""
+"""Rules for all of our manifests; each violation is a sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def templates(objects: list[Map]) -> Iterator[tuple[str, Map]]:
 
 
 def broken(objects: list[Map]) -> list[str]:
-    """What is broken; empty for manifests as they should be."""
+    """The violations; none for correct manifests."""
     said = []
     for component, template in templates(objects):
         said += [f"{component}: {what}" for what in _pod(component, template["spec"])]

@@ -176,7 +176,7 @@ class Slurm:
     # --- what a user does ---
 
     def environment(self) -> dict[str, str]:
-        """What a user has on the login host: nothing of the suite's own Ray."""
+        """The environment of a user on the login host, without the suite's own Ray."""
         base = self._login.environment()
         kept = {k: v for k, v in base.items() if not k.startswith(("RAY_", "SLURM_"))}
         return kept | {
@@ -212,7 +212,7 @@ class Slurm:
         return done.stdout
 
     def state(self, job: str) -> dict[str, str]:
-        """What scontrol says of a job."""
+        """The output of scontrol for a job."""
         told = self.login("scontrol", "show", "job", job)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 

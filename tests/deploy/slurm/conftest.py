@@ -59,7 +59,7 @@ class Submitted:
             return ""
 
     def told(self, name: str) -> Any:
-        """What its program told under this name, or None."""
+        """The value that its program has reported under this name, or None."""
         for line in self.log.splitlines():
             if line.startswith(f"TOLD {name} "):
                 return json.loads(line.split(" ", 2)[2])
@@ -103,7 +103,7 @@ def submit(slurm: Slurm) -> Iterator[Any]:
 
 
 def left_on(host: Host) -> list[str]:
-    """What of a job is left on a node: processes, folders, shared memory."""
+    """Leftovers of a job on a node: processes, folders, shared memory."""
     known = ("hosts.py", "slurmd", "ps -eo")
     lines = host.run("ps", "-eo", "stat=,args=").splitlines()
     processes = [

@@ -1,4 +1,4 @@
-"""What users run in jobs: ``python -m tests.deploy.slurm.programs NAME ...``.
+"""Programs of users in jobs: ``python -m tests.deploy.slurm.programs NAME ...``.
 
 They tell what they have found in lines ``TOLD name JSON`` of the job's log.
 """

@@ -1,4 +1,4 @@
-"""What ranks tell each other in MPI_Init goes through Slurm's PMI-1 whole."""
+"""The values that ranks exchange in MPI_Init pass through Slurm's PMI-1 unchanged."""
 
 from __future__ import annotations
 

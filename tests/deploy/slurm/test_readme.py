@@ -33,7 +33,7 @@ def block(after: str) -> list[str]:
 
 
 def shell(lines: list[str], folder: Path) -> None:
-    """What needs the internet: the cluster's hosts have none."""
+    """Lines that need the internet, which the cluster's hosts do not have."""
     done = subprocess.run(
         ["bash", "-e"], input="\n".join(lines), cwd=folder, text=True, timeout=WALK_S, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -43,7 +43,7 @@ def shell(lines: list[str], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def clone(slurm: Slurm) -> Path:
-    """What the first two lines make, in the cluster's home; of the files as they are now."""
+    """The environment of the first two lines, in the cluster's home, from the present files."""
     get, install, *_ = block("## From `git clone`")
     assert get == "git clone <this repository> alchemist && cd alchemist"
     assert install == f"python3 -m venv .venv && {INSTALL}"

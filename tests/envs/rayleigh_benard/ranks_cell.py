@@ -1,4 +1,4 @@
-"""What the tests of the simulator run on ranks."""
+"""Rank side of the tests of the simulator."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _after(cell: Cell) -> str:
 
 
 def refusals(gang: Gang, cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """What the caller is told; a good call works after each."""
+    """The errors that the caller gets; a valid call works after each."""
     cell = Cell(gang, **SMALL)
     told = []
     for routine, arguments in cases:

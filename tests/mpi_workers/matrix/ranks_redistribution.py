@@ -1,4 +1,4 @@
-"""What test_redistribute.py runs on the ranks."""
+"""Rank side of test_redistribution.py."""
 
 from __future__ import annotations
 

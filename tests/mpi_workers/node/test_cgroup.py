@@ -1,4 +1,4 @@
-"""What is read of the kernel's memory controller; what it does is in tests/faults."""
+"""Reading the kernel's memory controller; its effects are tested in tests/faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks print, cut into lines."""
+"""The output of ranks, cut into lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job has been given, as Slurm and PBS say it; ports; which address."""
+"""The nodes and CPUs of a job, read from the variables of Slurm and PBS; ports; the address."""
 
 from __future__ import annotations
 

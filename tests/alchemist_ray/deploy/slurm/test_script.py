@@ -17,7 +17,7 @@ COMMAND = ["python", "cray/truncated_svd.py", "--name", "it's"]
 
 
 def golden(name: str, dialect: str, cpus: int | None = None) -> str:
-    """What the golden file of a site and dialect must be."""
+    """The expected golden file of a site and dialect."""
     request = Request(3, "0:30:00", "svd", cpus=cpus, account="m888")
     folder = "/home/ada/jobs/svd"
     place = Place(folder, f"{folder}/log", "/home/ada/alchemist/.venv/bin", name)
