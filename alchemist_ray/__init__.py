@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.errors import AlchemistError
     from alchemist_ray.functions.mpi_function import MpiFunction, mpi_function
+    from alchemist_ray.observe.status import status
     from alchemist_ray.session import AlchemistSession, CallInfo, GangInfo, WorkerInfo
 
 # Loaded at first use: `alchemist_ray.gang` and `.arrays` can be imported without Ray, and the
@@ -30,6 +31,7 @@ _PUBLIC = {
     "MpiFunction": "alchemist_ray.functions.mpi_function",
     "WorkerInfo": "alchemist_ray.session",
     "mpi_function": "alchemist_ray.functions.mpi_function",
+    "status": "alchemist_ray.observe.status",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "WorkerInfo",
     "__version__",
     "mpi_function",
+    "status",
 ]
 
 

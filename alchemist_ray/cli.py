@@ -23,6 +23,12 @@ OWN_PARSERS = {
     "virtual-cluster": ("alchemist_ray.deploy.virtual_cluster.cli", "run Ray in virtual machines"),
 }
 
+GANGS = {
+    "status": "list the gangs of the Ray cluster",
+    "stop": "end a gang",
+    "cancel": "cancel the calls of a gang",
+}
+
 BATCH = {"slurm": "Slurm", "pbs": "PBS"}
 
 
@@ -40,12 +46,18 @@ def main(argv: list[str] | None = None) -> int:
     kuberay.add_parser(commands)
     for name, (_, what) in OWN_PARSERS.items():
         commands.add_parser(name, help=what, add_help=False)
+    for name, what in GANGS.items():
+        commands.add_parser(name, help=what, add_help=False)
     for name, system in BATCH.items():
         commands.add_parser(name, help=f"Ray and gangs in a job of {system}", add_help=False)
     if argv and argv[0] in BATCH:
         from alchemist_ray.deploy.slurm import cli as jobs  # noqa: PLC0415
 
         return jobs.main(argv)
+    if argv and argv[0] in GANGS:
+        from alchemist_ray.observe import status  # noqa: PLC0415
+
+        return status.main(argv)
     if argv and argv[0] in OWN_PARSERS:
         module = importlib.import_module(OWN_PARSERS[argv[0]][0])
         return int(module.main(argv[1:]))

@@ -63,6 +63,10 @@ class Agent:
         cleanup.sweep()
         return not here
 
+    def memory(self) -> int:
+        """Bytes that processes on this node can still allocate."""
+        return available_bytes()
+
     def runs(self, gang: str) -> bool:
         """Whether a gang's proxy lives on this node."""
         return self._fork_server.holds(gang) or cleanup.runs_here(gang)

@@ -159,6 +159,9 @@ class Dispatcher:
                 protocol.close()
             case "session":
                 peer.session = True
+            case "cancel_calls":
+                count = self.cancel_calls(None if body.get("all") else peer.ident)
+                Job(body, connection=protocol, ident=ident).answer({"cancelled": count})
             case "status":
                 Job(body, connection=protocol, ident=ident).answer(self.status())
             case "cancel":
@@ -291,6 +294,18 @@ class Dispatcher:
         elif not self.nodes.cancel(job.first_round, why):
             job.cancelled = why  # it runs nothing on the ranks that could be left
             job.answer(why)
+
+    def cancel_calls(self, holder: str | None = None) -> int:
+        """Cancel the calls of one process, or all; their number."""
+        queued = [job for queue in self._queues.values() for job in queue]
+        chosen = [
+            job
+            for job in (*queued, self._active)  # else the next one would start first
+            if job is not None and not job.own and holder in (None, job.holder)
+        ]
+        for job in chosen:
+            self._cancel(job, Failure("CancelledError", "the call was cancelled"))
+        return len(chosen)
 
     # --- about the gang ---
 

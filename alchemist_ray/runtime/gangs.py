@@ -71,6 +71,8 @@ class GangInfo:
     matrices, nbytes : int
         Number of matrices, and bytes of all of them.
     libraries : tuple of str
+    free_nbytes : int or None
+        Free memory of its nodes; None if it was not asked for, or a node does not answer.
     reason : str
         Why it failed.
     """
@@ -90,6 +92,7 @@ class GangInfo:
     matrices: int = 0
     nbytes: int = 0
     libraries: tuple[str, ...] = ()
+    free_nbytes: int | None = None
     reason: str = ""
 
     @classmethod
@@ -107,15 +110,18 @@ def calls_of(entry: Body) -> tuple[CallInfo, ...]:
     return tuple(CallInfo(**call) for call in entry.get("calls", ()))
 
 
-def list_gangs() -> list[GangInfo]:
-    """Every gang of the cluster, by name. Managers without a gang are left out."""
+def list_gangs(*, memory: bool = False) -> list[GangInfo]:
+    """Every gang of the cluster, by name; `memory`: with the free memory of its nodes.
+
+    Managers without a gang are left out.
+    """
     asked: dict[Any, str] = {}
     for name in _names():
         try:
             manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
         except ValueError:
             continue  # it has just ended
-        asked[manager.about.remote()] = name
+        asked[manager.about.remote(memory=memory)] = name
     found = []
     if not asked:
         return []
@@ -200,6 +206,15 @@ def stop(name: str) -> None:
         return
     if entry["detached"]:
         _wait_gone(name)
+
+
+def cancel(name: str) -> int:
+    """Cancel all calls of a gang; their number. Raises `SessionError` if there is no such gang."""
+    try:
+        manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+        return int(ask(manager.cancel.remote(), ANSWER_S))
+    except (ValueError, ray.exceptions.RayActorError):
+        raise _unknown(name) from None
 
 
 def start_named(lifetime: GangLifetime) -> Manager:

@@ -43,6 +43,7 @@ FAILED_KEPT_S = 600.0  # a detached gang that has failed tells its attached proc
 IDLE_POLLS = 10  # checks of a gang within its idle_timeout_s
 EXPECTED_S = 30.0
 LEAVE_S = 0.2  # for answers that are under way
+MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
 YIELDED = "the session released its workers (yield_workers)"
 
 
@@ -118,8 +119,8 @@ class GroupManager:
 
     # --- about the gang ---
 
-    async def about(self) -> Body:
-        """The gang's entry in the catalogue, as plain values."""
+    async def about(self, *, memory: bool = False) -> Body:
+        """The gang's entry in the catalogue, as plain values; `memory`: ask the nodes, too."""
         now = self._now
         entry: Body = {
             "name": self._gang,
@@ -142,6 +143,8 @@ class GroupManager:
             }
             if now.dispatcher is not None:
                 entry |= now.dispatcher.status()
+            if memory:
+                entry["free_nbytes"] = await now.free_nbytes(MEMORY_ANSWER_S)
         return entry
 
     async def gang_address(self) -> GangAddress:
@@ -279,6 +282,12 @@ class GroupManager:
             self._state = "ending"
             await self._now.shutdown()
         await self._finish(SessionError(why))
+
+    async def cancel(self) -> int:
+        """Cancel all calls that run or wait; their number."""
+        if self._now is None or self._now.dispatcher is None:
+            return 0
+        return self._now.dispatcher.cancel_calls()
 
     async def kill(self, why: str) -> None:
         """End the ranks at once, and give the CPUs back."""

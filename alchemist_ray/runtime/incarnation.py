@@ -231,6 +231,14 @@ class Incarnation:
         workers = () if self.address is None else self.address.workers
         return sorted({worker["hostname"] for worker in workers})
 
+    async def free_nbytes(self, limit_s: float) -> int | None:
+        """Free memory of all nodes; None if one of them does not answer."""
+        asked = [result_of(agent.memory.remote()) for agent in self.agents]
+        try:
+            return sum(await asyncio.wait_for(asyncio.gather(*asked), limit_s))
+        except (RayError, TimeoutError):
+            return None
+
     # --- the end ---
 
     @property

@@ -64,6 +64,11 @@ class Job:
             connection.send(Kind.REPLY, {"id": self.ident, "error": failure.to_map()})
 
     @property
+    def own(self) -> bool:
+        """Whether the dispatcher itself wants it, so that nothing waits for its answer."""
+        return self.connection is None and self.future is None
+
+    @property
     def name(self) -> str:
         """The running command, for users: ``linalg.svd``, or the name of a function or command."""
         match self.body:

@@ -120,6 +120,21 @@ class SharedGangs(GangOwner):
             )
         self.close()
 
+    def cancel(self, *, everyone: bool = False) -> int:
+        """Cancel the calls that other threads of this process wait for; their number.
+
+        Parameters
+        ----------
+        everyone : bool
+            Cancel all calls of the gang, of other processes as well, and ``.remote`` calls.
+
+        Notes
+        -----
+        Who waits for such a call gets a `CancelledError`. The gang and its matrices stay.
+        """
+        reply = self.connection.request({"op": "cancel_calls", "all": everyone})
+        return int(reply["cancelled"])
+
     def list_calls(self) -> builtins.list[CallInfo]:
         """The call that the gang runs, and those that wait, of all attached processes."""
         return builtins.list(gangs.calls_of(self.connection.request({"op": "status"})))

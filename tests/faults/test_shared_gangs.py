@@ -20,6 +20,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
+    CancelledError,
     GroupError,
     GroupFailedError,
     LibraryNotFoundError,
@@ -28,6 +29,8 @@ from alchemist_ray.errors import (
     SessionError,
     TransferError,
 )
+from alchemist_ray.gang.libraries import Library
+from alchemist_ray.runtime.attach import connect
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name
 from tests.faults.conftest import assert_clean, left
@@ -35,6 +38,7 @@ from tests.support import traces
 
 ROOT = Path(__file__).parents[2]
 END_LIMIT_S = 5.0
+CLIENTS, CALLS = 32, 100
 
 
 def managers() -> set[str]:
@@ -230,6 +234,75 @@ def test_running_calls_are_listed(cluster: str, climate: AlchemistSession) -> No
     # its caller is gone, so the call is cancelled
     assert climate.run(lambda comm: comm.size) == 2
     assert climate.list_calls() == []
+
+
+def test_a_call_of_another_process_can_be_cancelled(
+    cluster: str, climate: AlchemistSession
+) -> None:
+    text = """
+        from alchemist_ray.errors import CancelledError
+        als = AlchemistSession.attach("climate")
+        print("here", flush=True)
+        try:
+            als.run(lambda comm: time.sleep(60))
+        except CancelledError:
+            print("cancelled", als.run(lambda comm: comm.size), flush=True)
+    """
+    with Program(cluster, text) as program:
+        assert traces.wait_until(lambda: bool(climate.list_calls()), 10) is not None
+        assert climate.cancel() == 0  # this process waits for no call
+        assert len(climate.list_calls()) == 1
+        assert climate.cancel(everyone=True) == 1
+        assert program.line() == "cancelled 2"
+
+
+def test_a_thread_cancels_the_calls_of_its_process(climate: AlchemistSession) -> None:
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            climate.run(lambda comm: time.sleep(60))
+        except CancelledError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert traces.wait_until(lambda: len(climate.list_calls()) == 3, 10) is not None
+    states = [call.state for call in climate.list_calls()]
+    assert states == ["running", "queued", "queued"]
+    assert climate.cancel() == 3
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 3
+    assert climate.run(lambda comm: comm.size) == 2
+
+
+def test_many_processes_are_served_in_turn(climate: AlchemistSession) -> None:
+    manager: Any = ray.get_actor(group_name("climate"), namespace=NAMESPACE)
+    (linalg,) = climate.connection.request({"op": "list_libraries"})["libraries"]
+    A = climate.matrix("A")
+    start = threading.Barrier(CLIENTS)
+    waits: list[float] = []
+
+    def call() -> None:
+        connection = connect(climate.connection.address, manager)
+        lib = Library(connection, linalg)
+        start.wait(60)
+        begin = time.monotonic()
+        for _ in range(CALLS):
+            lib.norm(A)
+        waits.append(time.monotonic() - begin)
+        connection.close()
+
+    threads = [threading.Thread(target=call) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert len(waits) == CLIENTS
+    fair_s = sum(waits) / CLIENTS
+    assert max(waits) < 3 * fair_s, f"fair: {fair_s:.2f} s, longest: {max(waits):.2f} s"
 
 
 # --- wrong use ---

@@ -1,0 +1,136 @@
+"""``alchemist status``, ``stop`` and ``cancel``: the gangs of a cluster, for operators."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.runtime import gangs
+from alchemist_ray.runtime.gangs import GangInfo
+from alchemist_ray.runtime.ray_cluster import join_ray
+from mpi_workers.matrix.memory import readable
+
+WATCH_S = 2.0
+COLUMNS = ("gang", "state", "ranks", "nodes", "memory", "free", "used", "call", "owner")
+HELP = {
+    "status": "list the gangs of the Ray cluster",
+    "stop": "end a gang, for all its attached processes",
+    "cancel": "cancel the calls of a gang; its matrices stay",
+}
+
+
+def status() -> list[GangInfo]:
+    """The gangs of this Ray cluster, with the free memory of their nodes.
+
+    The same as `AlchemistSession.list`, which does not ask the nodes.
+
+    Raises
+    ------
+    SessionError
+        If this process is in no Ray cluster and finds none.
+    """
+    join_ray(None, start=False)
+    return gangs.list_gangs(memory=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``alchemist status``, ``stop`` or ``cancel``. Returns 0, or 1 for an error."""
+    asked = _parser(argv[0]).parse_args(argv[1:])
+    try:
+        if argv[0] == "status":
+            _show(asked)
+        else:
+            join_ray(None, start=False)
+            {"stop": gangs.stop, "cancel": gangs.cancel}[argv[0]](asked.name)
+    except AlchemistError as error:
+        sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
+        return 1
+    except KeyboardInterrupt:  # the end of --watch
+        return 0
+    return 0
+
+
+def _show(asked: argparse.Namespace) -> None:
+    while True:
+        found = status()
+        entries = [asdict(gang) for gang in found]
+        text = json.dumps(entries) + "\n" if asked.json else table(found)
+        clear = "\x1b[H\x1b[2J" if asked.watch and sys.stdout.isatty() else ""
+        sys.stdout.write(clear + text)
+        sys.stdout.flush()
+        if not asked.watch:
+            return
+        time.sleep(asked.watch)
+
+
+def table(found: Sequence[GangInfo]) -> str:
+    """The gangs as a table, a line for each."""
+    if not found:
+        return "no gangs\n"
+    rows = [COLUMNS, *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _row(gang: GangInfo) -> tuple[str, ...]:
+    call = ""
+    if gang.calls:
+        queued = f" (+{len(gang.calls) - 1})" if len(gang.calls) > 1 else ""
+        call = f"{gang.calls[0].name} {_age(gang.calls[0].age_s)}{queued}"
+    return (
+        gang.name,
+        gang.state if gang.detached else f"{gang.state} (private)",
+        str(gang.workers),
+        ",".join(gang.nodes),
+        readable(gang.nbytes),
+        "-" if gang.free_nbytes is None else readable(gang.free_nbytes),
+        f"{_age(time.time() - gang.last_used)} ago" if gang.last_used else "-",
+        call or "-",
+        gang.owner or "-",
+    )
+
+
+def _age(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
+    seconds = max(0.0, seconds)
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"alchemist {command}",
+        description=HELP[command],
+        epilog="The Ray cluster is that of RAY_ADDRESS, or the one on this machine.",
+    )
+    if command == "status":
+        parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=_seconds,
+            const=WATCH_S,
+            metavar="SECONDS",
+            help=f"repeat (default: every {WATCH_S:g} s) until Ctrl-C",
+        )
+    else:
+        parser.add_argument("name", help="name of the gang, as in `alchemist status`")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds over 0; got {text}")
+    return value
