@@ -247,6 +247,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         /,
         *args: Any,
         timeout_s: float | None = None,
+        pure: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Run a Python function on every rank at once, as ``function(comm, *args, **kwargs)``.
@@ -263,6 +264,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
             copied to every rank: send large arrays as matrices.
         timeout_s : float, optional
             Time limit of the call in seconds, including the wait for earlier calls.
+        pure : bool
+            It changes none of the matrices that it gets. Otherwise, on a gang with a name, other
+            programs fetch them before or after the call, not meanwhile.
 
         Returns
         -------
@@ -290,7 +294,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         ``ali.context()`` inside the function returns the `ali.Context` that routines of libraries
         get: new matrices, layouts, progress, cancellation. No state is kept between runs.
         """
-        return user_code.run(self.connection, function, args, kwargs, timeout_s)
+        return user_code.run(self.connection, function, args, kwargs, timeout_s, pure=pure)
 
     def run_script(
         self,

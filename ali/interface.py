@@ -212,7 +212,10 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
 
 
 def routine(
-    *results: str, like: Mapping[str, str] | None = None, vectors: Sequence[str] = ()
+    *results: str,
+    like: Mapping[str, str] | None = None,
+    vectors: Sequence[str] = (),
+    writes: Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Declare a function as a routine of the library that the module defines.
 
@@ -224,6 +227,9 @@ def routine(
         ``{"X": "B"}``: the (m, 1) result X is a vector if the parameter B got a vector.
     vectors : sequence of str
         Results with one column that clients get as vectors.
+    writes : sequence of str
+        Matrix parameters that the routine changes in place: on a gang that several programs
+        use, they are not fetched meanwhile.
 
     Notes
     -----
@@ -236,6 +242,7 @@ def routine(
     def declare(function: F) -> F:
         function.__alchemist__ = describe(function, results)  # type: ignore[attr-defined]
         function.__alchemist_ndim__ = ndim_of  # type: ignore[attr-defined]
+        function.__alchemist_writes__ = list(writes)  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -281,7 +288,10 @@ class PythonLibrary:
         return {
             "name": self._name,
             "doc": inspect.getdoc(self._module) or "",
-            "routines": [signature.to_map() for _, signature in self._routines.values()],
+            "routines": [
+                {**signature.to_map(), "writes": getattr(function, "__alchemist_writes__", [])}
+                for function, signature in self._routines.values()
+            ],
         }
 
     def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:

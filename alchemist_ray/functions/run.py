@@ -22,6 +22,8 @@ def run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     timeout_s: float | None,
+    *,
+    pure: bool = False,
 ) -> Any:
     """See `AlchemistSession.run`."""
     limit_s = checked_timeout(timeout_s)
@@ -31,7 +33,9 @@ def run(
         {name: resolved(value) for name, value in kwargs.items()},
         connection.argument,
     )
-    return _run(connection, packed.task(), packed.code, packed.given, packed.uses, limit_s)
+    return _run(
+        connection, packed.task(), packed.code, packed.given, packed.uses, limit_s, pure=pure
+    )
 
 
 def run_script(
@@ -70,10 +74,12 @@ def _run(
     given: bytes | None,
     uses: list[int],
     timeout_s: float | None,
+    *,
+    pure: bool = False,
 ) -> Any:
     uploads = connection.uploads
     task["result"] = new_name("result")
-    body: Body = {"op": "run", "task": task, "uses": uses}
+    body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
     if timeout_s is not None:
         body["timeout_s"] = timeout_s
     once: list[str] = []

@@ -5,13 +5,14 @@ Commands go through the control channel, data through connections to the nodes. 
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
@@ -293,6 +294,18 @@ class GangConnection:
             )
         self._touch()
         return ref
+
+    @contextlib.contextmanager
+    def reading(self, ref: MatrixRef) -> Iterator[None]:
+        """A transfer from the ranks: on a shared gang, not while a call changes the matrix."""
+        if not self.address.shared:
+            yield
+            return
+        self.request({"op": "begin_read", "matrix": ref.id})
+        try:
+            yield
+        finally:
+            self.tell({"op": "end_read", "matrix": ref.id})
 
     def _touch(self) -> None:
         """Tell a gang with a time limit that it is used: data goes directly to its ranks."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
+from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.matrix_records import Record
 from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
@@ -48,7 +49,7 @@ class Commands:
         self._users = users
         self._ids = 0
         self.matrices: dict[int, Record] = {}
-        self.libraries: dict[str, Body] = {}
+        self.libraries = LoadedLibraries(users)
 
     # --- matrices ---
 
@@ -119,12 +120,14 @@ class Commands:
     # --- code ---
 
     async def load(self, body: Body, holder: str) -> Body:
-        """Load a library on every rank, or on none."""
-        done = await self._nodes.round(
-            "load", collective=True, library=body["library"], path=body.get("path")
-        )
+        """Load a library on every rank, or on none; one that others have loaded is shared."""
+        name, path = body["library"], body.get("path")
+        stamp = await stamp_of(path)
+        if (known := self.libraries.in_use(name, stamp, holder)) is not None:
+            return known
+        done = await self._nodes.round("load", collective=True, library=name, path=path)
         described: Body = done.value
-        self.libraries[body["library"]] = described
+        self.libraries.add(name, stamp, described, holder)
         return described
 
     async def call(self, body: Body, holder: str) -> Body:
@@ -183,6 +186,16 @@ class Commands:
         self._nodes.unstage(body["names"])
         return {}
 
+    def written(self, body: Body) -> list[int]:
+        """The matrices that a command may change in place."""
+        match body:
+            case {"op": "run", "uses": uses} if not body.get("pure"):
+                return list(uses)
+            case {"op": "call", "library": library, "routine": routine, "arguments": arguments}:
+                given = [arguments.get(name) for name in self.libraries.writes(library, routine)]
+                return [value["matrix"] for value in given if isinstance(value, dict)]
+        return []
+
     # --- what is held ---
 
     def _new_id(self) -> int:
@@ -229,6 +242,7 @@ class Commands:
     def lost(self, holder: str) -> None:
         """A process is gone, and its leases with it."""
         self._release(self.matrices.values(), holder)
+        self.libraries.lost(holder)
 
     def _release(self, records: Iterable[Record], holder: str) -> None:
         unheld = []
@@ -308,7 +322,7 @@ class Commands:
 
     def list_libraries(self, body: Body, holder: str) -> Body:
         """The libraries that are loaded, with their signatures."""
-        return {"libraries": list(self.libraries.values())}
+        return {"libraries": self.libraries.described()}
 
     def ping(self, body: Body, holder: str) -> Body:
         """The gang lives. Whether a command runs."""
@@ -345,7 +359,7 @@ COMMANDS: dict[str, Command] = {
     "redistribute": Command(("source", "layout", "name?"), Commands.redistribute),
     "load": Command(("library", "path?"), Commands.load),
     "call": Command(("library", "routine", "arguments"), Commands.call),
-    "run": Command(("task", "uses"), Commands.run),
+    "run": Command(("task", "uses", "pure?"), Commands.run),
     "discard": Command(("names",), Commands.discard),
     "release": Command(("matrices",), immediate=Commands.release),
     "end_lease": Command(("holder",), immediate=Commands.end_lease),

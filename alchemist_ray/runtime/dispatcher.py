@@ -21,6 +21,7 @@ from alchemist_ray.runtime import output_relay
 from alchemist_ray.runtime.attached_processes import AttachedProcess, AttachedProcesses
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands, checked
 from alchemist_ray.runtime.jobs import Job, late
+from alchemist_ray.runtime.matrix_locks import MatrixLocks
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
@@ -75,6 +76,7 @@ class Dispatcher:
         self._active: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
+        self._locks = MatrixLocks()
         self.addresses: list[str] = []
 
     async def listen(self, host: str, unix_path: str) -> None:
@@ -107,6 +109,7 @@ class Dispatcher:
         if isinstance(peer, AttachedProcess):
             self._connections.discard(protocol)
             self._forget(protocol)
+            self._locks.lost(peer.ident)
             self._processes.left(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
@@ -159,6 +162,11 @@ class Dispatcher:
                 protocol.close()
             case "session":
                 peer.session = True
+            case "begin_read":
+                job = Job(body, connection=protocol, ident=ident)
+                self._locks.begin_read(peer.ident, body["matrix"], lambda: job.answer({}))
+            case "end_read":
+                self._locks.end_read(peer.ident, body["matrix"])
             case "cancel_calls":
                 count = self.cancel_calls(None if body.get("all") else peer.ident)
                 Job(body, connection=protocol, ident=ident).answer({"cancelled": count})
@@ -241,6 +249,8 @@ class Dispatcher:
         result: Body | Failure
         try:
             await self._idle(job)
+            if written := self.commands.written(job.body):
+                await self._locks.begin_write(written, lambda: job.cancelled is None)
             if job.cancelled is not None:
                 raise job.cancelled
             handler = checked(job.body).queued
@@ -252,6 +262,7 @@ class Dispatcher:
             result = to_failure(error)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             result = job.malformed(error)
+        self._locks.end_write()
         if self._active is job:
             self._active = None
         if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
@@ -293,6 +304,7 @@ class Dispatcher:
             job.answer(why)
         elif not self.nodes.cancel(job.first_round, why):
             job.cancelled = why  # it runs nothing on the ranks that could be left
+            self._locks.interrupt()
             job.answer(why)
 
     def cancel_calls(self, holder: str | None = None) -> int:

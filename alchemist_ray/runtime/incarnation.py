@@ -235,7 +235,8 @@ class Incarnation:
         """Free memory of all nodes; None if one of them does not answer."""
         asked = [result_of(agent.memory.remote()) for agent in self.agents]
         try:
-            return sum(await asyncio.wait_for(asyncio.gather(*asked), limit_s))
+            found: list[int] = await asyncio.wait_for(asyncio.gather(*asked), limit_s)
+            return sum(found)
         except (RayError, TimeoutError):
             return None
 

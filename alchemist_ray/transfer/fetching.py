@@ -49,7 +49,8 @@ def fetch(
                 reader.read_block(out, (row0, col0))
         return reader.times
 
-    times = connection.watched(read)
+    with connection.reading(ref):
+        times = connection.watched(read)
     if print_times:
         print(times_table(times, sending=False))
     if not row_step == col_step == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,11 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
+    CallTimeoutError,
     CancelledError,
     GroupError,
     GroupFailedError,
+    LibraryLoadError,
     LibraryNotFoundError,
     MatrixError,
     MatrixNotFoundError,
@@ -39,6 +42,18 @@ from tests.support import traces
 ROOT = Path(__file__).parents[2]
 END_LIMIT_S = 5.0
 CLIENTS, CALLS = 32, 100
+LIBRARY = """
+from ali import Context, routine
+
+calls = 0
+
+
+@routine("calls")
+def count(ctx: Context) -> int:
+    global calls
+    calls += 1
+    return 1000 * {number} + calls
+"""
 
 
 def managers() -> set[str]:
@@ -303,6 +318,99 @@ def test_many_processes_are_served_in_turn(climate: AlchemistSession) -> None:
     assert len(waits) == CLIENTS
     fair_s = sum(waits) / CLIENTS
     assert max(waits) < 3 * fair_s, f"fair: {fair_s:.2f} s, longest: {max(waits):.2f} s"
+
+
+def test_a_library_is_loaded_once_and_not_replaced_by_others(
+    cluster: str, climate: AlchemistSession, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    for path, number in ((first, 1), (second, 2)):
+        path.write_text(LIBRARY.format(number=number))
+    lib = climate.load_library("mine", first)
+    assert [lib.count() for _ in range(2)] == [1001, 1002]
+    text = f"""
+        from alchemist_ray.errors import LibraryLoadError
+        als = AlchemistSession.attach("climate")
+        lib = als.load_library("mine", {str(first)!r})
+        print(lib.count(), flush=True)  # the same instance
+        try:
+            als.load_library("mine", {str(second)!r})
+        except LibraryLoadError as error:
+            print(error, flush=True)
+        print(als.load_library("mine2", {str(second)!r}).count(), flush=True)
+        time.sleep(60)
+    """
+    with Program(cluster, text) as program:
+        assert program.said == "1003"
+        assert re.search(rf"first.py, not .*second.py, and .*pid {os.getpid()}", program.line())
+        assert program.line() == "2001"
+        assert lib.count() == 1004
+        assert climate.list_libraries() == ["linalg", "mine", "mine2"]
+        first.write_text(LIBRARY.format(number=3))
+        with pytest.raises(LibraryLoadError, match=rf"changed since.*pid {program.process.pid}"):
+            climate.load_library("mine", first)
+    assert traces.wait_until(lambda: len(AlchemistSession.list()[0].processes) == 1, 5) is not None
+    assert climate.load_library("mine", first).count() == 3001
+
+
+def test_a_matrix_is_not_fetched_while_a_call_changes_it(
+    cluster: str, climate: AlchemistSession
+) -> None:
+    def step_by_step(comm: Any, A: Any) -> None:
+        A.local[...] += 1 + comm.rank
+        time.sleep(1.0)
+        A.local[...] += 1 - comm.rank
+
+    text = """
+        als = AlchemistSession.attach("climate")
+        A = als.matrix("A")
+        start = A.fetch()
+        print("here", flush=True)
+        times = {}
+        begin = time.monotonic()
+        while time.monotonic() - begin < 4:
+            change = A.fetch() - start
+            assert (change == change[0, 0]).all(), change
+            times.setdefault(float(change[0, 0]), 0)
+        print(sorted(times), flush=True)
+    """
+    A = climate.matrix("A")
+    with Program(cluster, text) as program:
+        assert program.said == "here"
+        climate.run(step_by_step, A)
+        climate.run(step_by_step, A)
+        assert program.line() == "[0.0, 2.0, 4.0]"
+    waits: list[float] = []
+
+    def fetch() -> None:
+        begin = time.monotonic()
+        A.fetch()
+        waits.append(time.monotonic() - begin)
+
+    for pure in (True, False):
+        thread = threading.Timer(0.4, fetch)
+        thread.start()
+        climate.run(lambda comm, A: time.sleep(1.5), A, pure=pure)
+        thread.join()
+    assert waits[0] < 0.5 < waits[1], waits
+
+
+def test_a_reader_that_dies_does_not_hold_up_calls(cluster: str, climate: AlchemistSession) -> None:
+    text = """
+        als = AlchemistSession.attach("climate")
+        A = als.matrix("A")
+        with als.connection.reading(A):
+            print("reading", flush=True)
+            time.sleep(60)
+    """
+    A = climate.matrix("A")
+    with Program(cluster, text) as program:
+        assert program.said == "reading"
+        with pytest.raises(CallTimeoutError):
+            climate.run(lambda comm, A: None, A, timeout_s=1.0)
+        assert climate.library("linalg").norm(A) > 0  # changes nothing
+        program.kill()
+        climate.run(lambda comm, A: None, A, timeout_s=10.0)
 
 
 # --- wrong use ---
