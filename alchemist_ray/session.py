@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
+from alchemist_ray.arrays.sparse import is_sparse, send_sparse
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
@@ -89,29 +90,31 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         name: str | None = None,
         dtype: Any = None,
         print_times: bool = False,
-    ) -> Handle:
+    ) -> Any:
         """Send a matrix to the gang.
 
         Parameters
         ----------
         matrix : array_like, shape (m, n) or (m,), or list of (ObjectRef, int, int)
-            A NumPy array (1-D: one column; any strides; may be read-only), or blocks
+            A NumPy array (any strides; may be read-only), or blocks
             in the Ray object store, each with the row and column of its first element, that
             together cover a matrix exactly once. Also Dask arrays, Ray Datasets, data frames
-            of pandas and Spark, MLlib's distributed matrices, and arrays of h5py and zarr.
+            of pandas and Spark, MLlib's distributed matrices, arrays of h5py and zarr, and
+            sparse matrices of SciPy (layout, name and print_times do not apply to them).
         layout : str
             Its distribution over the ranks: one of Elemental's 14 names (``docs/layouts.md``).
         name : str, optional
             Keeps the matrix until `Handle.free` or the end of the gang; `matrix` finds it.
         dtype : dtype, optional
             Convert to it while sending. Default: the matrix's own, if it is float32/64,
-            complex64/128 or int32/64.
+            complex64/128, int32/64 or bool.
         print_times : bool
             Print how long each step took, per rank.
 
         Returns
         -------
         Handle
+            Of a sparse matrix a `SparseHandle` (`arrays.sparse`), which has products and solvers.
 
         Raises
         ------
@@ -127,10 +130,11 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         On the same node the data is copied once, through shared memory; to other nodes there is
         one stream per rank. A layout with copies is sent once and copied by the ranks over MPI.
         """
-        sent: Handle = sending.send(
+        if is_sparse(matrix):
+            return send_sparse(self.connection, matrix, dtype)
+        return sending.send(
             self.connection, matrix, layout=layout, name=name, dtype=dtype, print_times=print_times
         )
-        return sent
 
     def fetch_matrix(
         self,

@@ -20,6 +20,7 @@ SHIPPED = {
     "scalapack": "ali.scalapack",
     "elemental": "ali.elemental",
     "files": "ali.files",
+    "sparse": "ali.sparse",
     "simulator": "ali.simulator",
     "hpc": "ali.hpc",
     "echo": "ali.echo",

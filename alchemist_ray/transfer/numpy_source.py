@@ -76,7 +76,7 @@ def _as_array(data: Any) -> NDArray[Any]:
             raise DtypeError("a masked array has elements without a value: fill them first")
         return np.asarray(data)
     if hasattr(data, "tocsr"):
-        raise DtypeError("a sparse matrix cannot be sent: send data.toarray()")
+        raise DtypeError("a sparse matrix cannot be a part here: send it alone, with send_matrix")
     if isinstance(data, str | bytes | dict | set) or data is None:
         raise DtypeError(f"a {type(data).__name__} is not a matrix")
     if isinstance(data, Sequence) or hasattr(data, "__array__"):

@@ -8,8 +8,11 @@ SIAM, 1998.
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 import scipy.linalg
+from scipy.sparse import issparse
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 
 from ali.blocks import CHUNK, Array, panels
@@ -17,6 +20,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 
 SEED = 2018
+Rows: TypeAlias = Any  # ndarray or csr_array
 
 
 def basis_size(rank: int, n: int) -> int:
@@ -25,7 +29,7 @@ def basis_size(rank: int, n: int) -> int:
 
 
 def right_vectors(
-    ctx: Context, local: Array, rank: int, scale: float, tol: float, max_iterations: int
+    ctx: Context, local: Rows, rank: int, scale: float, tol: float, max_iterations: int
 ) -> Array:
     """Orthonormal basis of the leading right singular vectors of X, on every rank. Collective.
 
@@ -34,7 +38,7 @@ def right_vectors(
 
     Parameters
     ----------
-    local : ndarray, shape (local_m, n)
+    local : ndarray or csr_array, shape (local_m, n)
         This rank's rows of X; float or complex.
     rank : int
         Number of vectors; ``basis_size(rank, n) < n``.
@@ -88,7 +92,7 @@ def right_vectors(
 
 def _arpack(
     ctx: Context,
-    local: Array,
+    local: Rows,
     message: Array,
     rank: int,
     scale: float,
@@ -131,8 +135,10 @@ def _arpack(
     return np.asarray(orthonormal)
 
 
-def _gram_times(local: Array, x: Array, scale: float) -> Array:
+def _gram_times(local: Rows, x: Array, scale: float) -> Array:
     """This rank's part of ``X^H X x / scale^2``, in one pass over its rows."""
+    if issparse(local):
+        return np.asarray((local.T @ ((local @ x) / scale).conj()).conj() / scale)
     result = np.zeros_like(x)
     rows = max(64, CHUNK // max(1, local.shape[1] * local.itemsize))
     for some in panels(local.shape[0], rows):

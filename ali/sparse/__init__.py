@@ -1,0 +1,237 @@
+"""Sparse matrices by rows: products with dense matrices, truncated SVD, conjugate gradients.
+
+A sparse matrix is three ordinary matrices in VC_STAR with one row for each rank: the elements,
+their columns, and the starts of the rows, as in SciPy's CSR format, padded to the longest; the last
+column of the starts has the rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p,
+... of the sparse matrix, as in VC_STAR.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from ali.blocks import Array, block, require, shape_text
+from ali.interface import Context, routine
+from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.iterative import checked_tol, column_dots, search
+from ali.linalg.krylov import basis_size, right_vectors
+from ali.linalg.singular import svd
+from mpi_workers.matrix.dist_matrix import DistMatrix
+
+__all__ = ["conjugate_gradient", "matmul", "transposed_matmul", "truncated_svd"]
+
+
+@routine("C")
+def matmul(
+    ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix, n: int, X: DistMatrix
+) -> DistMatrix:
+    """C = A X for a sparse A.
+
+    Parameters
+    ----------
+    data, indices, starts : matrices
+        A, shape (m, n), as the module describes.
+    n : int
+        Columns of A.
+    X : matrix, shape (n, k) or (n,)
+        Any layout; every rank receives all of it.
+
+    Returns
+    -------
+    C : matrix, shape (m, k) or (m,), VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If X does not have n rows.
+
+    Notes
+    -----
+    ``2 k nnz / ranks`` flops, ``n k`` words received and held by each rank.
+    """
+    A, m = _rows(ctx, data, indices, starts, n)
+    _require_rows("A @ X", X, n)
+    whole = ctx.to_layout(X, "STAR_STAR")
+    return ctx.new_from_rows(np.asarray(A @ whole.local), m).with_ndim(X.ndim)
+
+
+@routine("C")
+def transposed_matmul(
+    ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix, n: int, X: DistMatrix
+) -> DistMatrix:
+    """C = A^T X for a sparse A.
+
+    Parameters
+    ----------
+    data, indices, starts, n
+        A, as in `matmul`.
+    X : matrix, shape (m, k) or (m,)
+        Best in VC_STAR.
+
+    Returns
+    -------
+    C : matrix, shape (n, k) or (n,), VC_STAR
+
+    Raises
+    ------
+    ShapeError
+        If X does not have m rows.
+
+    Notes
+    -----
+    ``2 k nnz / ranks`` flops; ranks add ``n k`` words, which each of them holds.
+    """
+    A, m = _rows(ctx, data, indices, starts, n)
+    _require_rows("A.T @ X", X, m)
+    mine = block(ctx.to_layout(X, "VC_STAR"))
+    total = sum_over_ranks(ctx.comm, np.asarray(A.T @ mine))
+    return ctx.new_replicated(total, "VC_STAR").with_ndim(X.ndim)
+
+
+@routine("S", "U", "V", vectors=("S",))
+def truncated_svd(
+    ctx: Context,
+    data: DistMatrix,
+    indices: DistMatrix,
+    starts: DistMatrix,
+    n: int,
+    rank: int,
+    tol: float = 0.0,
+    max_iterations: int = 0,
+) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    """Leading singular values and vectors of a sparse A: A is approximately U diag(S) V^H.
+
+    Parameters
+    ----------
+    data, indices, starts, n
+        A, shape (m, n), as in `matmul`.
+    rank : int
+        From 1 on; ARPACK's basis of ``max(2 rank + 1, 20)`` vectors must be shorter than n.
+    tol, max_iterations
+        As in linalg's `truncated_svd`.
+
+    Returns
+    -------
+    S : vector, shape (rank,), real, STAR_STAR
+    U : matrix, shape (m, rank), VC_STAR
+    V : matrix, shape (n, rank), VC_STAR
+
+    Raises
+    ------
+    BadArgumentError
+        If the rank is out of range.
+    RoutineError
+        If A contains NaN or infinity, or ARPACK does not converge.
+
+    Notes
+    -----
+    ARPACK on the Gram matrix, which is never formed: ``4 nnz / ranks`` flops and two messages of n
+    words for each product. Singular values below the square root of the machine epsilon times the
+    largest are noise. Source: see ali/linalg/krylov.py.
+    """
+    A, m = _rows(ctx, data, indices, starts, n)
+    require(
+        1 <= rank <= min(m, n) and basis_size(rank, n) < n,
+        "BadArgumentError",
+        f"truncated_svd: rank={rank} of a sparse {m} x {n} matrix: ARPACK's basis needs "
+        f"{max(2 * rank + 1, 20)} vectors, fewer than the columns; send the matrix as a dense one",
+    )
+    squares = sum_over_ranks(ctx.comm, np.array([np.sum(np.abs(A.data.astype(complex)) ** 2)]))
+    scale = float(np.sqrt(squares[0]))
+    require(np.isfinite(scale), "RoutineError", "truncated_svd: A contains NaN or infinity")
+    V = right_vectors(ctx, A, rank, scale or 1.0, tol, max_iterations)
+    S, U, W = svd(ctx, ctx.new_from_rows(np.asarray(A @ V), m))
+    turned = V @ ctx.to_layout(W, "STAR_STAR").local
+    return S, U, ctx.new_replicated(np.ascontiguousarray(turned), "VC_STAR")
+
+
+@routine("X", "iterations", "residual", like={"X": "B"})
+def conjugate_gradient(
+    ctx: Context,
+    data: DistMatrix,
+    indices: DistMatrix,
+    starts: DistMatrix,
+    n: int,
+    B: DistMatrix,
+    tol: float = -1.0,
+    max_iterations: int = 0,
+) -> tuple[DistMatrix, int, float]:
+    """Solve A X = B for a Hermitian positive definite sparse A.
+
+    Parameters
+    ----------
+    data, indices, starts, n
+        A, shape (n, n), as in `matmul`.
+    B : matrix, shape (n, r) or (n,)
+    tol : float
+        Largest relative residual of a column, computed from X. Negative: 1e-10, or 1e-7 in single
+        precision.
+    max_iterations : int
+        0 is 10 n.
+
+    Returns
+    -------
+    X : matrix, shape (n, r) or (n,), VC_STAR
+    iterations : int
+    residual : float
+
+    Raises
+    ------
+    ShapeError
+        If A is not square, or B does not have n rows.
+    RoutineError
+        If A is not positive definite, or the iteration does not converge.
+
+    Notes
+    -----
+    An iteration costs ``2 r nnz / ranks`` flops and ``n r`` words, which each rank holds. Source:
+    see ali/linalg/iterative.py.
+    """
+    A, m = _rows(ctx, data, indices, starts, n)
+    require(m == n, "ShapeError", f"conjugate_gradient: A is {m} x {n}; it must be square")
+    _require_rows("conjugate_gradient", B, n)
+    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    tol = checked_tol("conjugate_gradient", tol, dtype, 1e-10, max_iterations)
+    right = block(ctx.to_layout(B, "VC_STAR")).astype(dtype)
+    whole = ctx.empty((n, right.shape[1]), dtype, "STAR_STAR")
+
+    def times(mine: Array) -> Array:
+        whole.local[...] = ctx.to_layout(ctx.new_from_rows(mine, n), "STAR_STAR").local
+        return np.asarray(A @ whole.local).astype(dtype, copy=False)
+
+    def dots(a: Array, b: Array) -> Array:
+        return sum_over_ranks(ctx.comm, column_dots(a, b))
+
+    largest = np.zeros(right.shape[1])
+    if right.size:
+        largest = np.abs(right).max(axis=0).astype(np.float64)
+    every = np.empty((ctx.size, largest.size))
+    ctx.comm.Allgather(largest, every)
+    X, count, residual = search(
+        ctx, "conjugate_gradient", times, dots, right, every.max(axis=0), tol,
+        max_iterations or 10 * n,
+    )  # fmt: skip
+    return ctx.new_from_rows(X, n), count, residual
+
+
+def _rows(
+    ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix, n: int
+) -> tuple[csr_array, int]:
+    """This rank's rows of A, without a copy, and the number of all rows."""
+    ends = starts.local[0]
+    mine = int(ends[-1])  # the last column has the number of rows
+    used = int(ends[mine])
+    local = csr_array(
+        (data.local[0, :used], indices.local[0, :used], ends[: mine + 1]), shape=(mine, n)
+    )
+    m = int(ctx.comm.allreduce(mine))
+    return local, m
+
+
+def _require_rows(name: str, X: DistMatrix, rows: int) -> None:
+    require(
+        X.shape[0] == rows and X.ndim > 0,
+        "ShapeError",
+        f"{name}: X is {shape_text(X)}; it must have {rows} rows",
+    )

@@ -1,0 +1,108 @@
+"""Sparse matrices: products, decomposition and solver agree with SciPy; the rest is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, DtypeError, RoutineError, ShapeError
+
+OTHER = [
+    lambda A: A + 1, lambda A: A * 2, lambda A: A[0], lambda A: np.exp(A), lambda A: np.asarray(A),
+    lambda A: np.sum(A), lambda A: A > 0, list, lambda A: np.ones(A.shape[0]) @ A,
+    lambda A: np.sum(A.T), bool,
+]  # fmt: skip
+
+
+def sparse(m: int, n: int, dtype: str = "float64", density: float = 0.1) -> Any:
+    found = sp.random_array((m, n), density=density, rng=np.random.default_rng([m, n]))
+    if dtype.startswith("complex"):
+        found = found + 1j * sp.random_array((m, n), density=density, rng=np.random.default_rng(7))
+    return found.astype(dtype).tocsr()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int64"])
+@pytest.mark.parametrize("shape", [(50, 20), (20, 50), (2, 30), (1, 1), (0, 4), (7, 7)])
+def test_products(session: AlchemistSession, shape: tuple[int, int], dtype: str) -> None:
+    m, n = shape
+    a = sparse(m, n, dtype)
+    A = session.send_matrix(a)
+    random = np.random.default_rng(1)
+    assert (A.shape, A.dtype, A.nnz, A.T.shape) == (a.shape, a.dtype, a.nnz, (n, m))
+    for columns in ((), (3,)):
+        x, y = random.standard_normal((n, *columns)), random.standard_normal((m, *columns))
+        for found, expected in [
+            (A @ x, a @ x), (A @ session.send_matrix(x, layout="MC_MR"), a @ x),
+            (A.T @ y, a.T @ y), (A.T @ session.send_matrix(y), a.T @ y),
+        ]:  # fmt: skip
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(A.norm(), sp.linalg.norm(a.astype(complex)), rtol=1e-6)
+    fetched = A.fetch()
+    assert (fetched != a).nnz == 0
+    assert fetched.dtype == a.dtype
+
+
+@pytest.mark.parametrize("form", ["coo", "csc", "lil", "csr_matrix"])
+def test_every_format_of_scipy_is_taken(session: AlchemistSession, form: str) -> None:
+    a = sparse(30, 11)
+    given = sp.csr_matrix(a) if form == "csr_matrix" else a.asformat(form)
+    assert (session.send_matrix(given).fetch() != a).nnz == 0
+
+
+def test_truncated_svd(session: AlchemistSession) -> None:
+    a = sparse(300, 60)
+    S, U, V = session.send_matrix(a).truncated_svd(5)
+    expected = np.linalg.svd(a.toarray(), compute_uv=False)[:5]
+    np.testing.assert_allclose(np.asarray(S), expected, rtol=1e-8)
+    near = np.asarray(U) * np.asarray(S) @ np.asarray(V).T
+    u, s, vt = sp.linalg.svds(a, 5)
+    np.testing.assert_allclose(near, u * s @ vt, atol=1e-7)
+    with pytest.raises(BadArgumentError, match="rank=0"):
+        session.send_matrix(a).truncated_svd(0)
+
+
+def test_conjugate_gradient(session: AlchemistSession) -> None:
+    n = 400
+    a = sp.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(n, n)).tocsr()
+    b = np.random.default_rng(0).standard_normal(n)
+    x, iterations, residual = session.send_matrix(a).conjugate_gradient(b)
+    np.testing.assert_allclose(np.asarray(x), sp.linalg.spsolve(a.tocsc(), b), rtol=1e-7)
+    assert x.shape == (n,)
+    assert 0 < iterations < n
+    assert residual <= 1e-10
+    with pytest.raises(RoutineError, match="not positive definite"):
+        session.send_matrix(-a).conjugate_gradient(b)
+    with pytest.raises(ShapeError, match="square"):
+        session.send_matrix(a[:, :7]).conjugate_gradient(b[:7])
+
+
+@pytest.mark.parametrize("work", OTHER)
+def test_other_operations_are_refused_with_advice(session: AlchemistSession, work: Any) -> None:
+    A = session.send_matrix(sparse(9, 4))
+    with pytest.raises(BadArgumentError, match=r"A\.fetch\(\)\.toarray\(\)"):
+        work(A)
+
+
+def test_bad_input(session: AlchemistSession) -> None:
+    a = sparse(9, 4)
+    A = session.send_matrix(a)
+    with pytest.raises(ShapeError, match="must have 4 rows"):
+        A @ np.ones(9)
+    with pytest.raises(BadArgumentError, match="two sparse"):
+        A @ a.T
+    with pytest.raises(DtypeError):
+        session.send_matrix(a.astype(np.longdouble))
+
+
+def test_a_sparse_matrix_is_freed_with_its_last_handle(session: AlchemistSession) -> None:
+    before = len(session.list_matrices())
+    A = session.send_matrix(sparse(90, 40))
+    assert len(session.list_matrices()) == before + 3
+    del A
+    session.xp.ones(1)
+    assert len(session.list_matrices()) == before
