@@ -136,7 +136,9 @@ class EnvConfig:
         made = cls(**given)
         made.sim_json()
         if made.copies is not None and made.copies < made.gangs:
-            raise EnvConfigError(f"config['gangs']={made.gangs}: there are {made.copies} copies")
+            raise EnvConfigError(
+                f"config['gangs'] must be 1 to {made.copies} (the copies); got {made.gangs}"
+            )
         return made
 
     def sim_json(self) -> str:

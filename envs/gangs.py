@@ -64,7 +64,9 @@ class Gangs:
         self.copies = config.copies or max(1, (num_envs or 1) // self.spec.agents)
         if self.copies < config.gangs:
             first.close()
-            raise EnvConfigError(f"config['gangs']={config.gangs}: there are {self.copies} copies")
+            raise EnvConfigError(
+                f"config['gangs'] must be 1 to {self.copies} (the copies); got {config.gangs}"
+            )
         self._parts += [Simulation(config, self.losses) for _ in range(config.gangs - 1)]
         bounds = [i * self.copies // config.gangs for i in range(config.gangs + 1)]
         self._ranges = [range(a, b) for a, b in pairwise(bounds)]
@@ -177,7 +179,7 @@ class Gangs:
         for part, copies in zip(self._parts, self._ranges, strict=True):
             if copy in copies:
                 return part.picture(copy - copies.start)
-        raise EnvError(f"copy {copy}: there are {self.copies}")
+        raise EnvError(f"there is no copy {copy}: copies are numbered 0 to {self.copies - 1}")
 
     def close(self) -> None:
         """End all gangs."""

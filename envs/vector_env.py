@@ -82,13 +82,13 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         try:
             if checked.agents not in (None, spec.agents):
                 raise EnvConfigError(
-                    f"config['agents']={checked.agents}: simulator {checked.lib_name!r} has "
-                    f"{spec.agents}"
+                    f"config['agents'] must be {spec.agents}, the number of agents of simulator "
+                    f"{checked.lib_name!r}; got {checked.agents}"
                 )
             if num_envs not in (None, 1, self.num_envs):
                 raise EnvConfigError(
-                    f"num_envs={num_envs}: {self._copies} copies of {spec.agents} agents are "
-                    f"num_envs={self.num_envs}"
+                    f"num_envs must be {self.num_envs} ({self._copies} copies with {spec.agents} "
+                    f"agents each); got {num_envs}"
                 )
             check_mode(render_mode, spec)
         except BaseException:

@@ -207,8 +207,8 @@ class GangConnection:
         """Run a command on the gang. Raises `AlchemistError`; Ctrl-C cancels the command."""
         if self._closed:
             raise SessionError(
-                f"gang {self.address.incarnation} was given up, with all that was loaded and made "
-                "there: load_library(...) again in the session's new gang"
+                f"gang {self.address.incarnation} has ended, with its libraries and matrices: "
+                "load_library(...) again in the session's new gang"
             )
         if not self.output:
             body = {**body, "output": False}

@@ -243,7 +243,7 @@ class GangOwner:
         with self._changing_workers():
             self._end_gang()
 
-    def kill_workers(self, why: str = "its owner wanted it so") -> None:
+    def kill_workers(self, why: str = "its session ended it") -> None:
         """End the gang at once, also if its ranks hang; otherwise like `yield_workers`."""
         self._check_own()
         if self._connection is not None and self._manager is not None:

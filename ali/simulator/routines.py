@@ -53,7 +53,7 @@ def attach(
         For copies below 1, or if the simulator's ``setup`` refuses the options.
     """
     if copies < 1:
-        raise Failure("BadArgumentError", f"copies={copies}: must be at least 1")
+        raise Failure("BadArgumentError", f"copies={copies}: it must be at least 1")
     close(ctx.state)
     host = Simulations(ctx, lambda: registry.load(name, path), name, config, copies)
     ctx.state[HOST] = host
@@ -133,7 +133,10 @@ def render(ctx: Context, copy: int = 0) -> tuple[int, int, bytes]:
     if not host.has("render"):
         raise Refusal("NoSuchRoutineError", "the simulator has no routine 'render'")
     if not 0 <= copy < host.copies:
-        raise Refusal("BadArgumentError", f"there is no copy {copy}: there are {host.copies}")
+        raise Refusal(
+            "BadArgumentError",
+            f"there is no copy {copy}: copies are numbered 0 to {host.copies - 1}",
+        )
     return host.picture(ctx, copy)
 
 

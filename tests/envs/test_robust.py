@@ -145,7 +145,7 @@ def test_raising_is_the_default_and_gangs_are_for_vector_environments(make_vecto
         env.step(np.zeros((2, 1)))
     env.reset(seed=1)
     env.step(np.zeros((2, 1)))
-    with pytest.raises(EnvConfigError, match="there are 2 copies"):
+    with pytest.raises(EnvConfigError, match=r"must be 1 to 2 \(the copies\); got 3"):
         make_vector(copies=2, gangs=3)
     with pytest.raises(EnvConfigError, match=r"'gangs'.*HPCSimulatorVectorEnv"):
         HPCSimulatorEnv(CONFIG, gangs=2)

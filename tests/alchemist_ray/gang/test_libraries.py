@@ -225,9 +225,9 @@ def test_a_library_of_a_yielded_gang_is_refused(cluster: str) -> None:
     with AlchemistSession(1) as als:
         echo = als.load_library("echo")
         als.yield_workers()
-        with pytest.raises(SessionError, match=r"was given up.*load_library\(\.\.\.\) again"):
+        with pytest.raises(SessionError, match=r"has ended.*load_library\(\.\.\.\) again"):
             echo.who()
         als.request_workers(1)
-        with pytest.raises(SessionError, match=r"was given up"):
+        with pytest.raises(SessionError, match=r"has ended"):
             echo.who()
         assert als.load_library("echo").who() == [0]
