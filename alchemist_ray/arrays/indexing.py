@@ -182,11 +182,14 @@ def _outer(keys: list[Any]) -> bool:
 
 def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
     """Two lists: NumPy picks single elements, at their indices in pairs."""
-    if new or any(isinstance(one, MatrixRef) for one in keys):
+    if new:
         raise rules.unsupported(
-            "an index of two lists with None, or of which one is on the ranks",
-            "select rows first and then columns, or give NumPy arrays",
+            "an index of two lists with None",
+            "index first, and then add the axis: A[i, j][:, None]",
         )
+    for one in keys:
+        _check_length(int(np.prod(one.shape)) if isinstance(one, MatrixRef) else 0)
+    keys = [np.asarray(one) if isinstance(one, MatrixRef) else one for one in keys]
     lists = [_list(one, A.shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
     try:
         rows, cols = np.broadcast_arrays(*lists)

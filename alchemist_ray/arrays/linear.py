@@ -160,19 +160,28 @@ def _dot(engine: Engine, a: Any, b: Any, /) -> Any:
 
 @implements(np.tensordot, np.linalg.tensordot)
 def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
-    if axes == 2:
-        product = engine.binary("multiply", a, b)
-        return engine.astype(engine.reduce("sum", product, None), product.dtype, copy=False)
-    left, right = (1, 0) if axes == 1 else (rules.axis_of(_only(axis)) for axis in axes)
-    return engine.matmul(a if left == 1 else a.T, b if right == 0 else b.T)
-
-
-def _only(axis: Any) -> int:
-    given = axis if isinstance(axis, list | tuple) else (axis,)
-    if len(given) != 1:
-        raise rules.unsupported("np.tensordot over two axes given in turn", "use np.sum(A * B)")
-    only: int = given[0]
-    return only
+    A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    B = engine.matrix(b, A)
+    if np.ndim(axes) == 0 and isinstance(axes, int):
+        axes = list(range(A.ndim - axes, A.ndim)), list(range(axes))
+    left, right = (
+        [rules.axis_index(axis, x.ndim) for axis in (one if np.iterable(one) else (one,))]
+        for one, x in zip(axes, (A, B), strict=True)
+    )
+    lengths = [A.shape[i] for i in left], [B.shape[i] for i in right]
+    if lengths[0] != lengths[1] or A.ndim + B.ndim - 2 * len(left) > 2:
+        raise ShapeError(
+            f"np.tensordot of shapes {A.shape} and {B.shape} over the axes {left} and {right}: "
+            "lengths must match, and the result can have two dimensions"
+        )
+    if len(left) == 1:
+        first = engine.transpose(A) if left == [0] else A
+        return engine.matmul(first, engine.transpose(B) if right == [1] else B)
+    if not left:
+        return np.outer(A, B) if A.ndim == B.ndim == 1 else A * B
+    turned = (left[0] < left[1]) != (right[0] < right[1])
+    product = engine.binary("multiply", A, engine.transpose(B) if turned else B)
+    return engine.astype(engine.reduce("sum", product, None), product.dtype, copy=False)
 
 
 @implements(np.linalg.vecdot)

@@ -7,6 +7,7 @@ standard has the name, but for creation: that takes place on the gang.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _STANDARD = """
     multiply negative nextafter not_equal positive pow real reciprocal remainder round sign signbit
     sin sinh square sqrt subtract tan tanh trunc
     astype isdtype result_type
-    broadcast_arrays broadcast_to concat flip matrix_transpose meshgrid moveaxis permute_dims repeat
+    broadcast_to concat flip matrix_transpose moveaxis permute_dims repeat
     reshape roll squeeze stack tile unstack
     matmul tensordot vecdot
     all any argmax argmin count_nonzero cumulative_prod cumulative_sum diff max mean min prod std
@@ -212,9 +213,20 @@ class Namespace(_Names):
         found = np.flip(np.argsort(np.flip(x, axis), axis), axis)
         return x.shape[axis] - 1 - found
 
-    def finfo(self, type: Any, /) -> Any:
-        """Limits of a floating dtype, or of that of a matrix."""
-        return np.finfo(getattr(type, "dtype", type))
+    def broadcast_arrays(self, *arrays: Any) -> list[Any]:
+        """Copies in the shape to which all arrays broadcast."""
+        return list(np.broadcast_arrays(*arrays))
+
+    def meshgrid(self, *arrays: Any, indexing: str = "xy") -> list[Any]:
+        """Coordinates of the points of a grid, from those along its axes."""
+        return list(np.meshgrid(*arrays, indexing=indexing))  # type: ignore[call-overload]
+
+    def finfo(self, type: Any, /) -> FloatInfo:
+        """Limits of a floating dtype, or of that of a matrix, as Python's numbers."""
+        found = np.finfo(getattr(type, "dtype", type))
+        limits = (found.eps, found.max, found.min, found.smallest_normal)
+        eps, top, bottom, smallest = map(float, limits)
+        return FloatInfo(int(found.bits), eps, top, bottom, smallest, found.dtype)
 
     def iinfo(self, type: Any, /) -> Any:
         """Limits of an integer dtype, or of that of a matrix."""
@@ -236,6 +248,18 @@ def namespace_of(connection: GangConnection) -> Namespace:
 
 def _namespace(connection: GangConnection) -> Namespace:
     return Namespace(connection.part(Engine))
+
+
+@dataclass(frozen=True, slots=True)
+class FloatInfo:
+    """Limits of a floating dtype; of a complex one, those of its parts."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: np.dtype[Any]
 
 
 class Info:

@@ -164,11 +164,10 @@ def _selected(
     ctx: Context, mine: Array, q: list[float], method: str, skip_nan: bool
 ) -> tuple[Array, Array, Array]:
     """Of the elements of all ranks, the same on every rank. Collective."""
-    missing = np.isnan(mine)
-    if _total(ctx, int(missing.any())):
+    if _total(ctx, int(mine.size > 0 and np.isnan(mine.max()))):
         if not skip_nan:
             return _nothing(mine.dtype, q)
-        mine = mine[~missing]
+        mine = mine[~np.isnan(mine)]
     count = _total(ctx, mine.size)
     if not count:
         return _nothing(mine.dtype, q)
@@ -210,6 +209,11 @@ def order_statistics(ctx: Context, mine: Array, wanted: Array) -> Array:
             parts = (wanted[:cut], wanted[cut:])
             return np.concatenate([order_statistics(ctx, mine, part) for part in parts])
     low, high = _bounds(ctx, mine, count, wanted, slack)
+    kept = mine[(mine >= low) & (mine <= high)]
+    below = _total(ctx, int(np.count_nonzero(mine < low)))
+    left = _total(ctx, kept.size)
+    if below <= wanted[0] and wanted[-1] < below + left <= below + count // 2:
+        return order_statistics(ctx, kept, wanted - below)
     masks = [mine < low, mine == low, (mine > low) & (mine < high), mine == high, mine > high]
     if low == high:
         masks[3] = np.zeros(mine.size, bool)

@@ -22,7 +22,7 @@ from ali.arrays.contiguous import (
     whole_columns,
 )
 from ali.arrays.element_order import array_of
-from ali.blocks import Array
+from ali.blocks import Array, block
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -47,7 +47,7 @@ def sort(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     -----
     ``m n log(m) / ranks`` comparisons for n lines of m elements. With at least as many lines as
     ranks, each element crosses the network once, to the rank of its line. Otherwise each element
-    crosses it three times: to consecutive blocks, to the rank of its value, and to its place.
+    crosses it twice: to the rank of its value, and to its place.
     Memory: four copies of the rank's part, and 256 samples from each rank.
     """
     work = canonical(ctx, A, axis)
@@ -76,7 +76,7 @@ def argsort(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
     Notes
     -----
-    As `sort`; indices move with the elements.
+    As `sort`, but elements are first moved to consecutive blocks; indices move with them.
     """
     work = canonical(ctx, A, axis)
     whole = whole_columns(ctx, work)
@@ -90,7 +90,10 @@ def argsort(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
 def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix:
     """Every column sorted by all ranks; if `ordered`, the indices instead."""
-    rows, start = contiguous_rows(ctx, work)
+    if ordered:
+        rows, start = contiguous_rows(ctx, work)
+    else:  # equal elements are alike: any block will do
+        rows, start = block(ctx.to_layout(work, "VC_STAR")), 0
     R = ctx.empty(work.shape, np.int64 if ordered else work.dtype)
     for j in range(work.shape[1]):
         values, index = sorted_block(ctx, rows[:, j], start if ordered else None)
@@ -101,12 +104,12 @@ def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix
     return R
 
 
-def sorted_block(ctx: Context, block: Array, start: int | None) -> tuple[Array, Array | None]:
+def sorted_block(ctx: Context, own: Array, start: int | None) -> tuple[Array, Array | None]:
     """This rank's block of the sorted elements of all ranks' blocks. Collective.
 
     Parameters
     ----------
-    block : ndarray, shape (k,)
+    own : ndarray, shape (k,)
     start : int or None
         Index of the first element of this block in the vector, if indices are wanted.
 
@@ -119,16 +122,16 @@ def sorted_block(ctx: Context, block: Array, start: int | None) -> tuple[Array, 
     """
     index = None
     if start is None:
-        values = np.sort(block)
+        values = np.sort(own)
     else:
-        order = np.argsort(block, kind="stable")
-        values, index = block[order], order + start
+        order = np.argsort(own, kind="stable")
+        values, index = own[order], order + start
     if ctx.size == 1:
         return values, index
     cuts = _cuts(ctx, values)
     values = np.concatenate(exchange(ctx, np.split(values, cuts)))
     if index is None:
-        values.sort(kind="stable")  # merges runs
+        values.sort()  # as fast as a merge of the runs
         return values, None
     index = np.concatenate(exchange(ctx, np.split(index, cuts)))
     order = np.argsort(values, kind="stable")  # runs come in the order of the vector
@@ -186,8 +189,7 @@ def unique(ctx: Context, A: DistMatrix, equal_nan: bool = True) -> DistMatrix:
     -----
     Every rank finds its own distinct elements; those are sorted as in `sort`.
     """
-    rows, _ = contiguous_rows(ctx, A)
-    own = np.unique(rows, equal_nan=equal_nan)
+    own = np.unique(block(ctx.to_layout(A, "VC_STAR")), equal_nan=equal_nan)
     values, _ = sorted_block(ctx, own, None)
     values = values[_firsts(ctx, values, equal_nan)]
     return _vector(ctx, values)

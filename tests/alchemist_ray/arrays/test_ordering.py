@@ -200,6 +200,45 @@ def test_refusals_say_what_to_do(session: AlchemistSession) -> None:
             work()  # type: ignore[no-untyped-call]
 
 
+def test_the_namespace_sorts_and_counts_by_the_standard(session: AlchemistSession) -> None:
+    xp, a = session.xp, np.array([3.0, 1.0, 3.0, 2.0, 1.0])
+    A = xp.asarray(a)
+    same(xp.sort(A, descending=True), np.sort(a)[::-1])
+    same(xp.argsort(A, descending=True), np.array([0, 2, 3, 1, 4]))
+    same(xp.unique_counts(A).counts, np.array([2, 1, 2]))
+    same(xp.unique_all(A).inverse_indices, np.array([2, 0, 2, 1, 0]))
+    same(xp.expand_dims(A), a[None])
+    same(xp.std(A, axis=()), np.zeros(5))
+    same(xp.bitwise_invert(A > 1), ~(a > 1))
+    same(xp.from_dlpack(a), a)
+    same(np.from_dlpack(A) + A, 2 * a)
+    same(xp.linalg.outer(A, A), np.outer(a, a))
+    same(xp.linalg.cross(A[:3], A[2:]), np.cross(a[:3], a[2:]))
+    for found, expected in zip(xp.meshgrid(A, A[:2], indexing="ij"),
+                               np.meshgrid(a, a[:2], indexing="ij"), strict=True):  # fmt: skip
+        same(found, expected)
+    assert [type(x) for x in (xp.finfo(xp.float32).eps, xp.broadcast_arrays(A, 1.0))] == [
+        float,
+        list,
+    ]
+    with pytest.raises(ShapeError, match="number"):
+        xp.nonzero(A[0])
+
+
+@pytest.mark.parametrize("axes", [0, 1, 2, ([0], [1]), ([1, 0], [0, 1]), ([0, 1], [0, 1])])
+def test_tensordot(session: AlchemistSession, axes: Any) -> None:
+    a = np.arange(9.0).reshape(3, 3)
+    for one in (a, a[0]):
+        for other in (a.T + 1, a[1]):
+            try:
+                expected = np.tensordot(one, other, axes)
+            except (ValueError, IndexError):
+                continue
+            if expected.ndim < 3:
+                A, B = session.send_matrix(one), session.send_matrix(other)
+                same(np.tensordot(A, B, axes), expected)
+
+
 def test_a_generator_draws_on_the_ranks(session: AlchemistSession) -> None:
     one, other = (session.xp.random.default_rng(5) for _ in range(2))
     drawn = [
