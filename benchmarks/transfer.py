@@ -14,9 +14,12 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from benchmarks.harness import Report, in_turns
+from mpi_workers.matrix import native_copy
 
 N = 4000
-LAYOUTS = {"VC_STAR": 0.5, "MC_MR": 0.25, "STAR_VC": 0.25}
+LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
+COMPILED, TILED = 0.65, 0.45  # of np.copyto: with the compiled copy kernel, and without
+FRESH = {"contiguous columns": 0.5, "another order": 0.35}  # of A.copy()
 
 
 def run() -> Report:
@@ -27,7 +30,8 @@ def run() -> Report:
         quarter = N // 4
         blocks = [(ray.put(A[i : i + quarter]), i, 0) for i in range(0, N, quarter)]
         rates: dict[str, dict[str, float]] = {"send": {}, "fetch": {}}
-        for layout, target in LAYOUTS.items():
+        target = TILED if native_copy.level() is None else COMPILED
+        for layout in LAYOUTS:
             times = _turns(als, A, other, blocks, layout)
             copy = times["copy"]
             for what in ("send", "blocks", "fetch"):
@@ -51,6 +55,9 @@ def run() -> Report:
                 "x",
                 at_most=True,
             )
+        _fresh_memory(report, als)
+        _few_rows(report, als)
+    report.notes.append(f"Copies between array orders: {native_copy.description()}.")
     for what, ratio, detail in between_nodes():
         name = f"between nodes, {what}, per stream"
         report.add(name, ratio, 0.9, "x plain stream", detail=detail)
@@ -88,6 +95,49 @@ def _turns(
         raise SystemExit("what came back is not what was sent")
     held[0].free()
     return shortest
+
+
+def _fresh_memory(report: Report, als: AlchemistSession) -> None:
+    """Sends into memory that the ranks did not have before; NumPy copies into such memory too."""
+    C = np.random.default_rng(2).random((N, N))
+    held: list[Handle] = []
+
+    for what, array, layout in (
+        ("contiguous columns", C.T, "STAR_VC"),
+        ("another order", C, "VC_STAR"),
+    ):
+        works = {
+            "copy": array.copy,
+            "send": lambda a=array, to=layout: held.append(als.send_matrix(a, layout=to)),
+        }
+        times = in_turns(works, rounds=5)
+        ratio = times["copy"] / times["send"]
+        detail = f"{times['send'] * 1e3:.0f} ms; A.copy() {times['copy'] * 1e3:.0f}"
+        report.add(
+            f"send into fresh memory, {what}", ratio, FRESH[what], "x A.copy()", detail=detail
+        )
+        for handle in held:
+            handle.free()
+        held.clear()
+
+
+def _few_rows(report: Report, als: AlchemistSession) -> None:
+    """First fetches of 3 rows: from 800 MB, and from 4 MB."""
+    large, small = (als.send_matrix(np.ones((m, 100))) for m in (1_000_000, 5_000))
+    if als.connection is None:
+        raise SystemExit("the session has no gang")
+    nodes = als.connection.nodes
+
+    def first(handle: Handle) -> None:
+        nodes.trim()
+        handle.fetch(rows=slice(0, 3))
+
+    times = in_turns({"large": lambda: first(large), "small": lambda: first(small)}, rounds=20)
+    detail = f"{times['large'] * 1e3:.2f} ms"
+    ratio = times["large"] / times["small"]
+    report.add("first fetch of 3 rows, 800 MB / 4 MB", ratio, 1.5, "x", at_most=True, detail=detail)
+    large.free()
+    small.free()
 
 
 # --- the path between nodes, on loopback: a data endpoint with one rank, and one stream ----

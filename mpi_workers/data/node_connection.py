@@ -137,17 +137,20 @@ class NodeConnection:
     # --- shared memory ---
 
     def map(
-        self, target: TransferTarget, ranks: Sequence[int], *, write: bool
+        self, target: TransferTarget, ranks: Sequence[int], *, write: bool, populate: bool
     ) -> list[copy_kernels.RankPart]:
-        """The ranks' blocks of a matrix, Fortran-ordered, in this process's memory."""
+        """The ranks' blocks of a matrix, Fortran-ordered, in this process's memory.
+
+        `populate`: map all pages now, which costs less than page faults on most of them.
+        """
         parts = []
         for start in range(0, len(ranks), MAX_FDS):
-            parts += self._map(target, ranks[start : start + MAX_FDS], write)
+            parts += self._map(target, ranks[start : start + MAX_FDS], write, populate)
         self._used = time.monotonic()
         return parts
 
     def _map(
-        self, target: TransferTarget, ranks: Sequence[int], write: bool
+        self, target: TransferTarget, ranks: Sequence[int], write: bool, populate: bool
     ) -> list[copy_kernels.RankPart]:
         connection = self.open()
         known = [[r, list(self._mappings[r])] for r in ranks if self._mappings.get(r)]
@@ -163,7 +166,10 @@ class NodeConnection:
                     mappings.pop(number, None)
                 memory = mappings.pop(segment, None)
                 if memory is None:
-                    memory = SharedMapping(next(fds), nbytes).array()
+                    mapping = SharedMapping(next(fds), nbytes)
+                    if populate:
+                        mapping.populate()
+                    memory = mapping.array()
                 while len(mappings) >= MAX_MAPPINGS:
                     mappings.pop(next(iter(mappings)))
                 mappings[segment] = memory

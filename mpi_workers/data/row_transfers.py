@@ -57,7 +57,7 @@ class RowWriter(MatrixWriter):
         for connection, ranks in self._far:
             self._start(self._put_rows, connection, ranks, rows, block)
         for connection, ranks in self._near:
-            self._map(connection, ranks)
+            self._map(connection, ranks, populate=False)
             connection.check()
             for rank in ranks:
                 self._copy_rows(rank, rows, block)

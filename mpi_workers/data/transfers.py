@@ -32,6 +32,7 @@ MIN_COLUMN_BYTES = 256  # of a column for a rank: 32 elements
 MAX_COPIES = 64  # ranks to look at for a near copy
 WATCH_S = 1.0  # between calls of the watch
 MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its nodes
+POPULATED_SHARE = 0.25  # of a matrix: larger fetches map all pages at once
 UNMAPPED_BYTES = 1 << 20  # 1 MiB: up to this size a fetch from this node does not map memory
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
@@ -173,12 +174,15 @@ class _Transfer:
                 for step in steps:
                     self._run(connection, step.holders(self._target, ranks), step, action, 0)
             return
+        m, n = self._target.distribution.shape
+        nbytes = sum(step.array.nbytes for step in steps)
+        most = POPULATED_SHARE * m * n * self._target.dtype.itemsize
         for connection, ranks in self._near:
             missing = [rank for rank in ranks if rank not in self._mapped]
             held = {rank for step in steps for rank in step.holders(self._target, missing)}
-            self._map(connection, sorted(held))
+            self._map(connection, sorted(held), populate=self.write or nbytes >= most)
             connection.check()
-        large = sum(step.array.nbytes for step in steps) > 1 << 20
+        large = nbytes > 1 << 20
         try:
             copied = copy_kernels.exchange(
                 [
@@ -204,11 +208,13 @@ class _Transfer:
         if self._progress is not None:
             self._progress(sum(elements for elements, _ in copied.values()) * itemsize)
 
-    def _map(self, connection: NodeConnection, ranks: Iterable[int]) -> None:
+    def _map(self, connection: NodeConnection, ranks: Iterable[int], *, populate: bool) -> None:
         """Map the blocks of ranks that are not mapped yet."""
         missing = [rank for rank in ranks if rank not in self._mapped]
         if missing:
-            mapping = partial(connection.map, self._target, missing, write=self.write)
+            mapping = partial(
+                connection.map, self._target, missing, write=self.write, populate=populate
+            )
             found = attribute_errors(connection, mapping)
             # No local variable must hold a part: a traceback would keep its memory.
             self._mapped.update({part.rank: (connection, part) for part in found})

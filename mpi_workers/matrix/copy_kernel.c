@@ -97,6 +97,31 @@ __attribute__((target("avx2"))) static void tile4_avx2(
     }
 }
 
+__attribute__((target("avx512f"))) static void tile16_avx512(
+    const char *const *in, ptrdiff_t offset, char *buffer, ptrdiff_t pitch)
+{
+    __m512d r[4], a[4];
+    for (int k = 0; k < 4; k++)
+        r[k] = _mm512_loadu_pd(in[k] + offset);
+    for (int k = 0; k < 4; k += 2) {
+        a[k] = _mm512_shuffle_f64x2(r[k], r[k + 1], 0x44);
+        a[k + 1] = _mm512_shuffle_f64x2(r[k], r[k + 1], 0xee);
+    }
+    for (int k = 0; k < 2; k++) {
+        _mm512_storeu_pd(buffer + 2 * k * pitch, _mm512_shuffle_f64x2(a[k], a[k + 2], 0x88));
+        _mm512_storeu_pd(buffer + (2 * k + 1) * pitch, _mm512_shuffle_f64x2(a[k], a[k + 2], 0xdd));
+    }
+}
+
+__attribute__((target("avx2"))) static void tile16_avx2(
+    const char *const *in, ptrdiff_t offset, char *buffer, ptrdiff_t pitch)
+{
+    __m256d a = _mm256_loadu_pd((const double *)(in[0] + offset));
+    __m256d b = _mm256_loadu_pd((const double *)(in[1] + offset));
+    _mm256_storeu_pd((double *)buffer, _mm256_permute2f128_pd(a, b, 0x20));
+    _mm256_storeu_pd((double *)(buffer + pitch), _mm256_permute2f128_pd(a, b, 0x31));
+}
+
 /* Copies a run of bytes past the cache, except for the cache lines at its ends. */
 static void write_run(char *to, const char *from, size_t nbytes)
 {
@@ -151,6 +176,10 @@ void alchemist_transpose(const char *const *in, ptrdiff_t m, char *const *out, p
         tile = tile8_avx2, width = 4;
     else if (itemsize == 4 && level >= AVX2)
         tile = tile4_avx2, width = 8;
+    else if (itemsize == 16 && level >= AVX512)
+        tile = tile16_avx512, width = 4;
+    else if (itemsize == 16 && level >= AVX2)
+        tile = tile16_avx2, width = 2;
 #endif
     for (ptrdiff_t i0 = 0; i0 < m; i0 += down) {
         ptrdiff_t i1 = i0 + down < m ? i0 + down : m;

@@ -85,7 +85,11 @@ class SharedMapping(_Mapping):
             with contextlib.suppress(OSError):  # an older kernel, or no huge page is free
                 self.advise(MADV_COLLAPSE)
         os.posix_fallocate(fd, 0, self.nbytes)
-        with contextlib.suppress(OSError):  # else by page faults
+        self.populate()
+
+    def populate(self) -> None:
+        """Map all pages now, if the kernel can; else page faults do it."""
+        with contextlib.suppress(OSError):
             self.advise(MADV_POPULATE_WRITE)
 
 

@@ -19,6 +19,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
+from mpi_workers.node.process_control import descendants
 from tests.support import report, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
@@ -188,6 +189,12 @@ class Gang:
     def manager(self) -> Any:
         """The actor of the gang's GroupManager."""
         return self.session._manager.actor
+
+    @property
+    def endpoint(self) -> int:
+        """The pid of the data endpoint: the one child of the ranks' proxy that is no rank."""
+        (found,) = descendants([self.proxy]) - set(self.ranks)
+        return found
 
     def works(self) -> bool:
         """Check that it has all its ranks and gives correct results."""

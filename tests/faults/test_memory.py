@@ -20,7 +20,7 @@ from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.cgroup import MemoryCgroup
 from tests.support import traces
 
-LIMIT = 400 << 20  # 400 MiB: the fork server, a proxy and two ranks fit, a greedy rank does not
+LIMIT = 400 << 20  # 400 MiB: the processes of a gang with two ranks fit, a greedy rank does not
 
 
 def greedy(comm, gib):  # type: ignore[no-untyped-def]

@@ -143,7 +143,7 @@ def test_a_hanging_rank_killed_while_the_gang_starts_ends_the_launch(
 
         def forked() -> bool:
             ranks[:] = [int(name.split()[1]) for name in left() - before if "process" in name]
-            return len(ranks) == 3  # the proxy and two ranks
+            return len(ranks) == 4  # the proxy, its data endpoint and two ranks
 
         assert traces.wait_until(forked, 15) is not None
         start = time.monotonic()

@@ -20,7 +20,6 @@ from alchemist_ray.gang import connection as gangs
 from alchemist_ray.transfer import fetching, sending
 from alchemist_ray.transfer.numpy_source import NumPySource
 from alchemist_ray.transfer.object_store import ObjectStoreSource
-from mpi_workers.node.process_control import descendants
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Call,
@@ -134,22 +133,15 @@ def test_a_stopped_rank_killed_while_a_send_waits_for_it(
     gang.lost("kill -9 of a stopped rank that a send waits for", outcome, "rank 1", "SIGKILL")
 
 
-def endpoint_of(gang: Gang) -> int:
-    """The pid of the data endpoint: the one child of the ranks' proxy that is no rank."""
-    proxy = int(Path(f"/proc/{gang.ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    (found,) = descendants([proxy]) - set(gang.ranks)
-    return found
-
-
 def test_a_data_endpoint_killed_while_the_gang_is_idle(gang: Gang) -> None:
-    outcome = inject_and_retry(lambda: kill(endpoint_of(gang)), gang.session.list_workers)
+    outcome = inject_and_retry(lambda: kill(gang.endpoint), gang.session.list_workers)
     gang.lost("kill -9 of a data endpoint", outcome, "data endpoint", "SIGKILL")
 
 
 def test_a_data_endpoint_killed_halfway_through_a_send(
     gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when = halfway(monkeypatch, lambda: kill(endpoint_of(gang)))
+    when = halfway(monkeypatch, lambda: kill(gang.endpoint))
     outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
     monkeypatch.undo()
     gang.lost(
