@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 
 SHIPPED = (
-    "linalg", "scalapack", "elemental", "files", "arrays", "simulator", "echo", "rayleigh_benard",
-    "lammps_crystal", "hpc",
+    "linalg", "scalapack", "elemental", "files", "arrays", "simulator", "sparse", "echo",
+    "rayleigh_benard", "lammps_crystal", "hpc",
 )  # fmt: skip
 LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@.py"}
 

@@ -60,6 +60,12 @@ def _can_cast(engine: Engine, from_: Any, to: Any, casting: Any = "safe") -> boo
     return np.can_cast(from_.dtype if isinstance(from_, MatrixRef) else from_, to, casting)
 
 
+@implements(np.may_share_memory, np.shares_memory)
+def _may_share_memory(engine: Engine, a: Any, b: Any, max_work: Any = None) -> bool:
+    both = isinstance(a, MatrixRef) and isinstance(b, MatrixRef)
+    return both and (a.gang, a.epoch, a.id) == (b.gang, b.epoch, b.id)
+
+
 # --- reductions -------------------------------------------------------------------------
 
 
@@ -92,8 +98,8 @@ def _deviation(op: str) -> Implementation:
         )  # fmt: skip
         if whole:
             return found
-        along = rules.axis_of(axis, a.ndim)
-        count = a.size if along is None else a.shape[along]
+        along = None if axis == () else rules.axis_of(axis, a.ndim)
+        count = 1 if axis == () else a.size if along is None else a.shape[along]
         factor = count / (count - less) if count > less else math.nan
         return found * (math.sqrt(factor) if op == "std" else factor)
 
