@@ -8,6 +8,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 from typing import Any
 
+import dask.array
 import numpy as np
 
 from alchemist_ray import AlchemistSession
@@ -17,6 +18,7 @@ CORES = min(2, len(os.sched_getaffinity(0)))
 SHAPE = (8000, 4000)
 TARGET = 1.5
 SMALL = (100, 10)
+VALUES = 10_000_000
 ROUNDS = 15
 
 
@@ -56,7 +58,39 @@ def run() -> Report:
                 print(others[-1], flush=True)
         report.notes.append("Others, x numpy: " + "; ".join(others) + ".")
         report.notes.append(_overhead(als))
+    with AlchemistSession(CORES, progress=False) as als:
+        report.notes.append(_ordering(als))
     return report
+
+
+def _ordering(als: AlchemistSession) -> str:
+    """Functions that need the order of all elements of a vector, against NumPy and Dask."""
+    a = np.random.default_rng(0).random(VALUES)
+    A, D = als.send_matrix(a), dask.array.from_array(a, chunks=VALUES // 8)
+    shares = [5, 50, 95]
+    works: dict[str, tuple[Any, Any]] = {
+        "`np.sort`": (lambda: np.sort(A), lambda: np.sort(a)),
+        "stable `np.argsort`": (lambda: np.argsort(A), lambda: np.argsort(a, kind="stable")),
+        "`np.percentile` (three)": (
+            lambda: np.percentile(A, shares),
+            lambda: np.percentile(a, shares),
+        ),
+        "`np.median`": (lambda: np.median(A), lambda: np.median(a)),
+        "`np.cumsum`": (lambda: np.cumsum(A), lambda: np.cumsum(a)),
+        "`np.histogram`": (lambda: np.histogram(A, 100), lambda: np.histogram(a, 100)),
+    }
+    told = []
+    for name, (ours, numpys) in works.items():
+        works_here = {"ours": ours, "numpy": numpys}
+        if "percentile" in name:  # Dask's is an approximation; it has no sort
+            works_here["dask"] = lambda: dask.array.percentile(D, shares).compute()
+        times = in_turns(works_here, 3)
+        ratio = times["ours"] / times["numpy"]
+        told.append(f"{name} {ratio:.2f} ({_detail(times)})")
+        if "dask" in times:
+            told[-1] += f", {times['ours'] / times['dask']:.2f} x Dask's approximation"
+        print(told[-1], flush=True)
+    return f"Of a vector of {VALUES:.0e} float64, x numpy: " + "; ".join(told) + "."
 
 
 def _detail(times: dict[str, float]) -> str:

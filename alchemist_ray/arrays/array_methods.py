@@ -67,10 +67,12 @@ class ArrayMethods(FetchedValues):
         """Where to insert elements into this sorted vector so that it stays sorted."""
         return np.searchsorted(self, v, side, sorter)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
+        copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         """The fetched elements, for libraries that exchange arrays by DLPack."""
-        options.pop("stream", None)
-        return self.fetch().__dlpack__(**options)
+        return self.fetch().__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU: the elements are fetched."""

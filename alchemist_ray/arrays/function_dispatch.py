@@ -13,23 +13,20 @@ from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.errors import BadArgumentError
 
 IMPLEMENTED_IN = (functions, linear, ordering, rearranging, statistics)  # these fill the table
-INSTEAD = {  # of functions that are missing: code, and what it does
+INSTEAD = {  # of functions that are missing: code that runs as it is here, and when it is the same
     "save": "A.save('matrix.npy')",
-    "eig": "np.linalg.eigh(A + A.T) of a Hermitian matrix, or np.linalg.eig(A.fetch())",
-    "eigvals": "np.linalg.eigvalsh(A + A.T) of a Hermitian matrix, or np.linalg.eigvals(A.fetch())",
+    "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",
+    "eigvals": "np.linalg.eigvalsh(A) for Hermitian A, else np.linalg.eigvals(A.fetch())",
     "partition": "np.sort(A)", "argpartition": "np.argsort(A)", "sort_complex": "np.sort(A)",
     "delete": "A[np.arange(len(A)) != 2], a mask of the rows that stay",
     "insert": "np.concatenate([A[:2], A[:1], A[2:]])",
     "compress": "A[A[:, 0] > 0], a mask of rows", "extract": "A[A > 0], a mask of elements",
-    "place": "A[A > 0] = 1", "putmask": "A[A > 0] = 1", "put": "A[A > 0] = 1",
-    "copyto": "A[...] = 1", "fill_diagonal": "A - np.diag(np.diag(A))",
-    "rot90": "A.T[::-1]", "kron": "np.outer(A, A)", "inner": "A @ A.T", "vdot": "np.sum(A * A)",
-    "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "gradient": "np.diff(A, axis=0)",
-    "ediff1d": "np.diff(A.ravel())", "einsum": "A.T @ A, or np.sum(A * A, axis=0)",
+    "place": "A[A > 0] = 1", "putmask": "A[A > 0] = 1", "copyto": "A[...] = 1",
+    "rot90": "A.T[::-1]", "inner": "A @ A.T", "vdot": "np.sum(np.conj(A) * A)",
+    "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "ediff1d": "np.diff(A.ravel())",
     "piecewise": "np.where(A > 0, A, -A)", "select": "np.where(A > 0, A, np.where(A < -1, 0, 1))",
-    "dstack": "np.concatenate([A, A])", "setxor1d": "np.setdiff1d(np.union1d(A, A), A)",
-    "histogram2d": "np.histogram(A[:, 0]), of one variable", "polyfit":
-    "np.linalg.lstsq(np.stack([A[:, 0] ** 0, A[:, 0]], axis=1), A[:, 1])",
+    "setxor1d": "np.setdiff1d(np.union1d(A, A), np.intersect1d(A, A))",
+    "polyfit": "np.linalg.lstsq(np.stack([A[:, 0] ** 0, A[:, 0]], axis=1), A[:, 1])",
 }  # fmt: skip
 
 
