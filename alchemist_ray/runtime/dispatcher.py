@@ -263,6 +263,7 @@ class Dispatcher:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             result = job.malformed(error)
         self._locks.end_write()
+        self._used = time.monotonic()
         if self._active is job:
             self._active = None
         if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:

@@ -32,6 +32,7 @@ from alchemist_ray.runtime.ray_calls import result_of
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 AGENT_TIMEOUT_S = 60.0
 UNAVAILABLE_S = 0.5  # between calls of a manager that is unreachable but not dead
+DYING_S = 1.0  # Ray may report an actor's death before its process has ended
 PREWARM_NODES = 64  # agents of larger clusters start with the first gang on their node
 
 
@@ -56,10 +57,13 @@ class Driver:
         See `names`; of the Driver and its agents.
     lifetime : str or None
         ``"detached"``, or None: agents and reservations end with the job.
+    for_one_gang : bool
+        Whether it ends, with its agents, when the manager of its gang does.
     """
 
-    def __init__(self, edition: str, lifetime: str | None) -> None:
+    def __init__(self, edition: str, lifetime: str | None, for_one_gang: bool = False) -> None:
         self._edition = edition
+        self._for_one_gang = for_one_gang
         self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
         self._reservations: dict[str, PlacementGroup] = {}
@@ -106,8 +110,13 @@ class Driver:
                     await asyncio.sleep(UNAVAILABLE_S)
         except (ValueError, RayActorError):
             remove_placement_group(group)
+            if self._for_one_gang:
+                await asyncio.sleep(DYING_S)  # no later gang sweeps its folder away
             if node_id in self._agents:
-                self._agents[node_id].sweep.remote()
+                with contextlib.suppress(RayError):
+                    await result_of(self._agents[node_id].sweep.remote())
+            if self._for_one_gang:
+                await self.close()
         finally:
             del self._reservations[run]
 
@@ -179,6 +188,12 @@ class Driver:
         self._agents[node_id] = agent
         return agent
 
+    async def close(self) -> None:
+        """End the agents and this actor."""
+        for agent in self._agents.values():
+            ray.kill(agent)
+        ray.kill(ray.get_actor(driver_name(self._edition), namespace=NAMESPACE))
+
     async def prewarm(self) -> int:
         """Start the agents of all nodes of a small cluster; how many are warm."""
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
@@ -189,11 +204,12 @@ class Driver:
         return 0
 
 
-def find_driver() -> ActorHandle:
-    """The cluster's Driver for this job, started if it is not there."""
-    lifetime = None if job_environment() else "detached"
+def find_driver(gang: str = "") -> ActorHandle:
+    """The cluster's Driver for this job, or for a detached gang; started if it is not there."""
+    own = bool(job_environment())
+    lifetime = None if own and not gang else "detached"
     options: dict[str, Any] = {
-        "name": driver_name(edition()),
+        "name": driver_name(edition(gang)),
         "namespace": NAMESPACE,
         "lifetime": lifetime,
         "get_if_exists": True,
@@ -205,4 +221,12 @@ def find_driver() -> ActorHandle:
         "scheduling_strategy": "DEFAULT",
         "max_task_retries": 3,  # each call may be repeated: a restart is no error
     }
-    return start_actor(Driver, options, edition(), lifetime)
+    return start_actor(Driver, options, edition(gang), lifetime, bool(own and gang))
+
+
+def end_own_driver(gang: str) -> None:
+    """End the Driver and agents that a detached gang has for itself, if it has any."""
+    if job_environment():
+        with contextlib.suppress(ValueError):
+            driver = ray.get_actor(driver_name(edition(gang)), namespace=NAMESPACE)
+            driver.close.remote()

@@ -29,7 +29,6 @@ from alchemist_ray.runtime.gang_lifetime import PROCESS, GangLifetime
 from alchemist_ray.runtime.gang_options import GangOptions, positive_int
 from alchemist_ray.runtime.gangs import start_named
 from alchemist_ray.runtime.manager_pool import Manager
-from alchemist_ray.runtime.names import job_environment
 from alchemist_ray.runtime.placement import Reservation
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_cluster import join_ray
@@ -75,8 +74,11 @@ class GangOwner:
         )
         self._begin(options, progress, output)
         self._started_ray = join_ray(num_workers)
-        if options.lifetime.detached:
-            self._check_outlives()
+        if options.lifetime.detached and self._started_ray:
+            log.warning(
+                "this process has started Ray itself: the detached gang ends with it. Run "
+                "`ray start --head` first to keep gangs"
+            )
         find_driver().prewarm.remote()
         if name is None:
             self._manager = manager_pool.take()
@@ -100,19 +102,6 @@ class GangOwner:
         self._pid = os.getpid()
         self._started_ray = False
         _sessions.add(self)
-
-    def _check_outlives(self) -> None:
-        """Whether a detached gang can outlive this process. Raises `SessionError`."""
-        if job_environment():
-            raise SessionError(
-                "lifetime='detached': agents of a job with a runtime environment of its own end "
-                "with the job, and the gang with them: start the gang from a job without one"
-            )
-        if self._started_ray:
-            log.warning(
-                "this process has started Ray itself: the detached gang ends with it. Run "
-                "`ray start --head` first to keep gangs"
-            )
 
     def connect_to_alchemist(self, address: str, port: int) -> None:
         """Join the Ray cluster whose head listens at ``address:port`` (its GCS port).

@@ -204,7 +204,7 @@ def stop(name: str) -> None:
         ray.kill(manager)  # its ranks end with it
         _wait_gone(name)
         return
-    if entry["detached"]:
+    if entry.get("detached"):
         _wait_gone(name)
 
 

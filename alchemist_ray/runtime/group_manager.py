@@ -30,6 +30,7 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.runtime.commands import NO_HOLDER
+from alchemist_ray.runtime.driver import end_own_driver
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.incarnation import Incarnation
 from alchemist_ray.runtime.names import NAMESPACE, group_name
@@ -44,6 +45,8 @@ IDLE_POLLS = 10  # checks of a gang within its idle_timeout_s
 EXPECTED_S = 30.0
 LEAVE_S = 0.2  # for answers that are under way
 MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
+POLL_INTERVAL_S = 0.01  # for a start or an end that another call waits for
+STATES = {"starting": "is being started", "ready": "has workers", "ending": "is being ended"}
 YIELDED = "the session released its workers (yield_workers)"
 
 
@@ -82,8 +85,8 @@ class GroupManager:
         GroupError
             If the gang is there or starts already.
         """
-        if self._state in ("starting", "ready"):
-            raise GroupError(f"gang {self._gang} {_is(self._state)} already")
+        if self._state in STATES:
+            raise GroupError(f"gang {self._gang} {STATES[self._state]}")
         await self._ended()
         if self._now is not None and self._now.dispatcher is not None:
             self._now.dispatcher.close(SessionError("the session has started another gang"))
@@ -166,7 +169,7 @@ class GroupManager:
             What ended it.
         """
         while self._state == "starting" and self._now is not None:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(POLL_INTERVAL_S)
         if self._state == "ending":
             raise SessionError(f"gang {self._gang} is being ended: start another one")
         return await self.gang_address()
@@ -277,7 +280,9 @@ class GroupManager:
         """
         await self._started()
         if self._state == "starting":
-            raise GroupError(f"gang {self._gang} {_is(self._state)}: wait until it is ready")
+            raise GroupError(f"gang {self._gang} {STATES[self._state]}: wait until it is ready")
+        while self._state == "ending":
+            await asyncio.sleep(POLL_INTERVAL_S)
         if self._now is not None:
             self._state = "ending"
             await self._now.shutdown()
@@ -298,12 +303,14 @@ class GroupManager:
 
     async def _finish(self, error: AlchemistError) -> None:
         await self._ended()
-        now, self._now = self._now, None
-        if now is not None:
-            await now.release(error)
-            if now.request.lifetime.detached:
-                self._in_background(self._leave(LEAVE_S, None))
-        self._state = "none"
+        now = self._now
+        try:
+            if now is not None:
+                await now.release(error)
+        finally:
+            self._state, self._now = "none", None
+        if now is not None and now.request.lifetime.detached:
+            self._in_background(self._leave(LEAVE_S, None))
 
     async def _ended(self) -> None:
         """Wait until a gang that was lost is cleared up."""
@@ -324,6 +331,7 @@ class GroupManager:
             self._exit()
 
     def _exit(self) -> None:
+        end_own_driver(self._gang)
         # Not `ray.actor.exit_actor`: it waits for all calls that the actor is serving.
         ray.kill(ray.get_actor(group_name(self._gang), namespace=NAMESPACE))
 
@@ -357,7 +365,3 @@ class GroupManager:
             self._now.dispatcher.nodes.fail(
                 GroupFailedError("the program that owned the gang ended")
             )
-
-
-def _is(state: str) -> str:
-    return "is being started" if state == "starting" else "has workers"

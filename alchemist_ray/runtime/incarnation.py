@@ -80,6 +80,7 @@ class Incarnation:
         self.dispatcher: Dispatcher | None = None
         self.agents: list[ActorHandle] = []
         self.released = asyncio.Event()
+        self._driver = find_driver(gang if request.lifetime.detached else "")
         self._reservation: Reservation | None = None
         self._folder: PrivateFolder | None = None
 
@@ -120,7 +121,7 @@ class Incarnation:
         self.stage = "waiting for the nodes' agents"
         nodes = reservation.nodes
         found = await asyncio.wait_for(
-            result_of(find_driver().agents.remote([node for node, _ in nodes])), left()
+            result_of(self._driver.agents.remote([node for node, _ in nodes])), left()
         )
         launcher = LAUNCHERS[request.launcher](os.environ | request.settings)
         order = launcher.order([about["name"] for _, about in found])
@@ -180,7 +181,7 @@ class Incarnation:
 
     async def _reserve(self, request: GangRequest, limit_s: float) -> Reservation:
         await in_thread(check_capacity, request.workers, request.cpus, request.strategy)
-        asked: Any = find_driver().reserve.remote(
+        asked: Any = self._driver.reserve.remote(
             self._gang,
             self.run,
             request.workers,

@@ -2,7 +2,8 @@
 
 Driver and agents outlive the job that started them. They are shared by jobs of the same version
 of this package and of Python; a job with a runtime environment of its own gets its own ones,
-which end with it, so that no code or variable of one job runs in another.
+which end with it, so that no code or variable of one job runs in another. A detached gang of such
+a job has its own ones, which end with the gang.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ def job_environment() -> str:
     return str(context.get_job_id()) if own else ""
 
 
-def edition() -> str:
-    """Part of the names of Driver and agents: who shares them."""
+def edition(gang: str = "") -> str:
+    """Part of the names of Driver and agents: which jobs, or which detached gang, use them."""
     python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
     job = job_environment()
-    return f"{__version__}-{python}" + (f"-job-{job}" if job else "")
+    user = f"-gang-{gang}" if gang else f"-job-{job}"
+    return f"{__version__}-{python}" + (user if job else "")
 
 
 def driver_name(edition: str) -> str:

@@ -56,9 +56,12 @@ def count(ctx: Context) -> int:
 """
 
 
+def actors() -> set[str]:
+    return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+
+
 def managers() -> set[str]:
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return {actor["name"] for actor in actors if actor["name"].startswith(GROUP_PREFIX)}
+    return {name for name in actors() if name.startswith(GROUP_PREFIX)}
 
 
 def gangs() -> dict[str, str]:
@@ -91,8 +94,8 @@ def climate(nothing_of_it_left: None) -> Iterator[AlchemistSession]:
 class Program:
     """A program of its own on the cluster, that prints one line when it is ready."""
 
-    def __init__(self, address: str, text: str) -> None:
-        begin = f"import ray\nray.init(address={address!r}, log_to_driver=False)\n"
+    def __init__(self, address: str, text: str, **init: Any) -> None:
+        begin = f"import ray\nray.init(address={address!r}, log_to_driver=False, **{init!r})\n"
         begin += "from alchemist_ray import AlchemistSession\nimport numpy as np, time\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + textwrap.dedent(text)],
@@ -214,6 +217,31 @@ def test_a_private_gang_with_a_name_ends_with_its_session(nothing_of_it_left: No
     assert "mine" not in gangs()
     with AlchemistSession(1, name="mine") as als:
         assert als.list_matrices() == []
+
+
+def test_the_environment_of_a_job_stays_with_its_gang(
+    cluster: str, nothing_of_it_left: None
+) -> None:
+    text = """
+        with AlchemistSession(2, name="other", lifetime="detached"):
+            print("started", flush=True)
+    """
+    for manager_killed in (False, True):
+        with Program(cluster, text, runtime_env={"env_vars": {"OF_THIS_JOB": "yes"}}) as program:
+            assert program.said == "started"
+            assert program.process.wait(60) == 0
+        time.sleep(1.0)  # Ray ends the job's own actors
+        with AlchemistSession.attach("other") as als:
+            assert als.run(lambda comm: os.environ["OF_THIS_JOB"]) == "yes"
+            traces.note_segments()
+        own = {name for name in actors() if name.endswith(("-gang-other", "-other"))}
+        assert any(name.startswith("alchemist-driver-") for name in own)
+        if manager_killed:
+            ray.kill(ray.get_actor(group_name("other"), namespace=NAMESPACE))
+        else:
+            AlchemistSession.stop_gang("other")
+        gone = traces.wait_until(lambda: not any("-gang-other" in name for name in actors()), 10)
+        assert gone is not None, actors()
 
 
 # --- the catalogue ---
