@@ -22,16 +22,22 @@ from mpi_workers.rank.commands import REPLY_NBYTES
 
 def exchange(ctx: Context, parts: Sequence[Array]) -> list[Array]:
     """Send ``parts[r]`` (1-D, of one dtype) to rank r; the parts that the ranks sent here."""
+    received, ends = exchange_joined(ctx, parts)
+    return np.split(received, ends[:-1])
+
+
+def exchange_joined(ctx: Context, parts: Sequence[Array]) -> tuple[Array, Array]:
+    """As `exchange`; the parts are one array, with the index at which each one ends."""
     counts = np.array([part.size for part in parts], np.int64)
     theirs = np.empty_like(counts)
     ctx.comm.Alltoall(counts, theirs)
     sent = np.concatenate(parts)
     received = np.empty(int(theirs.sum()), sent.dtype)
-    places = np.cumsum(theirs)
+    ends = np.cumsum(theirs)
     ctx.comm.Alltoallv(
-        [sent, (counts, np.cumsum(counts) - counts)], [received, (theirs, places - theirs)]
+        [sent, (counts, np.cumsum(counts) - counts)], [received, (theirs, ends - theirs)]
     )
-    return np.split(received, places[:-1])
+    return received, ends
 
 
 def gathered(ctx: Context, mine: Array) -> list[Array]:
@@ -87,7 +93,7 @@ def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int])
     found = ctx.empty(shape, rows.dtype)
     m, n = stored_shape(shape)
     parts = [rows[(r - start) % size :: size].reshape(-1) for r in range(size)]
-    received = np.concatenate(exchange(ctx, parts)) if size > 1 else rows
+    received = exchange_joined(ctx, parts)[0] if size > 1 else rows
     if found.local.size:
         found.local[...] = received.reshape(len(range(me, m, size)), n)
     return found

@@ -14,7 +14,7 @@ import numpy as np
 from ali.arrays.contiguous import (
     canonical,
     contiguous_rows,
-    exchange,
+    exchange_joined,
     from_contiguous,
     gathered,
     replied,
@@ -129,11 +129,11 @@ def sorted_block(ctx: Context, own: Array, start: int | None) -> tuple[Array, Ar
     if ctx.size == 1:
         return values, index
     cuts = _cuts(ctx, values)
-    values = np.concatenate(exchange(ctx, np.split(values, cuts)))
+    values, _ = exchange_joined(ctx, np.split(values, cuts))
     if index is None:
         values.sort()  # as fast as a merge of the runs
         return values, None
-    index = np.concatenate(exchange(ctx, np.split(index, cuts)))
+    index, _ = exchange_joined(ctx, np.split(index, cuts))
     order = np.argsort(values, kind="stable")  # runs come in the order of the vector
     return values[order], index[order]
 
