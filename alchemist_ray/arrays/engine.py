@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.placement import OperandPlacement
-from alchemist_ray.errors import ShapeError
+from alchemist_ray.errors import ResourceError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -33,7 +33,11 @@ class Engine:
 
     def call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
         """Call a routine of the ranks' library."""
-        return self._routine(routine)(*args, **kwargs)
+        try:
+            return self._routine(routine)(*args, **kwargs)
+        except ResourceError as error:
+            shapes = " and ".join(str(x.shape) for x in args if isinstance(x, MatrixRef))
+            raise ResourceError(f"{routine} of {shapes or 'nothing'}: {error}") from None
 
     def _routine(self, name: str) -> Routine:
         if self._library is None:

@@ -15,6 +15,7 @@ from alchemist_ray.arrays import rules
 from alchemist_ray.errors import (
     DtypeError,
     MatrixNotFoundError,
+    ResourceError,
     ShapeError,
 )
 from ali.linalg.ufuncs import BINARY, PARTS, UNARY
@@ -272,6 +273,14 @@ def test_results_have_the_planned_layout(session: AlchemistSession) -> None:
 def test_both_sides_list_the_same_functions() -> None:
     assert set(BINARY) == rules.BINARY
     assert {*UNARY, *PARTS} == rules.UNARY
+
+
+def test_a_result_that_does_not_fit_names_the_operands(session: AlchemistSession) -> None:
+    v = session.xp.zeros(2_000_000)
+    with pytest.raises(
+        ResourceError, match=r"elementwise of \(2000000, 1\) and \(2000000,\): .*GB"
+    ):
+        v[:, None] + v
 
 
 def test_numpy_on_the_left_asks_the_handle(session: AlchemistSession) -> None:
