@@ -15,9 +15,8 @@ from ali.blocks import Array, block
 from ali.interface import Context
 from ali.linalg import products
 from ali.linalg.views import operand
-from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import stored_shape
-from mpi_workers.rank.commands import REPLY_NBYTES
 
 
 def exchange(ctx: Context, parts: Sequence[Array]) -> list[Array]:

@@ -17,9 +17,8 @@ from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
 from ali.linalg.broadcasting import as_rows, broadcast_shape, common_layout, part_layout
 from ali.linalg.gemm import plan as product_plan
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS, owners, stored_shape
-from mpi_workers.rank.commands import REPLY_NBYTES
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,

@@ -21,9 +21,8 @@ from ali.blocks import Array, block, require
 from ali.interface import Context, routine
 from ali.linalg.index_transfer import IndexMap, transfer
 from ali.linalg.views import operand
-from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import stored_shape
-from mpi_workers.rank.commands import REPLY_NBYTES
 
 KEPT_NBYTES = 1 << 20  # 1 MiB: longer results of `pick` are distributed
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 DTYPES: tuple[str, ...] = (
     "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
 )  # fmt: skip
+REPLY_NBYTES = 1 << 16  # 64 KiB: elements of results up to this size travel with the reply
 
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:

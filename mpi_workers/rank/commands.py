@@ -14,15 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import waits
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.libraries import Libraries, Loader
 from mpi_workers.wire.frames import Body
-
-REPLY_NBYTES = 1 << 16  # 64 KiB: elements of results up to this size travel with the reply
 
 
 class Runner(Protocol):
