@@ -106,7 +106,9 @@ def test_a_manager_killed_halfway_through_a_send(
     when = halfway(monkeypatch, lambda: kill(pid))
     outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
     monkeypatch.undo()
-    gang.lost("kill -9 of the GroupManager halfway through a send", outcome, "GroupManager", "was lost")
+    gang.lost(
+        "kill -9 of the GroupManager halfway through a send", outcome, "GroupManager", "was lost"
+    )
 
 
 def test_a_stopped_rank_killed_while_a_fetch_waits_for_it(gang: Gang) -> None:
