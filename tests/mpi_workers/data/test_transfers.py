@@ -316,7 +316,7 @@ def test_a_fetch_of_few_rows_does_not_depend_on_the_size_of_the_matrix() -> None
         for target in targets:
             host.fill(target.matrix)
         best = [float("inf"), float("inf")]
-        for _ in range(7):
+        for _ in range(50):  # the best of many: the machine may be loaded
             for k, target in enumerate(targets):
                 nodes = NodeConnections(host.endpoints("near"))
                 out = np.empty((3, 100))
