@@ -255,7 +255,7 @@ class _BandReader:
         if self.columns is None:
             yield BlockAccessor.batch_to_block({TENSOR: rows})
             return
-        rows = rows.reshape(len(rows), -1)
+        rows = rows.reshape(len(rows), len(self.columns))
         batch = {c: np.ascontiguousarray(rows[:, i]) for i, c in enumerate(self.columns)}
         yield BlockAccessor.batch_to_block(batch)
 
