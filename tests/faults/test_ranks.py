@@ -141,7 +141,7 @@ def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(
     outcome = inject_and_retry(lambda: None, gang.session.list_workers)
     ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(nodes, "DRAIN_S", 30.0)))
     gang.lost(
-        "  then, DRAIN_S (30 s, here 1 s) later", outcome, "ranks 0, 2 did not come back", "native"
+        "  then, DRAIN_S (30 s, here 1 s) later", outcome, "ranks 0, 2 did not return", "native"
     )
 
 
