@@ -22,7 +22,8 @@ WHAT = "A @ X, A.T @ X, A.truncated_svd(rank), A.conjugate_gradient(b), A.norm()
 
 def is_sparse(data: Any) -> bool:
     """Whether the data is a sparse matrix or array of SciPy, of any format."""
-    return hasattr(data, "tocsr") and hasattr(data, "nnz")
+    packages = (kind.__module__.partition(".")[0] for kind in type(data).__mro__)
+    return "scipy" in packages and hasattr(data, "tocsr")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
