@@ -336,7 +336,7 @@ class GroupManager:
         ray.kill(ray.get_actor(group_name(self._gang), namespace=NAMESPACE))
 
     async def _end_when_idle(self, now: Incarnation, limit_s: float) -> None:
-        """End the gang when no command has come for so long."""
+        """End the gang when no command has come for the idle timeout."""
         while now is self._now and now.dispatcher is not None and now.failure is None:
             idle_s = now.dispatcher.idle_s
             if idle_s >= limit_s:

@@ -180,7 +180,7 @@ def test_no_operation_fetches_a_whole_matrix_implicitly(session: AlchemistSessio
             return next(int(x.split()[1]) << 10 for x in status if x.startswith("VmHWM"))
 
     with open("/proc/self/clear_refs", "w") as clear:
-        clear.write("5")  # the peak of resident memory starts anew
+        clear.write("5")  # resets the peak of resident memory
     before = peak()
     B = np.float64(2) * A - np.mean(A, axis=0)
     C = np.where(B > 0, np.exp(B), 0)[::2, :500]

@@ -1,0 +1,268 @@
+"""Named and detached gangs: wrong use, their ends, and faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    GroupError,
+    GroupFailedError,
+    MatrixError,
+    MatrixNotFoundError,
+    SessionError,
+    TransferError,
+)
+from alchemist_ray.runtime.names import NAMESPACE, group_name
+from tests.faults.named_gangs import (
+    Program,
+    gangs,
+)
+from tests.support import traces
+
+pytest_plugins = ("tests.faults.named_gangs",)  # its fixtures
+
+# --- wrong use ---
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"lifetime": "detached"}, ValueError, "needs a name"),
+        ({"lifetime": "forever"}, ValueError, "'detached'"),
+        ({"name": "a/b"}, SessionError, "letters"),
+        ({"name": ""}, SessionError, "letters"),
+        ({"name": "x", "idle_timeout_s": 0}, ValueError, "idle_timeout_s .*got 0"),
+        ({"name": "x", "lifetime": "detached", "placement": "inherit"}, ValueError, "placement"),
+    ],
+)
+def test_wrong_options_are_refused(
+    cluster: str, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        AlchemistSession(1, **options)
+
+
+def test_a_name_in_use_is_refused(climate: AlchemistSession) -> None:
+    with pytest.raises(GroupError, match=r"attach\('climate'\)"):
+        AlchemistSession(1, name="climate")
+    with pytest.raises(GroupError, match=r"stop_gang\('climate'\)"):
+        AlchemistSession(1, name="climate", lifetime="detached")
+    assert climate.matrix("A").shape == (4, 3)
+
+
+def test_one_of_two_that_take_a_name_at_once_gets_it(nothing_of_it_left: None) -> None:
+    got: list[Any] = []
+
+    def start() -> None:
+        try:
+            got.append(AlchemistSession(1, name="both", lifetime="detached"))
+        except GroupError as error:
+            got.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(type(x).__name__ for x in got) == ["AlchemistSession", "GroupError"]
+
+
+def test_an_unknown_name_lists_the_names_that_exist(climate: AlchemistSession) -> None:
+    for call in (AlchemistSession.attach, AlchemistSession.stop_gang):
+        with pytest.raises(SessionError, match=r"'weather'.*climate"):
+            call("weather")
+
+
+def test_a_gang_without_a_name_is_private(nothing_of_it_left: None) -> None:
+    with AlchemistSession(1) as als:
+        (about,) = AlchemistSession.list()
+        assert not about.named
+        with pytest.raises(SessionError, match="is private"):
+            AlchemistSession.attach(about.name)
+        AlchemistSession.stop_gang(about.name)
+        with pytest.raises(SessionError, match="was stopped"):
+            als.list_matrices()
+        als.request_workers(1)
+        assert als.list_matrices() == []
+
+
+def test_attaching_waits_for_a_gang_that_starts(nothing_of_it_left: None) -> None:
+    started: list[AlchemistSession] = []
+
+    def start() -> None:
+        started.append(AlchemistSession(2, name="starting", lifetime="detached"))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert traces.wait_until(lambda: "starting" in gangs(), 20) is not None
+    with AlchemistSession.attach("starting") as als:
+        assert len(als.list_workers()) == 2
+    thread.join(60)
+    started[0].close()
+
+
+def test_a_gang_that_does_not_start_leaves_nothing(nothing_of_it_left: None) -> None:
+    with AlchemistSession(6, name="first", lifetime="detached"):
+        with pytest.raises(Exception, match="no room"):
+            AlchemistSession(4, name="second", lifetime="detached", start_timeout_s=1.0)
+        with pytest.raises(SessionError, match="'second'"):
+            AlchemistSession.attach("second")
+
+
+def test_a_gang_of_another_version_is_refused(climate: AlchemistSession) -> None:
+    manager: Any = ray.get_actor(group_name("climate"), namespace=NAMESPACE)
+
+    def set_version(actor: Any, version: str) -> None:
+        sys.modules[type(actor).__module__].__version__ = version  # type: ignore[attr-defined]
+
+    ray.get(manager.__ray_call__.remote(set_version, "0.0.1"))
+    with pytest.raises(SessionError, match=r"0\.0\.1"):
+        AlchemistSession.attach("climate")
+
+
+def test_a_change_by_another_process_is_seen(cluster: str, climate: AlchemistSession) -> None:
+    small = climate.matrix("A").sum(axis=0)  # its elements came with the answer
+    before = small.fetch()
+    text = f"""
+        def double(comm, x):
+            x.local[...] *= 2
+        with AlchemistSession.attach("climate") as als:
+            (x,) = [h for h in als.list_matrices() if h.id == {small.id}]
+            als.run(double, x)
+            print("done", flush=True)
+    """
+    with Program(cluster, text) as program:
+        assert program.said == "done"
+    np.testing.assert_array_equal(small.fetch(), 2 * before)
+
+
+def test_a_matrix_that_another_program_uses_is_not_freed(
+    cluster: str, climate: AlchemistSession
+) -> None:
+    text = """
+        als = AlchemistSession.attach("climate")
+        A = als.matrix("A")
+        print("here", flush=True)
+        time.sleep(60)
+    """
+    with Program(cluster, text) as program:
+        with pytest.raises(MatrixError, match=rf"A is not freed.*pid {program.process.pid}"):
+            climate.matrix("A").free()
+        np.testing.assert_array_equal(climate.matrix("A").fetch(), np.arange(12.0).reshape(4, 3))
+    # the program is gone: its leases last, but it no longer uses the matrix
+    freed = climate.matrix("A")
+    assert traces.wait_until(lambda: len(AlchemistSession.list()[0].processes) == 1, 5) is not None
+    freed.free()
+    with pytest.raises(MatrixNotFoundError):
+        climate.matrix("A")
+
+
+# --- the end ---
+
+
+def test_stopping_a_gang_ends_it_for_all(cluster: str, climate: AlchemistSession) -> None:
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            climate.run(lambda comm: time.sleep(30))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert traces.wait_until(lambda: bool(climate.list_calls()), 10) is not None
+    AlchemistSession.stop_gang("climate")
+    thread.join(10)
+    assert [str(error) for error in errors] == ["gang climate was stopped (stop_gang)"]
+    assert "climate" not in gangs()
+    with pytest.raises(SessionError, match="was stopped"):
+        climate.list_matrices()
+    with AlchemistSession(1, name="climate", lifetime="detached") as again:
+        assert again.list_matrices() == []
+
+
+def test_a_gang_without_commands_ends(nothing_of_it_left: None) -> None:
+    als = AlchemistSession(1, name="short", lifetime="detached", idle_timeout_s=1.0)
+    A = als.send_matrix(np.eye(2), name="A")
+    for _ in range(8):  # fetching is use, too
+        time.sleep(0.25)
+        A.fetch()
+    assert "short" in gangs()
+    assert traces.wait_until(lambda: "short" not in gangs(), 5) is not None
+    with pytest.raises(SessionError, match=r"after 1 s without a command \(idle_timeout_s\)"):
+        als.list_matrices()
+
+
+def test_a_long_call_is_no_idleness(nothing_of_it_left: None) -> None:
+    with AlchemistSession(1, name="busy", lifetime="detached", idle_timeout_s=2.0) as als:
+        als.run(lambda comm: time.sleep(4.0))
+        assert als.run(lambda comm: comm.size) == 1
+
+
+# --- faults ---
+
+
+def test_a_lost_connection_is_resumed_with_its_matrices(climate: AlchemistSession) -> None:
+    B = climate.matrix("A") + 1
+    ident = B.id
+    climate.connection._channel._connection.hang_up()
+    assert ident in {handle.id for handle in climate.list_matrices()}
+    np.testing.assert_array_equal(B.fetch(), np.arange(12.0).reshape(4, 3) + 1)
+
+    def cut() -> None:
+        time.sleep(0.5)
+        climate.connection._channel._connection.hang_up()
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    with pytest.raises(TransferError, match="restored"):
+        climate.run(lambda comm: time.sleep(5))
+    thread.join()
+    assert climate.run(lambda comm: comm.size) == 2
+    del B
+    assert climate.run(lambda comm: comm.size) == 2
+    assert ident not in {handle.id for handle in climate.list_matrices()}
+
+
+def test_a_lost_rank_is_told_to_all_and_the_name_can_be_used_again(
+    climate: AlchemistSession,
+) -> None:
+    os.kill(climate.list_workers()[1].pid, signal.SIGKILL)
+    assert traces.wait_until(lambda: gangs().get("climate") == "failed", 5) is not None
+    with pytest.raises(GroupFailedError, match="rank 1"):
+        climate.list_matrices()
+    with pytest.raises(GroupFailedError, match="rank 1"):
+        AlchemistSession.attach("climate")
+    with AlchemistSession(1, name="climate", lifetime="detached") as again:
+        assert again.run(lambda comm: comm.size) == 1
+
+
+def test_owner_and_manager_die_at_once(cluster: str, nothing_of_it_left: None) -> None:
+    text = """
+        als = AlchemistSession(2, name="both", lifetime="detached")
+        print(*[worker.pid for worker in als.list_workers()], flush=True)
+        time.sleep(60)
+    """
+    with Program(cluster, text) as program:
+        ranks = list(map(int, program.said.split()))
+        traces.note_segments()
+        manager: Any = ray.get_actor(group_name("both"), namespace=NAMESPACE)
+        pid = ray.get(manager.__ray_call__.remote(lambda actor: os.getpid()))
+        os.kill(pid, signal.SIGKILL)
+        program.kill()
+        assert traces.wait_until(lambda: not any(map(traces.alive, ranks)), 3) is not None
+    with pytest.raises(SessionError, match="no gang 'both'"):
+        AlchemistSession.attach("both")
+    with AlchemistSession(2, name="both", lifetime="detached") as als:
+        assert als.run(lambda comm: comm.size) == 2
