@@ -79,7 +79,8 @@ class GangOwner:
                 "this process has started Ray itself: the detached gang ends with it. Run "
                 "`ray start --head` first to keep gangs"
             )
-        find_driver().prewarm.remote()
+        self._driver = find_driver()  # without a reference, one that is not detached ends
+        self._driver.prewarm.remote()
         if name is None:
             self._manager = manager_pool.take()
         if num_workers is not None:
@@ -126,6 +127,7 @@ class GangOwner:
         ray.shutdown()
         ray.init(address=wanted, log_to_driver=True)
         self._started_ray = False
+        self._driver = find_driver()
         if self._options.lifetime.name is None:
             self._manager = manager_pool.take()
 
