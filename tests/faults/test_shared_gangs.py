@@ -32,8 +32,6 @@ from tests.faults.named_gangs import (
 )
 from tests.support import traces
 
-pytest_plugins = ("tests.faults.named_gangs",)  # its fixtures
-
 CLIENTS, CALLS = 32, 100
 LIBRARY = """
 from ali import Context, routine

@@ -29,8 +29,6 @@ from tests.faults.named_gangs import (
 )
 from tests.support import traces
 
-pytest_plugins = ("tests.faults.named_gangs",)  # its fixtures
-
 # --- wrong use ---
 
 
