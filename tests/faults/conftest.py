@@ -285,9 +285,9 @@ def nothing_of_it_left(cluster: str) -> Iterator[None]:
     """After a test no process, file, reservation or manager of its gangs is left."""
     ray.get(find_driver().prewarm.remote())
     with AlchemistSession():  # the manager that the process keeps
-        before, known = left(), managers()
+        before, known, others = left(), managers(), set(named_gangs.gangs())
     yield
-    for name in named_gangs.gangs():
+    for name in set(named_gangs.gangs()) - others:
         with contextlib.suppress(SessionError):  # it has just ended
             AlchemistSession.stop_gang(name)
     assert traces.wait_until(lambda: managers() <= known, END_LIMIT_S) is not None, managers()
