@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -20,14 +19,11 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
-    SessionError,
     StaleHandleError,
 )
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
 from mpi_workers.node.process_control import descendants
-from tests.faults import named_gangs
-from tests.faults.named_gangs import END_LIMIT_S, managers
 from tests.support import report, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
@@ -278,26 +274,3 @@ def gang(gangs: tuple[Gang, Gang], bystander: Gang) -> Iterator[Gang]:
         gang.start()
     yield gang
     assert gang.works()
-
-
-@pytest.fixture
-def nothing_of_it_left(cluster: str) -> Iterator[None]:
-    """After a test no process, file, reservation or manager of its gangs is left."""
-    ray.get(find_driver().prewarm.remote())
-    with AlchemistSession():  # the manager that the process keeps
-        before, known, others = left(), managers(), set(named_gangs.gangs())
-    yield
-    for name in set(named_gangs.gangs()) - others:
-        with contextlib.suppress(SessionError):  # it has just ended
-            AlchemistSession.stop_gang(name)
-    assert traces.wait_until(lambda: managers() <= known, END_LIMIT_S) is not None, managers()
-    assert_clean(before)
-
-
-@pytest.fixture
-def climate(nothing_of_it_left: None) -> Iterator[AlchemistSession]:
-    """A detached gang with a matrix and a library, and the session that has started it."""
-    with AlchemistSession(2, name="climate", lifetime="detached") as session:
-        session.send_matrix(np.arange(12.0).reshape(4, 3), name="A")
-        session.load_library("linalg")
-        yield session

@@ -25,7 +25,7 @@ from alchemist_ray.gang.libraries import Library
 from alchemist_ray.runtime.attach import connect
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.names import NAMESPACE, group_name
-from tests.faults.named_gangs import (
+from tests.faults.named.named_gangs import (
     Program,
     actors,
     gangs,

@@ -13,7 +13,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.runtime.names import GROUP_PREFIX
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 END_LIMIT_S = 5.0
 
 
