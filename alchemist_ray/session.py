@@ -73,7 +73,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
 
     Notes
     -----
-    Joins the Ray cluster of this process or machine. If there is none, starts one that ends with
+    Joins the Ray cluster of this process or machine. If no cluster runs, starts one that ends with
     this process.
     """
 
@@ -127,8 +127,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
 
         Notes
         -----
-        On the same node the data is copied once, through shared memory; to other nodes there is
-        one stream per rank. A layout with copies is sent once and copied by the ranks over MPI.
+        On the same node the data is copied once, through shared memory; each other
+        node has two streams. A layout with copies is sent once and copied by the ranks over MPI.
         """
         if is_sparse(matrix):
             return send_sparse(self.connection, matrix, dtype)

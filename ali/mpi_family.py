@@ -26,7 +26,7 @@ MPI_CORE = re.compile(r"(libmpi|libmpich|libmpi_(gnu|intel|cray|amd|nvidia)_\w+|
 
 
 def foreign_mpi(file: Path) -> str | None:
-    """The other MPI that a file needs, and through which libraries; None if there is none.
+    """The other MPI that a file needs, and through which libraries; None if it needs no other.
 
     Another family, or a build of MPICH with its own name (Cray's libmpi_gnu_123.so.12) that is
     not loaded: it would be a second MPI in this process, and not initialised.

@@ -324,7 +324,7 @@ def _spark(report: Report, ours_s: float) -> None:
 
 
 def _mllib(*command: Any) -> dict[str, float] | str:
-    """The output of Spark's program, or the reason for which there is none."""
+    """The output of Spark's program, or the reason why it has failed."""
     argv = [sys.executable, "-m", "benchmarks.spark_mllib", *map(str, command)]
     try:
         done = subprocess.run(

@@ -115,7 +115,7 @@ class Simulation:
     # --- episodes and steps ---
 
     def begin(self, which: Sequence[int], seeds: Sequence[int]) -> Records:
-        """Begin an episode in the copies of `which`. Starts a gang if there is none.
+        """Begin an episode in the copies of `which`. Starts a gang if none is running.
 
         Raises
         ------

@@ -65,7 +65,7 @@ class FetchedValues(MatrixRef):
 
         Notes
         -----
-        One copy on the same node; one stream per rank from other nodes.
+        One copy on the same node; two streams from each other node.
         """
         return fetching.fetch(gang_of(self), self, rows, cols, print_times=print_times)
 

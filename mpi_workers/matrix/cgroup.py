@@ -77,7 +77,7 @@ class MemoryCgroup:
                 return
 
     def limit(self) -> int | None:
-        """The lowest limit in bytes; None if there is none."""
+        """The lowest limit in bytes; None without a limit."""
         return min((limit for _, limit in self._limits()), default=None)
 
     def available(self) -> int | None:

@@ -78,7 +78,7 @@ class RankConfig:
         Raises
         ------
         FileNotFoundError
-            If there is none within `FIND_S`: the gang has no proxy here.
+            If it does not appear within `FIND_S`: the gang has no proxy here.
         """
         deadline = time.monotonic() + FIND_S
         while True:
