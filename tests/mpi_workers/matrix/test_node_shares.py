@@ -104,6 +104,16 @@ def test_rows_in_any_order_arrive_at_their_ranks(share: Any, data: st.DataObject
         assert counts[rank] == mine.sum()
 
 
+def test_ranks_off_the_diagonal_hold_nothing_of_a_box() -> None:
+    """A layout on the diagonal of a 2 x 2 grid leaves rank 1 without elements."""
+    distribution, array = Distribution("MD_STAR", (1, 1), (2, 2)), np.array([[7]])
+    parts = [part(distribution, rank, array) for rank in (0, 1)]
+    (box,) = boxes(distribution, [0, 1], Region(0, 1, 0, 1))
+    copied = np.zeros(box.shape, int)
+    exchange(copied, box, parts, distribution, into_parts=False)
+    assert copied.item() == 7
+
+
 def test_neighbouring_ranks_hold_one_product_at_scale() -> None:
     """64 nodes with 128 ranks each: a node's share is one run of rows or columns."""
     grid = default_grid(64 * 128)
