@@ -3,7 +3,8 @@
     AlchemistError
     ├── GroupError                the gang of ranks
     │   ├── LaunchError           the gang did not start in time; nothing is left of it
-    │   └── GroupFailedError      a rank was lost, so the whole gang was ended
+    │   ├── GroupFailedError      a rank was lost, so the whole gang was ended
+    │   └── GroupRecoveredError   a rank was lost with the call; the gang was started again
     ├── LibraryError              a library or a call of one of its routines
     │   ├── LibraryNotFoundError
     │   ├── LibraryLoadError
@@ -79,6 +80,14 @@ class GroupFailedError(GroupError):
     """A rank, a node's proxy or the GroupManager was lost, so the whole gang was ended.
 
     Its matrices are lost. The session can call `request_workers` again.
+    """
+
+
+class GroupRecoveredError(GroupError):
+    """The call, or the transfer, was lost with a rank; the gang was started again.
+
+    Only with ``max_failures``. The message says which matrices were restored: they are as they
+    were before the call.
     """
 
 

@@ -41,6 +41,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         stays, with its matrices and libraries, until `stop_gang`; it needs a name.
     idle_timeout_s : float, optional
         End the gang after so many seconds without a command of any process.
+    max_failures : int
+        How often the gang is started again after the loss of a rank or a node, with its libraries
+        and the matrices that can be rebuilt (``docs/recovery.md``). Default: never.
     placement : {"own", "inherit"} or Reservation
         ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
         of the Ray task or actor that creates the session. A `Reservation` uses bundles of an
@@ -89,6 +92,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         layout: str = "VC_STAR",
         name: str | None = None,
         dtype: Any = None,
+        durable: bool = False,
         print_times: bool = False,
     ) -> Any:
         """Send a matrix to the gang.
@@ -108,6 +112,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         dtype : dtype, optional
             Convert to it while sending. Default: the matrix's own, if it is float32/64,
             complex64/128, int32/64 or bool.
+        durable : bool
+            Keep a copy in the object store, with which the matrix is rebuilt after a failure. Only
+            with ``max_failures``; arrays up to 1 MiB and blocks in the store are always kept.
         print_times : bool
             Print how long each step took, per rank.
 
@@ -133,8 +140,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         if is_sparse(matrix):
             return send_sparse(self.connection, matrix, dtype)
         return sending.send(
-            self.connection, matrix, layout=layout, name=name, dtype=dtype, print_times=print_times
-        )
+            self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
+            print_times=print_times,
+        )  # fmt: skip
 
     def fetch_matrix(
         self,

@@ -10,6 +10,8 @@ import time
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
+PURE = True
+
 
 @routine()
 def nothing(ctx: Context) -> None:

@@ -215,7 +215,8 @@ def routine(
     *results: str,
     like: Mapping[str, str] | None = None,
     vectors: Sequence[str] = (),
-    writes: Sequence[str] = (),
+    writes: Sequence[str] | None = None,
+    pure: bool = False,
 ) -> Callable[[F], F]:
     """Declare a function as a routine of the library that the module defines.
 
@@ -227,9 +228,14 @@ def routine(
         ``{"X": "B"}``: the (m, 1) result X is a vector if the parameter B got a vector.
     vectors : sequence of str
         Results with one column that clients get as vectors.
-    writes : sequence of str
+    writes : sequence of str, optional
         Matrix parameters that the routine changes in place: on a gang that several programs
-        use, they are not fetched meanwhile.
+        use, they are not fetched meanwhile. Default: not declared; recovery takes it that all may
+        be changed.
+    pure : bool
+        It has no effects but its results and the matrices in `writes`: no files, no state. After
+        the loss of a rank a gang with ``max_failures`` runs it again. A module with the variable
+        ``PURE = True`` declares it for all its routines.
 
     Notes
     -----
@@ -242,7 +248,10 @@ def routine(
     def declare(function: F) -> F:
         function.__alchemist__ = describe(function, results)  # type: ignore[attr-defined]
         function.__alchemist_ndim__ = ndim_of  # type: ignore[attr-defined]
-        function.__alchemist_writes__ = list(writes)  # type: ignore[attr-defined]
+        function.__alchemist_writes__ = (  # type: ignore[attr-defined]
+            None if writes is None else list(writes)
+        )
+        function.__alchemist_pure__ = pure  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -285,11 +294,16 @@ class PythonLibrary:
 
     def describe(self) -> dict[str, Any]:
         """Name, documentation and signatures, as a map."""
+        pure = getattr(self._module, "PURE", False)
         return {
             "name": self._name,
             "doc": inspect.getdoc(self._module) or "",
             "routines": [
-                {**signature.to_map(), "writes": getattr(function, "__alchemist_writes__", [])}
+                {
+                    **signature.to_map(),
+                    "writes": getattr(function, "__alchemist_writes__", None),
+                    "pure": pure or getattr(function, "__alchemist_pure__", False),
+                }
                 for function, signature in self._routines.values()
             ],
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import hmac
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpi_workers.data.description import NodeAddress
@@ -34,6 +36,12 @@ class GangAddress:
         How long a process that loses its connection keeps its leases, and can resume it.
     idle_timeout_s : float or None
         The gang ends after so many seconds without a command.
+    first_epoch : int
+        Handles of this epoch and later ones are valid: their matrices were carried over.
+    recovers : bool
+        Whether it is started again after the loss of ranks.
+    stale : dict of int to str
+        Matrices that were lost with ranks and could not be rebuilt, and why.
     """
 
     gang: str
@@ -47,8 +55,40 @@ class GangAddress:
     shared: bool = False
     lease_grace_s: float = 0.0
     idle_timeout_s: float | None = None
+    first_epoch: int = 1
+    recovers: bool = False
+    stale: dict[int, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return sum(node.count for node in self.nodes)
+
+    def renewal(self) -> dict[str, Any]:
+        """The address for attached processes of the incarnation before, without the secret."""
+        return {
+            "epoch": self.epoch,
+            "addresses": list(self.addresses),
+            "nodes": [[node.first, node.count, list(node.addresses)] for node in self.nodes],
+            "workers": list(self.workers),
+            "incarnation": self.incarnation,
+            "stale": [[ident, reason] for ident, reason in self.stale.items()],
+        }
+
+    def renewed(self, fields: dict[str, Any]) -> GangAddress:
+        """The address of the next incarnation, from its `renewal`."""
+        return replace(
+            self,
+            epoch=fields["epoch"],
+            token=next_token(self.token),
+            addresses=tuple(fields["addresses"]),
+            nodes=tuple(NodeAddress(first, n, tuple(its)) for first, n, its in fields["nodes"]),
+            workers=tuple(fields["workers"]),
+            incarnation=fields["incarnation"],
+            stale=dict(map(tuple, fields["stale"])),
+        )
+
+
+def next_token(token: str) -> str:
+    """The secret of the incarnation after one with this secret; it crosses no wire."""
+    return hmac.new(token.encode(), b"next incarnation", hashlib.sha256).hexdigest()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
     GroupFailedError,
+    GroupRecoveredError,
     MatrixNotFoundError,
     SessionError,
     StaleHandleError,
@@ -51,7 +52,7 @@ NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is 
 
 
 class GangConnection:
-    """This process's view of one incarnation of a gang. Thread-safe, also in a forked child.
+    """This process's view of a gang. Thread-safe, also in a forked child.
 
     Parameters
     ----------
@@ -67,6 +68,10 @@ class GangConnection:
         Makes the object that starts calls which are not waited for (`runtime.remote_results`).
     fallback : callable(process) -> ControlChannel, optional
         Opens a channel where no socket of the dispatcher can be reached.
+    current : callable() -> GangAddress, optional
+        Asks where the gang is now.
+    keeper : callable(epoch, matrix, data), optional
+        Has the GroupManager keep data that it can send again after a failure.
     owner : bool
         Whether the gang ends when this process is gone.
     progress : bool, optional
@@ -89,17 +94,19 @@ class GangConnection:
         upload_type: Callable[[GangConnection], Any] | None = None,
         result_type: Callable[[GangConnection], Any] | None = None,
         fallback: Callable[[str], ControlChannel] | None = None,
+        current: Callable[[], GangAddress] | None = None,
+        keeper: Callable[[int, int, Any], None] | None = None,
         owner: bool = False,
         progress: bool | None = None,
         output: bool = True,
     ) -> None:
-        self.address = address
+        self._at(address)
         self.manager = manager
         self.progress = progress
         self.output = output
         self.owner = owner
-        self.grid: Grid = default_grid(address.size)
-        self.endpoints = DataEndpoints(address.token, address.nodes)
+        self._current = current
+        self._keeper = keeper
         self.handle_type = handle_type
         self._upload_type = upload_type
         self._result_type = result_type
@@ -109,6 +116,11 @@ class GangConnection:
         self._closed = False
         self._begin()
         _connections.add(self)
+
+    def _at(self, address: GangAddress) -> None:
+        self.address = address
+        self.grid: Grid = default_grid(address.size)
+        self.endpoints = DataEndpoints(address.token, address.nodes)
 
     def _begin(self) -> None:
         """Open what belongs to one process: channel, connections to nodes, leases."""
@@ -137,7 +149,7 @@ class GangConnection:
     def _open_channel(self) -> ControlChannel:
         with self._lock:
             if self._channel is None:
-                self._channel = open_socket_channel(self.address, self._hello())
+                self._channel = self._open_socket_channel()
                 if self._channel is None and self._fallback is not None:
                     self._channel = self._fallback(self._process_id)
                 if self._channel is None:
@@ -146,6 +158,22 @@ class GangConnection:
                         f"{os.getpid()}: {', '.join(self.address.addresses)}"
                     )
             return self._channel
+
+    def _open_socket_channel(self) -> SocketChannel | None:
+        return open_socket_channel(self.address, self._hello(), self._on_renewal)
+
+    def _on_renewal(self, fields: Body) -> None:
+        """The gang was started again, as the dispatcher tells all attached processes."""
+        if fields["epoch"] > self.address.epoch:
+            self.renew(self.address.renewed(fields))
+
+    def renew(self, address: GangAddress) -> None:
+        """Use the next incarnation of the gang, which has carried over the matrices."""
+        with self._lock:
+            old = self.nodes
+            self._at(address)
+            self.nodes = NodeConnections(self.endpoints, watch=self.ping)
+        old.close()
 
     def _hello(self) -> Body:
         return {
@@ -242,16 +270,27 @@ class GangConnection:
                 return  # another thread has done it
             here = isinstance(lost, SocketChannel) and lost.same_node
             deadline = time.monotonic() + (0.0 if here else RESUME_S)
-            while (channel := open_socket_channel(self.address, self._hello())) is None:
+            while (channel := self._open_socket_channel()) is None:
                 if time.monotonic() >= deadline:
                     raise error
                 time.sleep(POLL_INTERVAL_S)
+                self._look_up()
             self._channel = channel
         channel.tell({"op": "resume", "matrices": self.leases.live()})
 
-    def ping(self) -> None:
-        """Raise what ended the gang, if it has ended."""
-        self.request({"op": "ping"})
+    def _look_up(self) -> None:
+        """Ask the GroupManager where the gang is: it may have been started again."""
+        if self._current is not None:
+            address = self._current()
+            if address.epoch > self.address.epoch:
+                self.renew(address)
+
+    def ping(self, *, wait: bool = False) -> None:
+        """Raise what ended the gang, if it has ended.
+
+        `wait`: first wait until the gang is there again, if it is being started again.
+        """
+        self.request({"op": "ping", "wait": wait})
 
     def tell(self, body: Body) -> None:
         """Send a command and do not wait for its answer."""
@@ -287,11 +326,14 @@ class GangConnection:
                 f"{ref.name} lives in the gang of session {ref.session}, not in that of "
                 f"session {self.address.session}: fetch it there and send it here"
             )
-        if (ref.gang, ref.epoch) != (self.address.gang, self.address.epoch):
+        address = self.address
+        if ref.gang != address.gang or not address.first_epoch <= ref.epoch <= address.epoch:
             raise StaleHandleError(
                 f"{ref.name} belonged to an earlier gang of session {ref.session}, whose "
                 "memory was freed: send or compute it again"
             )
+        if ref.id in address.stale:
+            raise StaleHandleError(address.stale[ref.id])
         self._touch()
         return ref
 
@@ -320,28 +362,56 @@ class GangConnection:
         ref.forget_elements()
         return ident
 
+    def keep_source(self, matrix: int, data: Any) -> bool:
+        """Have data kept with which a matrix can be sent again; whether that is possible here."""
+        if self._keeper is not None:
+            self._keeper(self.address.epoch, matrix, data)
+        return self._keeper is not None
+
     def free(self, ref: MatrixRef) -> None:
         """Free a matrix now, whatever handles of it there are."""
         self.check(ref)
         self.request({"op": "free", "matrices": [ref.id]})
 
     def watched(self, transfer: Callable[[], T]) -> T:
-        """Run a transfer. If it breaks because the gang is dying, raise that instead."""
+        """Run a transfer. If it breaks because the gang is dying, raise that instead.
+
+        Raises
+        ------
+        GroupRecoveredError
+            If ranks were lost meanwhile and the gang was started again: the transfer can be
+            repeated.
+        """
+        epoch = self.address.epoch
         try:
             return transfer()
-        except (Failure, WireError, OSError, TransferError) as error:
-            if isinstance(error, Failure) and error.kind != "TransferError":
-                raise from_failure(error) from None
+        except (Failure, WireError, OSError, TransferError, GroupRecoveredError) as error:
             known = isinstance(error, TransferError) and error.facts.get("cause") == NODE_FAILED
+            if isinstance(error, Failure) and error.kind != "TransferError":
+                # Ranks that were started meanwhile do not know a matrix that is being sent.
+                known = True
             deadline = time.monotonic() + (0.0 if known else FAILURE_NEWS_S)
             while True:
-                self.ping()  # raises GroupFailedError once it is known
+                self.ping(wait=True)  # raises GroupFailedError once it is known
+                if self.address.epoch != epoch:
+                    raise GroupRecoveredError(
+                        "ranks were lost during the transfer, and the gang was started again: "
+                        "repeat it"
+                    ) from error
                 if time.monotonic() >= deadline:
                     break
                 time.sleep(POLL_INTERVAL_S)
             if isinstance(error, Failure):
                 raise from_failure(error) from error.__cause__
             raise
+
+    def repeated(self, transfer: Callable[[], T]) -> T:
+        """Run a transfer, and run it again each time ranks are lost meanwhile."""
+        while True:
+            try:
+                return transfer()
+            except GroupRecoveredError:
+                continue
 
 
 def this_process() -> str:

@@ -64,10 +64,15 @@ class SocketChannel:
         To the dispatcher, after the handshake.
     address : str
         Of the dispatcher, for messages.
+    on_renewal : callable(fields)
+        Called when the gang was started again, by a thread that waits for an answer.
     """
 
-    def __init__(self, connection: Connection, address: str) -> None:
+    def __init__(
+        self, connection: Connection, address: str, on_renewal: Callable[[Body], None]
+    ) -> None:
         self._connection = connection
+        self._on_renewal = on_renewal
         self._address = address
         self._sending = threading.Lock()
         self._changed = threading.Condition()  # guards what follows
@@ -172,6 +177,9 @@ class SocketChannel:
             if frame.kind == Kind.REFUSED:
                 self._lose(from_failure(Failure.from_map(frame.body)))
                 return
+            if "renewed" in frame.body:
+                self._on_renewal(frame.body["renewed"])
+                return
             with self._changed:
                 call = self._calls.get(frame.body.get("id", 0))
                 if call is not None:  # else its thread was interrupted, or never waited
@@ -215,7 +223,9 @@ class SocketChannel:
         self._connection.close()
 
 
-def open_socket_channel(address: GangAddress, hello: Body) -> SocketChannel | None:
+def open_socket_channel(
+    address: GangAddress, hello: Body, on_renewal: Callable[[Body], None]
+) -> SocketChannel | None:
     """A channel over the first socket of the dispatcher that can be reached; None if none can.
 
     Parameters
@@ -223,6 +233,8 @@ def open_socket_channel(address: GangAddress, hello: Body) -> SocketChannel | No
     address : GangAddress
     hello : dict
         What the dispatcher is told of this process.
+    on_renewal : callable(fields)
+        See `SocketChannel`.
 
     Raises
     ------
@@ -238,5 +250,5 @@ def open_socket_channel(address: GangAddress, hello: Body) -> SocketChannel | No
             continue
         except Failure as failure:
             raise from_failure(failure) from None
-        return SocketChannel(connection, place)
+        return SocketChannel(connection, place, on_renewal)
     return None

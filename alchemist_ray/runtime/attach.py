@@ -31,6 +31,8 @@ def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangC
         upload_type=Uploads,
         result_type=RemoteResults,
         fallback=lambda process: RayChannel(manager, address.epoch, process),
+        current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),
+        keeper=lambda *about: ask_manager(manager.keep_source.remote(*about)),
         **options,
     )
 

@@ -1,16 +1,20 @@
 """The commands of a gang: what an attached process can ask for, and what the gang holds.
 
-`COMMANDS` lists every operation with its fields. The dispatcher runs those that are not
-`immediate` one at a time.
+`command_table` lists every operation with its fields. The dispatcher runs those that are not
+immediate one at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from alchemist_ray.runtime import effects
+from alchemist_ray.runtime.command_log import NOT_KEPT, CommandLog
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
+from alchemist_ray.runtime.logged_command import matrices_of
 from alchemist_ray.runtime.matrix_records import Record
 from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.failures import Failure
@@ -22,16 +26,22 @@ FREE_DELAY_S = 0.02  # in which the next command may take a free along
 
 
 class Commands:
-    """The commands of one incarnation of a gang.
+    """The commands of a gang, over all its incarnations.
 
     Parameters
     ----------
     nodes : Nodes
-        Carry them out.
+        Carry them out; those of the next incarnation after a failure.
     soon : callable(body)
         Queues a command before all others.
     users : callable(holders)
         Descriptions of the other programs among these holders.
+    log : CommandLog
+
+    Attributes
+    ----------
+    stale : dict of int to str
+        Matrices that were lost with ranks and could not be rebuilt, and why.
 
     Notes
     -----
@@ -43,8 +53,11 @@ class Commands:
         nodes: Nodes,
         soon: Callable[[Body], None],
         users: Callable[[set[str]], list[str]],
+        log: CommandLog,
     ) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
+        self.log = log
+        self.stale: dict[int, str] = {}
         self._soon = soon
         self._users = users
         self._ids = 0
@@ -56,10 +69,10 @@ class Commands:
     async def create(self, body: Body, holder: str) -> Body:
         """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
-        await self._nodes.round("reserve", **fields)
+        await self.nodes.round("reserve", **fields)
         ident = self._new_id()
         try:
-            await self._nodes.round("create", matrix=ident, **fields)
+            await self.nodes.round("create", matrix=ident, **fields)
         except Failure:
             self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
@@ -71,8 +84,12 @@ class Commands:
     async def seal(self, body: Body, holder: str) -> Body:
         """A matrix has arrived: ranks check that every element is there."""
         record = self._known(body["matrix"])
-        await self._nodes.round("seal", matrix=record.id)
+        await self.nodes.round("seal", matrix=record.id)
         record.sealed = True
+        data, record.kept = record.kept, None
+        again: Body = {"op": "sent", "shape": list(record.shape), "dtype": record.dtype}
+        again["layout"] = record.layout
+        self.log.add(again, made=[record], source=data, reason=NOT_KEPT if data is None else "")
         return record.described()
 
     async def free(self, body: Body, holder: str) -> Body:
@@ -83,7 +100,7 @@ class Commands:
         if body.get("forced"):
             known = body["matrices"]
         if known:
-            await self._nodes.round("free", matrices=known)
+            await self.nodes.round("free", matrices=known)
         return {"freed": len(known)}
 
     def _check_unused(self, idents: list[int], holder: str) -> None:
@@ -97,12 +114,13 @@ class Commands:
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
+        begin = time.monotonic()
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
-        await self._nodes.round("reserve", **fields)
+        await self.nodes.round("reserve", **fields)
         ident = self._new_id()
         try:
-            await self._nodes.round(
+            await self.nodes.round(
                 "redistribute",
                 collective=True,
                 source=source.id,
@@ -115,6 +133,10 @@ class Commands:
         origin = {"kind": "layout", "of": source.id}
         record = self._record(ident, body.get("name"), fields, origin, holder)
         record.columns = source.columns
+        if source.layout == record.layout:
+            _alias(record, source)
+        again = {"op": "redistribute", "source": source.id, "layout": body["layout"]}
+        self.log.add(again, [source], [record], seconds=time.monotonic() - begin)
         return record.described()
 
     # --- code ---
@@ -125,34 +147,23 @@ class Commands:
         stamp = await stamp_of(path)
         if (known := self.libraries.in_use(name, stamp, holder)) is not None:
             return known
-        done = await self._nodes.round("load", collective=True, library=name, path=path)
+        done = await self.nodes.round("load", collective=True, library=name, path=path)
         described: Body = done.value
         self.libraries.add(name, stamp, described, holder)
         return described
 
     async def call(self, body: Body, holder: str) -> Body:
         """Call a routine of a library."""
-        arguments = body["arguments"]
-        for value in arguments.values():
-            if isinstance(value, dict):
-                self._known(value["matrix"])
-        library, routine = body["library"], body["routine"]
-        done = await self._collective(
-            [],
-            "call",
-            library=library,
-            routine=routine,
-            arguments=arguments,
-            first=self._ids + 1,
-        )
-        origin = {
-            "kind": "routine", "library": library, "routine": routine, "arguments": arguments,
-        }  # fmt: skip
-        described = iter(self._keep_results(done.matrices, origin, holder))
+        library, routine, arguments = body["library"], body["routine"], body["arguments"]
+        used = [self._known(ident) for ident in matrices_of(body)]
+        again = {"op": "call", "library": library, "routine": routine, "arguments": arguments}
+        origin = {**again, "kind": "routine"}
+        del origin["op"]
+        done, described = await self._logged(again, used, [], origin, holder)
         return {
             "names": self._result_names(library, routine),
             "values": [
-                {**value, "matrix": next(described)} if isinstance(value, dict) else value
+                {**value, "matrix": described.pop(0)} if isinstance(value, dict) else value
                 for value in done.value or []
             ],
         }
@@ -165,38 +176,61 @@ class Commands:
     async def run(self, body: Body, holder: str) -> Body:
         """Run a user's function or script, whose files are in the nodes' folders."""
         task = body["task"]
-        for ident in body["uses"]:
-            self._known(ident)
-        done = await self._collective([task["result"]], "run", first=self._ids + 1, **task)
+        used = [self._known(ident) for ident in body["uses"]]
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
-        made = self._keep_results(done.matrices, origin, holder)
+        again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
+        done, made = await self._logged(again, used, [task["result"]], origin, holder)
         return {"value": done.value, "matrices": made}
+
+    async def _logged(
+        self, again: Body, used: list[Record], files: list[str], origin: Body, holder: str
+    ) -> tuple[Any, list[Body]]:
+        """Run foreign code, and log what it has made and may have changed."""
+        changed = self._changed(again)
+        begin = time.monotonic()
+        try:
+            done = await self._collective(files, first=self.next_id, **again)
+        except Failure:
+            words = "a call that failed may have changed it in place"
+            self.log.add(again, changed=changed, reason=words)
+            raise
+        described = self._keep_results(done.matrices, origin, holder)
+        made = [self.matrices[about["matrix"]] for about in described]
+        code = self.libraries.stamps().get(again.get("library", ""))
+        seconds = time.monotonic() - begin
+        self.log.add(again, used, made, changed, code=code, seconds=seconds)
+        return done, described
 
     async def _collective(self, files: list[str], op: str, **fields: Any) -> Any:
         """A round that runs foreign code. If it fails, what some ranks made of it is freed."""
         try:
-            return await self._nodes.round(op, collective=True, **fields)
+            return await self.nodes.round(op, collective=True, **fields)
         except Failure:
             self._soon({"op": "discard", "names": files})
             raise
 
     async def discard(self, body: Body, holder: str) -> Body:
         """Free the results of the last call on ranks where it succeeded: it failed on others."""
-        await self._nodes.round("discard")
-        self._nodes.unstage(body["names"])
+        await self.nodes.round("discard")
+        self.nodes.unstage(body["names"])
+        self.log.removed(body["names"])
         return {}
 
-    def written(self, body: Body) -> list[int]:
-        """The matrices that a command may change in place."""
-        match body:
-            case {"op": "run", "uses": uses} if not body.get("pure"):
-                return list(uses)
-            case {"op": "call", "library": library, "routine": routine, "arguments": arguments}:
-                given = [arguments.get(name) for name in self.libraries.writes(library, routine)]
-                return [value["matrix"] for value in given if isinstance(value, dict)]
-        return []
+    def _changed(self, body: Body) -> list[Record]:
+        """The matrices that a command may change, as far as is known, and their aliases."""
+        if not self.log.enabled:
+            return []
+        idents = effects.changed(self.libraries, body)
+        found = [self.matrices[ident] for ident in idents]
+        shared = set[int]().union(*(record.aliases for record in found)) - set(idents)
+        return [*found, *filter(None, map(self.matrices.get, sorted(shared)))]
 
     # --- what is held ---
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next matrix gets."""
+        return self._ids + 1
 
     def _new_id(self) -> int:
         self._ids += 1
@@ -205,6 +239,8 @@ class Commands:
     def _known(self, ident: Any) -> Record:
         record = self.matrices.get(ident)
         if record is None:
+            if ident in self.stale:
+                raise Failure("StaleHandleError", self.stale[ident])
             raise Failure(
                 "MatrixNotFoundError",
                 f"this gang has no matrix {ident}: it was freed, or never existed",
@@ -233,10 +269,13 @@ class Commands:
 
     def _keep_results(self, matrices: list[Any] | None, origin: Body, holder: str) -> list[Body]:
         described = []
-        for ident, shape, dtype, layout in matrices or ():
+        for ident, shape, dtype, layout, *alias in matrices or ():
             fields = {"shape": shape, "dtype": dtype, "layout": layout}
-            described.append(self._record(ident, None, fields, origin, holder).described())
+            record = self._record(ident, None, fields, origin, holder)
+            described.append(record.described())
             self._ids = ident
+            for other in filter(None, map(self.matrices.get, alias)):
+                _alias(record, other)
         return described
 
     def lost(self, holder: str) -> None:
@@ -252,13 +291,13 @@ class Commands:
                 unheld.append(record.id)
                 del self.matrices[record.id]
         if unheld:
-            if not self._nodes.unreferenced:
+            if not self.nodes.unreferenced:
                 asyncio.get_running_loop().call_later(FREE_DELAY_S, self._free_unreferenced)
-            self._nodes.unreferenced += unheld
+            self.nodes.unreferenced += unheld
 
     def _free_unreferenced(self) -> None:
         """Free matrices, if no command has taken their numbers to the ranks meanwhile."""
-        unheld, self._nodes.unreferenced = self._nodes.unreferenced, []
+        unheld, self.nodes.unreferenced = self.nodes.unreferenced, []
         if unheld:
             self._soon({"op": "free", "matrices": unheld, "forced": True})
 
@@ -326,65 +365,21 @@ class Commands:
 
     def ping(self, body: Body, holder: str) -> Body:
         """The gang lives. Whether a command runs."""
-        return {"busy": self._nodes.busy}
+        return {"busy": self.nodes.busy}
+
+    def file_stamp(self, body: Body, holder: str) -> Body:
+        """The state of the file that a matrix was loaded from."""
+        self.log.stamp(self._known(body["matrix"]), str(body["stamp"]))
+        return {}
 
     def remove_files(self, body: Body, holder: str) -> Body:
         """Remove files that were uploaded for runs, or that runs left for their caller."""
-        self._nodes.unstage(body["names"])
+        self.nodes.unstage(body["names"])
+        self.log.removed(body["names"])
         return {}
 
 
-Queued = Callable[[Commands, Body, str], Awaitable[Body]]
-Immediate = Callable[[Commands, Body, str], Body]
-
-
-class Command(NamedTuple):
-    """An operation: its handler, and the fields that a caller gives (``?``: optional).
-
-    Every command also has ``id``, and may have ``timeout_s`` (seconds, with the time in the
-    queue) and ``output`` (whether the caller shows what ranks print).
-    """
-
-    fields: tuple[str, ...]
-    queued: Queued | None = None
-    immediate: Immediate | None = None
-
-
-COMMANDS: dict[str, Command] = {
-    "create": Command(
-        ("shape", "dtype", "layout", "name?", "source?", "columns?"), Commands.create
-    ),
-    "seal": Command(("matrix",), Commands.seal),
-    "free": Command(("matrices", "forced?"), Commands.free),
-    "redistribute": Command(("source", "layout", "name?"), Commands.redistribute),
-    "load": Command(("library", "path?"), Commands.load),
-    "call": Command(("library", "routine", "arguments"), Commands.call),
-    "run": Command(("task", "uses", "pure?"), Commands.run),
-    "discard": Command(("names",), Commands.discard),
-    "release": Command(("matrices",), immediate=Commands.release),
-    "end_lease": Command(("holder",), immediate=Commands.end_lease),
-    "hold": Command(("matrices",), immediate=Commands.hold),
-    "pin": Command(("matrices",), immediate=Commands.pin),
-    "list_matrices": Command((), immediate=Commands.list_matrices),
-    "describe": Command(
-        ("matrix", "name", "pin?", "source?", "columns?"), immediate=Commands.describe
-    ),
-    "touch": Command((), immediate=Commands.touch),
-    "resume": Command(("matrices",), immediate=Commands.resume),
-    "sources": Command(("matrices",), immediate=Commands.sources),
-    "list_libraries": Command((), immediate=Commands.list_libraries),
-    "ping": Command((), immediate=Commands.ping),
-    "remove_files": Command(("names",), immediate=Commands.remove_files),
-}
-
-
-def checked(body: Body) -> Command:
-    """The command that a body asks for. Raises `Failure` if it is unknown or lacks fields."""
-    op = body.get("op")
-    command = COMMANDS.get(op) if isinstance(op, str) else None
-    if command is None:
-        raise Failure("GroupError", f"unknown command {op!r}")
-    missing = [name for name in command.fields if not name.endswith("?") and name not in body]
-    if missing:
-        raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")
-    return command
+def _alias(record: Record, other: Record) -> None:
+    """A matrix has the memory of another one: a routine returned its argument."""
+    other.aliases.update((other.id, record.id))
+    record.aliases = other.aliases

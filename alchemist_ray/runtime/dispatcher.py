@@ -9,95 +9,122 @@ cancelled: by its sender, by its time limit, or with the Ray task that waits for
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from alchemist_ray.errors import AlchemistError, to_failure
-from alchemist_ray.runtime import output_relay
+from alchemist_ray.runtime import effects, output_relay
 from alchemist_ray.runtime.attached_processes import AttachedProcess, AttachedProcesses
-from alchemist_ray.runtime.commands import NO_HOLDER, Commands, checked
+from alchemist_ray.runtime.command_log import CommandLog
+from alchemist_ray.runtime.command_table import checked
+from alchemist_ray.runtime.commands import NO_HOLDER, Commands
+from alchemist_ray.runtime.failure_causes import recovered_words
+from alchemist_ray.runtime.job_queue import JobQueue
 from alchemist_ray.runtime.jobs import Job, late
+from alchemist_ray.runtime.listeners import Listeners
+from alchemist_ray.runtime.logged_command import LOSSES
 from alchemist_ray.runtime.matrix_locks import MatrixLocks
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
-from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
+from mpi_workers.wire import frames
+from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 QUEUE_LIMIT = 100_000
 NOTICE_S = 1.0  # a caller that waits longer for an earlier call is told so
+BUSY_NOTICE = (
+    "waiting for ranks that are still in a call that failed or was cancelled (up to "
+    f"{DRAIN_S:.0f} s, then the gang is ended)"
+)
+
+
+class NodeProxy(NamedTuple):
+    """A peer that is the proxy of a node, of some incarnation."""
+
+    nodes: Nodes
+    number: int
 
 
 class Dispatcher:
-    """One incarnation of a gang.
+    """The commands of one gang, over all its incarnations.
 
     Parameters
     ----------
-    nodes : int
-        Proxies that will report.
-    size : int
-        Ranks.
-    token : str
-        The gang's secret.
-    on_failure : callable(error)
-        Called once when the gang is lost.
+    on_failure : callable(error) -> bool
+        Called when the ranks are lost. Whether others will be started: then commands wait for
+        `resume` or `give_up`.
     on_orphaned : callable()
         Called when the owner's process is gone without a goodbye.
     lease_grace_s : float
         How long a process that is lost keeps its matrices.
+    recovers : bool
+        Whether commands are logged, to be repeated.
+
+    Attributes
+    ----------
+    nodes : Nodes
+        Of the current incarnation; before the first one, without nodes.
+    failure : AlchemistError or None
+        The error that ended the gang.
+    recovering : bool
+        Whether ranks were lost and others are being started.
     """
 
     def __init__(
         self,
-        nodes: int,
-        size: int,
-        token: str,
-        on_failure: Callable[[AlchemistError], None],
+        on_failure: Callable[[AlchemistError], bool],
         on_orphaned: Callable[[], None],
         *,
         lease_grace_s: float = 0.0,
+        recovers: bool = False,
     ) -> None:
-        self.nodes = Nodes(nodes, size, self._lost, self._progress, self._output)
+        self.nodes = self.new_nodes(0, 0)
         self._processes = AttachedProcesses(lease_grace_s, lambda ident: self.commands.lost(ident))
-        self.commands = Commands(self.nodes, self._soon, self._processes.users)
-        self._token = token
+        log = CommandLog(enabled=recovers)
+        self.commands = Commands(self.nodes, self._soon, self._processes.users, log)
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
         self._connections: set[FrameProtocol] = set()
-        self._servers: list[asyncio.Server] = []
-        self._urgent: deque[Job] = deque()
-        self._queues: OrderedDict[Any, deque[Job]] = OrderedDict()  # by sender
-        self._waiting = 0
+        self._queue = JobQueue()
         self._active: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
         self._locks = MatrixLocks()
-        self.addresses: list[str] = []
+        self.failure: AlchemistError | None = None
+        self.recovering = False
+        self._resumed = asyncio.Event()
+        self._restored = ""  # what the last recovery has restored, for messages
+        self._pings: list[Job] = []
 
-    async def listen(self, host: str, unix_path: str) -> None:
-        """Open the gang's two sockets: for other nodes, and for this one."""
-        loop = asyncio.get_running_loop()
-        for sock, address in (sockets.listen_unix(unix_path), sockets.listen_tcp(host)):
-            self.addresses.append(address)
-            self._servers.append(await self._serve(loop, sock))
+    # --- incarnations ---
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> asyncio.Server:
-        factory = protocol_factory(self._on_frame, self._on_lost, self._token, self._on_hello)
-        if sock.family == socket.AF_UNIX:
-            return await loop.create_unix_server(factory, sock=sock, backlog=sockets.BACKLOG)
-        return await loop.create_server(factory, sock=sock, backlog=sockets.BACKLOG)
+    def new_nodes(self, count: int, size: int) -> Nodes:
+        """The nodes of a further incarnation; see `use`."""
+        nodes = Nodes(
+            count, size, lambda error: self._lost(nodes, error), self._progress, self._output
+        )
+        return nodes
+
+    def new_listeners(self, token: str, nodes: Nodes) -> Listeners:
+        """The sockets of an incarnation."""
+
+        def on_hello(protocol: FrameProtocol, body: Body) -> Body:
+            return self._on_hello(protocol, body, nodes)
+
+        return Listeners(self._on_frame, self._on_lost, token, on_hello)
+
+    def use(self, nodes: Nodes) -> None:
+        """Run commands on another incarnation from now on."""
+        self.nodes = self.commands.nodes = nodes
 
     # --- connections ---
 
-    def _on_hello(self, protocol: FrameProtocol, body: Body) -> Body:
+    def _on_hello(self, protocol: FrameProtocol, body: Body, nodes: Nodes) -> Body:
         if body.get("role") == "proxy":
-            self.nodes.joined(body["node"], protocol)
-            protocol.peer = body["node"]
+            nodes.joined(body["node"], protocol)
+            protocol.peer = NodeProxy(nodes, body["node"])
         else:
             protocol.peer = self._processes.joined(body)
             self._connections.add(protocol)
@@ -113,12 +140,12 @@ class Dispatcher:
             self._processes.left(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
-        elif peer is not None:
-            self.nodes.left(peer)
+        elif isinstance(peer, NodeProxy):
+            peer.nodes.left(peer.number)
 
     def _forget(self, sender: FrameProtocol) -> None:
         """Drop the commands of a process that is gone; the one that runs is cancelled."""
-        self._waiting -= len(self._queues.pop(sender, ()))
+        self._queue.drop(sender)
         if self._active is not None and self._active.connection is sender:
             self._cancel(self._active, Failure("CancelledError", "the caller has disconnected"))
 
@@ -129,7 +156,7 @@ class Dispatcher:
                 self._from_process(protocol, peer, frame.body)
             return
         try:
-            self.nodes.receive(peer, frame)
+            peer.nodes.receive(peer.number, frame)
         except Failure as failure:  # of ours: the proxy must not be refused for it
             self._log(f"a message for the gang could not be sent: {failure.message}")
 
@@ -173,9 +200,9 @@ class Dispatcher:
             case "status":
                 Job(body, connection=protocol, ident=ident).answer(self.status())
             case "cancel":
-                for job in (self._active, *self._queues.get(protocol, ())):
-                    if job and job.connection is protocol and job.ident == body.get("call"):
-                        self._cancel(job, Failure("CancelledError", "the call was cancelled"))
+                for call in (self._active, *self._queue.of(protocol)):
+                    if call and call.connection is protocol and call.ident == body.get("call"):
+                        self._cancel(call, Failure("CancelledError", "the call was cancelled"))
                         break
             case _:
                 relay = output_relay.Relay(protocol, ident)
@@ -194,8 +221,11 @@ class Dispatcher:
             raise
 
     def _accept(self, job: Job, sender: Any) -> None:
-        if self.nodes.failure is not None:
-            job.answer(to_failure(self.nodes.failure))
+        if self.failure is not None:
+            job.answer(to_failure(self.failure))
+            return
+        if self.recovering and job.body.get("op") == "ping" and job.body.get("wait"):
+            self._pings.append(job)
             return
         try:
             command = checked(job.body)
@@ -208,61 +238,39 @@ class Dispatcher:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             job.answer(job.malformed(error))
             return
-        if self._waiting >= QUEUE_LIMIT:
+        if len(self._queue) >= QUEUE_LIMIT:
             words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
             job.answer(Failure("GroupError", words))
             return
         if (limit_s := job.body.get("timeout_s")) is not None:
             loop = asyncio.get_running_loop()
             job.timer = loop.call_later(limit_s, self._cancel, job, late(limit_s))
-        self._queues.setdefault(sender, deque()).append(job)
-        self._waiting += 1
+        self._queue.add(job, sender)
         self._next()
 
     def _soon(self, body: Body) -> None:
         """Run a command of our own before all that wait."""
-        self._urgent.append(Job(body))
-        if self.nodes.failure is None and not self.nodes.closed:
+        self._queue.add_urgent(Job(body))
+        if self.failure is None and not self.nodes.closed:
             self._next()
 
     # --- commands run ---
 
     def _next(self) -> None:
         """Start the next command, if none runs: urgent ones first, then sender by sender."""
-        if self._active is not None:
+        if self._active is not None or self.recovering:
             return
-        if self._urgent:
-            job = self._urgent.popleft()
-        elif self._queues:
-            sender, queue = self._queues.popitem(last=False)
-            job = queue.popleft()
-            self._waiting -= 1
-            if queue:
-                self._queues[sender] = queue  # at the end: the others come first
-        else:
+        job = self._queue.next()
+        if job is None:
             return
         self._active = job
         job.first_round = self.nodes.last_round + 1
         self._task = asyncio.get_running_loop().create_task(self._run(job))
 
     async def _run(self, job: Job) -> None:
-        result: Body | Failure
-        try:
-            await self._idle(job)
-            if written := self.commands.written(job.body):
-                await self._locks.begin_write(written, lambda: job.cancelled is None)
-            if job.cancelled is not None:
-                raise job.cancelled
-            handler = checked(job.body).queued
-            assert handler is not None
-            result = await handler(self.commands, job.body, job.holder)
-        except Failure as failure:
-            result = failure
-        except AlchemistError as error:
-            result = to_failure(error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            result = job.malformed(error)
-        self._locks.end_write()
+        result = await self._attempt(job)
+        while result is None:
+            result = await self._after_loss(job) or await self._attempt(job)
         self._used = time.monotonic()
         if self._active is job:
             self._active = None
@@ -271,37 +279,57 @@ class Dispatcher:
         job.answer(job.cancelled or result)
         self._next()
 
+    async def _attempt(self, job: Job) -> Body | Failure | None:
+        """Run a command; None if ranks were lost meanwhile, and others are being started."""
+        try:
+            await self._idle(job)
+            if written := effects.written(self.commands.libraries, job.body):
+                await self._locks.begin_write(written, lambda: job.cancelled is None)
+            if job.cancelled is not None:
+                return job.cancelled
+            handler = checked(job.body).queued
+            assert handler is not None
+            return await handler(self.commands, job.body, job.holder)
+        except Failure as failure:
+            return failure
+        except AlchemistError as error:
+            return None if self.recovering else to_failure(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return job.malformed(error)
+        finally:
+            self._locks.end_write()
+
+    async def _after_loss(self, job: Job) -> Failure | None:
+        """Wait until the gang is there again; None: run the command once more."""
+        job.losses += 1
+        loop = asyncio.get_running_loop()
+        notice = loop.call_later(NOTICE_S, job.notice, "waiting until the gang is started again")
+        await self._resumed.wait()
+        notice.cancel()
+        if self.failure is not None:
+            return to_failure(self.failure)
+        if job.losses < LOSSES and effects.repeatable(self.commands.libraries, job.body):
+            return None
+        words = recovered_words(job.name, job.losses, self._restored)
+        return Failure("GroupRecoveredError", words)
+
     async def _idle(self, job: Job) -> None:
         """Wait until all ranks have left the call before; tell the caller if that takes long."""
         if not self.nodes.busy:
             return
         loop = asyncio.get_running_loop()
-        notice = loop.call_later(NOTICE_S, self._notice, job)
+        notice = loop.call_later(NOTICE_S, job.notice, BUSY_NOTICE)
         try:
             await self.nodes.idle()
         finally:
             notice.cancel()
-
-    @staticmethod
-    def _notice(job: Job) -> None:
-        text = (
-            "waiting for ranks that are still in a call that failed or was cancelled (up to "
-            f"{DRAIN_S:.0f} s, then the gang is ended)"
-        )
-        if job.relay is not None:
-            job.relay.pass_on([(-1, STDERR, text)])
 
     def _cancel(self, job: Job, why: Failure) -> None:
         """End a command early: it is dropped, or the ranks leave it and the gang goes on."""
         if job.answered:
             return
         if job is not self._active:
-            for sender, queue in list(self._queues.items()):
-                with contextlib.suppress(ValueError):
-                    queue.remove(job)
-                    self._waiting -= 1
-                if not queue:
-                    del self._queues[sender]
+            self._queue.remove(job)
             job.answer(why)
         elif not self.nodes.cancel(job.first_round, why):
             job.cancelled = why  # it runs nothing on the ranks that could be left
@@ -310,10 +338,9 @@ class Dispatcher:
 
     def cancel_calls(self, holder: str | None = None) -> int:
         """Cancel the calls of one process, or all; their number."""
-        queued = [job for queue in self._queues.values() for job in queue]
         chosen = [
             job
-            for job in (*queued, self._active)  # else the next one would start first
+            for job in (*self._queue, self._active)  # else the next one would start first
             if job is not None and not job.own and holder in (None, job.holder)
         ]
         for job in chosen:
@@ -325,7 +352,7 @@ class Dispatcher:
     @property
     def idle_s(self) -> float:
         """Seconds since the last command, 0 while one runs."""
-        return 0.0 if self._active is not None else time.monotonic() - self._used
+        return 0.0 if self._active is not None or self.recovering else time.monotonic() - self._used
 
     def used(self) -> None:
         """The gang is used without a command."""
@@ -333,8 +360,7 @@ class Dispatcher:
 
     def status(self) -> Body:
         """Activity and matrices of the gang, for the catalogue."""
-        queued = [job for queue in self._queues.values() for job in queue]
-        calls = [job.described("queued") for job in queued]
+        calls = [job.described("queued") for job in self._queue]
         if self._active is not None:
             calls.insert(0, self._active.described("running"))
         records = [record for record in self.commands.matrices.values() if record.sealed]
@@ -349,22 +375,49 @@ class Dispatcher:
 
     # --- the end ---
 
-    def _lost(self, error: AlchemistError) -> None:
+    def _lost(self, nodes: Nodes, error: AlchemistError) -> None:
+        if nodes is not self.nodes:
+            return  # its start reports it, or it has been replaced
+        self._resumed.clear()
+        self.recovering = self._on_failure(error)
+        if not self.recovering:
+            self.give_up(error)
+
+    def resume(self, restored: str, renewed: Body) -> None:
+        """Ranks are there again.
+
+        Parameters
+        ----------
+        restored : str
+            What was restored, for the callers of commands that were lost.
+        renewed : dict
+            What attached processes need to reach them; see `GangConnection.renew`.
+        """
+        self._restored = restored
+        self.recovering = False
+        for connection in list(self._connections):
+            connection.send(Kind.EVENT, {"renewed": renewed})
+        pings, self._pings = self._pings, []
+        for job in pings:
+            self._accept(job, None)
+        self._resumed.set()
+        self._next()
+
+    def give_up(self, error: AlchemistError) -> None:
+        """The gang is lost: all callers get the error."""
+        self.failure, self.recovering = error, False
+        self._resumed.set()
         self._answer_all(error)
-        self._on_failure(error)
 
     def _answer_all(self, error: AlchemistError) -> None:
-        waiting = [job for queue in self._queues.values() for job in queue]
-        self._queues.clear()
-        self._urgent.clear()
-        self._waiting = 0
-        for job in waiting:
+        pings, self._pings = self._pings, []
+        for job in (*self._queue.clear(), *pings):
             job.answer(to_failure(error))
 
     def close(self, error: AlchemistError) -> None:
         """Close every socket; every caller that still waits gets `error`."""
         self.nodes.close(error)
-        self._answer_all(error)
+        self.give_up(error)
         if self._active is not None:
             self._active.answer(to_failure(error))
         if self._task is not None:
@@ -372,5 +425,3 @@ class Dispatcher:
         for connection in list(self._connections):
             connection.send(Kind.REFUSED, to_failure(error).to_map())
             connection.close()
-        for server in self._servers:
-            server.close()

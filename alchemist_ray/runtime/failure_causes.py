@@ -32,3 +32,14 @@ def ask_kubernetes(pod: str) -> str:
         f" `kubectl -n {namespace} describe pod {pod}` shows the cause: OOMKilled means that the "
         "pod exceeded its own memory limit, Evicted that its node ran short of resources."
     )
+
+
+def recovered_words(call: str, losses: int, restored: str) -> str:
+    """Return the message for a call that was lost with ranks of a gang that has recovered."""
+    why = "it is not declared pure: call it again"
+    if losses > 1:
+        why = f"ranks were lost in {losses} runs of it"
+    return (
+        f"{call} was lost with a rank. {restored}. They are as they were before the call, "
+        f"which was not repeated, because {why}"
+    )

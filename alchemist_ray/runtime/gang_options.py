@@ -32,6 +32,7 @@ class GangOptions:
     start_timeout_s: float
     strategy: str = "PACK"
     lifetime: GangLifetime = PRIVATE
+    max_failures: int = 0
 
     @classmethod
     def checked(
@@ -43,6 +44,8 @@ class GangOptions:
         start_timeout_s: float,
         strategy: str = "PACK",
         lifetime: GangLifetime = PRIVATE,
+        *,
+        max_failures: int = 0,
     ) -> GangOptions:
         """Options as the user gave them. Raises `ValueError`."""
         if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
@@ -63,9 +66,13 @@ class GangOptions:
         cpus = float(threads_per_worker if cpus_per_worker is None else cpus_per_worker)
         if cpus <= 0:
             raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be over 0")
+        whole = isinstance(max_failures, int) and not isinstance(max_failures, bool)
+        if not whole or max_failures < 0:
+            raise ValueError(f"max_failures={max_failures!r}: a whole number, 0 or more")
         return cls(
-            placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime
-        )
+            placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime,
+            max_failures,
+        )  # fmt: skip
 
     def check_capacity(self, workers: int) -> None:
         """Whether the cluster could hold so many workers. Raises `ResourceError`."""
@@ -88,6 +95,7 @@ class GangOptions:
             strategy=self.strategy,
             lifetime=self.lifetime,
             owner=this_process(),
+            max_failures=self.max_failures,
         )
 
     def _given(self, workers: int) -> Reservation:

@@ -54,6 +54,7 @@ class GangOwner:
         name: str | None = None,
         lifetime: str = PROCESS,
         idle_timeout_s: float | None = None,
+        max_failures: int = 0,
         placement: str | Reservation = "own",
         strategy: str = "PACK",
         threads_per_worker: int = 1,
@@ -71,6 +72,7 @@ class GangOwner:
             start_timeout_s,
             strategy,
             GangLifetime.checked(name, lifetime, idle_timeout_s),
+            max_failures=max_failures,
         )
         self._begin(options, progress, output)
         self._started_ray = join_ray(num_workers)
@@ -335,7 +337,7 @@ class GangOwner:
 
     def _alive(self) -> bool:
         try:
-            self.connection.ping()
+            self.connection.ping(wait=True)
         except AlchemistError:
             return False
         return True

@@ -30,6 +30,9 @@ class GangRequest:
     lifetime : GangLifetime
     owner : str
         Who asks, for the catalogue: ``user@host (pid 123)``.
+    max_failures : int
+        How often the gang is started again after the loss of ranks.
+    checkpoint_folder : str, optional
     """
 
     workers: int
@@ -43,3 +46,5 @@ class GangRequest:
     settings: dict[str, str] = field(default_factory=dict)
     lifetime: GangLifetime = PRIVATE
     owner: str = ""
+    max_failures: int = 0
+    checkpoint_folder: str | None = None

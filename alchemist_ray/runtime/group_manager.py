@@ -13,6 +13,7 @@ import platform
 import time
 from typing import Any
 
+import numpy as np
 import ray
 
 from alchemist_ray.arrays.handle import Handle
@@ -31,10 +32,12 @@ from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.driver import end_own_driver
+from alchemist_ray.runtime.gang_cpus import in_thread
 from alchemist_ray.runtime.gang_request import GangRequest
-from alchemist_ray.runtime.incarnation import Incarnation
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 from alchemist_ray.runtime.ray_calls import result_of
+from alchemist_ray.runtime.running_gang import STATES, RunningGang
+from alchemist_ray.runtime.staging import stage
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
@@ -46,7 +49,6 @@ EXPECTED_S = 30.0
 LEAVE_S = 0.2  # for answers that are under way
 MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
 POLL_INTERVAL_S = 0.01  # for a start or an end that another call waits for
-STATES = {"starting": "is being started", "ready": "has workers", "ending": "is being ended"}
 YIELDED = "the session released its workers (yield_workers)"
 
 
@@ -62,16 +64,14 @@ class GroupManager:
     """
 
     def __init__(self, gang: str, ident: str) -> None:
-        self._gang = gang
+        self._name = gang
         self._ident = ident
         self._epoch = 0
-        self._now: Incarnation | None = None  # the last one, also when it has failed
-        self._state = "none"
-        self._created = time.time()
-        self._ending: asyncio.Task[None] | None = None
+        self._gang: RunningGang | None = None  # the last one, also when it has failed
         self._one_by_one = asyncio.Lock()
         self._starting: asyncio.Future[GangAddress] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._created = time.time()
 
     # --- start ---
 
@@ -85,29 +85,23 @@ class GroupManager:
         GroupError
             If the gang is there or starts already.
         """
-        if self._state in STATES:
-            raise GroupError(f"gang {self._gang} {STATES[self._state]}")
-        await self._ended()
-        if self._now is not None and self._now.dispatcher is not None:
-            self._now.dispatcher.close(SessionError("the session has started another gang"))
-        self._epoch += 1
-        self._state = "starting"
+        if self._gang is not None and self._gang.state in STATES:
+            raise GroupError(f"gang {self._name} {STATES[self._gang.state]}")
+        if self._gang is not None:
+            await self._gang.release(SessionError("the session has started another gang"))
+            self._epoch = self._gang.epoch
         self._created = time.time()
-        run = f"{self._ident}.{self._epoch}"
-        now = Incarnation(
-            self._gang, run, self._epoch, request, self._on_failure, self._on_orphaned
-        )
-        self._now = now
+        gang = RunningGang(self._name, self._ident, self._epoch + 1, request, self._on_lost)
+        self._gang = gang
         try:
-            address = await now.start()
+            address = await gang.start()
         except BaseException:
-            self._state, self._now = "none", None
+            self._epoch, self._gang = gang.epoch, None
             if request.lifetime.detached:
                 self._in_background(self._leave(LEAVE_S, None))
             raise
-        self._state = "ready"
         if request.lifetime.idle_timeout_s is not None:
-            self._in_background(self._end_when_idle(now, request.lifetime.idle_timeout_s))
+            self._in_background(self._end_when_idle(gang, request.lifetime.idle_timeout_s))
         return address
 
     def _in_background(self, work: Any) -> None:
@@ -115,48 +109,53 @@ class GroupManager:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def holding(self, run: str) -> None:
-        """Return when the CPUs of an incarnation have been given back; see `Driver.reserve`."""
-        if self._now is not None and run == self._now.run:
-            await self._now.released.wait()
+    async def holding(self, reservation: str) -> None:
+        """Return when CPUs have been given back; see `Driver.reserve`."""
+        if self._gang is not None:
+            await self._gang.cpus.holding(reservation)
 
     # --- about the gang ---
 
     async def about(self, *, memory: bool = False) -> Body:
         """The gang's entry in the catalogue, as plain values; `memory`: ask the nodes, too."""
-        now = self._now
+        gang = self._gang
         entry: Body = {
-            "name": self._gang,
-            "named": self._gang != self._ident,
-            "state": self._state,
+            "name": self._name,
+            "named": self._name != self._ident,
+            "state": "none" if gang is None else gang.state,
             "version": __version__,
             "python": platform.python_version(),
             "created": self._created,
             "reason": "",
         }
-        if now is not None:
-            request = now.request
+        if gang is not None:
+            request = gang.request
             entry |= {
                 "owner": request.owner,
                 "workers": request.workers,
                 "detached": request.lifetime.detached,
                 "idle_timeout_s": request.lifetime.idle_timeout_s,
-                "nodes": now.hosts(),
-                "reason": "" if now.failure is None else str(now.failure.args[0]),
+                "nodes": gang.nodes,
+                "failures": gang.failures,
+                "reason": "" if gang.failure is None else str(gang.failure.args[0]),
+                **gang.dispatcher.status(),
             }
-            if now.dispatcher is not None:
-                entry |= now.dispatcher.status()
             if memory:
-                entry["free_nbytes"] = await now.free_nbytes(MEMORY_ANSWER_S)
+                entry["free_nbytes"] = await gang.free_nbytes(MEMORY_ANSWER_S)
         return entry
 
     async def gang_address(self) -> GangAddress:
-        """How to reach the gang. Raises what ended it, or SessionError without a gang."""
-        if self._now is not None and self._now.failure is not None:
-            raise self._now.failure
-        if self._now is None or self._now.address is None:
+        """How to reach the gang, when it has been started (again).
+
+        Raises what ended it, or SessionError without a gang.
+        """
+        if self._gang is not None:
+            await self._gang.recovered()
+        if self._gang is not None and self._gang.failure is not None:
+            raise self._gang.failure
+        if self._gang is None or self._gang.address is None:
             raise SessionError("the session has no workers: request_workers(n) starts a gang")
-        return self._now.address
+        return self._gang.address
 
     async def attach(self) -> GangAddress:
         """How to reach the gang, when it has started.
@@ -168,44 +167,46 @@ class GroupManager:
         GroupFailedError
             What ended it.
         """
-        while self._state == "starting" and self._now is not None:
+        while self._gang is not None and self._gang.state == "starting":
             await asyncio.sleep(POLL_INTERVAL_S)
-        if self._state == "ending":
-            raise SessionError(f"gang {self._gang} is being ended: start another one")
+        if self._gang is not None and self._gang.state == "ending":
+            raise SessionError(f"gang {self._name} is being ended: start another one")
         return await self.gang_address()
+
+    async def _of_epoch(self, epoch: int) -> RunningGang:
+        """The gang, if it has carried over the matrices of an epoch."""
+        await self.gang_address()
+        if self._gang is None or not self._gang.valid(epoch):
+            raise GroupFailedError("that gang has ended; its session has started another one")
+        return self._gang
 
     async def command(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Body:
         """Run a command for a process that no socket of the dispatcher reaches.
 
         `holder` is the id under which its results are leased; without one they are pinned.
         """
-        gang_address = await self.gang_address()
-        dispatcher = self._now.dispatcher if self._now is not None else None
-        if epoch != gang_address.epoch or dispatcher is None:
-            raise GroupFailedError("that gang has ended; its session has started another one")
+        gang = await self._of_epoch(epoch)
         try:
-            return await dispatcher.submit(body, holder)
+            return await gang.dispatcher.submit(body, holder)
         except Failure as failure:
             raise from_failure(failure) from None
 
     async def stage(self, epoch: int, name: str, data: Data) -> None:
         """Put a file of a user's function into the gang's folder on every node."""
-        gang_address = await self.gang_address()
-        if self._now is not None and self._now.dispatcher is not None:
-            self._now.dispatcher.used()
-        if epoch != gang_address.epoch:
-            raise GroupFailedError("that gang has ended; its session has started another one")
-        await asyncio.gather(
-            *(
-                # The gang does not depend on the agent: wait for one that is being restarted.
-                result_of(
-                    agent.stage.options(max_task_retries=-1).remote(
-                        gang_address.incarnation, name, data
-                    )
-                )
-                for agent in self._agents()
-            )
-        )
+        gang = await self._of_epoch(epoch)
+        gang.dispatcher.used()
+        gang.dispatcher.commands.log.staged(name, data)
+        run = (await self.gang_address()).incarnation
+        await stage(gang.agents, run, name, data)
+
+    async def keep_source(self, epoch: int, matrix: int, source: Any) -> None:
+        """A matrix that is being sent can be sent again from these data, after a failure."""
+        gang = await self._of_epoch(epoch)
+        record = gang.dispatcher.commands.matrices.get(matrix)
+        if isinstance(source, np.ndarray):  # an object of this actor outlives the sender
+            source = [(await in_thread(ray.put, source), 0, 0)]
+        if record is not None:
+            record.kept = source
 
     async def call(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Any:
         """A routine call whose results are what the user gets: values and handles."""
@@ -235,8 +236,8 @@ class GroupManager:
                 reply = await self.command(epoch, body)
                 return await self._result(epoch, work.packed.name, reply, files["result"])
             finally:
-                if self._now is not None and self._now.dispatcher is not None:
-                    self._now.dispatcher.nodes.unstage(list(files.values()))
+                if self._gang is not None:
+                    self._gang.dispatcher.nodes.unstage(list(files.values()))
 
     async def _own_gang(self, request: GangRequest) -> GangAddress:
         """The gang that is there, or one that is started now, also if the caller goes away."""
@@ -265,11 +266,8 @@ class GroupManager:
         if "plain" in value:
             return decode(value["plain"], lambda _: None)
         incarnation = (await self.gang_address()).incarnation
-        rank0: Any = self._agents()[0].parts.options(max_task_retries=-1)
+        rank0: Any = (await self._of_epoch(epoch)).agents[0].parts.options(max_task_retries=-1)
         return unpickled(await result_of(rank0.remote(incarnation, file)), ())
-
-    def _agents(self) -> list[Any]:
-        return [] if self._now is None else list(self._now.agents)
 
     # --- the end ---
 
@@ -279,89 +277,66 @@ class GroupManager:
         The manager of a detached gang ends too.
         """
         await self._started()
-        if self._state == "starting":
-            raise GroupError(f"gang {self._gang} {STATES[self._state]}: wait until it is ready")
-        while self._state == "ending":
+        if self._gang is not None and self._gang.state == "starting":
+            raise GroupError(f"gang {self._name} {STATES['starting']}: wait until it is ready")
+        while self._gang is not None and self._gang.state == "ending":
             await asyncio.sleep(POLL_INTERVAL_S)
-        if self._now is not None:
-            self._state = "ending"
-            await self._now.shutdown()
+        if self._gang is not None:
+            await self._gang.shutdown()
         await self._finish(SessionError(why))
 
     async def cancel(self) -> int:
         """Cancel all calls that run or wait; their number."""
-        if self._now is None or self._now.dispatcher is None:
-            return 0
-        return self._now.dispatcher.cancel_calls()
+        return 0 if self._gang is None else self._gang.dispatcher.cancel_calls()
 
     async def kill(self, why: str) -> None:
         """End the ranks at once, and give the CPUs back."""
         await self._started()
-        if self._now is not None and self._now.dispatcher is not None:
-            self._now.dispatcher.nodes.fail(GroupFailedError(f"the gang was killed: {why}"))
+        if self._gang is not None:
+            self._gang.kill(GroupFailedError(f"the gang was killed: {why}"))
         await self._finish(SessionError(YIELDED))
 
     async def _finish(self, error: AlchemistError) -> None:
-        await self._ended()
-        now = self._now
+        gang = self._gang
         try:
-            if now is not None:
-                await now.release(error)
+            if gang is not None:
+                await gang.release(error)
         finally:
-            self._state, self._now = "none", None
-        if now is not None and now.request.lifetime.detached:
+            self._gang = None
+            self._epoch = self._epoch if gang is None else gang.epoch
+        if gang is not None and gang.request.lifetime.detached:
             self._in_background(self._leave(LEAVE_S, None))
 
-    async def _ended(self) -> None:
-        """Wait until a gang that was lost is cleared up."""
-        ending, self._ending = self._ending, None
-        if ending is not None:
-            await ending
+    def _on_lost(self) -> None:
+        """The gang has failed for good."""
+        if self._gang is not None and self._gang.request.lifetime.detached:
+            self._in_background(self._leave(FAILED_KEPT_S, self._gang))
 
-    async def _leave(self, after_s: float, last: Incarnation | None) -> None:
+    async def _leave(self, after_s: float, last: RunningGang | None) -> None:
         """End this actor, unless its gang has been started again by then."""
         await asyncio.sleep(after_s)
-        if self._now is last:
+        if self._gang is last:
             self._exit()
 
     async def expect_launch(self) -> None:
         """End this actor if the process that made it has died before it could ask for a gang."""
         await asyncio.sleep(EXPECTED_S)
-        if self._state == "none":
+        if self._gang is None:
             self._exit()
 
     def _exit(self) -> None:
-        end_own_driver(self._gang)
+        end_own_driver(self._name)
         # Not `ray.actor.exit_actor`: it waits for all calls that the actor is serving.
-        ray.kill(ray.get_actor(group_name(self._gang), namespace=NAMESPACE))
+        ray.kill(ray.get_actor(group_name(self._name), namespace=NAMESPACE))
 
-    async def _end_when_idle(self, now: Incarnation, limit_s: float) -> None:
+    async def _end_when_idle(self, gang: RunningGang, limit_s: float) -> None:
         """End the gang when no command has come for the idle timeout."""
-        while now is self._now and now.dispatcher is not None and now.failure is None:
-            idle_s = now.dispatcher.idle_s
+        while gang is self._gang and gang.failure is None:
+            idle_s = gang.dispatcher.idle_s
             if idle_s >= limit_s:
                 await self.end(
-                    f"gang {self._gang} was ended after {limit_s:g} s without a command "
+                    f"gang {self._name} was ended after {limit_s:g} s without a command "
                     "(idle_timeout_s)"
                 )
                 return
             await asyncio.sleep(min(max(limit_s - idle_s, 0.01), limit_s / IDLE_POLLS))
-
-    # --- lost gangs ---
-
-    def _on_failure(self, error: AlchemistError) -> None:
-        now = self._now
-        assert now is not None
-        now.remove_folder()  # now: if the owner is gone, Ray kills this actor next
-        if now.address is not None:  # else launch() cleans up
-            self._state = "failed"
-            self._ending = asyncio.get_running_loop().create_task(now.release(None))
-            if now.request.lifetime.detached:
-                self._in_background(self._leave(FAILED_KEPT_S, now))
-
-    def _on_orphaned(self) -> None:
-        """The owner's program is gone, and Ray ends this actor next: end the gang."""
-        if self._now is not None and self._now.dispatcher is not None:
-            self._now.dispatcher.nodes.fail(
-                GroupFailedError("the program that owned the gang ended")
-            )

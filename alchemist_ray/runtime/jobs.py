@@ -10,6 +10,7 @@ from typing import Any
 from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.output_relay import Relay
 from mpi_workers.failures import Failure
+from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Kind
 
@@ -19,7 +20,7 @@ class Job:
     """A command and who waits for its answer: a connection, a future of the actor, or neither.
 
     `first_round` is the number of the first round that can belong to it, `cancelled` why it
-    is no longer wanted.
+    is no longer wanted, `losses` how often ranks were lost while it ran.
     """
 
     body: Body
@@ -32,6 +33,7 @@ class Job:
     first_round: int = 0
     cancelled: Failure | None = None
     answered: bool = False
+    losses: int = 0
     since: float = field(default_factory=time.monotonic)
 
     def answer(self, result: Body | Failure) -> None:
@@ -62,6 +64,11 @@ class Job:
             op = self.body.get("op")
             failure = Failure("TransferError", f"the answer to {op!r} cannot be sent: {error}")
             connection.send(Kind.REPLY, {"id": self.ident, "error": failure.to_map()})
+
+    def notice(self, text: str) -> None:
+        """Show a line to the process that waits for the answer."""
+        if self.relay is not None and not self.answered:
+            self.relay.pass_on([(-1, STDERR, text)])
 
     @property
     def own(self) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
-STAT_LIMIT_S = 2.0  # for the file system of a library
+STAT_LIMIT_S = 2.0  # to read the file of a library
 
-Stamp = tuple[str | None, int, int]  # path, time of modification in ns, size
+Stamp = tuple[str | None, str]  # path, hash of the content
 
 
 @dataclass(slots=True)
@@ -20,11 +20,12 @@ class _Loaded:
     described: Body
     stamp: Stamp
     writes: dict[str, list[str]]
+    pure: frozenset[str]
     holders: set[str] = field(default_factory=set)
 
 
 class LoadedLibraries:
-    """The libraries of one incarnation of a gang, by name.
+    """The libraries of a gang, by name.
 
     Parameters
     ----------
@@ -76,13 +77,33 @@ class LoadedLibraries:
     def add(self, name: str, stamp: Stamp, described: Body, holder: str) -> None:
         """A library has been loaded on all ranks."""
         holders = self._loaded[name].holders if name in self._loaded else set()
-        writes = {r["name"]: r["writes"] for r in described["routines"] if r.get("writes")}
-        self._loaded[name] = _Loaded(described, stamp, writes, holders | {holder})
+        routines = described["routines"]
+        writes = {r["name"]: r["writes"] for r in routines if r.get("writes") is not None}
+        pure = frozenset(r["name"] for r in routines if r.get("pure"))
+        self._loaded[name] = _Loaded(described, stamp, writes, pure, holders | {holder})
 
     def writes(self, name: str, routine: str) -> Sequence[str]:
         """Parameters that a routine changes in place, as its library has declared."""
         loaded = self._loaded.get(name)
         return () if loaded is None else loaded.writes.get(routine, ())
+
+    def pure(self, name: str, routine: str) -> bool:
+        """Whether a routine has no effects but its results and the matrices that it writes."""
+        loaded = self._loaded.get(name)
+        return loaded is not None and routine in loaded.pure
+
+    def declares(self, name: str, routine: str) -> bool:
+        """Whether it is known which matrices a routine changes."""
+        loaded = self._loaded.get(name)
+        return self.pure(name, routine) or (loaded is not None and routine in loaded.writes)
+
+    def stamps(self) -> dict[str, Stamp]:
+        """The file of each library."""
+        return {name: loaded.stamp for name, loaded in self._loaded.items()}
+
+    def remove(self, name: str) -> None:
+        """A library could not be loaded again."""
+        del self._loaded[name]
 
     def lost(self, holder: str) -> None:
         """A process is gone."""
@@ -93,9 +114,13 @@ class LoadedLibraries:
 async def stamp_of(path: str | None) -> Stamp:
     """What tells one version of a library's file from another."""
     if path is None:
-        return None, 0, 0
+        return None, ""
     try:
-        about = await asyncio.wait_for(asyncio.to_thread(os.stat, path), STAT_LIMIT_S)
+        return path, await asyncio.wait_for(asyncio.to_thread(_digest, path), STAT_LIMIT_S)
     except (OSError, TimeoutError):  # the ranks report what is wrong with it
-        return path, 0, 0
-    return path, about.st_mtime_ns, about.st_size
+        return path, ""
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.runtime.logged_command import LoggedCommand
 from mpi_workers.wire.frames import Body
 
 
@@ -27,6 +28,12 @@ class Record:
         It stays until it is freed by name, whatever holders there are.
     columns : list of str
         Names of the columns, if the data had names.
+    kept : object
+        While it is being sent: data that can be sent again after a failure, if there are any.
+    made_by : LoggedCommand or None
+        The last command that made or changed it, on a gang that recovers.
+    aliases : set of int
+        Matrices with the same memory, itself included.
     """
 
     id: int
@@ -39,6 +46,9 @@ class Record:
     holders: set[str] = field(default_factory=set)
     pinned: bool = False
     columns: list[str] = field(default_factory=list)
+    kept: Any = None
+    made_by: LoggedCommand | None = None
+    aliases: set[int] = field(default_factory=set)
 
     @property
     def nbytes(self) -> int:

@@ -21,7 +21,7 @@ class WorkerInfo:
 
 def workers_of(connection: GangConnection) -> list[WorkerInfo]:
     """The ranks of a gang. Raises what ended it."""
-    status = "busy" if connection.request({"op": "ping"})["busy"] else "idle"
+    status = "busy" if connection.request({"op": "ping", "wait": True})["busy"] else "idle"
     nodes = connection.address.nodes
     return [
         WorkerInfo(

@@ -26,6 +26,16 @@ def fetch(
     print_times: bool = False,
 ) -> NDArray[Any]:
     """The elements as a C-ordered array; see `Handle.fetch`."""
+    return connection.repeated(lambda: _fetched(connection, ref, rows, cols, print_times))
+
+
+def _fetched(
+    connection: GangConnection,
+    ref: MatrixRef,
+    rows: slice | int | None,
+    cols: slice | int | None,
+    print_times: bool,
+) -> NDArray[Any]:
     connection.check(ref)
     length, width = ref.stored_shape
     if cols is not None and len(ref.shape) < 2:

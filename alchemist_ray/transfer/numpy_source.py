@@ -60,6 +60,10 @@ class NumPySource:
         shape = list(self.shape[: self.ndim])
         return {"from": "array", "dtype": str(self.array.dtype), "shape": shape}
 
+    def kept(self) -> Any:
+        """The elements: data that can be sent again, if they are kept."""
+        return self.array[:, 0] if self.ndim == 1 else self.array
+
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, NodeTimes]:

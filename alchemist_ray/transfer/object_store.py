@@ -71,6 +71,10 @@ class ObjectStoreSource:
             ],
         }
 
+    def kept(self) -> Any:
+        """The blocks: data that can be sent again."""
+        return [(ref, *origin) for ref, origin in zip(self._refs, self._origins, strict=True)]
+
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, NodeTimes]:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, LayoutError
+from alchemist_ray.errors import (
+    AlchemistError,
+    GroupFailedError,
+    GroupRecoveredError,
+    LayoutError,
+)
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
-from alchemist_ray.transfer.sources import source_for
+from alchemist_ray.transfer.iterators import IteratorSource
+from alchemist_ray.transfer.keeping import keep_source
+from alchemist_ray.transfer.sources import MatrixSource, source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
 
@@ -30,11 +37,29 @@ def send(
     layout: str = BASE_LAYOUT,
     name: str | None = None,
     dtype: Any = None,
+    durable: bool = False,
     print_times: bool = False,
 ) -> Any:
     """Send data to a gang; the handle of the matrix. See `AlchemistSession.send_matrix`."""
     checked_layout(layout)
-    source = source_for(data, dtype, connection)
+
+    def once() -> Any:
+        source = source_for(data, dtype, connection)
+        return _send(connection, source, layout, name, durable=durable, print_times=print_times)
+
+    # What an iterator has given is gone.
+    return once() if isinstance(data, IteratorSource) else connection.repeated(once)
+
+
+def _send(
+    connection: GangConnection,
+    source: MatrixSource,
+    layout: str,
+    name: str | None,
+    *,
+    durable: bool,
+    print_times: bool,
+) -> Any:
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
     created = connection.request(
         {
@@ -51,6 +76,7 @@ def send(
     target = TransferTarget(created["matrix"], distribution, source.dtype)
     nbytes = source.shape[0] * source.shape[1] * source.dtype.itemsize
     try:
+        keep_source(connection, target.matrix, source, durable=durable)
         with transfer_bar("send", nbytes, connection.progress) as progress:
             times = connection.watched(lambda: source.send(connection, target, progress))
         record = connection.request({"op": "seal", "matrix": target.matrix})
@@ -60,7 +86,7 @@ def send(
             )
             connection.request({"op": "free", "matrices": [target.matrix]})
     except BaseException as error:
-        if not isinstance(error, GroupFailedError):
+        if not isinstance(error, GroupFailedError | GroupRecoveredError):
             with contextlib.suppress(AlchemistError):  # the gang is gone, and the matrix with it
                 connection.request({"op": "free", "matrices": [target.matrix]})
         raise

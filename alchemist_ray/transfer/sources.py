@@ -45,6 +45,9 @@ class MatrixSource(Protocol):
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""
 
+    def kept(self) -> Any:
+        """Data of which `source_for` makes this matrix again, in any process; None if it cannot."""
+
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, NodeTimes]:

@@ -176,7 +176,7 @@ def pick(
     return ctx.new_replicated(every.reshape(shape), layout)
 
 
-@routine()
+@routine(writes=("A",))
 def assign(
     ctx: Context,
     A: DistMatrix,
@@ -252,7 +252,7 @@ def _is_row(A: DistMatrix, value: DistMatrix, drop: str) -> bool:
     return value.ndim == 1 and A.ndim == 2 and drop != "c"
 
 
-@routine()
+@routine(writes=("A",))
 def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMatrix) -> None:
     """Write to the elements where a mask is true: ``A[mask] = value``.
 

@@ -32,6 +32,8 @@ from ali.elemental.regression import (
 from ali.elemental.spectral import eigh, pinv, polar, singular_values, svd, svdvals
 from ali.elemental.views import release
 
+PURE = True  # no routine has other effects than its results
+
 __all__ = [
     "basis_pursuit",
     "cholesky",

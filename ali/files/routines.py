@@ -32,7 +32,7 @@ Picked = boxes.Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
-@routine("A", "columns")
+@routine("A", "columns", pure=True)
 def load(
     ctx: Context,
     path: str,
@@ -173,7 +173,7 @@ def _check_memory(path: str, there: About, cut: Sequence[boxes.Box], ranks: int)
         )
 
 
-@routine()
+@routine(writes=())
 def save(
     ctx: Context,
     A: DistMatrix,
@@ -277,7 +277,7 @@ def _write(
     kind.finish(ctx, temporary, spec, path)
 
 
-@routine("m", "n", "dtype", "columns")
+@routine("m", "n", "dtype", "columns", pure=True)
 def inspect(
     ctx: Context,
     path: str,

@@ -49,6 +49,8 @@ from ali.linalg.systems import (
     solve_triangular,
 )
 
+PURE = True  # no routine has other effects than its results and the matrices in `writes`
+
 __all__ = [
     "add", "apply", "astype", "cholesky", "column_stats", "concatenate", "condest",
     "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise", "elementwise_scalar",

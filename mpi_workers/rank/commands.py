@@ -6,7 +6,7 @@ returns. `exit` is handled by the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -124,7 +124,9 @@ class RankCommands:
             for name, value in body["arguments"].items()
         }
         results = library.call(self.gang, body["routine"], arguments)
-        made = iter(self._keep((r for r in results if isinstance(r, DistMatrix)), body["first"]))
+        used = {v["matrix"]: arguments[k] for k, v in body["arguments"].items() if type(v) is dict}
+        found = (result for result in results if isinstance(result, DistMatrix))
+        made = iter(self._keep(found, body["first"], used))
         values, matrices = [], []
         for result in results:
             if isinstance(result, DistMatrix):
@@ -140,21 +142,32 @@ class RankCommands:
     def run(self, body: Body) -> Body:
         self._enter(body)
         self.gang.check()
-        results, value = self._runner.run(self.gang, body, self._folder, self._storage.sealed)
-        matrices = self._keep(results, body["first"])
+        used: dict[int, DistMatrix] = {}
+
+        def matrix(matrix_id: Any) -> DistMatrix:
+            return used.setdefault(matrix_id, self._storage.sealed(matrix_id))
+
+        results, value = self._runner.run(self.gang, body, self._folder, matrix)
+        matrices = self._keep(results, body["first"], used)
         reply: Body = {"matrices": matrices} if matrices else {}
         if self.gang.rank == 0:
             reply["value"] = value
         return reply
 
-    def _keep(self, results: Iterable[DistMatrix], first: int) -> list[list[Any]]:
-        """Store a call's matrices under ids from `first`; their descriptions for the reply."""
+    def _keep(
+        self, results: Iterable[DistMatrix], first: int, used: Mapping[int, DistMatrix]
+    ) -> list[list[Any]]:
+        """Store a call's matrices under ids from `first`; their descriptions for the reply.
+
+        A result that has the memory of an argument is described with the argument's id.
+        """
         described = []
         for matrix_id, result in enumerate(results, first):
             self._made.append(matrix_id)
             self._storage.put(matrix_id, result, sealed=True)
+            aliases = [ident for ident, its in used.items() if its.block is result.block]
             described.append(
-                [matrix_id, list(result.array_shape), result.dtype.name, result.layout]
+                [matrix_id, list(result.array_shape), result.dtype.name, result.layout, *aliases]
             )
         return described
 

@@ -1,0 +1,111 @@
+"""The log of a gang's commands: how each of its matrices was made.
+
+After a failure the matrices that are alive are rebuilt by repeating these commands, in order, from
+their sources: files, blocks in the object store, arrays that were kept, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from alchemist_ray.functions.node_files import Data
+from alchemist_ray.runtime.logged_command import LoggedCommand
+from alchemist_ray.runtime.matrix_records import Record
+from mpi_workers.wire.frames import Body
+
+DEPTH_LIMIT = 100_000
+NOT_KEPT = (
+    "it was sent from the memory of a process: send_matrix(..., durable=True) keeps a copy in the "
+    "object store"
+)
+TOO_LONG = (
+    f"more than {DEPTH_LIMIT} commands in a row have led to it: als.checkpoint(), or "
+    "checkpoint_folder=..., shortens this"
+)
+
+
+class CommandLog:
+    """The log of one gang.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether the gang recovers. Otherwise nothing is kept.
+
+    Attributes
+    ----------
+    files : dict
+        Files of users' functions that have been uploaded and not removed, by name.
+    seconds : float
+        Time of all commands since the last checkpoint.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.files: dict[str, Data] = {}
+        self.seconds = 0.0
+        self._number = 0
+
+    def add(
+        self,
+        body: Body,
+        used: Iterable[Record] = (),
+        made: Sequence[Record] = (),
+        changed: Sequence[Record] = (),
+        *,
+        source: Any = None,
+        code: Any = None,
+        seconds: float = 0.0,
+        reason: str = "",
+    ) -> None:
+        """A command has made some matrices, and may have changed others in place."""
+        if not self.enabled or not (made or changed):
+            return
+        parents = {r.made_by: None for r in (*used, *changed) if r.made_by is not None}
+        depth = 1 + max((parent.depth for parent in parents), default=0)
+        names = [body[key] for key in ("code", "given") if body.get(key)]
+        self._number += 1
+        self.seconds += seconds
+        command = LoggedCommand(
+            self._number,
+            body,
+            tuple(parents) if depth <= DEPTH_LIMIT else (),
+            tuple(record.id for record in made),
+            tuple(record.id for record in changed),
+            source=source,
+            code=code,
+            files={name: self.files[name] for name in names if name in self.files},
+            seconds=seconds,
+            depth=depth,
+            reason=reason if depth <= DEPTH_LIMIT else TOO_LONG,
+        )
+        for record in (*made, *changed):
+            record.made_by = command
+
+    def staged(self, name: str, data: Data) -> None:
+        """A file of a user's function has been uploaded."""
+        if self.enabled:
+            self.files[name] = data
+
+    def removed(self, names: Iterable[str]) -> None:
+        """Files are no longer needed by processes; commands of the log keep theirs."""
+        for name in names:
+            self.files.pop(name, None)
+
+    def stamp(self, record: Record, stamp: str) -> None:
+        """The file that a matrix was loaded from: it is loaded again if it is still the same."""
+        if record.made_by is not None:
+            record.made_by.stamp = stamp
+
+
+def history(records: Iterable[Record]) -> list[LoggedCommand]:
+    """The commands that led to some matrices, in order."""
+    found: dict[LoggedCommand, None] = {}
+    left = [record.made_by for record in records if record.made_by is not None]
+    while left:
+        command = left.pop()
+        if command not in found:
+            found[command] = None
+            left.extend(command.parents)
+    return sorted(found, key=lambda command: command.number)

@@ -1,0 +1,35 @@
+"""What commands do besides returning results: which matrices they change, which can be repeated."""
+
+from __future__ import annotations
+
+from alchemist_ray.runtime.loaded_libraries import LoadedLibraries
+from alchemist_ray.runtime.logged_command import matrices_of
+from mpi_workers.wire.frames import Body
+
+
+def written(libraries: LoadedLibraries, body: Body) -> list[int]:
+    """The matrices that a command is declared to change in place."""
+    match body:
+        case {"op": "run", "uses": uses} if not body.get("pure"):
+            return list(uses)
+        case {"op": "call", "library": library, "routine": routine, "arguments": arguments}:
+            given = [arguments.get(name) for name in libraries.writes(library, routine)]
+            return [value["matrix"] for value in given if isinstance(value, dict)]
+    return []
+
+
+def changed(libraries: LoadedLibraries, body: Body) -> list[int]:
+    """The matrices that a command may change: all that it gets, where nothing is declared."""
+    if body["op"] == "call" and not libraries.declares(body["library"], body["routine"]):
+        return matrices_of(body)
+    return written(libraries, body)
+
+
+def repeatable(libraries: LoadedLibraries, body: Body) -> bool:
+    """Whether a command that was lost with a rank can be run again: it has no other effects."""
+    match body:
+        case {"op": "call", "library": library, "routine": routine}:
+            return libraries.pure(library, routine)
+        case {"op": "run"}:
+            return bool(body.get("pure"))
+    return bool(body["op"] != "seal")  # what was sent is lost

@@ -1,0 +1,264 @@
+"""RunningGang: a gang from its launch to its end, over all its incarnations.
+
+When ranks are lost and `max_failures` allows it, the gang keeps its CPUs (or asks for others where
+a node was lost), starts other ranks, and rebuilds its matrices. Commands wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ray.exceptions import RayError
+
+from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.gang.address import GangAddress, next_token
+from alchemist_ray.runtime.dispatcher import Dispatcher
+from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_cpus import GangCpus
+from alchemist_ray.runtime.gang_request import GangRequest
+from alchemist_ray.runtime.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
+from alchemist_ray.runtime.ray_calls import result_of
+from alchemist_ray.runtime.rebuilding import Rebuilding
+
+STATES = {
+    "starting": "is being started",
+    "ready": "has workers",
+    "recovering": "is being started again",
+    "ending": "is being ended",
+}
+
+
+class RunningGang:
+    """One launch of a gang.
+
+    Parameters
+    ----------
+    gang, ident : str
+        Its name, and the beginning of the names of its processes.
+    epoch : int
+        Number of its first incarnation.
+    request : GangRequest
+    on_lost : callable()
+        Called when it has failed for good.
+
+    Attributes
+    ----------
+    state : str
+        A key of `STATES`, or ``"failed"``.
+    epoch : int
+        Number of the current incarnation.
+    address : GangAddress or None
+        When it is ready.
+    failures : int
+        How often it was started again, or was tried to.
+    """
+
+    def __init__(
+        self,
+        gang: str,
+        ident: str,
+        epoch: int,
+        request: GangRequest,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._gang = gang
+        self._ident = ident
+        self._first_epoch = self.epoch = epoch
+        self._on_lost = on_lost
+        self.request = request
+        self.state = "starting"
+        self.failures = 0
+        self.address: GangAddress | None = None
+        self.dispatcher = Dispatcher(
+            self._on_failure,
+            self._on_orphaned,
+            lease_grace_s=request.lifetime.lease_grace_s,
+            recovers=request.max_failures > 0,
+        )
+        self._driver = find_driver(gang if request.lifetime.detached else "")
+        self.cpus = GangCpus(gang, f"{ident}.{epoch}", request, self._driver)
+        self._token = secrets.token_hex(32)
+        self._now = self._incarnation()
+        self._final = False
+        self._recovery: asyncio.Task[None] | None = None
+        self._clearing: asyncio.Task[None] | None = None
+
+    def _incarnation(self) -> Incarnation:
+        run = f"{self._ident}.{self.epoch}"
+        return Incarnation(self._gang, run, self.epoch, self.request, self.dispatcher, self._driver)
+
+    async def start(self) -> GangAddress:
+        """Start the ranks.
+
+        Raises
+        ------
+        ResourceError, LaunchError
+            In time; nothing of the gang is left then.
+        """
+        try:
+            self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
+        except BaseException:
+            await self.cpus.release()
+            raise
+        self.state = "ready"
+        self.dispatcher.use(self._now.nodes)
+        return self.address
+
+    @property
+    def failure(self) -> AlchemistError | None:
+        """The error that ended the gang for good."""
+        return self.dispatcher.failure
+
+    @property
+    def agents(self) -> list[Any]:
+        """The agents of its nodes."""
+        return list(self._now.agents)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of its hosts."""
+        workers = () if self.address is None else self.address.workers
+        return sorted({worker["hostname"] for worker in workers})
+
+    def valid(self, epoch: int) -> bool:
+        """Whether matrices of an epoch were carried over to the current one."""
+        return self._first_epoch <= epoch <= self.epoch
+
+    async def recovered(self) -> None:
+        """Wait while it is being started again."""
+        while self.state == "recovering" and self._recovery is not None:
+            await asyncio.wait([self._recovery])
+
+    async def free_nbytes(self, limit_s: float) -> int | None:
+        """Free memory of all nodes; None if one of them does not answer."""
+        return await self._now.free_nbytes(limit_s)
+
+    # --- lost ranks ---
+
+    def _on_failure(self, error: AlchemistError) -> bool:
+        """Ranks are lost; whether others are started."""
+        self._now.remove_folder()  # now: if the owner is gone, Ray kills this actor next
+        if self._recovery is not None and not self._recovery.done():
+            return True  # it notices
+        if self._final or self.state != "ready" or self.failures >= self.request.max_failures:
+            self._fail()
+            return False
+        self.failures += 1
+        self.state = "recovering"
+        self._recovery = asyncio.get_running_loop().create_task(self._recover(error))
+        return True
+
+    def _fail(self) -> None:
+        if self.state == "ending":
+            return
+        self.state = "failed"
+        self.address = None
+        self._clearing = asyncio.get_running_loop().create_task(self._clear(serve=True))
+        self._on_lost()
+
+    def _on_orphaned(self) -> None:
+        """The owner's program is gone, and Ray ends this actor next: end the gang."""
+        self.kill(GroupFailedError("the program that owned the gang ended"))
+
+    async def _recover(self, error: AlchemistError) -> None:
+        """Start other ranks until that succeeds, or `max_failures` are used up."""
+        while True:
+            try:
+                await self._start_again(error)
+                return
+            except AlchemistError as again:
+                error = again
+            except (RayError, OSError) as again:
+                error = GroupFailedError(str(again))
+            if self.failures >= self.request.max_failures:
+                break
+            self.failures += 1
+        self._fail()
+        self.dispatcher.give_up(
+            GroupFailedError(
+                f"the gang was not started again, after {self.failures} failures (max_failures): "
+                f"{error.args[0]}",
+                **error.facts,
+            )
+        )
+
+    async def _start_again(self, error: AlchemistError) -> None:
+        old, node_lost = self._now, await self._node_lost(error)
+        await old.release()
+        if node_lost:
+            await self.cpus.release()  # others are reserved at the start
+        self.epoch += 1
+        now = self._now = self._incarnation()
+        token = next_token(self._token)
+        address = await now.start(self.cpus, self._first_epoch, token)
+        self.dispatcher.use(now.nodes)
+        commands = self.dispatcher.commands
+        restored = await Rebuilding(commands, now.nodes, address, now.agents).run()
+        if now.failure is not None:
+            raise now.failure
+        self._token = token
+        self.address = replace(address, stale=dict(commands.stale))
+        self.state = "ready"
+        self.dispatcher.resume(restored, self.address.renewal())
+
+    async def _node_lost(self, error: AlchemistError) -> bool:
+        """Whether a node of the gang is gone, or is being taken away."""
+        node = error.facts.get("node")
+        if node is None or node >= len(self._now.agents):
+            return False
+        if error.facts.get("cause") == "node leaving":
+            return True
+        try:
+            answer = result_of(self._now.agents[node].memory.remote())
+            await asyncio.wait_for(answer, LOST_NODE_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            return True
+        return False
+
+    # --- the end ---
+
+    def kill(self, error: AlchemistError) -> None:
+        """End the ranks at once, and start no others; `release` cleans up."""
+        self._final = True
+        if self._recovery is not None:
+            self._recovery.cancel()
+        if self.dispatcher.nodes.failure is None:
+            self.dispatcher.nodes.fail(error)
+        elif self.dispatcher.failure is None:  # while it was being started again
+            self._fail()
+            self.dispatcher.give_up(error)
+
+    async def shutdown(self) -> None:
+        """End the ranks in good order."""
+        self.state = "ending"
+        await self._stop_recovery()
+        await self._now.shutdown()
+
+    async def release(self, error: AlchemistError) -> None:
+        """Clean up and give the CPUs back; attached processes get `error`."""
+        await self._stop_recovery()
+        if self._clearing is not None:
+            await self._clearing
+        self.dispatcher.close(error)
+        await self._clear(serve=False)
+
+    async def _stop_recovery(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._recovery
+
+    async def _clear(self, *, serve: bool) -> None:
+        self.address = None
+        await self._now.release(serve=serve)
+        await self.cpus.release()
+
+    async def cleared(self) -> None:
+        """Wait until a gang that has failed is cleaned up."""
+        if self._clearing is not None:
+            await self._clearing
