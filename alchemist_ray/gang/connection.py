@@ -17,12 +17,10 @@ from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
     GroupFailedError,
-    GroupRecoveredError,
     MatrixNotFoundError,
     SessionError,
     StaleHandleError,
     TransferError,
-    from_failure,
 )
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.control_channel import (
@@ -36,19 +34,16 @@ from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
-from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Grid, default_grid
-from mpi_workers.wire.frames import Body, WireError
+from mpi_workers.wire.frames import Body
 
 T = TypeVar("T")
 R = TypeVar("R", bound=MatrixRef)
 
-FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
 POLL_INTERVAL_S = 0.05
 RESUME_S = 10.0  # how long a call tries to restore a connection to another node
 TOUCHES = 10  # signs of life within the idle timeout of a gang
 REPEATABLE = frozenset({"ping", "list_matrices", "list_libraries", "sources", "status"})
-NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 
 
 class GangConnection:
@@ -372,46 +367,6 @@ class GangConnection:
         """Free a matrix now, whatever handles of it there are."""
         self.check(ref)
         self.request({"op": "free", "matrices": [ref.id]})
-
-    def watched(self, transfer: Callable[[], T]) -> T:
-        """Run a transfer. If it breaks because the gang is dying, raise that instead.
-
-        Raises
-        ------
-        GroupRecoveredError
-            If ranks were lost meanwhile and the gang was started again: the transfer can be
-            repeated.
-        """
-        epoch = self.address.epoch
-        try:
-            return transfer()
-        except (Failure, WireError, OSError, TransferError, GroupRecoveredError) as error:
-            known = isinstance(error, TransferError) and error.facts.get("cause") == NODE_FAILED
-            if isinstance(error, Failure) and error.kind != "TransferError":
-                # Ranks that were started meanwhile do not know a matrix that is being sent.
-                known = True
-            deadline = time.monotonic() + (0.0 if known else FAILURE_NEWS_S)
-            while True:
-                self.ping(wait=True)  # raises GroupFailedError once it is known
-                if self.address.epoch != epoch:
-                    raise GroupRecoveredError(
-                        "ranks were lost during the transfer, and the gang was started again: "
-                        "repeat it"
-                    ) from error
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(POLL_INTERVAL_S)
-            if isinstance(error, Failure):
-                raise from_failure(error) from error.__cause__
-            raise
-
-    def repeated(self, transfer: Callable[[], T]) -> T:
-        """Run a transfer, and run it again each time ranks are lost meanwhile."""
-        while True:
-            try:
-                return transfer()
-            except GroupRecoveredError:
-                continue
 
 
 def this_process() -> str:

@@ -101,9 +101,13 @@ class SessionFiles(GangOwner):
                 chosen["dtype"] = np.dtype(dtype).name
             except TypeError:
                 raise DtypeError(f"{dtype!r} is not a dtype") from None
+        recovers = connection.address.recovers
+        stamp = library.routine("stamp")(where) if recovers else ""
         handle, names = library.routine("load")(
             where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, **chosen
         )
+        if recovers:
+            connection.request({"op": "file_stamp", "matrix": handle.id, "stamp": stamp})
         named: Handle = renamed(
             connection, handle, name or Path(where.rstrip("/")).name, pin=name is not None,
             columns=names,

@@ -19,13 +19,12 @@ from alchemist_ray.runtime.attached_processes import AttachedProcess, AttachedPr
 from alchemist_ray.runtime.command_log import CommandLog
 from alchemist_ray.runtime.command_table import checked
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands
-from alchemist_ray.runtime.failure_causes import recovered_words
 from alchemist_ray.runtime.job_queue import JobQueue
 from alchemist_ray.runtime.jobs import Job, late
 from alchemist_ray.runtime.listeners import Listeners
-from alchemist_ray.runtime.logged_command import LOSSES
 from alchemist_ray.runtime.matrix_locks import MatrixLocks
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
+from alchemist_ray.runtime.outage import NOTICE_S, Outage
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire import frames
@@ -33,7 +32,6 @@ from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 QUEUE_LIMIT = 100_000
-NOTICE_S = 1.0  # a caller that waits longer for an earlier call is told so
 BUSY_NOTICE = (
     "waiting for ranks that are still in a call that failed or was cancelled (up to "
     f"{DRAIN_S:.0f} s, then the gang is ended)"
@@ -66,10 +64,6 @@ class Dispatcher:
     ----------
     nodes : Nodes
         Of the current incarnation; before the first one, without nodes.
-    failure : AlchemistError or None
-        The error that ended the gang.
-    recovering : bool
-        Whether ranks were lost and others are being started.
     """
 
     def __init__(
@@ -92,11 +86,7 @@ class Dispatcher:
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
         self._locks = MatrixLocks()
-        self.failure: AlchemistError | None = None
-        self.recovering = False
-        self._resumed = asyncio.Event()
-        self._restored = ""  # what the last recovery has restored, for messages
-        self._pings: list[Job] = []
+        self._outage = Outage()
 
     # --- incarnations ---
 
@@ -224,8 +214,7 @@ class Dispatcher:
         if self.failure is not None:
             job.answer(to_failure(self.failure))
             return
-        if self.recovering and job.body.get("op") == "ping" and job.body.get("wait"):
-            self._pings.append(job)
+        if self._outage.hold(job):
             return
         try:
             command = checked(job.body)
@@ -258,13 +247,12 @@ class Dispatcher:
 
     def _next(self) -> None:
         """Start the next command, if none runs: urgent ones first, then sender by sender."""
-        if self._active is not None or self.recovering:
+        if self._active is not None or self._outage.recovering:
             return
         job = self._queue.next()
         if job is None:
             return
         self._active = job
-        job.first_round = self.nodes.last_round + 1
         self._task = asyncio.get_running_loop().create_task(self._run(job))
 
     async def _run(self, job: Job) -> None:
@@ -281,6 +269,7 @@ class Dispatcher:
 
     async def _attempt(self, job: Job) -> Body | Failure | None:
         """Run a command; None if ranks were lost meanwhile, and others are being started."""
+        job.first_round = self.nodes.last_round + 1
         try:
             await self._idle(job)
             if written := effects.written(self.commands.libraries, job.body):
@@ -293,7 +282,7 @@ class Dispatcher:
         except Failure as failure:
             return failure
         except AlchemistError as error:
-            return None if self.recovering else to_failure(error)
+            return None if self._outage.recovering else to_failure(error)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return job.malformed(error)
         finally:
@@ -301,17 +290,11 @@ class Dispatcher:
 
     async def _after_loss(self, job: Job) -> Failure | None:
         """Wait until the gang is there again; None: run the command once more."""
-        job.losses += 1
-        loop = asyncio.get_running_loop()
-        notice = loop.call_later(NOTICE_S, job.notice, "waiting until the gang is started again")
-        await self._resumed.wait()
-        notice.cancel()
-        if self.failure is not None:
-            return to_failure(self.failure)
-        if job.losses < LOSSES and effects.repeatable(self.commands.libraries, job.body):
-            return None
-        words = recovered_words(job.name, job.losses, self._restored)
-        return Failure("GroupRecoveredError", words)
+        failure = await self._outage.passed(job)
+        if failure is None:
+            again = effects.repeatable(self.commands.libraries, job.body)
+            failure = self._outage.lost(job, repeatable=again)
+        return failure
 
     async def _idle(self, job: Job) -> None:
         """Wait until all ranks have left the call before; tell the caller if that takes long."""
@@ -352,7 +335,11 @@ class Dispatcher:
     @property
     def idle_s(self) -> float:
         """Seconds since the last command, 0 while one runs."""
-        return 0.0 if self._active is not None or self.recovering else time.monotonic() - self._used
+        return (
+            0.0
+            if self._active is not None or self._outage.recovering
+            else time.monotonic() - self._used
+        )
 
     def used(self) -> None:
         """The gang is used without a command."""
@@ -375,12 +362,17 @@ class Dispatcher:
 
     # --- the end ---
 
+    @property
+    def failure(self) -> AlchemistError | None:
+        """The error that ended the gang."""
+        return self._outage.failure
+
     def _lost(self, nodes: Nodes, error: AlchemistError) -> None:
         if nodes is not self.nodes:
             return  # its start reports it, or it has been replaced
-        self._resumed.clear()
-        self.recovering = self._on_failure(error)
-        if not self.recovering:
+        if self._on_failure(error):
+            self._outage.begin()
+        else:
             self.give_up(error)
 
     def resume(self, restored: str, renewed: Body) -> None:
@@ -393,25 +385,15 @@ class Dispatcher:
         renewed : dict
             What attached processes need to reach them; see `GangConnection.renew`.
         """
-        self._restored = restored
-        self.recovering = False
         for connection in list(self._connections):
             connection.send(Kind.EVENT, {"renewed": renewed})
-        pings, self._pings = self._pings, []
-        for job in pings:
+        for job in self._outage.end(restored):
             self._accept(job, None)
-        self._resumed.set()
         self._next()
 
     def give_up(self, error: AlchemistError) -> None:
         """The gang is lost: all callers get the error."""
-        self.failure, self.recovering = error, False
-        self._resumed.set()
-        self._answer_all(error)
-
-    def _answer_all(self, error: AlchemistError) -> None:
-        pings, self._pings = self._pings, []
-        for job in (*self._queue.clear(), *pings):
+        for job in (*self._outage.give_up(error), *self._queue.clear()):
             job.answer(to_failure(error))
 
     def close(self, error: AlchemistError) -> None:

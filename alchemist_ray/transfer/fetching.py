@@ -12,6 +12,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.result_arrays import result_array
+from alchemist_ray.gang.transfers import repeated, watched
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.matrix.layout import Distribution
@@ -26,7 +27,7 @@ def fetch(
     print_times: bool = False,
 ) -> NDArray[Any]:
     """The elements as a C-ordered array; see `Handle.fetch`."""
-    return connection.repeated(lambda: _fetched(connection, ref, rows, cols, print_times))
+    return repeated(lambda: _fetched(connection, ref, rows, cols, print_times))
 
 
 def _fetched(
@@ -60,7 +61,7 @@ def _fetched(
         return reader.times
 
     with connection.reading(ref):
-        times = connection.watched(read)
+        times = watched(connection, read)
     if print_times:
         print(times_table(times, sending=False))
     if not row_step == col_step == 1:

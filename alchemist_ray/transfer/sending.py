@@ -13,6 +13,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
+from alchemist_ray.gang.transfers import repeated, watched
 from alchemist_ray.transfer.iterators import IteratorSource
 from alchemist_ray.transfer.keeping import keep_source
 from alchemist_ray.transfer.sources import MatrixSource, source_for
@@ -48,7 +49,7 @@ def send(
         return _send(connection, source, layout, name, durable=durable, print_times=print_times)
 
     # What an iterator has given is gone.
-    return once() if isinstance(data, IteratorSource) else connection.repeated(once)
+    return once() if isinstance(data, IteratorSource) else repeated(once)
 
 
 def _send(
@@ -78,7 +79,7 @@ def _send(
     try:
         keep_source(connection, target.matrix, source, durable=durable)
         with transfer_bar("send", nbytes, connection.progress) as progress:
-            times = connection.watched(lambda: source.send(connection, target, progress))
+            times = watched(connection, lambda: source.send(connection, target, progress))
         record = connection.request({"op": "seal", "matrix": target.matrix})
         if sent_as != layout:
             record = connection.request(

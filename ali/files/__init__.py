@@ -3,7 +3,7 @@
 Implements ``load_matrix``, ``handle.save``, ``checkpoint`` and ``restore`` of a session.
 """
 
-from ali.files import folders, routines
+from ali.files import folders, routines, stamps
 
 # Renamed, because `PythonLibrary` calls a module's function `load` when it loads the library.
 load_routine = routines.load
@@ -11,7 +11,9 @@ save_routine = routines.save
 inspect_routine = routines.inspect
 begin_folder, end_folder = folders.begin_folder, folders.end_folder
 manifest = folders.manifest
+stamp = stamps.stamp
 
 __all__ = [
     "begin_folder", "end_folder", "inspect_routine", "load_routine", "manifest", "save_routine",
+    "stamp",
 ]  # fmt: skip

@@ -1,0 +1,58 @@
+"""Transfers and the loss of ranks: why a transfer broke, and whether it can be repeated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from alchemist_ray.errors import GroupRecoveredError, TransferError, from_failure
+from alchemist_ray.gang.connection import GangConnection
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import WireError
+
+T = TypeVar("T")
+
+FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
+POLL_INTERVAL_S = 0.05
+NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
+
+
+def watched(connection: GangConnection, transfer: Callable[[], T]) -> T:
+    """Run a transfer. If it breaks because the gang is dying, raise that instead.
+
+    Raises
+    ------
+    GroupRecoveredError
+        If ranks were lost meanwhile and the gang was started again: the transfer can be
+        repeated.
+    """
+    epoch = connection.address.epoch
+    try:
+        return transfer()
+    except (Failure, WireError, OSError, TransferError) as error:
+        known = isinstance(error, TransferError) and error.facts.get("cause") == NODE_FAILED
+        # Another failure is an answer of ranks; those of a later epoch do not know what is sent.
+        known = known or (isinstance(error, Failure) and error.kind != "TransferError")
+        deadline = time.monotonic() + (0.0 if known else FAILURE_NEWS_S)
+        while True:
+            connection.ping(wait=True)  # raises GroupFailedError once it is known
+            if connection.address.epoch != epoch:
+                raise GroupRecoveredError(
+                    "ranks were lost during the transfer, and the gang was started again: repeat it"
+                ) from error
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_INTERVAL_S)
+        if isinstance(error, Failure):
+            raise from_failure(error) from error.__cause__
+        raise
+
+
+def repeated(transfer: Callable[[], T]) -> T:
+    """Run a transfer, and run it again each time ranks are lost meanwhile."""
+    while True:
+        try:
+            return transfer()
+        except GroupRecoveredError:
+            continue

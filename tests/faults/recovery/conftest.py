@@ -1,0 +1,83 @@
+"""A gang that is started again, and what tests need to kill its parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.runtime.driver import find_driver
+from mpi_workers.node.process_control import descendants
+from tests.faults.conftest import assert_clean, left
+from tests.support import traces
+
+BACK_LIMIT_S = 10.0  # from the loss of a rank of a small gang until it answers, on a loaded machine
+
+
+class Recovering:
+    """A session whose gang is started again."""
+
+    def __init__(self, workers: int = 2, max_failures: int = 5, **options: Any) -> None:
+        self.als = AlchemistSession(workers, max_failures=max_failures, **options)
+        self._first = self.als.connection.address.epoch
+
+    @property
+    def ranks(self) -> list[int]:
+        """Process ids of the ranks, once the gang is there."""
+        return [worker.pid for worker in self.als.list_workers()]
+
+    @property
+    def proxy(self) -> int:
+        return traces.parent_of(self.ranks[0])
+
+    @property
+    def endpoint(self) -> int:
+        (found,) = descendants([self.proxy]) - set(self.ranks)
+        return found
+
+    @property
+    def losses(self) -> int:
+        """How often it was started again, as far as this process knows."""
+        return self.als.connection.address.epoch - self._first
+
+    def kill(self, *pids: int, number: int = signal.SIGKILL) -> None:
+        """Kill processes of the gang and wait until they are gone."""
+        for pid in pids or (self.ranks[-1],):
+            os.kill(pid, number)
+        for pid in pids:
+            traces.wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 5)
+
+    def back_s(self, loss: Callable[[], Any]) -> float:
+        """Seconds from a loss until all ranks are there again."""
+        before = self.losses
+        begin = time.monotonic()
+        loss()
+        while self.losses == before:
+            self.als.list_workers()
+            assert time.monotonic() - begin < BACK_LIMIT_S
+            time.sleep(0.005)
+        return time.monotonic() - begin
+
+
+@pytest.fixture
+def clean(cluster: str) -> Iterator[None]:
+    """After the test nothing of its gangs is left."""
+    ray.get(find_driver().prewarm.remote())
+    with AlchemistSession():  # the manager that the process keeps
+        before = left()
+    yield
+    assert_clean(before)
+
+
+@pytest.fixture
+def gang(clean: None) -> Iterator[Recovering]:
+    """Two ranks that may be lost five times."""
+    gang = Recovering()
+    yield gang
+    gang.als.close()

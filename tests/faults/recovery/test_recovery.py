@@ -1,0 +1,357 @@
+"""Gangs with `max_failures` come back after a loss, with their matrices and libraries."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import ali
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import (
+    GroupFailedError,
+    GroupRecoveredError,
+    LibraryNotFoundError,
+    MatrixError,
+    RoutineError,
+    StaleHandleError,
+)
+from alchemist_ray.runtime.logged_command import LoggedCommand
+from mpi_workers.matrix.storage import Storage
+from tests.faults.conftest import inject_and_retry, inject_during, record
+from tests.faults.recovery.conftest import Recovering
+
+pytestmark = pytest.mark.timeout(90, func_only=True)
+
+LIBRARY = Path(__file__).with_name("counting.py")
+X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
+
+
+# --- back ---
+
+
+@pytest.mark.parametrize("part", ["rank", "all ranks", "proxy", "data endpoint", "node leaving"])
+def test_a_gang_comes_back(gang: Recovering, part: str) -> None:
+    A = gang.als.send_matrix(X, name="A")
+    B = gang.als.load_library("linalg").matmul(A, A.T)
+    number = signal.SIGTERM if part == "node leaving" else signal.SIGKILL
+    pids = {
+        "rank": gang.ranks[1:],
+        "all ranks": gang.ranks,
+        "data endpoint": [gang.endpoint],
+    }.get(part, [gang.proxy])
+    before = gang.ranks
+    seconds = gang.back_s(lambda: gang.kill(*pids, number=number))
+    assert gang.losses == 1
+    assert not set(gang.ranks) & set(before)
+    np.testing.assert_array_equal(A.fetch(), X)
+    np.testing.assert_allclose(B.fetch(), X @ X.T)
+    np.testing.assert_allclose(gang.als.matrix("A").fetch(), X)
+    C = gang.als.send_matrix(X)
+    assert C.id > B.id
+    np.testing.assert_allclose((C + A).fetch(), 2 * X)
+    record(f"max_failures: {part} killed", seconds, None, "-")
+
+
+def test_losses_are_counted(gang: Recovering) -> None:
+    other = Recovering(1, max_failures=1)
+    A = other.als.send_matrix(X)
+    other.kill()
+    np.testing.assert_array_equal(A.fetch(), X)
+    outcome = inject_and_retry(other.kill, other.als.list_workers)
+    assert isinstance(outcome.error, GroupFailedError)
+    assert "rank 0" in str(outcome.error)
+    assert "SIGKILL" in str(outcome.error)
+    with pytest.raises(GroupFailedError):
+        A.fetch()
+    other.als.request_workers(1)
+    with pytest.raises(StaleHandleError):
+        A.fetch()
+    other.als.close()
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3"])
+def test_a_wrong_number_of_failures_is_refused(cluster: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="max_failures"):
+        AlchemistSession(1, max_failures=value)
+
+
+def test_a_gang_without_max_failures_ends(clean: None) -> None:
+    gang = Recovering(1, max_failures=0)
+    A = gang.als.send_matrix(X)
+    with pytest.raises(MatrixError, match="max_failures"):
+        gang.als.send_matrix(X, durable=True)
+    gang.kill()
+    with pytest.raises(GroupFailedError):
+        A.fetch()
+    gang.als.close()
+
+
+# --- calls and transfers under way ---
+
+
+def test_a_pure_call_under_way_is_repeated(gang: Recovering) -> None:
+    lib = gang.als.load_library("counting", LIBRARY)
+    A = gang.als.send_matrix(X)
+    rank = gang.ranks[0]
+    outcome = inject_during(lambda: gang.kill(rank), lambda: lib.slow(A, 1.0))
+    assert outcome.error is None
+    np.testing.assert_allclose(outcome.result.fetch(), X + 1)
+    run = inject_during(
+        lambda: gang.kill(gang.ranks[1]),
+        lambda: gang.als.run(lambda comm, A: [time.sleep(1), A.shape][1], A, pure=True),
+    )
+    assert tuple(run.result) == X.shape
+
+
+def test_another_call_under_way_fails_and_changes_nothing(gang: Recovering) -> None:
+    lib = gang.als.load_library("counting", LIBRARY)
+    A = gang.als.send_matrix(X)
+    rank = gang.ranks[0]
+    outcome = inject_during(lambda: gang.kill(rank), lambda: lib.slow_impure(A, 1.0))
+    assert isinstance(outcome.error, GroupRecoveredError)
+    assert "counting.slow_impure" in str(outcome.error)
+    assert "all its matrices (1)" in str(outcome.error)
+    np.testing.assert_array_equal(A.fetch(), X)
+
+
+def test_waiting_calls_of_all_processes_go_on(gang: Recovering) -> None:
+    lib = gang.als.load_library("counting", LIBRARY)
+    A = gang.als.send_matrix(X)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(lib.slow(A, 0.2).fetch())) for _ in range(5)
+    ]
+    later = lib.slow.remote(A, 0.2)
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    gang.kill(gang.ranks[1])
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 5
+    for result in found:
+        np.testing.assert_allclose(result, X + 1)
+    np.testing.assert_allclose(ray.get(later).fetch(), X + 1)
+
+
+@pytest.mark.parametrize("how", ["send", "fetch"])
+def test_a_transfer_under_way_is_repeated(gang: Recovering, how: str) -> None:
+    large = np.arange(16e6).reshape(4000, 4000)
+    A = gang.als.send_matrix([(ray.put(large), 0, 0)])
+    pid = gang.ranks[1]
+    timer = threading.Timer(0.05, gang.kill, [pid])
+    timer.start()
+    if how == "send":
+        np.testing.assert_array_equal(gang.als.send_matrix(large).fetch(), large)
+    for _ in range(3):
+        np.testing.assert_array_equal(A.fetch(), large)
+    timer.join()
+    np.testing.assert_array_equal(A.fetch(), large)
+    assert gang.losses == 1
+
+
+def test_a_handle_in_a_ray_task_goes_on(gang: Recovering) -> None:
+    A = gang.als.send_matrix(X)
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def total(handle: Any) -> float:
+        first = float(handle.fetch().sum())
+        time.sleep(3)  # ranks are lost meanwhile
+        assert float(handle.fetch().sum()) == first
+        return first
+
+    ref = total.remote(A)
+    time.sleep(2)
+    gang.kill(gang.ranks[1])
+    assert ray.get(ref, timeout=60) == X.sum()
+    assert ray.get(total.remote(A), timeout=60) == X.sum()
+
+
+# --- sources ---
+
+
+def test_matrices_are_rebuilt_from_their_sources(gang: Recovering, tmp_path: Path) -> None:
+    als = gang.als
+    np.save(tmp_path / "file.npy", X)
+    large = np.random.default_rng(1).random((1000, 200))
+    vector = np.arange(10.0)
+    handles = {
+        "blocks": (als.send_matrix([(ray.put(X[:30]), 0, 0), (ray.put(X[30:]), 30, 0)]), X),
+        "durable": (als.send_matrix(large, durable=True, layout="MC_MR"), large),
+        "small": (als.send_matrix(vector), vector),
+        "copies": (als.send_matrix(X, layout="STAR_STAR"), X),
+        "file": (als.load_matrix(tmp_path / "file.npy"), X),
+        "created": (als.xp.ones((4, 5)), np.ones((4, 5))),
+        "random": (als.xp.random.normal((20, 3), seed=7), None),
+        "function": (als.run(_made, 5.0), np.full((8, 2), 5.0)),
+        "layout": (als.send_matrix(X).to_layout("STAR_VC"), X),
+    }
+    first = {what: handle.fetch() for what, (handle, _) in handles.items()}
+    gang.kill(gang.ranks[0])
+    for what, (handle, wanted) in handles.items():
+        got = handle.fetch()
+        np.testing.assert_array_equal(got, first[what], err_msg=what)
+        if wanted is not None:
+            np.testing.assert_array_equal(got, wanted, err_msg=what)
+    assert als.run(_made, 6.0).fetch()[0, 0] == 6  # the function is there again
+
+
+def _made(comm: Any, value: float) -> Any:
+    B = ali.context().empty((8, 2), "float64")
+    B.local[...] = value
+    return B
+
+
+def test_a_matrix_that_cannot_be_rebuilt_is_stale_with_the_reason(
+    gang: Recovering, tmp_path: Path
+) -> None:
+    als = gang.als
+    np.save(tmp_path / "file.npy", X)
+    A = als.send_matrix(np.ones((1000, 200)), name="memory")
+    B = A + 1
+    F = als.load_matrix(tmp_path / "file.npy")
+    kept = als.send_matrix(X)
+    np.save(tmp_path / "file.npy", X + 1)
+    gang.kill(gang.ranks[0])
+    np.testing.assert_array_equal(kept.fetch(), X)
+    with pytest.raises(StaleHandleError, match=r"memory .*sent from.*durable=True"):
+        A.fetch()
+    with pytest.raises(StaleHandleError, match="durable=True"):
+        A + 1  # a call finds it too
+    with pytest.raises(StaleHandleError, match=r"matrix \d+.*durable=True"):
+        B.fetch()
+    with pytest.raises(StaleHandleError, match=r"file.npy has changed since"):
+        F.fetch()
+    assert [handle.id for handle in als.list_matrices()] == [kept.id]
+
+
+def test_changes_in_place_are_repeated_in_order(gang: Recovering) -> None:
+    als = gang.als
+    lib = als.load_library("counting", LIBRARY)
+    A = als.send_matrix(X)
+    before = lib.doubled(A)
+    lib.increment(A)
+    between = A * 3
+    A[0, 0] = 9.0
+    als.run(_add, A, 2.0)
+    alias = lib.itself(A)
+    lib.increment(alias, 10.0)  # changes A too
+    del alias
+    wanted = X + 1
+    wanted[0, 0] = 9
+    wanted += 12
+    for _ in range(2):
+        gang.kill(gang.ranks[0])
+        np.testing.assert_allclose(A.fetch(), wanted)
+        np.testing.assert_allclose(before.fetch(), 2 * X)
+        np.testing.assert_allclose(between.fetch(), 3 * (X + 1))
+
+
+def _add(comm: Any, A: Any, value: float) -> None:
+    A.local[...] += value
+
+
+def test_a_call_that_failed_half_way_makes_its_matrix_stale(gang: Recovering) -> None:
+    lib = gang.als.load_library("counting", LIBRARY)
+    A, B = gang.als.send_matrix(X), gang.als.send_matrix(X)
+    with pytest.raises(RoutineError, match="half done"):
+        lib.half(A)
+    gang.kill(gang.ranks[0])
+    np.testing.assert_array_equal(B.fetch(), X)
+    with pytest.raises(StaleHandleError, match="failed may have changed it"):
+        A.fetch()
+
+
+def test_files_are_written_once(gang: Recovering, tmp_path: Path) -> None:
+    lib = gang.als.load_library("counting", LIBRARY)
+    A = gang.als.send_matrix(X)
+    lib.note(str(tmp_path / "notes"), A)
+    A.save(tmp_path / "A.npy")
+    lib.increment(A)
+    (tmp_path / "A.npy").unlink()
+    gang.kill(gang.ranks[0])
+    np.testing.assert_allclose(A.fetch(), X + 1)
+    assert (tmp_path / "notes").read_text() == "line\n"
+    assert not (tmp_path / "A.npy").exists()
+
+
+def test_a_command_that_loses_its_rank_twice_is_not_repeated(
+    gang: Recovering, tmp_path: Path
+) -> None:
+    lib = gang.als.load_library("counting", LIBRARY)
+    A = gang.als.send_matrix(X)
+    trap = tmp_path / "trap"
+    trap.touch()
+    with pytest.raises(GroupRecoveredError, match="lost in 2 runs"):
+        lib.deadly(A, str(trap))
+    assert trap.read_text() == 2 * "death\n"
+    assert gang.losses == 2
+    trap.unlink()
+    B = lib.deadly(A, str(trap))
+    trap.touch()
+    gang.kill(gang.ranks[1])  # repeating it loses rank 0, twice
+    np.testing.assert_array_equal(A.fetch(), X)
+    with pytest.raises(StaleHandleError, match=r"counting.deadly.* lost ranks 2 times"):
+        B.fetch()
+    assert trap.read_text() == 2 * "death\n"
+
+
+def test_unreferenced_matrices_are_not_rebuilt(gang: Recovering) -> None:
+    als = gang.als
+    lib = als.load_library("counting", LIBRARY)
+    A = als.send_matrix(X)
+    B = A + 1
+    for _ in range(20):
+        B = lib.doubled(B) / 2
+    del A
+    gang.kill(gang.ranks[1])
+    np.testing.assert_allclose(B.fetch(), X + 1)
+    assert als.run(_held, pure=True) == [1, 1]
+    log = _history(gang)
+    assert log == 42
+    B.free()
+    assert _history(gang) == 0
+
+
+def _held(comm: Any) -> Any:
+    """How many matrices each rank stores."""
+    (storage,) = [o for o in gc.get_objects() if isinstance(o, Storage)]
+    return comm.allgather(len(storage._entries))
+
+
+def _history(gang: Recovering) -> int:
+    """Commands that the GroupManager remembers."""
+
+    def count(manager: Any) -> int:
+        gc.collect()
+        return sum(isinstance(o, LoggedCommand) for o in gc.get_objects())
+
+    found: int = ray.get(gang.als._manager.actor.__ray_call__.remote(count), timeout=30)
+    return found
+
+
+# --- libraries ---
+
+
+def test_a_library_that_has_changed_is_not_loaded_again(gang: Recovering, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(LIBRARY.read_text())
+    lib = gang.als.load_library("mine", path)
+    A = gang.als.send_matrix(X)
+    B = lib.slow(A, 0.0)
+    path.write_text(LIBRARY.read_text().replace("2 * A.local", "3 * A.local"))
+    gang.kill(gang.ranks[0])
+    np.testing.assert_array_equal(A.fetch(), X)
+    with pytest.raises(StaleHandleError, match="'mine' is another one now"):
+        B.fetch()
+    with pytest.raises(LibraryNotFoundError, match="mine"):
+        lib.doubled(A)
+    assert gang.als.load_library("mine", path).doubled(A).fetch()[0, 0] == 3 * X[0, 0]
