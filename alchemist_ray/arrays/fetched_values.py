@@ -72,7 +72,7 @@ class FetchedValues(MatrixRef):
     def __iter__(self) -> Iterator[Any]:
         """Numbers of a vector, or rows of a matrix, as NumPy's: they are fetched in blocks."""
         if not self.shape:
-            raise TypeError("iteration over a number, an array of shape ()")
+            raise TypeError("cannot iterate over an array of shape ()")
         step = max(1, ITERATED_NBYTES // max(1, self.nbytes // max(1, self.shape[0])))
         for start in range(0, self.shape[0], step):
             yield from self.fetch(slice(start, start + step))

@@ -77,7 +77,7 @@ class Generator:
         first, last = (0, low) if high is None else (low, high)
         last += int(endpoint)
         if first >= last:
-            raise BadArgumentError(f"integers: there are none from {first} to before {last}")
+            raise BadArgumentError(f"integers: the range [{first}, {last}) is empty")
         return self._draw("integers", size, whole=(first, last), dtype=dtype)
 
     def permutation(self, x: Any, axis: int = 0) -> Any:
@@ -132,13 +132,15 @@ class Generator:
         shape = () if size is None else rules.shape_of(size)
         wanted = int(np.prod(shape, dtype=np.int64))
         if not count and wanted:
-            raise BadArgumentError("choice: there is nothing to choose from")
+            raise BadArgumentError("choice: cannot draw from an array without elements")
         if p is not None:
             index = self._by_probability(p, count, shape, replace=replace)
         elif replace:
             index = self.integers(0, max(1, count), shape)
         elif wanted > count:
-            raise ShapeError(f"choice: {wanted} of {count} with replace=False")
+            raise ShapeError(
+                f"choice: cannot draw {wanted} of {count} elements without replacement (replace=False)"
+            )
         else:
             index = self._engine.reshape(self.permutation(count)[:wanted], shape)
         if whole is None:
@@ -148,7 +150,9 @@ class Generator:
             if whole.ndim == 1:
                 return flat.reshape(shape)
             if shape:
-                raise ShapeError("choice: rows in a table would have three dimensions")
+                raise ShapeError(
+                    "choice: the result would have three dimensions; arrays on ranks have up to two"
+                )
             return flat[:, 0] if along else flat[0]
         return whole[:, index] if along else whole[index]
 
@@ -158,7 +162,7 @@ class Generator:
             raise rules.unsupported("choice with p= and replace=False", "leave out p=")
         if probabilities.shape != (count,) or not np.isclose(probabilities.sum(), 1.0):
             raise BadArgumentError(
-                f"choice: p of shape {probabilities.shape} with sum {probabilities.sum():g}; it "
+                f"choice: p has shape {probabilities.shape} and sum {probabilities.sum():g}; it "
                 f"must have {count} probabilities with sum 1"
             )
         edges = np.cumsum(probabilities)

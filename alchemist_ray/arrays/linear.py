@@ -269,7 +269,7 @@ def _vector_norm(
             return engine.reduce("min", size, axis, keepdims=keepdims)
         case int() | float():
             return engine.reduce("sum", size**ord, axis, keepdims=keepdims) ** (1 / ord)
-    raise ShapeError(f"a vector norm with ord={ord!r}: it is a number")
+    raise ShapeError(f"vector_norm: ord={ord!r}; it must be a number")
 
 
 def _squares(size: Any) -> Any:

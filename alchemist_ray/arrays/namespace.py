@@ -120,7 +120,7 @@ class Namespace(_Names):
     def of_version(self, version: str | None) -> Namespace:
         """Itself, if it has that version of the standard."""
         if version is not None and version not in VERSIONS:
-            raise ValueError(f"api_version={version!r}: it can be one of {', '.join(VERSIONS)}")
+            raise ValueError(f"api_version={version!r}: it must be one of {', '.join(VERSIONS)}")
         return self
 
     # --- creation ---

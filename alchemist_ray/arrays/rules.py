@@ -146,7 +146,9 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     except TypeError:
         raise ShapeError(f"shape {shape!r}: it must be integers") from None
     if len(found) > 2 or min(found, default=0) < 0:
-        raise ShapeError(f"shape {shape!r}: arrays on ranks have up to two dimensions, from 0 on")
+        raise ShapeError(
+            f"shape {shape!r}: arrays on ranks have up to two dimensions, and lengths must be >= 0"
+        )
     return found
 
 
