@@ -73,7 +73,7 @@ class Generator:
         dtype: Any = np.int64,
         endpoint: bool = False,
     ) -> Any:
-        """Integers from `low` to before `high`, or to `high`; without `high`, from 0 to `low`."""
+        """Integers in ``[low, high)``, or in ``[0, low)``; `endpoint`: the last one included."""
         first, last = (0, low) if high is None else (low, high)
         last += int(endpoint)
         if first >= last:
@@ -81,7 +81,7 @@ class Generator:
         return self._draw("integers", size, whole=(first, last), dtype=dtype)
 
     def permutation(self, x: Any, axis: int = 0) -> Any:
-        """The numbers below `x`, or the rows of an array, in random order; a copy.
+        """A random permutation of ``range(x)`` or of the rows of an array; a copy.
 
         Notes
         -----
@@ -102,14 +102,14 @@ class Generator:
     def choice(
         self, a: Any, size: Any = None, replace: bool = True, p: Any = None, axis: int = 0
     ) -> Any:
-        """A sample of the numbers below `a`, or of the rows of an array.
+        """A random sample from ``range(a)`` or from the rows of an array.
 
         Parameters
         ----------
         a : int or array
         size : int or tuple of int, optional
         replace : bool
-            Whether the same row may come more than once.
+            Whether a row may be drawn more than once.
         p : sequence of float, optional
             Probabilities of the rows, with `replace`.
         axis : int
@@ -118,7 +118,7 @@ class Generator:
         Raises
         ------
         ShapeError, BadArgumentError
-            If more are wanted than there are, or the probabilities do not fit.
+            If `size` exceeds the number of rows without `replace`, or `p` is invalid.
 
         Notes
         -----
@@ -138,9 +138,7 @@ class Generator:
         elif replace:
             index = self.integers(0, max(1, count), shape)
         elif wanted > count:
-            raise ShapeError(
-                f"choice: cannot draw {wanted} of {count} elements without replacement (replace=False)"
-            )
+            raise ShapeError(f"choice: replace=False cannot draw {wanted} of {count} elements")
         else:
             index = self._engine.reshape(self.permutation(count)[:wanted], shape)
         if whole is None:

@@ -77,7 +77,7 @@ HYDRA = Spelling(
     variable="ALCHEMIST_HYDRA",
     command="mpiexec",
     part="-n {ranks} -host {host}",
-    advice="Hydra serves PMI to MPICH and its ABI relatives: add one to LD_LIBRARY_PATH",
+    advice="Hydra serves PMI to MPICH and MPIs with its ABI: add one to LD_LIBRARY_PATH",
 )
 
 

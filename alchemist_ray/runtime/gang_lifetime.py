@@ -46,7 +46,7 @@ class GangLifetime:
             valid = isinstance(idle_timeout_s, int | float) and not isinstance(idle_timeout_s, bool)
             if not valid or not 0 < idle_timeout_s < math.inf:
                 raise ValueError(
-                    f"idle_timeout_s must be a number of seconds over 0; got {idle_timeout_s!r}"
+                    f"idle_timeout_s must be a number greater than 0; got {idle_timeout_s!r}"
                 )
         return cls(name, lifetime == DETACHED, idle_timeout_s)
 

@@ -62,7 +62,7 @@ class GangOptions:
         positive_int("threads_per_worker", threads_per_worker)
         cpus = float(threads_per_worker if cpus_per_worker is None else cpus_per_worker)
         if cpus <= 0:
-            raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be over 0")
+            raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be greater than 0")
         return cls(
             placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime
         )

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from alchemist_ray.errors import AlchemistError, LaunchError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_request import GangRequest
@@ -103,9 +104,9 @@ class Incarnation:
             stage = self.stage
             await self.release(LaunchError("the gang did not start"))
             raise LaunchError(
-                f"{request.workers} workers did not start in {request.start_timeout_s:.0f} s: "
-                f"the start stopped at: {stage}. All started processes were ended. If the nodes "
-                "are slow, increase start_timeout_s"
+                f"the gang of {counted(request.workers, 'worker')} did not start within "
+                f"{request.start_timeout_s:.0f} s. Last stage: {stage}. All its processes were "
+                "ended. If the nodes are slow, increase start_timeout_s"
             ) from None
         except (RayError, OSError) as error:
             await self.release(LaunchError("the gang did not start"))

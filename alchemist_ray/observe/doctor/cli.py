@@ -19,7 +19,7 @@ from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, Ra
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
 
 USAGE = """\
-Checks every node for common problems of Ray and MPI, and says what to do about each.
+Checks every node for common problems of Ray and MPI, and prints advice for each.
 
   alchemist doctor                          this machine, its Ray cluster or its Slurm job
   alchemist slurm run -- alchemist doctor   in a job: also Ray and gangs
@@ -225,7 +225,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--site", help="site file with expected settings, by name or path")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-ranks", action="store_true", help="start no gang, and no Ray")
-    parser.add_argument("--ranks-per-node", type=int, default=2, metavar="N", help="default: 2")
+    parser.add_argument(
+        "--ranks-per-node", type=int, default=2, metavar="N", help="ranks to start (default: 2)"
+    )
     parser.add_argument(
         "--launcher", default="auto", help="as for AlchemistSession (default: auto)"
     )

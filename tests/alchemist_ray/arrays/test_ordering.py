@@ -282,5 +282,5 @@ def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
         random.choice(A, 41, replace=False)
     with pytest.raises(BadArgumentError, match="sum"):
         random.choice(2, 3, p=[0.5, 0.1])
-    with pytest.raises(BadArgumentError, match="the range .3, [0-9]+. is empty"):
+    with pytest.raises(BadArgumentError, match="the range"):
         random.integers(3, 3)
