@@ -113,7 +113,7 @@ class FetchedValues(MatrixRef):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a matrix that lives on ranks cannot become an array without a copy")
+            raise ValueError("a matrix on ranks cannot become an array without a copy")
         fetched = self.fetch()
         return fetched if dtype is None else fetched.astype(dtype, copy=False)
 

@@ -84,20 +84,18 @@ def matrix_dtype(have: np.dtype[Any], beside: np.dtype[Any] | None = None) -> np
     elif common == np.float16:
         common = np.dtype(np.float32)
     if common.name not in DTYPES:
-        raise DtypeError(
-            f"elements of dtype {have} must be converted: a matrix has one of {', '.join(DTYPES)}"
-        )
+        raise DtypeError(f"dtype {have} is not supported: convert to one of {', '.join(DTYPES)}")
     return common
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """One of the seven. Raises `DtypeError`."""
+    """One of `DTYPES`. Raises `DtypeError`."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise DtypeError(f"{dtype!r} is not a dtype") from None
     if found.name not in DTYPES:
-        raise DtypeError(f"dtype {found}: a matrix has one of {', '.join(DTYPES)}")
+        raise DtypeError(f"dtype {found}: it must be one of {', '.join(DTYPES)}")
     return found
 
 

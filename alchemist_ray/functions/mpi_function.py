@@ -52,7 +52,7 @@ class FunctionOptions:
         """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
         positive_int("num_workers", num_workers)
         if idle_s < 0:
-            raise ValueError(f"idle_s={idle_s}: it cannot be less than 0")
+            raise ValueError(f"idle_s={idle_s}: it must be >= 0")
         gang = GangOptions.checked(
             "own", threads_per_worker, cpus_per_worker, launcher, start_timeout_s
         )

@@ -232,4 +232,4 @@ def named(library: Any) -> str:
         return library.name
     if isinstance(library, str):
         return library
-    raise LibraryError(f"{library!r} is not a library: give the result of load_library")
+    raise LibraryError(f"{library!r} is not a library: pass the result of load_library")

@@ -209,7 +209,7 @@ class Dispatcher:
             job.answer(job.malformed(error))
             return
         if self._waiting >= QUEUE_LIMIT:
-            words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
+            words = f"{QUEUE_LIMIT} commands are waiting: wait until some have ended"
             job.answer(Failure("GroupError", words))
             return
         if (limit_s := job.body.get("timeout_s")) is not None:

@@ -228,7 +228,7 @@ def test_an_invalid_checkpoint_is_not_restored(session: AlchemistSession, tmp_pa
     (tmp_path / "later" / "manifest.json").write_text(later)
     for folder, words in (
         ("none", "No such file"),
-        ("later", "of version 2, and this Alchemist reads 1"),
+        ("later", "format 2; this version of Alchemist reads 1"),
     ):
         for workers in (None, 1):
             with pytest.raises(FileError, match=words):
