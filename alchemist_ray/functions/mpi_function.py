@@ -21,7 +21,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.launchers import AUTO
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.gang_options import START_TIMEOUT_S, GangOptions, positive_int
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 

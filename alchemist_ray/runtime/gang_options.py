@@ -20,6 +20,8 @@ from alchemist_ray.runtime.placement import (
     inherited,
 )
 
+START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
+
 
 @dataclass(frozen=True, slots=True)
 class GangOptions:

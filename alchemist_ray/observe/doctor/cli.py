@@ -17,6 +17,7 @@ from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.observe.doctor import compare, joining, machine, pmi, ranks, report, software
 from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
+from alchemist_ray.runtime.gang_options import START_TIMEOUT_S
 
 USAGE = """\
 Checks every node for common problems of Ray and MPI, and prints advice for each.
@@ -231,7 +232,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--launcher", default="auto", help="as for AlchemistSession (default: auto)"
     )
-    parser.add_argument("--start-timeout", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"time limit of the gang's start (default: {START_TIMEOUT_S:g})",
+    )
     parser.add_argument(
         "--limit",
         type=float,
