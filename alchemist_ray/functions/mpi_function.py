@@ -129,7 +129,7 @@ def mpi_function(
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
     launcher: str = AUTO,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> Callable[[Callable[..., Any]], MpiFunction]: ...
@@ -142,7 +142,7 @@ def mpi_function(
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
     launcher: str = AUTO,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> MpiFunction: ...
@@ -154,7 +154,7 @@ def mpi_function(
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
     launcher: str = AUTO,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
