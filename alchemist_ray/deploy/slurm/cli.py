@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
-from alchemist_ray.deploy.slurm.cluster import RayInJob, RayOptions
+from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.launchers.choice import SETTINGS
