@@ -22,7 +22,7 @@ help:
 	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
 	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; says what it needs)"
-	@echo "make bench   measure against the limits and peers, write benchmarks/README.md's tables"
+	@echo "make bench   measure against the limits and peers, write benchmarks/results"
 	@echo "make image   the container image, by podman"
 	@echo "make env     only set up $(VENV)"
 

@@ -12,7 +12,7 @@ from alchemist_ray.errors import AlchemistError
 from alchemist_ray.version import __version__
 
 FOR_AUTHORS = {
-    "new-library": "write a small library of your own, in C, C++ or Python, with build and test",
+    "new-library": "create a library in C, C++ or Python, with its build and test",
     "include": "print the folder of alchemist.h",
 }
 
@@ -38,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="alchemist", description="Alchemist on Ray")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="show the whole way, from an array to a picture")
+    demo = commands.add_parser(
+        "demo", help="run an example: send an array, compute on MPI ranks, draw a picture"
+    )
     demo.add_argument("--workers", type=int, default=4, help="MPI ranks (default: 4)")
     demo.add_argument("--out", default="out", help="folder for the picture (default: out)")
     for name, what in FOR_AUTHORS.items():
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, what in GANGS.items():
         commands.add_parser(name, help=what, add_help=False)
     for name, system in BATCH.items():
-        commands.add_parser(name, help=f"Ray and gangs in a job of {system}", add_help=False)
+        commands.add_parser(name, help=f"run Ray and gangs in a {system} job", add_help=False)
     if argv and argv[0] in BATCH:
         from alchemist_ray.deploy.slurm import cli as jobs  # noqa: PLC0415
 
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(module.main(argv[1:]))
     options, rest = parser.parse_known_args(argv)
     if options.command in FOR_AUTHORS:
-        # In a process of its own: this side of the project knows nothing of libraries.
+        # In a process of its own: alchemist_ray must not import ali, which needs MPI.
         return subprocess.call([sys.executable, "-m", "ali", *argv])
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -196,7 +196,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         """
         connection = self.connection
         if not isinstance(name, str) or not name:
-            raise LibraryNotFoundError(f"a library's name is a string, not {name!r}")
+            raise LibraryNotFoundError(f"a library's name must be a string, not {name!r}")
         given = None if path is None else str(Path(path).expanduser().absolute())
         described = connection.request({"op": "load", "library": name, "path": given})
         library = Library(connection, described)

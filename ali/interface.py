@@ -134,7 +134,10 @@ class Context:
         """
         owned = len(range(self.rank, m, self.size))
         if local.ndim != 2 or local.shape[0] != owned:
-            raise ValueError(f"rank {self.rank} owns {owned} of {m} rows, not {local.shape}")
+            raise ValueError(
+                f"rank {self.rank} must pass {owned} of the {m} rows; its local array has shape "
+                f"{local.shape}"
+            )
         matrix = self.empty((m, local.shape[1]), local.dtype, "VC_STAR")
         if local.size:
             matrix.local[...] = local

@@ -1,4 +1,4 @@
-"""``make bench``: all benchmarks in one run; tables into README.md, JSON and PNG into results/."""
+"""``make bench``: all benchmarks in one run; tables, JSON and pictures into results/."""
 
 from __future__ import annotations
 

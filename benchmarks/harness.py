@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parent / "README.md"
 BLUE, ORANGE = "#3b7dd8", "#d8743b"
 
 
@@ -111,7 +110,7 @@ class Report:
         return text + "".join(f"\n{note}\n" for note in self.notes)
 
     def save(self) -> None:
-        """Write ``results/<name>.json`` and ``.png``, and the table into the README."""
+        """Write ``.json`` and ``.png``, and the table into ``.md``, in ``results/<name>``."""
         RESULTS.mkdir(exist_ok=True)
         machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
         told = {"name": self.name, "machine": machine, "rows": [asdict(row) for row in self.rows]}
@@ -119,12 +118,10 @@ class Report:
             told["peers"] = [asdict(peer) for peer in self.peers]
         (RESULTS / f"{self.name}.json").write_text(json.dumps(told, indent=1) + "\n")
         self._draw()
+        page = RESULTS / f"{self.name}.md"
         begin, end = f"<!-- {self.name} -->\n", f"<!-- /{self.name} -->"
-        text = README.read_text()
-        if begin in text:
-            before, _, rest = text.partition(begin)
-            after = rest.partition(end)[2]
-            README.write_text(f"{before}{begin}{self.table()}{end}{after}")
+        before, _, rest = page.read_text().partition(begin)
+        page.write_text(f"{before}{begin}{self.table()}{end}{rest.partition(end)[2]}")
 
     def _draw(self) -> None:
         import matplotlib as mpl

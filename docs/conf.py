@@ -23,7 +23,13 @@ version = release
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
-include_patterns = ["docs/**.md", "README.md", "CHANGELOG.md", "**/README.md"]
+include_patterns = [
+    "docs/**.md",
+    "README.md",
+    "CHANGELOG.md",
+    "**/README.md",
+    "benchmarks/results/*.md",
+]
 exclude_patterns = [".*", "build", "out", "ali/templates", "**/__pycache__", "kuberay/overlays"]
 
 # --- Markdown -------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from alchemist_ray.runtime.gang_options import START_TIMEOUT_S
 from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
 
@@ -73,7 +74,7 @@ class EnvConfig:
     port: int | None = None
     sim: Mapping[str, Any] = field(default_factory=dict)
     step_timeout_s: float = 60.0
-    start_timeout_s: float = 60.0
+    start_timeout_s: float = START_TIMEOUT_S
     placement: str | Reservation = "own"
     cpus_per_worker: float | None = None
     max_restarts: int = 10

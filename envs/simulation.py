@@ -345,7 +345,7 @@ class Simulation:
         _rates[self.config.simulator()].add()
         _to_replace[self.config.simulator()] += 1
         if self._session is not None:
-            self._session.kill_workers("a simulation was given up")
+            self._session.kill_workers("its simulation failed")
 
     def _replaces_a_lost_gang(self) -> bool:
         key = self.config.simulator()

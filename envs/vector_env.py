@@ -259,7 +259,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
             )
         by_copy = mask.reshape(self._copies, self._agents)
         if not np.array_equal(by_copy.any(axis=1), by_copy.all(axis=1)):
-            raise ValueError("options['reset_mask'] separates agents of one simulation")
+            raise ValueError("options['reset_mask'] must be equal for all agents of one simulation")
         return np.flatnonzero(by_copy.all(axis=1))
 
     def _given(self, seed: int | Sequence[int | None] | None) -> list[int | None]:

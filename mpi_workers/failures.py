@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+MESSAGE_LIMIT = 32 << 10  # characters that travel: errors of many ranks must fit into one frame
+
 
 class Failure(Exception):
     """An error to report to the user.
@@ -29,7 +31,10 @@ class Failure(Exception):
         self.facts = facts
 
     def to_map(self) -> dict[str, Any]:
-        return {"kind": self.kind, "message": self.message, "facts": self.facts}
+        message, left_out = self.message[:MESSAGE_LIMIT], len(self.message) - MESSAGE_LIMIT
+        if left_out > 0:
+            message += f" ... ({left_out} more characters)"
+        return {"kind": self.kind, "message": message, "facts": self.facts}
 
     @classmethod
     def from_map(cls, fields: dict[str, Any]) -> Failure:

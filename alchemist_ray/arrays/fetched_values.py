@@ -72,7 +72,7 @@ class FetchedValues(MatrixRef):
     def __iter__(self) -> Iterator[Any]:
         """Numbers of a vector, or rows of a matrix, as NumPy's: they are fetched in blocks."""
         if not self.shape:
-            raise TypeError("iteration over a number, an array of shape ()")
+            raise TypeError("cannot iterate over an array of shape ()")
         step = max(1, ITERATED_NBYTES // max(1, self.nbytes // max(1, self.shape[0])))
         for start in range(0, self.shape[0], step):
             yield from self.fetch(slice(start, start + step))
@@ -113,7 +113,7 @@ class FetchedValues(MatrixRef):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a matrix that lives on ranks cannot become an array without a copy")
+            raise ValueError("a matrix on ranks cannot become an array without a copy")
         fetched = self.fetch()
         return fetched if dtype is None else fetched.astype(dtype, copy=False)
 

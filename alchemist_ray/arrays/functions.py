@@ -173,7 +173,7 @@ def _require_matrix(name: str, a: Any) -> None:
 @implements(np.reshape)
 def _reshape(engine: Engine, a: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
     if copy is False:
-        raise ValueError("reshape with copy=False: an array on ranks is copied")
+        raise ValueError("reshape: copy=False is not possible for arrays on ranks")
     return engine.reshape(a, shape)
 
 
@@ -188,7 +188,9 @@ def _squeeze(engine: Engine, a: Any, axis: Any = None) -> Any:
         return engine.reshape(a, [n for n in a.shape if n != 1])
     gone = {rules.axis_index(one, a.ndim) for one in (axis if isinstance(axis, tuple) else (axis,))}
     if any(a.shape[one] != 1 for one in gone):
-        raise ShapeError(f"axis={axis!r} of shape {a.shape}: an axis that goes must have length 1")
+        raise ShapeError(
+            f"squeeze: axis={axis!r} of shape {a.shape}; only axes of length 1 can be removed"
+        )
     return engine.reshape(a, [n for i, n in enumerate(a.shape) if i not in gone])
 
 
@@ -225,7 +227,7 @@ def _column_stack(engine: Engine, tup: Sequence[Any]) -> Any:
 @implements(np.stack)
 def _stack(engine: Engine, arrays: Sequence[Any], axis: int = 0) -> Any:
     if any(len(np.shape(x)) > 1 for x in arrays):
-        raise ShapeError("np.stack of matrices would have three dimensions: np.concatenate them")
+        raise ShapeError("np.stack: the result would have three dimensions; use np.concatenate")
     along = rules.axis_index(axis, len(np.shape(arrays[0])) + 1)
     ndim = len(np.shape(arrays[0])) + 1
     parts = [_with_axes(engine, x, ndim, front=along == 0) for x in arrays]
@@ -299,7 +301,7 @@ def _where(engine: Engine, condition: Any, x: Any = None, y: Any = None, /) -> A
 @implements(np.nonzero)
 def _nonzero(engine: Engine, a: Any) -> tuple[Any, ...]:
     if not a.ndim:
-        raise ShapeError("np.nonzero of a number, an array of shape ()")
+        raise ShapeError("np.nonzero is not defined for an array of shape ()")
     return tuple(engine.call("nonzero", a, axis) for axis in range(a.ndim))
 
 

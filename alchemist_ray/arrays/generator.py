@@ -73,15 +73,15 @@ class Generator:
         dtype: Any = np.int64,
         endpoint: bool = False,
     ) -> Any:
-        """Integers from `low` to before `high`, or to `high`; without `high`, from 0 to `low`."""
+        """Integers in ``[low, high)``, or in ``[0, low)``; `endpoint`: the last one included."""
         first, last = (0, low) if high is None else (low, high)
         last += int(endpoint)
         if first >= last:
-            raise BadArgumentError(f"integers: there are none from {first} to before {last}")
+            raise BadArgumentError(f"integers: the range [{first}, {last}) is empty")
         return self._draw("integers", size, whole=(first, last), dtype=dtype)
 
     def permutation(self, x: Any, axis: int = 0) -> Any:
-        """The numbers below `x`, or the rows of an array, in random order; a copy.
+        """A random permutation of ``range(x)`` or of the rows of an array; a copy.
 
         Notes
         -----
@@ -102,14 +102,14 @@ class Generator:
     def choice(
         self, a: Any, size: Any = None, replace: bool = True, p: Any = None, axis: int = 0
     ) -> Any:
-        """A sample of the numbers below `a`, or of the rows of an array.
+        """A random sample from ``range(a)`` or from the rows of an array.
 
         Parameters
         ----------
         a : int or array
         size : int or tuple of int, optional
         replace : bool
-            Whether the same row may come more than once.
+            Whether a row may be drawn more than once.
         p : sequence of float, optional
             Probabilities of the rows, with `replace`.
         axis : int
@@ -118,7 +118,7 @@ class Generator:
         Raises
         ------
         ShapeError, BadArgumentError
-            If more are wanted than there are, or the probabilities do not fit.
+            If `size` exceeds the number of rows without `replace`, or `p` is invalid.
 
         Notes
         -----
@@ -132,13 +132,13 @@ class Generator:
         shape = () if size is None else rules.shape_of(size)
         wanted = int(np.prod(shape, dtype=np.int64))
         if not count and wanted:
-            raise BadArgumentError("choice: there is nothing to choose from")
+            raise BadArgumentError("choice: cannot draw from an array without elements")
         if p is not None:
             index = self._by_probability(p, count, shape, replace=replace)
         elif replace:
             index = self.integers(0, max(1, count), shape)
         elif wanted > count:
-            raise ShapeError(f"choice: {wanted} of {count} with replace=False")
+            raise ShapeError(f"choice: replace=False cannot draw {wanted} of {count} elements")
         else:
             index = self._engine.reshape(self.permutation(count)[:wanted], shape)
         if whole is None:
@@ -148,7 +148,9 @@ class Generator:
             if whole.ndim == 1:
                 return flat.reshape(shape)
             if shape:
-                raise ShapeError("choice: rows in a table would have three dimensions")
+                raise ShapeError(
+                    "choice: the result would have three dimensions; arrays on ranks have up to two"
+                )
             return flat[:, 0] if along else flat[0]
         return whole[:, index] if along else whole[index]
 
@@ -158,7 +160,7 @@ class Generator:
             raise rules.unsupported("choice with p= and replace=False", "leave out p=")
         if probabilities.shape != (count,) or not np.isclose(probabilities.sum(), 1.0):
             raise BadArgumentError(
-                f"choice: p of shape {probabilities.shape} with sum {probabilities.sum():g}; it "
+                f"choice: p has shape {probabilities.shape} and sum {probabilities.sum():g}; it "
                 f"must have {count} probabilities with sum 1"
             )
         edges = np.cumsum(probabilities)

@@ -133,7 +133,8 @@ def _parsed(engine: Engine, A: Any, key: Any) -> _Parsed:
     if left == 1:
         if len(found) == 2:
             raise rules.unsupported(
-                "None beside an integer", "index first, and then add the axis: A[:, 0][:, None]"
+                "None together with an integer",
+                "index first, and then add the axis: A[:, 0][:, None]",
             )
         return _Parsed(rows, cols, "row" if new[0] == 0 else "column")
     raise rules.unsupported("None for a single element", "use .reshape(1) or .reshape(1, 1)")
@@ -144,7 +145,7 @@ def _expanded(A: Any, key: Any) -> tuple[list[Any], list[int]]:
     keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, one in enumerate(keys) if one is Ellipsis]
     if len(dots) > 1:
-        raise ShapeError("an index has one ellipsis (...) at most")
+        raise ShapeError("an index can have only one ellipsis (...)")
     given = sum(one is not None and one is not Ellipsis for one in keys)
     if given > A.ndim:
         raise ShapeError(f"{given} indices for an array of shape {A.shape}")
@@ -241,7 +242,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
 
 
 def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
-    """Indices from 0 on, for a list of them or a 1-D mask."""
+    """Indices >= 0, from a list of indices or a 1-D mask."""
     given = np.asarray(listed)
     if given.dtype.kind == "b" and given.ndim == 1:
         if given.size != length:

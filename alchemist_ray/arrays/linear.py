@@ -83,15 +83,9 @@ def _lstsq(engine: Engine, a: Any, b: Any, rcond: Any = None) -> Any:
     """Solution, sums of squared residuals, rank and singular values."""
     A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
     B = engine.matrix(b, A)
-    eps = np.finfo(A.dtype if A.dtype.kind in "fc" else np.float64).eps
-    cut = eps * max(A.shape) if rcond is None else rcond
-    S = engine.call("svdvals", A)
-    rank = int((cut * S[0] < S).sum()) if S.size else 0
-    X = engine.call("lstsq", A, B)
+    X, residuals, rank, S = engine.call("least_squares", A, B, rcond=_rcond(rcond, None))
     full = rank == A.shape[1] and A.shape[0] > A.shape[1]
-    lost = abs(B - engine.matmul(A, X)) ** 2
-    residuals = engine.reduce("sum", lost, 0, keepdims=B.ndim == 1) if full else X.reshape(-1)[:0]
-    return X, residuals, rank, S
+    return X, residuals if full else residuals[:0], rank, S
 
 
 @implements(np.linalg.inv)
@@ -269,7 +263,7 @@ def _vector_norm(
             return engine.reduce("min", size, axis, keepdims=keepdims)
         case int() | float():
             return engine.reduce("sum", size**ord, axis, keepdims=keepdims) ** (1 / ord)
-    raise ShapeError(f"a vector norm with ord={ord!r}: it is a number")
+    raise ShapeError(f"vector_norm: ord={ord!r}; it must be a number")
 
 
 def _squares(size: Any) -> Any:

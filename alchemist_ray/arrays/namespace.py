@@ -16,11 +16,11 @@ from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_dispatch import INSTEAD
 from alchemist_ray.arrays.generator import Generator
+from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.gang.connection import GangConnection
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
-DTYPES = ("bool", "int32", "int64", "float32", "float64", "complex64", "complex128")
 _STANDARD = """
     abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_invert bitwise_left_shift
     bitwise_or bitwise_right_shift bitwise_xor ceil conj copysign cos cosh divide equal exp
@@ -120,7 +120,7 @@ class Namespace(_Names):
     def of_version(self, version: str | None) -> Namespace:
         """Itself, if it has that version of the standard."""
         if version is not None and version not in VERSIONS:
-            raise ValueError(f"api_version={version!r}: it can be one of {', '.join(VERSIONS)}")
+            raise ValueError(f"api_version={version!r}: it must be one of {', '.join(VERSIONS)}")
         return self
 
     # --- creation ---

@@ -179,7 +179,7 @@ class ArrayOperators(ArrayMethods):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a number, an array of shape ()")
+            raise TypeError("len() is not defined for an array of shape ()")
         return self.shape[0]
 
     def reshape(self, *shape: Any) -> Any:

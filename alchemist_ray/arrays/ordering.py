@@ -56,7 +56,7 @@ def _nan_place(op: str, worst: float) -> Implementation:
             return engine.reduce(op, a, axis, keepdims=bool(keepdims))
         missing = engine.unary("isnan", a)
         if bool(engine.reduce("any", engine.reduce("all", missing, axis), None)):
-            raise BadArgumentError(f"np.nan{op}: there are only nan along axis {axis}")
+            raise BadArgumentError(f"np.nan{op}: a slice along axis {axis} contains only NaN")
         kept = engine.where(missing, np.asarray(worst, a.dtype), a)
         return engine.reduce(op, kept, axis, keepdims=bool(keepdims))
 
@@ -179,7 +179,7 @@ def _digitize(engine: Engine, x: Any, bins: Any, right: bool = False) -> Any:
     if (steps <= 0).all():
         found = _searchsorted(engine, edges[::-1], x, "left" if right else "right")
         return edges.size - found
-    raise BadArgumentError("np.digitize: bins must rise or fall throughout")
+    raise BadArgumentError("np.digitize: bins must be monotonic")
 
 
 @implements(np.take_along_axis)

@@ -67,7 +67,7 @@ def _outer(engine: Engine, a: Any, b: Any, /) -> Any:
 @implements(np.unstack)
 def _unstack(engine: Engine, x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     if not x.ndim:
-        raise ShapeError("np.unstack of a number, an array of shape ()")
+        raise ShapeError("np.unstack is not defined for an array of shape ()")
     along = rules.axis_index(axis, x.ndim)
     return tuple(x[:, i] if along else x[i] for i in range(x.shape[along]))
 

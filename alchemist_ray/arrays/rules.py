@@ -84,20 +84,18 @@ def matrix_dtype(have: np.dtype[Any], beside: np.dtype[Any] | None = None) -> np
     elif common == np.float16:
         common = np.dtype(np.float32)
     if common.name not in DTYPES:
-        raise DtypeError(
-            f"elements of dtype {have} must be converted: a matrix has one of {', '.join(DTYPES)}"
-        )
+        raise DtypeError(f"dtype {have} is not supported: convert to one of {', '.join(DTYPES)}")
     return common
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """One of the seven. Raises `DtypeError`."""
+    """One of `DTYPES`. Raises `DtypeError`."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise DtypeError(f"{dtype!r} is not a dtype") from None
     if found.name not in DTYPES:
-        raise DtypeError(f"dtype {found}: a matrix has one of {', '.join(DTYPES)}")
+        raise DtypeError(f"dtype {found}: it must be one of {', '.join(DTYPES)}")
     return found
 
 
@@ -146,7 +144,9 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     except TypeError:
         raise ShapeError(f"shape {shape!r}: it must be integers") from None
     if len(found) > 2 or min(found, default=0) < 0:
-        raise ShapeError(f"shape {shape!r}: arrays on ranks have up to two dimensions, from 0 on")
+        raise ShapeError(
+            f"shape {shape!r}: arrays on ranks have up to two dimensions, and lengths must be >= 0"
+        )
     return found
 
 

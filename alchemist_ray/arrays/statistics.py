@@ -40,7 +40,7 @@ def _deviation(op: str) -> Implementation:
     ) -> Any:  # fmt: skip
         less = ddof if correction is None else correction
         if less != int(less) or less < 0:
-            raise BadArgumentError(f"np.{op} with ddof={less}: give a whole number from 0 on")
+            raise BadArgumentError(f"np.{op}: ddof={less}; it must be an integer >= 0")
         return engine.reduce(op, a, axis, keepdims=bool(keepdims), ddof=int(less))
 
     return deviation
@@ -102,8 +102,10 @@ def _diff(
     engine: Engine, a: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None
 ) -> Any:
     whole = engine.matrix(a)
-    if n < 0 or not whole.ndim:
-        raise ShapeError(f"np.diff with n={n} of an array of shape {whole.shape}")
+    if not whole.ndim:
+        raise ShapeError("np.diff is not defined for an array of shape ()")
+    if n < 0:
+        raise BadArgumentError(f"np.diff: n={n}; it must be >= 0")
     along = rules.axis_index(axis, whole.ndim)
     ends = []
     for end in (prepend, append):
@@ -141,7 +143,7 @@ def _quantiles(
         asked = np.asarray(q, np.float64) / (100.0 if name.endswith("percentile") else 1.0)
     along = rules.axis_of(axis, a.ndim)
     if (a.size if along is None else a.shape[along]) == 0 and method != "median":
-        raise ShapeError(f"np.{name} of no elements: the array has shape {a.shape}")
+        raise ShapeError(f"np.{name}: the array has no elements (shape {a.shape})")
     lengths = enumerate(a.shape)
     if keepdims:
         rest = [1 if along in (None, i) else n for i, n in lengths]

@@ -60,8 +60,8 @@ def _check_keywords(name: str, kwargs: dict[str, Any]) -> None:
     if any(out is not None for out in kwargs.get("out") or ()):
         raise rules.unsupported(
             f"np.{name} with out=",
-            "matrices are not written to by expressions: B = A + C makes a new one, and with a "
-            "NumPy array on the left of +=, fetch the handle",
+            "an expression gives a new matrix: write B = A + C; to add to a NumPy array, use "
+            "A.fetch()",
         )
     for key, neutral in (("where", True), ("dtype", None), ("signature", None), ("subok", True)):
         if kwargs.get(key, neutral) is not neutral:

@@ -305,7 +305,7 @@ def to_dataset(
         names = list(handle.columns)
     if names is not None and (len(names) != n or len(set(names)) != n):
         raise ShapeError(
-            f"columns={columns!r}: the matrix has {n} columns, each needs a name of its own"
+            f"columns={columns!r}: they must be {n} different names, one for each column"
         )
     if handle.dtype.kind == "c":
         raise DtypeError(

@@ -21,7 +21,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.launchers import AUTO
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.gang_options import START_TIMEOUT_S, GangOptions, positive_int
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 
@@ -52,7 +52,7 @@ class FunctionOptions:
         """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
         positive_int("num_workers", num_workers)
         if idle_s < 0:
-            raise ValueError(f"idle_s={idle_s}: it cannot be less than 0")
+            raise ValueError(f"idle_s={idle_s}: it must be >= 0")
         gang = GangOptions.checked(
             "own", threads_per_worker, cpus_per_worker, launcher, start_timeout_s
         )
@@ -129,7 +129,7 @@ def mpi_function(
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
     launcher: str = AUTO,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> Callable[[Callable[..., Any]], MpiFunction]: ...
@@ -142,7 +142,7 @@ def mpi_function(
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
     launcher: str = AUTO,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> MpiFunction: ...
@@ -154,7 +154,7 @@ def mpi_function(
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
     launcher: str = AUTO,
-    start_timeout_s: float = 60.0,
+    start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = 10.0,
 ) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:

@@ -47,7 +47,7 @@ def put(gang: str, name: str, data: Data) -> None:
         except OSError as error:
             raise ResourceError(
                 f"cannot write {len(content)} bytes to {folder} on {os.uname().nodename}: "
-                f"{error.strerror}. Send what is large with send_matrix"
+                f"{error.strerror}. Send large arrays with send_matrix"
             ) from error
 
 

@@ -115,8 +115,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(value, ObjectRef):
             if self._refs is None:
                 raise BadArgumentError(
-                    "an ObjectRef inside of an argument, or of what the function refers to, means "
-                    "nothing to a rank: pass it as an argument of its own, or ray.get it first"
+                    "ranks cannot resolve an ObjectRef inside an argument or inside an object that "
+                    "the function uses: pass it as an argument of its own, or ray.get it first"
                 )
             if value not in self._refs:
                 self._refs.append(value)
@@ -140,8 +140,8 @@ def _pickled(
         if at_fault is None:
             raise
         raise BadArgumentError(
-            f"{at_fault()} cannot be pickled: {type(error).__name__}: {error}. Create it inside of "
-            "the function, or pass what it is made from"
+            f"{at_fault()} cannot be pickled: {type(error).__name__}: {error}. Create it inside "
+            "the function, or pass the data from which it is made"
         ) from error
     return file.getvalue()
 

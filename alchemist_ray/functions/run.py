@@ -54,7 +54,7 @@ def run_script(
     except OSError as error:
         raise BadArgumentError(f"run_script cannot read {where}: {error.strerror}") from error
     if isinstance(argv, str | bytes):
-        raise BadArgumentError(f"argv={argv!r}: it is a list of arguments, not one string")
+        raise BadArgumentError(f"argv={argv!r}: it must be a list of arguments, not one string")
     task = {
         "script": True,
         "name": where.name,

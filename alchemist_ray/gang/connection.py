@@ -318,7 +318,7 @@ class GangConnection:
         """The reference, if it is of this incarnation of this gang. Raises `MatrixError`."""
         if ref.session != self.address.session:
             raise MatrixNotFoundError(
-                f"{ref.name} lives in the gang of session {ref.session}, not in that of "
+                f"{ref.name} is in the gang of session {ref.session}, not in that of "
                 f"session {self.address.session}: fetch it there and send it here"
             )
         address = self.address

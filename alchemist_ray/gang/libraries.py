@@ -166,7 +166,9 @@ def checked_timeout(timeout_s: Any) -> float | None:
     if timeout_s is None:
         return None
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
-        raise BadArgumentError(f"timeout_s={timeout_s!r}: it is a number of seconds over 0")
+        raise BadArgumentError(
+            f"timeout_s={timeout_s!r}: it must be a number of seconds greater than 0"
+        )
     return float(timeout_s)
 
 
@@ -230,4 +232,4 @@ def named(library: Any) -> str:
         return library.name
     if isinstance(library, str):
         return library
-    raise LibraryError(f"{library!r} is not a library: give what load_library returned")
+    raise LibraryError(f"{library!r} is not a library: pass the result of load_library")

@@ -175,9 +175,9 @@ def _checked(text: str, where: str) -> dict[str, Any]:
         whole = False
     elif version > VERSION:
         raise FileError(
-            f"{where} is a checkpoint of version {version}, and this Alchemist reads {VERSION}",
+            f"{where} has checkpoint format {version}; this version of Alchemist reads {VERSION}",
             path=where,
         )
     if not whole:
-        raise FileError(f"{where} is no checkpoint, or its {MANIFEST} is damaged", path=where)
+        raise FileError(f"{where} is not a checkpoint, or its {MANIFEST} is damaged", path=where)
     return cast("dict[str, Any]", manifest)

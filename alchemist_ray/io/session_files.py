@@ -94,7 +94,8 @@ class SessionFiles(GangOwner):
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
                 if _is_mask(wanted) and len(cast("Sequence[bool]", wanted)) != length:
                     raise BadArgumentError(
-                        f"{where} has {length} {what}, which is not the number of booleans"
+                        f"{what}= has {len(cast('Sequence[bool]', wanted))} booleans, but {where} "
+                        f"has {length} {what}"
                     )
         if dtype is not None:
             try:

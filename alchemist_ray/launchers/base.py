@@ -56,7 +56,7 @@ class GangPlan:
     token: str = field(repr=False)
     manager: tuple[str, ...]
     keep_bytes: int
-    start_timeout_s: float = 60.0
+    start_timeout_s: float
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ RANGES = re.compile(r"\[([^\]]*)\]")
 def expand(text: str) -> list[str]:
     """Return the names in a list, in order. Raises `ValueError` if it is malformed."""
     if text.count("[") != text.count("]"):
-        raise ValueError(f"{text!r} is not a list of nodes: a bracket is open")
+        raise ValueError(f"{text!r} is not a list of nodes: a bracket is not closed")
     return [name for item in ITEM.findall(text) for name in _names(item)]
 
 

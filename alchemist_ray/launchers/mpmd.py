@@ -61,7 +61,7 @@ PALS = Spelling(
     variable="ALCHEMIST_PALS",
     command="mpiexec --envall --line-buffer",
     part="-n {ranks} --ppn {ranks} --hosts {host} --depth {threads} --cpu-bind none",
-    advice="PALS speaks --pmi=cray (Cray MPICH, the default) or --pmi=pmix: set ALCHEMIST_PALS="
+    advice="PALS supports --pmi=cray (Cray MPICH, the default) or --pmi=pmix: set ALCHEMIST_PALS="
     "'mpiexec --envall --pmi=pmix', and LD_LIBRARY_PATH to the MPI that fits",
 )
 APRUN = Spelling(
@@ -77,7 +77,7 @@ HYDRA = Spelling(
     variable="ALCHEMIST_HYDRA",
     command="mpiexec",
     part="-n {ranks} -host {host}",
-    advice="Hydra serves PMI to MPICH and its ABI relatives: add one to LD_LIBRARY_PATH",
+    advice="Hydra serves PMI to MPICH and MPIs with its ABI: add one to LD_LIBRARY_PATH",
 )
 
 

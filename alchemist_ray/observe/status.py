@@ -132,5 +132,5 @@ def _parser(command: str) -> argparse.ArgumentParser:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds over 0; got {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds greater than 0; got {text}")
     return value

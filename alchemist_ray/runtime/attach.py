@@ -53,7 +53,7 @@ def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
         manager = ray.get_actor(group_name(ref.gang), namespace=NAMESPACE)
         address: GangAddress = ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S)
         if address.session != ref.session:
-            raise SessionError("the manager has the gang of another session now")
+            raise ValueError  # the GroupManager runs the gang of another session now
     except (ValueError, SessionError, GroupFailedError) as error:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened

@@ -40,7 +40,8 @@ class Growth:
         found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
         if found is None:
             raise ResourceError(
-                f"{VARIABLE}={text!r}: it must be the most nodes and each one's CPUs, like 8x4"
+                f"{VARIABLE}={text!r}: it must be the maximum number of nodes and the CPUs of "
+                "each, as in 8x4"
             )
         return cls(int(found[1]), float(found[2]))
 

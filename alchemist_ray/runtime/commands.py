@@ -108,8 +108,8 @@ class Commands:
             if users := self._users(record.holders - {holder}):
                 raise Failure(
                     "MatrixError",
-                    f"{record.name} is not freed: {', '.join(users)} has a handle of it. It can be "
-                    "freed when that program has dropped its handles, or has detached",
+                    f"{record.name} was not freed: {', '.join(users)} still uses it. Free it after "
+                    "that program drops its handles or detaches",
                 )
 
     async def redistribute(self, body: Body, holder: str) -> Body:

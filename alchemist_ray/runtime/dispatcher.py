@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.runtime import effects, output_relay
@@ -21,7 +21,7 @@ from alchemist_ray.runtime.command_table import checked
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands
 from alchemist_ray.runtime.job_queue import JobQueue
 from alchemist_ray.runtime.jobs import Job, late
-from alchemist_ray.runtime.listeners import Listeners
+from alchemist_ray.runtime.listeners import Listeners, NodePeer
 from alchemist_ray.runtime.matrix_locks import MatrixLocks
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
 from alchemist_ray.runtime.outage import NOTICE_S, Outage
@@ -36,13 +36,6 @@ BUSY_NOTICE = (
     "waiting for ranks that are still in a call that failed or was cancelled (up to "
     f"{DRAIN_S:.0f} s, then the gang is ended)"
 )
-
-
-class NodeProxy(NamedTuple):
-    """A peer that is the proxy of a node, of some incarnation."""
-
-    nodes: Nodes
-    number: int
 
 
 class Dispatcher:
@@ -114,7 +107,7 @@ class Dispatcher:
     def _on_hello(self, protocol: FrameProtocol, body: Body, nodes: Nodes) -> Body:
         if body.get("role") == "proxy":
             nodes.joined(body["node"], protocol)
-            protocol.peer = NodeProxy(nodes, body["node"])
+            protocol.peer = NodePeer(nodes, body["node"])
         else:
             protocol.peer = self._processes.joined(body)
             self._connections.add(protocol)
@@ -130,7 +123,7 @@ class Dispatcher:
             self._processes.left(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
-        elif isinstance(peer, NodeProxy):
+        elif isinstance(peer, NodePeer):
             peer.nodes.left(peer.number)
 
     def _forget(self, sender: FrameProtocol) -> None:
@@ -148,11 +141,8 @@ class Dispatcher:
         try:
             peer.nodes.receive(peer.number, frame)
         except Failure as failure:  # of ours: the proxy must not be refused for it
-            self._log(f"a message for the gang could not be sent: {failure.message}")
-
-    @staticmethod
-    def _log(text: str) -> None:
-        output_relay.log([(-1, STDERR, text)])
+            text = f"a message for the gang could not be sent: {failure.message}"
+            output_relay.log([(-1, STDERR, text)])
 
     def _progress(self, body: Body) -> None:
         if self._active is not None and self._active.connection is not None:
@@ -228,7 +218,7 @@ class Dispatcher:
             job.answer(job.malformed(error))
             return
         if len(self._queue) >= QUEUE_LIMIT:
-            words = f"{QUEUE_LIMIT} commands are waiting: wait for some"
+            words = f"{QUEUE_LIMIT} commands are waiting: wait until some have ended"
             job.answer(Failure("GroupError", words))
             return
         if (limit_s := job.body.get("timeout_s")) is not None:

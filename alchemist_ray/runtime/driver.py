@@ -146,7 +146,7 @@ class Driver:
         Raises
         ------
         LaunchError
-            If an agent does not come up in time.
+            If an agent does not start in time.
         """
         self._recover()
         return list(await asyncio.gather(*(self._agent(node_id) for node_id in node_ids)))
@@ -167,7 +167,7 @@ class Driver:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
                     raise LaunchError(
-                        f"the agent of node {node_id[:12]} did not come up in "
+                        f"the agent of node {node_id[:12]} did not start within "
                         f"{AGENT_TIMEOUT_S:.0f} s: {type(error).__name__}. Is the node alive, and "
                         "is alchemist-on-ray installed on it?"
                     ) from error

@@ -41,12 +41,14 @@ class GangLifetime:
         if name is not None:
             name = checked_gang_name(name)
         elif lifetime == DETACHED:
-            raise ValueError(f"lifetime='{DETACHED}' needs a name, by which others attach")
+            raise ValueError(
+                f"lifetime='{DETACHED}' requires name=, by which other programs attach"
+            )
         if idle_timeout_s is not None:
             valid = isinstance(idle_timeout_s, int | float) and not isinstance(idle_timeout_s, bool)
             if not valid or not 0 < idle_timeout_s < math.inf:
                 raise ValueError(
-                    f"idle_timeout_s must be a number of seconds over 0; got {idle_timeout_s!r}"
+                    f"idle_timeout_s must be a number greater than 0; got {idle_timeout_s!r}"
                 )
         return cls(name, lifetime == DETACHED, idle_timeout_s)
 

@@ -20,6 +20,8 @@ from alchemist_ray.runtime.placement import (
     inherited,
 )
 
+START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
+
 
 @dataclass(frozen=True, slots=True)
 class GangOptions:
@@ -65,7 +67,7 @@ class GangOptions:
         positive_int("threads_per_worker", threads_per_worker)
         cpus = float(threads_per_worker if cpus_per_worker is None else cpus_per_worker)
         if cpus <= 0:
-            raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be over 0")
+            raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be greater than 0")
         whole = isinstance(max_failures, int) and not isinstance(max_failures, bool)
         if not whole or max_failures < 0:
             raise ValueError(f"max_failures={max_failures!r}: a whole number, 0 or more")

@@ -26,7 +26,7 @@ from alchemist_ray.runtime import attach as connecting
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_lifetime import PROCESS, GangLifetime
-from alchemist_ray.runtime.gang_options import GangOptions, positive_int
+from alchemist_ray.runtime.gang_options import START_TIMEOUT_S, GangOptions, positive_int
 from alchemist_ray.runtime.gangs import start_named
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.placement import Reservation
@@ -60,7 +60,7 @@ class GangOwner:
         threads_per_worker: int = 1,
         cpus_per_worker: float | None = None,
         launcher: str = AUTO,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = START_TIMEOUT_S,
         progress: bool | None = None,
         output: bool = True,
     ) -> None:

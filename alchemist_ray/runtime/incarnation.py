@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang_cpus import GangCpus
 from alchemist_ray.runtime.gang_request import GangRequest
@@ -102,9 +103,9 @@ class Incarnation:
             stage = self.stage
             await self.release()
             raise LaunchError(
-                f"{request.workers} workers did not start in {request.start_timeout_s:.0f} s: "
-                f"the start stopped at: {stage}. All started processes were ended. If the nodes "
-                "are slow, increase start_timeout_s"
+                f"the gang of {counted(request.workers, 'worker')} did not start within "
+                f"{request.start_timeout_s:.0f} s. Last stage: {stage}. All its processes were "
+                "ended. If the nodes are slow, increase start_timeout_s"
             ) from None
         except (RayError, OSError) as error:
             await self.release()

@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
+from alchemist_ray.runtime.nodes import Nodes
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame
+
+
+class NodePeer(NamedTuple):
+    """A peer that is the proxy of a node, of some incarnation."""
+
+    nodes: Nodes
+    number: int
 
 
 class Listeners:

@@ -66,11 +66,11 @@ class LoadedLibraries:
         users = self._users(known.holders - {holder})
         if known.stamp != stamp and users:
             where = known.stamp[0] or "the shipped library"
-            what = "changed since" if known.stamp[0] == stamp[0] else f"not {stamp[0] or 'shipped'}"
             raise Failure(
                 "LibraryLoadError",
-                f"library {name!r} of this gang is {where}, {what}, and {', '.join(users)} uses "
-                f"it: load yours under another name, load_library('{name}2', path)",
+                f"library {name!r} was not loaded: {', '.join(users)} still uses the version "
+                f"loaded from {where}. Load this one under another name: "
+                f"load_library('{name}2', path)",
             )
         return None
 
@@ -112,7 +112,7 @@ class LoadedLibraries:
 
 
 async def stamp_of(path: str | None) -> Stamp:
-    """What tells one version of a library's file from another."""
+    """Identifies one version of a library's file."""
     if path is None:
         return None, ""
     try:

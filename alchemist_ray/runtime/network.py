@@ -40,8 +40,8 @@ def address_of(patterns: Iterable[str], here: dict[str, str]) -> str:
             if fnmatch.fnmatchcase(name, pattern):
                 return here[name]
     raise JobError(
-        f"no interface {' or '.join(patterns)} (nodes.interface of the site file) on "
-        f"{socket.gethostname()}, which has {', '.join(f'{n} ({a})' for n, a in here.items())}"
+        f"{socket.gethostname()} has no interface {' or '.join(patterns)} (nodes.interface of the "
+        f"site file). It has: {', '.join(f'{n} ({a})' for n, a in here.items())}"
     )
 
 

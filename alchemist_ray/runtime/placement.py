@@ -105,8 +105,8 @@ def _what_to_do() -> str:
     if growth is None:
         return "Stop other work or wait for it"
     return (
-        f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: a longer "
-        "start_timeout_s waits for those on their way"
+        f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: "
+        "increase start_timeout_s to wait for new nodes"
     )
 
 
@@ -134,8 +134,8 @@ def inherited(workers: int, cpus: float) -> Reservation:
     context = ray.get_runtime_context()
     if context.get_task_id() is None and context.get_actor_id() is None:
         raise ResourceError(
-            "placement='inherit' puts the workers into the caller's Ray task or actor, and this "
-            "is neither: use placement='own'"
+            "placement='inherit' starts the workers on the CPUs of the caller's Ray task or "
+            "actor, but the caller is in neither: use placement='own'"
         )
     given = context.get_assigned_resources().get("CPU", 0.0)
     if given + 1e-9 < workers * cpus:

@@ -94,7 +94,7 @@ def check(address: str, facts: ClusterFacts, what: str) -> None:
     """Raise `SessionError` or `AuthError` if this process cannot join a cluster."""
     if facts.wants_token:
         raise AuthError(
-            f"{what} wants a token that this process does not have: set RAY_AUTH_MODE=token and "
+            f"{what} requires a token, and this process has none: set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN_PATH to the file with the cluster's token"
         )
     if facts.error:

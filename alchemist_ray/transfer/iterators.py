@@ -81,7 +81,7 @@ class IteratorSource:
         except TypeError:
             lengths = ()
         if len(lengths) not in (1, 2):
-            raise ShapeError(f"shape={shape!r}: it is (rows, columns), or (elements,)")
+            raise ShapeError(f"shape={shape!r}: it must be (rows, columns) or (elements,)")
         if min(lengths) < 0:
             raise ShapeError(f"shape={shape!r}: a length is negative")
         try:
@@ -90,8 +90,8 @@ class IteratorSource:
             raise DtypeError(f"{wanted!r} is not a dtype") from None
         if isinstance(blocks, np.ndarray | str | bytes | dict) or not isinstance(blocks, Iterable):
             raise ShapeError(
-                f"a {type(blocks).__name__} is not blocks of rows: give an iterable of arrays, or "
-                "send an array with send_matrix"
+                f"send_blocks takes an iterable of arrays, not a {type(blocks).__name__}: send an "
+                "array with send_matrix"
             )
         dtype = chosen_dtype(given, given)
         return cls(blocks, stored_shape(lengths), dtype, {"from": "blocks"}, len(lengths))
@@ -121,7 +121,7 @@ class IteratorSource:
                 times.setdefault(rank, NodeTimes(rank, part.route)).add(part)
         if row < self.shape[0] and self.shape[1]:
             raise IncompleteMatrixError(
-                f"the blocks have {row} rows, and the matrix {self.shape[0]}"
+                f"the blocks have {row} rows in total; shape= has {self.shape[0]}"
             )
         return times
 
@@ -151,7 +151,7 @@ class IteratorSource:
             try:
                 array = np.asarray(block)
             except (ValueError, TypeError) as error:
-                raise ShapeError(f"block {number} is no array: {error}") from None
+                raise ShapeError(f"block {number} is not an array: {error}") from None
             if array.ndim == 1:
                 array = array[:, np.newaxis] if n == 1 else array[np.newaxis, :]
             if array.ndim != 2 or array.shape[1] != n:
@@ -161,7 +161,7 @@ class IteratorSource:
                 )
             if row + len(array) > m:
                 raise ShapeError(
-                    f"block {number} ends at row {row + len(array)}, and the matrix at {m}"
+                    f"block {number} ends at row {row + len(array)}; shape= has {m} rows"
                 )
             try:
                 chosen_dtype(array.dtype, self.dtype)

@@ -6,8 +6,8 @@ ones, and so on. Both conversions send each element once and no positions.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,26 +16,55 @@ from ali.interface import Context
 from ali.linalg import products
 from ali.linalg.views import operand
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
-from mpi_workers.matrix.layout import stored_shape
+
+POOLED_NBYTES = 1 << 20  # 1 MiB: smaller scratch memory is not taken from the pool
+
+
+def scratch(ctx: Context, count: int, dtype: Any) -> Array:
+    """Uninitialised memory for `count` elements of this rank.
+
+    Large blocks come from the pool of matrices: they count as its memory does, and have no page
+    faults if they were used before.
+    """
+    if count * np.dtype(dtype).itemsize < POOLED_NBYTES:
+        return np.empty(count, dtype)
+    return ctx.empty((count * ctx.size,), dtype).local.reshape(-1)
 
 
 def exchange(ctx: Context, parts: Sequence[Array]) -> list[Array]:
     """Send ``parts[r]`` (1-D, of one dtype) to rank r; the parts that the ranks sent here."""
-    received, ends = exchange_joined(ctx, parts)
+    received, ends = exchange_pieces(ctx, np.concatenate(parts), [part.size for part in parts])
     return np.split(received, ends[:-1])
 
 
-def exchange_joined(ctx: Context, parts: Sequence[Array]) -> tuple[Array, Array]:
-    """As `exchange`; the parts are one array, with the index at which each one ends."""
-    counts = np.array([part.size for part in parts], np.int64)
-    theirs = np.empty_like(counts)
-    ctx.comm.Alltoall(counts, theirs)
-    sent = np.concatenate(parts)
-    received = np.empty(int(theirs.sum()), sent.dtype)
+def exchange_pieces(
+    ctx: Context, sent: Array, counts: Sequence[int] | Array, into: Array | None = None
+) -> tuple[Array, Array]:
+    """Cut an array into consecutive pieces, one for each rank, and send them. Collective.
+
+    Parameters
+    ----------
+    sent : ndarray, shape (k,)
+    counts : sequence of int
+        Elements for each rank.
+    into : ndarray, optional
+        Takes the pieces that arrive; exactly as many elements.
+
+    Returns
+    -------
+    received : ndarray
+        The pieces that the ranks sent here, one after another.
+    ends : ndarray of int64
+        Index at which each of them ends.
+    """
+    mine = np.asarray(counts, np.int64)
+    theirs = np.empty_like(mine)
+    ctx.comm.Alltoall(mine, theirs)
     ends = np.cumsum(theirs)
-    ctx.comm.Alltoallv(
-        [sent, (counts, np.cumsum(counts) - counts)], [received, (theirs, ends - theirs)]
-    )
+    total = int(ends[-1])
+    # Some more memory than is needed: so the next exchange, of a like size, can use it again.
+    received = scratch(ctx, total + total // 16, sent.dtype)[:total] if into is None else into
+    ctx.comm.Alltoallv([sent, (mine, np.cumsum(mine) - mine)], [received, (theirs, ends - theirs)])
     return received, ends
 
 
@@ -57,7 +86,7 @@ def contiguous_rows(ctx: Context, A: DistMatrix) -> tuple[Array, int]:
     Returns
     -------
     rows : ndarray, shape (k, n), C-ordered
-        Ranks have ``ceil(m / size)`` rows each, the last ones fewer.
+        A copy. Ranks have ``ceil(m / size)`` rows each, the last ones fewer.
     start : int
     """
     local = np.ascontiguousarray(block(ctx.to_layout(A, "VC_STAR")))
@@ -65,12 +94,13 @@ def contiguous_rows(ctx: Context, A: DistMatrix) -> tuple[Array, int]:
     each = -(-m // size)
     edges = [min(m, each * r) for r in range(size + 1)]
     start, stop = edges[me], edges[me + 1]
+    rows = scratch(ctx, (stop - start) * n, A.dtype).reshape(stop - start, n)
     if size == 1:
-        return local, 0
+        rows[...] = local
+        return rows, 0
     cuts = [-(-(edge - me) // size) if edge > me else 0 for edge in edges]
-    received = exchange(ctx, [local[a:b].reshape(-1) for a, b in itertools.pairwise(cuts)])
-    rows = np.empty((stop - start, n), A.dtype)
-    for source, part in enumerate(received):
+    received, ends = exchange_pieces(ctx, local.reshape(-1), np.diff(cuts) * n)
+    for source, part in enumerate(np.split(received, ends[:-1])):
         mine = rows[(source - start) % size :: size]
         mine[...] = part.reshape(mine.shape)
     return rows, start
@@ -88,13 +118,25 @@ def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int])
     shape : sequence of int
         Of the array.
     """
-    size, me = ctx.size, ctx.rank
+    size = ctx.size
     found = ctx.empty(shape, rows.dtype)
-    m, n = stored_shape(shape)
-    parts = [rows[(r - start) % size :: size].reshape(-1) for r in range(size)]
-    received = exchange_joined(ctx, parts)[0] if size > 1 else rows
+    n = rows.shape[1]
+    if size == 1:
+        found.local[...] = rows.reshape(found.local.shape)
+        return found
+    sent = scratch(ctx, rows.size, rows.dtype)
+    counts, filled = [], 0
+    for r in range(size):
+        piece = rows[(r - start) % size :: size]
+        counts.append(piece.size)
+        sent[filled : filled + piece.size].reshape(piece.shape)[...] = piece
+        filled += piece.size
+    if n == 1:  # the local part is a column, in the order in which pieces arrive
+        exchange_pieces(ctx, sent, counts, found.local.reshape(-1, order="F"))
+        return found
+    received, _ = exchange_pieces(ctx, sent, counts)
     if found.local.size:
-        found.local[...] = received.reshape(len(range(me, m, size)), n)
+        found.local[...] = received.reshape(-1, n)
     return found
 
 

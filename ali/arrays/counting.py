@@ -44,14 +44,20 @@ def bincount(
     Every rank counts its elements in an array of the length of the result; those are summed.
     """
     require(
-        A.ndim == 1, "ShapeError", f"bincount of an array of shape {A.array_shape}: of a vector"
+        A.ndim == 1,
+        "ShapeError",
+        f"bincount: the array has shape {A.array_shape}; it must be a vector",
     )
-    require(A.dtype.kind in "bi", "DtypeError", f"bincount of {A.dtype}: of integers")
+    require(
+        A.dtype.kind in "bi",
+        "DtypeError",
+        f"bincount: elements are {A.dtype}; they must be integers",
+    )
     mine, weight = _with_weights(ctx, "bincount", A, weights)
     mine = mine.astype(np.int64, copy=False)
     ends = np.array([mine.min(initial=0), -mine.max(initial=-1)])
     ends = tree_reduce(ctx.comm, range(ctx.size), ends, np.minimum)
-    require(ends[0] >= 0, "BadArgumentError", f"bincount: {ends[0]} is negative")
+    require(ends[0] >= 0, "BadArgumentError", f"bincount: element {ends[0]} is negative")
     counts = np.bincount(
         mine, weight, max(minlength, 1 - int(ends[1])) if ends[1] < 1 else minlength
     )
@@ -112,7 +118,9 @@ def _with_weights(
     require(
         weights.array_shape == A.array_shape,
         "ShapeError",
-        f"{name}: weights of shape {weights.array_shape} for elements of {A.array_shape}",
+        f"{name}: weights have shape {weights.array_shape}; they must have {A.array_shape}",
     )
-    require(weights.dtype.kind != "c", "DtypeError", f"{name}: complex weights")
+    require(
+        weights.dtype.kind != "c", "DtypeError", f"{name}: weights are complex; they must be real"
+    )
     return mine, ctx.to_layout(weights, A.layout).local.reshape(-1, order="F").astype(np.float64)

@@ -219,7 +219,7 @@ def reduce(
     require(
         reduced > 0 or op not in NEED_ELEMENTS,
         "ShapeError",
-        f"{op} of no elements: an array of shape {A.array_shape} has none along axis {axis}",
+        f"{op}: an array of shape {A.array_shape} has no elements along axis {axis}",
     )
     if op in TRUTH:
         R = _truth(ctx, op, A, along)

@@ -91,8 +91,7 @@ def quantile(
             return with_shape(ctx, replied(ctx, Q), shape)
         rows = ctx.to_layout(work, "VC_STAR")
         columns = [
-            _interpolated(*_selected(ctx, np.array(x), q, method, skip_nan), method)
-            for x in block(rows).T
+            _interpolated(*_selected(ctx, x, q, method, skip_nan), method) for x in block(rows).T
         ]
         values = np.stack(columns, axis=1)
     with np.errstate(all="ignore"):

@@ -72,8 +72,7 @@ def repeat(ctx: Context, A: DistMatrix, repeats: DistMatrix, axis: int | None = 
     require(
         times.size in (1, length) and times.min(initial=0) >= 0,
         "ShapeError",
-        f"repeat: {times.size} numbers of repeats for {length} elements; they must be one or as "
-        "many, from 0 on",
+        f"repeat: repeats has {times.size} elements; it must have 1 or {length}, all >= 0",
     )
     index = [np.arange(n, dtype=np.int64) for n in A.shape]
     index[along] = np.repeat(index[along], times if times.size != 1 else int(times[0]))

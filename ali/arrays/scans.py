@@ -12,6 +12,7 @@ from ali.arrays.contiguous import (
     from_contiguous,
     gathered,
     restored,
+    scratch,
     whole_columns,
 )
 from ali.blocks import block, require_choice
@@ -66,7 +67,8 @@ def cumulative(
                 function.accumulate(block(whole), axis=0, dtype=kind, out=R.local[first:])
             return restored(ctx, R, A, axis)
         local, start = contiguous_rows(ctx, work)
-        sums = function.accumulate(local, axis=0, dtype=kind)
+        sums = local if local.dtype == kind else scratch(ctx, local.size, kind).reshape(local.shape)
+        function.accumulate(local, axis=0, dtype=kind, out=sums)
         totals = gathered(ctx, sums[-1:])
         before = np.concatenate([sums[:0], *totals[: ctx.rank]])
         if len(before):

@@ -14,11 +14,12 @@ import numpy as np
 from ali.arrays.contiguous import (
     canonical,
     contiguous_rows,
-    exchange_joined,
+    exchange_pieces,
     from_contiguous,
     gathered,
     replied,
     restored,
+    scratch,
     whole_columns,
 )
 from ali.arrays.element_order import array_of
@@ -77,6 +78,7 @@ def argsort(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     Notes
     -----
     As `sort`, but elements are first moved to consecutive blocks; indices move with them.
+    Memory: seven copies of the rank's part.
     """
     work = canonical(ctx, A, axis)
     whole = whole_columns(ctx, work)
@@ -94,48 +96,107 @@ def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix
         rows, start = contiguous_rows(ctx, work)
     else:  # equal elements are alike: any block will do
         rows, start = block(ctx.to_layout(work, "VC_STAR")), 0
-    R = ctx.empty(work.shape, np.int64 if ordered else work.dtype)
+    columns = []
     for j in range(work.shape[1]):
-        values, index = sorted_block(ctx, rows[:, j], start if ordered else None)
-        mine = values if index is None else index
+        if ordered:
+            mine = sorted_with_index(ctx, rows[:, j], start)[1]
+        else:
+            mine = merged(ctx, sorted_copy(ctx, rows[:, j]))
         column = from_contiguous(ctx, mine[:, None], start_of(ctx, mine), (work.shape[0],))
+        columns.append(column)
+    if work.shape[1] == 1:
+        return column
+    R = ctx.empty(work.shape, np.int64 if ordered else work.dtype)
+    for j, column in enumerate(columns):
         if R.local.size:
             R.local[:, j] = column.local[:, 0]
     return R
 
 
-def sorted_block(ctx: Context, own: Array, start: int | None) -> tuple[Array, Array | None]:
+def sorted_copy(ctx: Context, own: Array) -> Array:
+    """The elements of this rank's array, sorted."""
+    values = scratch(ctx, own.size, own.dtype)
+    values[...] = own.reshape(-1, order="F")
+    values.sort()
+    return values
+
+
+def merged(ctx: Context, values: Array) -> Array:
+    """This rank's block of the elements of all ranks, each of which gives sorted ones. Collective.
+
+    Returns
+    -------
+    ndarray
+        Sorted; all are at least those of the ranks before.
+    """
+    if ctx.size == 1:
+        return values
+    values, _ = exchange_pieces(ctx, values, _piece_sizes(ctx, values))
+    values.sort()  # as fast as a merge of the runs
+    return values
+
+
+def sorted_with_index(ctx: Context, own: Array, start: int) -> tuple[Array, Array]:
     """This rank's block of the sorted elements of all ranks' blocks. Collective.
 
     Parameters
     ----------
     own : ndarray, shape (k,)
-    start : int or None
-        Index of the first element of this block in the vector, if indices are wanted.
+    start : int
+        Index of the first element of this block in the vector.
 
     Returns
     -------
     values : ndarray
         All are at least those of the ranks before.
-    index : ndarray of int64, or None
+    index : ndarray of int64
         Of these elements in the vector; equal elements are in the order of the vector.
     """
-    index = None
-    if start is None:
-        values = np.sort(own)
-    else:
-        order = np.argsort(own, kind="stable")
-        values, index = own[order], order + start
+    index = stable_order(own)
+    values = own[index]
+    index += start
     if ctx.size == 1:
         return values, index
-    cuts = _cuts(ctx, values)
-    values, _ = exchange_joined(ctx, np.split(values, cuts))
-    if index is None:
-        values.sort()  # as fast as a merge of the runs
-        return values, None
-    index, _ = exchange_joined(ctx, np.split(index, cuts))
-    order = np.argsort(values, kind="stable")  # runs come in the order of the vector
+    counts = _piece_sizes(ctx, values)
+    values, _ = exchange_pieces(ctx, values, counts)
+    index, _ = exchange_pieces(ctx, index, counts)
+    order = np.argsort(values, kind="stable")  # a merge: runs come in the order of the vector
     return values[order], index[order]
+
+
+def stable_order(values: Array) -> Array:
+    """As ``np.argsort(values, kind="stable")``, three times as fast for numbers of 4 and 8 bytes.
+
+    NumPy's default sort has vector instructions, its stable one has not. The order of equal
+    elements is restored by a sort of the indices within each group of them.
+    """
+    if values.dtype.kind not in "if" or not values.size:
+        return np.argsort(values, kind="stable")
+    order = np.argsort(values)
+    differs = _differs(values[order])
+    if not differs.all():
+        group = np.cumsum(differs, dtype=np.int64)
+        if int(group[-1]) >= np.iinfo(np.int64).max // values.size:
+            return np.argsort(values, kind="stable")
+        group *= values.size
+        group += order
+        group.sort()
+        order = group % values.size
+    return order
+
+
+def _differs(values: Array, equal_nan: bool = True) -> Array:
+    """Which of the sorted elements differ from the one before."""
+    found = np.ones(values.size, bool)
+    np.not_equal(values[1:], values[:-1], out=found[1:])
+    if equal_nan and values.dtype.kind in "fc" and values.size and np.isnan(values[-1]):
+        found[1:] &= ~(np.isnan(values[1:]) & np.isnan(values[:-1]))
+    return found
+
+
+def _piece_sizes(ctx: Context, values: Array) -> Array:
+    """How many of this rank's sorted elements each rank gets."""
+    return np.diff([0, *_cuts(ctx, values), values.size])
 
 
 def _cuts(ctx: Context, values: Array) -> list[int]:
@@ -189,10 +250,9 @@ def unique(ctx: Context, A: DistMatrix, equal_nan: bool = True) -> DistMatrix:
     -----
     Every rank finds its own distinct elements; those are sorted as in `sort`.
     """
-    own = np.unique(block(ctx.to_layout(A, "VC_STAR")), equal_nan=equal_nan)
-    values, _ = sorted_block(ctx, own, None)
-    values = values[_firsts(ctx, values, equal_nan)]
-    return _vector(ctx, values)
+    own = sorted_copy(ctx, block(ctx.to_layout(A, "VC_STAR")))
+    values = merged(ctx, own[_differs(own, equal_nan)])
+    return _vector(ctx, values[_firsts(ctx, values, equal_nan)])
 
 
 @routine("values", "indices", "inverse", "counts")
@@ -222,8 +282,7 @@ def unique_all(
     As `argsort` of all elements; each element's number then crosses the network with its position.
     """
     rows, start = contiguous_rows(ctx, A)
-    values, index = sorted_block(ctx, rows.reshape(-1), start * A.shape[1])
-    assert index is not None
+    values, index = sorted_with_index(ctx, rows.reshape(-1), start * A.shape[1])
     first = _firsts(ctx, values, equal_nan)
     numbers = np.cumsum(first, dtype=np.int64) - 1 + start_of(ctx, np.flatnonzero(first))
     inverse = array_of(ctx, numbers, index, A.array_shape)
@@ -235,13 +294,12 @@ def unique_all(
 
 
 def _firsts(ctx: Context, values: Array, equal_nan: bool) -> Array:
-    """Which of this rank's sorted elements differ from the one before; over all ranks."""
+    """As `_differs`, over the sorted elements of all ranks."""
     lasts = np.concatenate([values[:0], *gathered(ctx, values[-1:])[: ctx.rank]])
-    previous = np.concatenate([lasts[-1:], values])
-    differ = previous[1:] != previous[:-1]
-    if equal_nan and values.dtype.kind in "fc":
-        differ &= ~(np.isnan(previous[1:]) & np.isnan(previous[:-1]))
-    return differ if len(lasts) else np.concatenate([np.ones(min(1, values.size), bool), differ])
+    found = _differs(values, equal_nan)
+    if lasts.size and values.size:
+        found[0] = _differs(np.array([lasts[-1], values[0]]), equal_nan)[1]
+    return found
 
 
 def _vector(ctx: Context, mine: Array) -> DistMatrix:

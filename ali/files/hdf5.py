@@ -144,7 +144,7 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
         file.visititems(visit)
         raise Failure(
             "FileError",
-            f"{path} has no data set {name!r}; it has {', '.join(found) or 'none of numbers'}",
+            f"{path} has no data set {name!r}; it has {', '.join(found) or 'no numeric ones'}",
         )
     file.visititems(visit)
     if len(found) == 1:

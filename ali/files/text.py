@@ -128,8 +128,8 @@ def _is_header(fields: list[str], path: str) -> bool:
     if len(fields) > 1 and numbers == [str(j) for j in range(len(numbers))]:
         raise Failure(
             "BadArgumentError",
-            f"{path}: its first line, {','.join(fields[:4])}..., is a row or column numbers as "
-            "pandas writes them: give header=False or header=True",
+            f"{path}: cannot tell whether the first line ({','.join(fields[:4])}...) is data or "
+            "pandas' column numbers: set header=False or header=True",
         )
     return not all(field in MISSING or NUMBER.fullmatch(field) for field in fields)
 

@@ -7,8 +7,8 @@ Create: full, zeros, eye, diag, random_normal, random_uniform. Combine: add, ele
 elementwise_scalar, scale, apply, astype, where. Reduce: sum, mean, var, std, min, max,
 column_stats, norm. Select: slice, take_rows, take_cols, select_rows, select_cols, concatenate,
 triu, tril, diagonal, trace. Multiply: matmul, gram, transpose. Solve: cholesky, solve,
-solve_triangular, lstsq, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest. Decompose: qr,
-svd, truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
+solve_triangular, lstsq, least_squares, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest.
+Decompose: qr, svd, truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
 random_features_ridge, random_features_predict.
 """
 
@@ -34,7 +34,7 @@ from ali.linalg.kernel_regression import (
     random_features_predict,
     random_features_ridge,
 )
-from ali.linalg.orthogonal import lstsq, qr, ridge
+from ali.linalg.orthogonal import least_squares, lstsq, qr, ridge
 from ali.linalg.products import gram, matmul, transpose
 from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var
 from ali.linalg.singular import matrix_rank, pinv, svd, svdvals, truncated_svd
@@ -54,8 +54,8 @@ PURE = True  # no routine has other effects than its results and the matrices in
 __all__ = [
     "add", "apply", "astype", "cholesky", "column_stats", "concatenate", "condest",
     "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise", "elementwise_scalar",
-    "eye", "full", "gram", "inv", "kmeans", "lstsq", "matmul", "matrix_rank", "max", "mean", "min",
-    "norm", "pca", "pinv", "qr", "random_features", "random_features_predict",
+    "eye", "full", "gram", "inv", "kmeans", "least_squares", "lstsq", "matmul", "matrix_rank",
+    "max", "mean", "min", "norm", "pca", "pinv", "qr", "random_features", "random_features_predict",
     "random_features_ridge", "random_normal", "random_uniform", "ridge", "scale", "select_cols",
     "select_rows", "slice", "slogdet", "solve", "solve_triangular", "std", "sum", "svd", "svdvals",
     "take_cols", "take_rows", "trace", "transpose", "tril", "triu", "truncated_svd", "var", "where",

@@ -180,7 +180,7 @@ def search(
             why = (
                 "allow more iterations"
                 if count == max_iterations
-                else "the precision allows no less"
+                else "rounding errors prevent a smaller one"
             )
             raise Failure(
                 "RoutineError",

@@ -10,6 +10,7 @@ from ali.interface import Context, routine
 from ali.linalg.cholesky_qr import cholesky_qr
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.gemm import inner
+from ali.linalg.iterative import column_dots
 from ali.linalg.tsqr import TallQR
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -88,7 +89,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     Returns
     -------
     X : matrix, shape (n, r) or (n,), VC_STAR
-        `matrix_rank` and `svdvals` return the other results of NumPy's lstsq.
+        `least_squares` returns the other results of NumPy's lstsq too.
 
     Raises
     ------
@@ -107,11 +108,56 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     LAPACK's gelsd (the same result); Demmel et al. 2012 (TSQR); Golub, Van Loan, 4th ed., 5.3.3
     (QR of ``[A B]``).
     """
+    return _least_squares(ctx, "lstsq", A, B, rcond)[0]
+
+
+@routine("X", "residuals", "rank", "S", like={"X": "B"}, vectors=("residuals", "S"))
+def least_squares(
+    ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0
+) -> tuple[DistMatrix, DistMatrix, int, DistMatrix]:
+    """`lstsq` with all results of NumPy's, from one factorization.
+
+    Parameters
+    ----------
+    A, B, rcond
+        See `lstsq`.
+
+    Returns
+    -------
+    X : matrix, shape (n, r) or (n,), VC_STAR
+    residuals : vector, shape (r,), real, STAR_STAR
+        ``|A X - B|^2`` of each column, for A of any rank and shape (NumPy returns them only for
+        m > n and A of full rank).
+    rank : int
+        Number of singular values that do not count as zero.
+    S : vector, shape (min(m, n),), real, STAR_STAR
+        Singular values of A, descending.
+
+    Raises
+    ------
+    ShapeError
+        If A and B differ in their numbers of rows.
+    RoutineError
+        If A or B contains NaN or infinity.
+
+    Notes
+    -----
+    As `lstsq`. Residuals are norms of parts of the triangle of ``[A B]``: differences of
+    nearly equal numbers are not formed.
+    """
+    X, residuals, rank, S = _least_squares(ctx, "least_squares", A, B, rcond)
+    return X, ctx.new_replicated(residuals), rank, ctx.new_replicated(S)
+
+
+def _least_squares(
+    ctx: Context, name: str, A: DistMatrix, B: DistMatrix, rcond: float
+) -> tuple[DistMatrix, Array, int, Array]:
+    """X; and on every rank the squares of residuals, the rank and the singular values."""
     (m, n), r = A.shape, B.shape[1]
     require(
         B.shape[0] == m,
         "ShapeError",
-        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
+        f"{name}: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
     )
     dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)
@@ -119,22 +165,30 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     tall = local.conj().T if wide else local
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
-    _refuse_nonfinite(ctx, "lstsq", tall, right)
+    _refuse_nonfinite(ctx, name, tall, right)
     # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
     factors = TallQR(
         ctx.comm, tall if wide else _stacked(tall, right), vectors=wide, overwrite=not wide
     )
     X = np.empty((small, r), dtype)
+    found: tuple[Array, int, Array] | None = None
     if factors.r is not None:
         triangle = factors.r[:small, :small]
         side = right if wide else factors.r[:small, small:]
         u, s, vh = scipy.linalg.svd(triangle.conj().T if wide else triangle, check_finite=False)
         rank = int((s > limit * s[:1].max(initial=0)).sum())
         X[...] = vh[:rank].conj().T @ ((u[:, :rank].conj().T @ side) / s[:rank, None])
+        lost = column_dots(*[u[:, rank:].conj().T @ side] * 2)
+        if not wide:
+            lost += column_dots(*[factors.r[small:, small:]] * 2)
+        found = lost.astype(s.dtype), rank, s
+    found = ctx.comm.bcast(found)
+    assert found is not None
     if wide:
-        return ctx.new_from_rows(factors.times(X if ctx.rank == 0 else None, r, dtype), n)
+        factor = X if ctx.rank == 0 else None
+        return ctx.new_from_rows(factors.times(factor, r, dtype), n), *found
     ctx.comm.Bcast(X)
-    return ctx.new_replicated(X, "VC_STAR")
+    return ctx.new_replicated(X, "VC_STAR"), *found
 
 
 @routine("X", like={"X": "B"})

@@ -184,7 +184,8 @@ def _open(candidate: Candidate) -> Native:
         if loaded.path == path:
             return loaded
         raise OSError(
-            f"these ranks run on {loaded.path} already, and two would mix: request new workers"
+            f"these ranks have already loaded {loaded.path}, and a process cannot load two "
+            "ScaLAPACK libraries: request new workers"
         )
     for file in candidate.files:
         if needed := foreign_mpi(file):

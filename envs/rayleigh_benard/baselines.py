@@ -144,8 +144,8 @@ def evaluate(policy: Policy, seeds: Sequence[int] = SEEDS, **config: Any) -> NDA
 def main(argv: list[str] | None = None) -> int:
     """Print the table of baselines."""
     parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.baselines")
-    parser.add_argument("--episodes", type=int, default=len(SEEDS))
-    parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--episodes", type=int, default=len(SEEDS), help="episodes of each policy")
+    parser.add_argument("--num-workers", type=int, default=1, help="MPI ranks (default: 1)")
     options = parser.parse_args(argv)
     seeds = range(SEEDS[0], SEEDS[0] + options.episodes)
     print("| policy | Nusselt number | last 100 actions | episodes from .. to |")

@@ -198,11 +198,18 @@ def _place(path: str | Path) -> Path:
 def main(argv: list[str] | None = None) -> int:
     """Play an episode and draw it."""
     parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.render")
-    parser.add_argument("--policy", choices=list(POLICIES), default="p")
-    parser.add_argument("--out", type=Path, default=Path("out/rayleigh_benard.gif"))
-    parser.add_argument("--seed", type=int, default=SEEDS[0])
+    parser.add_argument(
+        "--policy", choices=list(POLICIES), default="p", help="policy to show (default: p)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/rayleigh_benard.gif"),
+        help="file: a film (.gif) or a strip of pictures (.png)",
+    )
+    parser.add_argument("--seed", type=int, default=SEEDS[0], help="seed of the episode")
     parser.add_argument("--steps", type=int, default=200, help="number of actions")
-    parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--num-workers", type=int, default=1, help="MPI ranks (default: 1)")
     options = parser.parse_args(argv)
     if options.out.suffix not in (".gif", ".png"):
         parser.error(f"--out {options.out}: it must end with .gif (a film) or .png (a strip)")

@@ -236,12 +236,18 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line, train, print the table."""
     parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.train")
     defaults = Options()
-    parser.add_argument("--minutes", type=float, default=defaults.minutes, help="of training")
+    parser.add_argument(
+        "--minutes", type=float, default=defaults.minutes, help="minutes of training"
+    )
     parser.add_argument("--out", type=Path, default=defaults.out, help="output folder")
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--gangs", type=int, default=defaults.gangs, help="env runners")
+    parser.add_argument("--seed", type=int, default=defaults.seed, help="seed of training")
+    parser.add_argument(
+        "--gangs", type=int, default=defaults.gangs, help="env runners, each with a gang"
+    )
     parser.add_argument("--workers", type=int, default=defaults.workers, help="ranks of a gang")
-    parser.add_argument("--copies", type=int, default=defaults.copies, help="cells per gang")
+    parser.add_argument(
+        "--copies", type=int, default=defaults.copies, help="simulated cells per gang"
+    )
     parser.add_argument("--address", default=None, help="address of a Ray cluster to join")
     options = Options(**vars(parser.parse_args(argv)))
     try:

@@ -79,9 +79,11 @@ class DataEndpoint:
             return
         with self._lock:
             if self._lost is not None:
-                raise Failure("TransferError", f"rank {self._lost} is gone", rank=self._lost)
+                raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
             if len(self._clients) >= MAX_PEERS:
-                raise Failure("ResourceError", f"the data endpoint has {MAX_PEERS} clients")
+                raise Failure(
+                    "ResourceError", f"the data endpoint has {MAX_PEERS} clients, its limit"
+                )
             self._clients.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
@@ -251,7 +253,7 @@ class Client:
         groups = list(row_groups(distribution, [loan.rank for loan in loans], rows))
         _check_size(nbytes, sum(group.size for group in groups) * dtype.itemsize)
         if nbytes > MAX_ROWS_BYTES:
-            raise Failure("TransferError", f"rows of {nbytes} bytes: send them in several frames")
+            raise Failure("TransferError", f"a frame with {nbytes} bytes of rows: send several")
         parts = [loan.part() for loan in loans]
         clock = time.perf_counter()
         received = []

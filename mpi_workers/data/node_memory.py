@@ -158,7 +158,7 @@ class NodeMemory:
         ):
             return value
         known = f"{self.ranks.start} to {self.ranks.stop - 1}"
-        words = f"'ranks' is {reprlib.repr(value)}, not some of the ranks {known} of this node"
+        words = f"'ranks' must name ranks of this node, {known}; got {reprlib.repr(value)}"
         raise Failure("TransferError", words)
 
     def lend(self, matrix: object, ranks: Sequence[int], *, write: bool) -> list[Loan]:

@@ -93,7 +93,7 @@ class RankMemory:
             words = f"'known' must be a list of up to {MAX_KNOWN} segment ids"
             raise Failure("TransferError", words)
         if not _is_int(number) or number in self._leases:
-            raise Failure("TransferError", "a lease needs a new number")
+            raise Failure("TransferError", "this lease number is in use")
         matrix = entry.matrix
         segment = matrix.block.segment
         reply: dict[str, Any] = {
@@ -112,7 +112,7 @@ class RankMemory:
         """End a lease; `tainted`: a process that is lost may still write."""
         lease = self._leases.pop(body.get("lease", 0), None)
         if lease is None:
-            raise Failure("TransferError", "that lease has ended")
+            raise Failure("TransferError", "this lease has ended")
         if body.get("tainted") is True and lease.write:
             lease.block.taint()
         self._storage.count(lease.entry, int(body.get("written", 0)))

@@ -266,8 +266,8 @@ class MatrixWriter(_Transfer):
             if len(group) > 1:
                 raise Failure(
                     "LayoutError",
-                    f"{self._target.distribution.layout} keeps copies: send in another layout, "
-                    "then use to_layout",
+                    f"{self._target.distribution.layout} has copies of elements: send in another "
+                    "layout, then use to_layout",
                 )
             yield group[0]
 

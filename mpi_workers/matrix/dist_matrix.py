@@ -25,7 +25,7 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError:
         raise ValueError(f"{dtype!r} is not a dtype") from None
     if found.name not in DTYPES:
-        raise ValueError(f"dtype {found} cannot be sent; a matrix has one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype {found} cannot be sent; it must be one of {', '.join(DTYPES)}")
     return found
 
 

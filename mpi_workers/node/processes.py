@@ -1,4 +1,4 @@
-"""A node's rank processes: how they are started, watched and killed.
+"""A node's rank processes: how they are started, reaped and killed.
 
 Ranks are forked from this warm, single-threaded process, which the kernel makes their parent, or a
 site's launcher starts them: mpiexec on this node, or srun on all nodes at once. Such ranks find

@@ -150,8 +150,13 @@ class Proxy:
             self._manager.send(Kind.EVENT, {"op": op, "node": self._spec.node, **fields})
 
     def send_reply(self, body: Body) -> None:
-        if self._manager is not None:
+        if self._manager is None:
+            return
+        try:
             self._manager.send(Kind.REPLY, body)
+        except Failure as failure:  # it fitted into the rank's frame, and not into this larger one
+            about = {"seq": body["seq"], "node": self._spec.node}
+            self._manager.send(Kind.REPLY, {**about, "errors": [failure.to_map()], "failed": 1})
 
     # --- PMI ---
 

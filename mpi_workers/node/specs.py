@@ -30,12 +30,12 @@ class ProxySpec:
     kvs_name: str
     threads: int
     keep_bytes: int
+    start_timeout_s: float
     start: list[str] | None = None  # node 0's command that starts all ranks; None: forked
     start_adds: dict[str, str] = field(default_factory=dict)  # to that command's environment
     start_drops: list[str] = field(default_factory=list)  # prefixes of variables it must not get
     start_files: dict[str, str] = field(default_factory=dict)  # texts, by variables for their paths
     start_advice: str = ""  # for an MPI that does not match the launcher
-    start_timeout_s: float = 60.0
     across_nodes: bool = False  # the command starts ranks on other nodes, by daemons of the site
 
     @property
@@ -64,7 +64,7 @@ class RankConfig:
     threads: int
     crowded: bool
     keep_bytes: int
-    start_timeout_s: float = 60.0
+    start_timeout_s: float
     advice: str = ""
     one_node: bool = False  # all ranks of the gang are on this node
 

@@ -71,7 +71,9 @@ class ObjectMessages(MPI.Intracomm):
         if self.rank == root:
             objects = list(sendobj)
             if len(objects) != self.size:
-                raise ValueError(f"scatter of {len(objects)} objects to {self.size} ranks")
+                raise ValueError(
+                    f"scatter needs {self.size} objects, one for each rank; got {len(objects)}"
+                )
             parts = [pickle.dumps(item) for item in objects]
             sizes = np.array([len(part) for part in parts], np.int64)
             self.Scatter(sizes, size, root)
@@ -87,7 +89,9 @@ class ObjectMessages(MPI.Intracomm):
     def alltoall(self, sendobj: Any) -> list[Any]:
         parts = [pickle.dumps(item) for item in sendobj]
         if len(parts) != self.size:
-            raise ValueError(f"alltoall of {len(parts)} objects to {self.size} ranks")
+            raise ValueError(
+                f"alltoall needs {self.size} objects, one for each rank; got {len(parts)}"
+            )
         counts = np.array([len(part) for part in parts], np.int64)
         sizes = np.empty(self.size, np.int64)
         self.Alltoall(counts, sizes)

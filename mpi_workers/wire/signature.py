@@ -159,7 +159,7 @@ class Signature:
                     bound[parameter.name] = coerce(value, parameter.type)
             except TypeError as error:
                 raise self._bad(
-                    f"wants {parameter.name!r} to be of type {parameter.type}, not {error}"
+                    f"requires {parameter.name!r} to be of type {parameter.type}, not {error}"
                 ) from None
         return bound
 

@@ -157,17 +157,21 @@ def least_squares(gang: Gang) -> list[Any]:
         exact = np.dtype("complex128" if used.kind == "c" else "float64")
         A, B = check.distribute(a, layout), check.distribute(b, "MC_MR")
         what = [m, n, dtype, layout, kind]
-        X = linalg.lstsq(check.ctx, A, B)
+        X, lost, ours, values_of = linalg.least_squares(check.ctx, A, B)
+        check.same(check.whole(linalg.lstsq(check.ctx, A, B)), check.whole(X), what)
         S, rank = linalg.svdvals(check.ctx, A), linalg.matrix_rank(check.ctx, A)
         wide, side = a.astype(exact), b.astype(exact)
         limit = max(m, n) * np.finfo(used).eps
         x, _, r, s = np.linalg.lstsq(wide, side, limit)
-        check.true(rank == r, [*what, rank, int(r)])
+        check.true(rank == ours == r, [*what, rank, ours, int(r)])
         smallest = float(s[r - 1]) if r else 1.0
         blow = 20 * (1 + float(s[0]) / smallest) ** 2 * (1 + float(np.abs(x).max()))
         check.close(check.whole(X), x.astype(used), used, [*what, "X"], blow)
         real = used.type(0).real.dtype
         check.close(check.whole(S), s.astype(real), real, [*what, "S"], 50)
+        check.close(check.whole(values_of), s.astype(real), real, [*what, "all S"], 50)
+        squares = (abs(side - wide @ x) ** 2).sum(axis=0).astype(real)
+        check.close(check.whole(lost), squares, real, [*what, "residuals"], 50 * m)
         inverse = np.linalg.pinv(wide, limit)
         check.close(check.whole(linalg.pinv(check.ctx, A)), inverse.astype(used), used, what, blow)
         X = linalg.ridge(check.ctx, A, B, 0.5)

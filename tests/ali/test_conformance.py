@@ -57,6 +57,7 @@ class TestLinalg(LibraryTests):
     sizes = (2, 3, 6)
     cases = (
         *SHARED,
+        Case("least_squares", {"A": A, "B": Y}, [*np.linalg.lstsq(A, Y)]),
         Case("add", {"A": A, "B": A, "beta": -2.0}, [-A]),
         Case("apply", {"op": "abs", "A": A}, [np.abs(A)]),
         Case("astype", {"A": A, "dtype": "float32"}, [A.astype("float32")]),

@@ -113,7 +113,7 @@ def test_several_simulations_of_several_agents(make_vector: Make) -> None:
     np.testing.assert_array_equal(both[3:], one.reset(seed=9)[0])
     actions = np.linspace(-1, 1, 6)[:, None]
     np.testing.assert_array_equal(env.step(actions)[0][3:], one.step(actions[3:])[0])
-    with pytest.raises(ValueError, match="separates agents"):
+    with pytest.raises(ValueError, match="equal for all agents"):
         env.reset(options={"reset_mask": np.arange(6) == 1})
     with pytest.raises(BadActionError, match=r"\(5, 1\); it must be \(6, 1\)"):
         env.step(actions[:5])

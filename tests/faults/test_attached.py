@@ -23,11 +23,13 @@ from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
     GroupFailedError,
+    RoutineError,
     TransferError,
 )
 from alchemist_ray.gang import registry
 from alchemist_ray.runtime import gang_owner
 from alchemist_ray.runtime.names import driver_name, edition
+from mpi_workers.wire.frames import MAP_LIMIT, pack
 
 ROOT = Path(__file__).parents[2]
 THREADS = 8
@@ -201,14 +203,45 @@ def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str) -> None:
     assert "found 1" in said, said
 
 
-def test_an_answer_that_fits_no_frame_is_an_error_of_its_call(als: AlchemistSession) -> None:
-    def much(comm: Any) -> bytes:
-        return b"x" * 1000
-
-    assert als.run(much) == b"x" * 1000
+def test_a_message_that_fits_no_frame_is_an_error_of_its_call(als: AlchemistSession) -> None:
     with pytest.raises(TransferError, match="limit"):
         als.connection.request({"op": "describe", "matrix": 1, "name": "x" * (65 << 20)})
-    assert als.run(much) == b"x" * 1000
+    matrices = [als.send_matrix(np.ones((2, 2))) for _ in range(2)]
+    for matrix in matrices:
+        name = "x" * (40 << 20)
+        als.connection.request({"op": "describe", "matrix": matrix.id, "name": name})
+    with pytest.raises(TransferError, match="the answer to 'list_matrices' cannot be sent"):
+        als.list_matrices()
+    for matrix in matrices:
+        als.connection.request({"op": "describe", "matrix": matrix.id, "name": ""})
+    assert len(als.list_matrices()) >= 2
+
+
+def test_long_messages_of_errors_on_all_ranks_fail_the_call_alone(als: AlchemistSession) -> None:
+    def fail(comm: Any) -> None:
+        raise ValueError("x" * (40 << 20))
+
+    with pytest.raises(RoutineError, match=r"ValueError: xxx.* more characters"):
+        als.run(fail)
+    assert als.run(lambda comm: comm.rank) == 0
+
+
+def test_a_reply_that_fits_the_frame_of_its_rank_alone_fails_its_call_alone(
+    als: AlchemistSession, tmp_path: Path
+) -> None:
+    """The proxy adds the number of its node to a rank's reply."""
+    file = tmp_path / "long.py"
+    file.write_text(
+        "from ali import Context, routine\n"
+        '@routine("text")\n'
+        "def text(ctx: Context, size: int) -> str:\n"
+        '    return "x" * size\n'
+    )
+    library = als.load_library("long", file)
+    empty = len(pack({"seq": 1 << 8, "value": ["x" * (1 << 16)]})) - (1 << 16)
+    with pytest.raises(TransferError, match="limit"):
+        library.text(MAP_LIMIT - empty)
+    assert library.text(3) == "xxx"
 
 
 def test_ctrl_c_in_the_middle_of_a_large_frame_leaves_a_usable_connection(
@@ -239,6 +272,7 @@ def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -
                  runtime_env={{"env_vars": {{"SECRET": "of this job"}}}})
         from alchemist_ray import AlchemistSession
         from alchemist_ray.runtime.names import driver_name, edition
+from mpi_workers.wire.frames import MAP_LIMIT, pack
         with AlchemistSession(1) as als:
             print(driver_name(edition()), als.run(lambda comm: os.environ.get("SECRET")))
     """

@@ -21,8 +21,8 @@ SECRET = "a-secret-of-the-gang"
     [
         DataEndpoints(SECRET, ()),
         GangAddress("g", "s", 1, SECRET, (), (), (), "g.1"),
-        ProxySpec("g", [], SECRET, 0, [1], "h", "kvs", 1, 0),
-        RankConfig(SECRET, "/d", "unix:x", "unix:y", 1, None, 1, False, 0),
+        ProxySpec("g", [], SECRET, 0, [1], "h", "kvs", 1, 0, 30.0),
+        RankConfig(SECRET, "/d", "unix:x", "unix:y", 1, None, 1, False, 0, 30.0),
     ],
     ids=lambda holder: type(holder).__name__,
 )

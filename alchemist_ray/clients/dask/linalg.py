@@ -65,13 +65,13 @@ def _connection(session: Any) -> GangConnection:
 
 
 @contextlib.contextmanager
-def _sent(connection: GangConnection, *arrays: Any) -> Iterator[list[Handle]]:
-    """Send arrays; their matrices are freed at the end of the context."""
+def _sent(connection: GangConnection, *arrays: Any, promote: bool = True) -> Iterator[list[Handle]]:
+    """Send arrays, promoted as by numpy.linalg; they are freed at the end of the context."""
     handles: list[Handle] = []
     try:
         for array in arrays:
             kind = array.dtype.kind
-            small = kind in "biu" or array.dtype.itemsize < 4  # as numpy.linalg promotes them
+            small = promote and (kind in "biu" or array.dtype.itemsize < 4)
             handles.append(
                 send(
                     connection,
@@ -246,14 +246,19 @@ def matmul(a: Any, b: Any, *, session: Any = None) -> Any:
     Returns
     -------
     dask array
-        Of NumPy's shape; its chunks follow the rows of `a` and the columns of `b`.
+        Of NumPy's shape and dtype: products of integers are exact, and wrap as NumPy's do. Its
+        chunks follow the rows of `a` and the columns of `b`.
     """
     a, b = _array(a, "a", (1, 2)), _array(b, "b", (1, 2))
+    dtype = np.result_type(a.dtype, b.dtype)
     connection = _connection(session)
-    with _sent(connection, a, b) as (A, B):
+    # int64 wraps at 2**64: the lower bits of its sums are those of every other integer's.
+    exact = [x.astype("int64") for x in (a, b)] if dtype.kind in "biu" else [a, b]
+    with _sent(connection, *exact, promote=dtype.kind not in "biu") as (A, B):
         C = connection.part(Engine).call("matmul", A, B)
     sides = [(x, axis) for x, axis in ((a, 0), (b, 1)) if x.ndim == 2]
-    return to_dask(C, tuple(_sizes(*side, n) for side, n in zip(sides, C.shape, strict=True)))
+    sizes = tuple(_sizes(*side, n) for side, n in zip(sides, C.shape, strict=True))
+    return to_dask(C, sizes).astype(dtype, copy=False)
 
 
 def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
@@ -276,16 +281,10 @@ def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
     """
     a, b = _array(a), _array(b, "b", (1, 2))
     connection = _connection(session)
-    ranks = connection.part(Engine)
     with _sent(connection, a, b) as (A, B):
-        X = ranks.call("lstsq", A, B)
-        R = ranks.binary("subtract", B, ranks.call("matmul", A, X))
-        squares = ranks.reduce("sum", ranks.unary("abs", R) ** 2, 0, keepdims=R.ndim == 1).fetch()
-        rank = ranks.call("matrix_rank", A)
-        s = ranks.call("svdvals", A)
+        X, squares, rank, s = connection.part(Engine).call("least_squares", A, B)
     x = to_dask(X, -1 if b.ndim == 1 else (-1, _sizes(b, 1, X.shape[1])))
-    residuals = da.from_array(squares, chunks=-1)
-    return x, residuals, da.from_array(np.asarray(int(rank))), to_dask(s, -1)
+    return x, to_dask(squares, -1), da.from_array(np.asarray(int(rank))), to_dask(s, -1)
 
 
 def cholesky(a: Any, lower: bool = False, *, session: Any = None) -> Any:

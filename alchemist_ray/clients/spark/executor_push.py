@@ -189,6 +189,6 @@ def _check_block(
     if block.shape != due:
         raise Failure(
             "ShapeError",
-            f"block {where} has shape {block.shape}; a {m} x {n} matrix in blocks of {down} x "
-            f"{across} needs {due} there",
+            f"block {where} has shape {block.shape}; in a {m} x {n} matrix of {down} x {across} "
+            f"blocks it must have {due}",
         )

@@ -13,6 +13,10 @@ from alchemist_ray.launchers.hostlist import expand
 
 REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 MEBI = 1 << 20
+NOT_IN_A_JOB = (
+    "not inside a Slurm or PBS job (neither SLURM_JOB_ID nor PBS_JOBID is set): get an allocation "
+    "with `salloc -N 2`, or submit with `alchemist slurm submit -N 2 -- ...`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,7 @@ def current(env: Mapping[str, str]) -> Allocation:
         return _pbs(env)
     if "SLURM_JOB_ID" in env:
         return _slurm(env)
-    raise JobError(
-        "not inside a Slurm or PBS job (neither SLURM_JOB_ID nor PBS_JOBID is set): get an "
-        "allocation with `salloc -N 2`, or submit with `alchemist slurm submit -N 2 -- ...`"
-    )
+    raise JobError(NOT_IN_A_JOB)
 
 
 def per_node(text: str) -> list[int]:

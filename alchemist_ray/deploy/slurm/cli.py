@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
-from alchemist_ray.deploy.slurm.cluster import RayInJob, RayOptions
+from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.launchers.choice import SETTINGS
@@ -23,10 +23,10 @@ from alchemist_ray.plural import counted
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 
 USAGE = """\
-Start Ray and its gangs in a job of {system}.
+Run Ray and gangs in a {system} job.
 
   alchemist {name} submit -N 3 -t 30 -- python app.py    submit a job
-  alchemist {name} run -- python app.py                  in a job: Ray, the program, end of Ray
+  alchemist {name} run -- python app.py                  in a job: start Ray, run it, stop Ray
 """
 INSIDE = """\
   alchemist slurm start                                 in a job: start Ray and keep it
@@ -78,16 +78,25 @@ def _parser(system: str) -> argparse.ArgumentParser:
         "--mem", default="", help="memory on each node, in the notation of the batch system"
     )
     submit.add_argument("-p", "--partition", default="", help="partition or queue")
-    submit.add_argument("-A", "--account", default="")
-    submit.add_argument("-q", "--qos", default="")
+    submit.add_argument("-A", "--account", default="", help="account to charge")
+    submit.add_argument("-q", "--qos", default="", help="quality of service")
     submit.add_argument("-J", "--name", default="", help="the job's name (default: the program's)")
     submit.add_argument(
-        "-o", "--option", action="append", default=[], help="further option, as --option=--x=y"
+        "-o",
+        "--option",
+        action="append",
+        default=[],
+        help="further option of the batch system, as --option=--x=y",
     )
     submit.add_argument(
-        "--folder", help="for script, log and token (default: in ~/.alchemist/jobs)"
+        "--folder", help="folder for script, log and token (default: in ~/.alchemist/jobs)"
     )
-    submit.add_argument("--dialect", choices=sites.SCHEDULERS, default=system)
+    submit.add_argument(
+        "--dialect",
+        choices=sites.SCHEDULERS,
+        default=system,
+        help=f"batch system whose directives the script uses (default: {system})",
+    )
     submit.add_argument("--dry-run", action="store_true", help="only print the script")
     submit.set_defaults(do=_submit)
     run = commands.add_parser(
@@ -108,7 +117,9 @@ def _parser(system: str) -> argparse.ArgumentParser:
     listed = commands.add_parser("sites", help="list all known sites")
     listed.set_defaults(do=_sites)
     for command in (run, start):
-        command.add_argument("--cpus-per-node", type=int, help="CPUs for Ray (default: all)")
+        command.add_argument(
+            "--cpus-per-node", type=int, help="CPUs of each node for Ray (default: all)"
+        )
     for command in (submit, run, start):
         command.add_argument(
             "--container", metavar="IMAGE", help="run Ray, the program and the ranks in this image"
@@ -118,7 +129,7 @@ def _parser(system: str) -> argparse.ArgumentParser:
             "--start-timeout",
             type=float,
             metavar="SECONDS",
-            help=f"limit without progress (default: {START_VARIABLE}, or {START_S:.0f})",
+            help=f"time limit without progress (default: {START_VARIABLE}, or {START_S:.0f})",
         )
         command.add_argument(
             "--site", help=f"name or path of a site file (default: {sites.DEFAULT})"
@@ -218,8 +229,7 @@ def _start_s() -> float:
 def _folder() -> JobFolder:
     folder = JobFolder.of(os.environ)
     if folder is None:
-        allocation.current(os.environ)  # raises the error
-        raise JobError("this job has no folder")
+        raise JobError(allocation.NOT_IN_A_JOB)
     return folder
 
 

@@ -1,7 +1,7 @@
 """A node's supervisor: starts Ray on its node of a job, and removes every trace of it.
 
 One process per node, started by a single step of the job. It receives its commands from the keeper
-(`cluster`). When that connection breaks, or the batch system sends SIGTERM, it stops Ray, kills
+(`keeper`). When that connection breaks, or the batch system sends SIGTERM, it stops Ray, kills
 all descendants, and removes the node's folder.
 
     python -m alchemist_ray.deploy.slurm.node '{"keeper": "tcp:10.0.0.1:4000", ...}'

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from alchemist_ray.deploy.slurm.cluster import RayInJob
+from alchemist_ray.deploy.slurm.keeper import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.deploy.slurm.supervisors import step_base
 from alchemist_ray.runtime.batch_job import JobCluster, JobFolder

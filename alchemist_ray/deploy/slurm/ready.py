@@ -33,7 +33,7 @@ def main(address: str, nodes: int, limit_s: float) -> int:
         except (ConnectionError, RuntimeError) as error:  # the head is starting
             found = f"no cluster: {error}"
         time.sleep(POLL_INTERVAL_S)
-    print(f"Ray at {address} has {found}, and no other in {limit_s:.0f} s")
+    print(f"Ray at {address} has {found}; no node joined for {limit_s:.0f} s")
     return 1
 
 

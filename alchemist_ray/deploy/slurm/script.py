@@ -170,7 +170,7 @@ def render(
     if dialect not in SCHEDULERS:
         raise JobError(f"dialect must be one of {', '.join(SCHEDULERS)}; got {dialect!r}")
     if request.nodes < 1:
-        raise JobError(f"{request.nodes} nodes: a job has at least 1")
+        raise JobError(f"--nodes={request.nodes}: it must be at least 1")
     if not command:
         raise JobError("no command: give it after --, as in `-- python app.py`")
     lines = [

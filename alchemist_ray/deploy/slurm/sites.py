@@ -171,8 +171,8 @@ def find(name: str | None = None) -> Path:
         if (path := folder / f"{wanted}.toml").is_file():
             return path
     raise SiteError(
-        f"there is no site {wanted!r}: there are {', '.join(names())}. Name a file of your own by "
-        f"its path, or put it into {OWN}"
+        f"there is no site {wanted!r}; known sites are {', '.join(names())}. Name a file of your "
+        f"own by its path, or put it into {OWN}"
     )
 
 
@@ -219,7 +219,9 @@ def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dic
         full = f"{table}{key}"
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {table}{near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = (
+                f"did you mean {table}{near[0]}?" if near else f"known keys are {', '.join(known)}"
+            )
             raise SiteError(f"{where}: unknown key {full!r}; {hint}")
         found[key] = _value(types[key], value, where, full)
     return found

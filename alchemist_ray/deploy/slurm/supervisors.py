@@ -82,7 +82,9 @@ class Supervisors:
         words = [sys.executable, "-m", "alchemist_ray.deploy.slurm.node", json.dumps(asdict(task))]
         command = [*self._once_per_node(), *words]
         if shutil.which(command[0]) is None:
-            raise JobError(f"there is no program {command[0]!r}, which starts a step on every node")
+            raise JobError(
+                f"starting a step on every node needs the program {command[0]!r}, which is not here"
+            )
         with open(self._folder.path / "nodes.log", "wb") as out:
             self._step = subprocess.Popen(
                 command,

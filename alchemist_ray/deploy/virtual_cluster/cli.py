@@ -51,11 +51,16 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, required=True, help="folder to write to")
     made.set_defaults(do=_image)
     render = verbs.add_parser("render", help="print libvirt's definitions")
-    render.add_argument("--hosts", type=int, default=1)
+    render.add_argument("--hosts", type=int, default=1, help="number of hosts (default: 1)")
     render.add_argument(
         "--cells", help="a host's cores by NUMA node, 0-15;16-31 (default: this one's)"
     )
-    render.add_argument("--folder", type=Path, default=Path("/run/alchemist"), help="on the host")
+    render.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("/run/alchemist"),
+        help="folder on the host for definitions and settings",
+    )
     render.add_argument(
         "--settings", action="store_true", help="print the guests' settings instead"
     )
@@ -75,10 +80,16 @@ def _parser() -> argparse.ArgumentParser:
                 kind = int if field.name == "cpus" else type(default)
                 verb.add_argument(f"--{field.name}", type=kind, default=default, help=shown)
         verb.add_argument("--memory", default="8G", help="memory of each guest (default: 8G)")
-        verb.add_argument("--emulate", action="store_true", help="without KVM: slow")
-        verb.add_argument("--no-huge-pages", action="store_true")
+        verb.add_argument(
+            "--emulate", action="store_true", help="emulate the guests even if KVM works (slow)"
+        )
+        verb.add_argument(
+            "--no-huge-pages", action="store_true", help="use ordinary pages for guests' memory"
+        )
     down = verbs.add_parser("down", help="end the guests and remove everything")
-    down.add_argument("--name", default=Options().name)
+    down.add_argument(
+        "--name", default=Options().name, help=f"cluster to end (default: {Options().name})"
+    )
     down.set_defaults(do=_down)
     return parser
 

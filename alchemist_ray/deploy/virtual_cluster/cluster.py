@@ -110,10 +110,10 @@ def _wait_up(
             return
         if keeper.poll() is not None:
             said = (folder / LOG).read_text(errors="replace").strip()[-1500:]
-            raise JobError(f"the process that holds the guests ended ({keeper.returncode}): {said}")
+            raise JobError(f"the process that runs the guests ended ({keeper.returncode}): {said}")
         if time.monotonic() > end:
             late = [n for n, (state, _) in enumerate(states) if state != "up"]
-            raise JobError(f"hosts number {late} have not started their guests in {limit_s:.0f} s")
+            raise JobError(f"hosts {late} did not start their guests within {limit_s:.0f} s")
         time.sleep(POLL_INTERVAL_S)
 
 

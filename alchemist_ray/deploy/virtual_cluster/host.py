@@ -128,8 +128,8 @@ class Host:
         there = self.hypervisor.names().intersection(guest.name for guest in guests)
         if there:
             raise JobError(
-                f"{', '.join(sorted(there))} run already: `alchemist virtual-cluster down`, "
-                "or another --name"
+                f"{', '.join(sorted(there))} already running: end with `alchemist "
+                "virtual-cluster down`, or choose another --name"
             )
         for guest in guests:
             config = self._own / f"{guest.name}.conf"

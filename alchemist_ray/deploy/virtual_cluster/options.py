@@ -77,8 +77,8 @@ class Options:
         room = self.net.num_addresses - self.first - 1
         if self.hosts * self.guests > room:
             raise ValueError(
-                f"{self.hosts * self.guests} guests from number {self.first} on do not fit into "
-                f"{self.network}"
+                f"{self.hosts * self.guests} guests, the first at address {self.first}, do not fit "
+                f"into {self.network}"
             )
 
     @property

@@ -52,7 +52,7 @@ def parse(text: str) -> tuple[Cell, ...]:
         raise ValueError(f"{text!r}: write cores by NUMA node as in 0-15;16-31") from None
     cpus = [cpu for cell in cells for cpu in cell.cpus]
     if not cpus or len(set(cpus)) < len(cpus):
-        raise ValueError(f"{text!r}: give at least one core, and each core in one NUMA node")
+        raise ValueError(f"{text!r}: give at least one core, and each core only once")
     return cells
 
 

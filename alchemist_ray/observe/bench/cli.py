@@ -68,7 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--workers", type=int, help="MPI ranks (default: one for each core)")
     check.add_argument("--label", default=os.uname().nodename, help="name of the result")
     check.add_argument("--json", action="store_true", help="print JSON, for --compare and programs")
-    check.add_argument("--seconds", type=float, default=hpc.SECONDS, help="a fifth of the run time")
+    check.add_argument(
+        "--seconds",
+        type=float,
+        default=hpc.SECONDS,
+        help=f"for the products; the run takes five times as long (default: {hpc.SECONDS:g})",
+    )
     check.add_argument("--launcher", default="auto", help="as for AlchemistSession (default: auto)")
     check.add_argument("--compare", nargs="+", type=Path, default=[], metavar="FILE",
                        help="one result to compare with, or two to compare")  # fmt: skip

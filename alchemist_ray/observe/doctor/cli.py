@@ -17,9 +17,10 @@ from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.observe.doctor import compare, joining, machine, pmi, ranks, report, software
 from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
+from alchemist_ray.runtime.gang_options import START_TIMEOUT_S
 
 USAGE = """\
-Checks every node for common problems of Ray and MPI, and says what to do about each.
+Checks every node for common problems of Ray and MPI, and prints advice for each.
 
   alchemist doctor                          this machine, its Ray cluster or its Slurm job
   alchemist slurm run -- alchemist doctor   in a job: also Ray and gangs
@@ -225,11 +226,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--site", help="site file with expected settings, by name or path")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-ranks", action="store_true", help="start no gang, and no Ray")
-    parser.add_argument("--ranks-per-node", type=int, default=2, metavar="N", help="default: 2")
+    parser.add_argument(
+        "--ranks-per-node", type=int, default=2, metavar="N", help="ranks to start (default: 2)"
+    )
     parser.add_argument(
         "--launcher", default="auto", help="as for AlchemistSession (default: auto)"
     )
-    parser.add_argument("--start-timeout", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"time limit of the gang's start (default: {START_TIMEOUT_S:g})",
+    )
     parser.add_argument(
         "--limit",
         type=float,

@@ -78,11 +78,11 @@ def open_mpi(expected: Expected) -> Iterator[Finding]:
         if re.search(r"open ?mpi|open-?rte", text, re.I) and "unrecognized" not in text:
             yield Finding(
                 check, WARN, f"{program} belongs to Open MPI",
-                "gangs use MPICH and its ABI relatives, and refuse libraries that are built with "
+                "gangs use MPICH or an MPI with its ABI, and refuse libraries that are built with "
                 f"Open MPI: put MPICH's {name} first on PATH (Python's environment has one)",
             )  # fmt: skip
             return
-    yield Finding(check, OK, "MPICH or a relative, or none")
+    yield Finding(check, OK, "MPICH, an MPI with MPICH's ABI, or none")
 
 
 def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]:

@@ -59,7 +59,7 @@ def stale(expected: Expected) -> Iterator[Finding]:
         "leftovers in /dev/shm", WARN,
         f"{counted(len(found), 'segment')} that no process has open, "
         f"{readable(sum(found.values()))}: {shown}",
-        f"`rm {prefixes}`, if no job of yours runs there in a container of its own",
+        f"`rm {prefixes}`, unless a job of yours runs there in a container",
     )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
     elif ray_address.startswith("127.") and peers > 1:
         yield Finding(check, BAD, f"{message}: no other node can reach it there", fix)
     elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in expected.interface):
-        yield Finding(check, BAD, f"{message}; the site {expected.site} wants {wanted}", fix)
+        yield Finding(check, BAD, f"{message}; the site {expected.site} requires {wanted}", fix)
     elif quicker:
         yield Finding(check, WARN, f"{message}; {', '.join(quicker)} is faster", fix)
     else:

@@ -170,7 +170,8 @@ def network(
     if expected.interface and wrong and not fabrics:
         return [
             Finding(
-                check, WARN, f"{message}; the site {expected.site} wants {expected.interface[0]}",
+                check, WARN,
+                f"{message}; the site {expected.site} requires {expected.interface[0]}",
                 "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
                 "the site "
                 "file)",

@@ -44,7 +44,7 @@ def mpi_library(expected: Expected) -> Iterator[Finding]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         yield Finding(
-            check, BAD, f"importing mpi4py takes over {MPI_TIMEOUT_S:g} s",
+            check, BAD, f"importing mpi4py takes more than {MPI_TIMEOUT_S:g} s",
             "the file system with Python may hang: copy the environment to the node's own disk",
         )  # fmt: skip
         return

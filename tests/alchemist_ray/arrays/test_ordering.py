@@ -193,8 +193,8 @@ def test_refusals_say_what_to_do(session: AlchemistSession) -> None:
         (lambda: np.quantile(A, 0.5, method="inverted_cdf"), "linear"),
         (lambda: np.interp(A, [0], [1], period=3), "%"),
         (lambda: np.quantile(A, [0.1, 0.2], 0, keepdims=True), "two dimensions"),
-        (lambda: np.digitize(A, [0, 2, 1]), "rise or fall"),
-        (lambda: np.nanargmax(A * np.nan), "only nan"),
+        (lambda: np.digitize(A, [0, 2, 1]), "must be monotonic"),
+        (lambda: np.nanargmax(A * np.nan), "only NaN"),
     ]:  # fmt: skip
         with pytest.raises((BadArgumentError, ShapeError), match=words):
             work()  # type: ignore[no-untyped-call]
@@ -282,5 +282,5 @@ def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
         random.choice(A, 41, replace=False)
     with pytest.raises(BadArgumentError, match="sum"):
         random.choice(2, 3, p=[0.5, 0.1])
-    with pytest.raises(BadArgumentError, match="none from 3"):
+    with pytest.raises(BadArgumentError, match="the range"):
         random.integers(3, 3)

@@ -39,7 +39,7 @@ def test_a_reduction(
         try:
             expected = getattr(a, what)(axis=axis, keepdims=keepdims)
         except ValueError:
-            with pytest.raises(ShapeError, match="of no elements"):
+            with pytest.raises(ShapeError, match="no elements"):
                 getattr(A, what)(axis=axis, keepdims=keepdims)
             return
     if function:

@@ -144,6 +144,35 @@ def test_solve_is_dasks(right: np.ndarray[Any, Any]) -> None:
         linalg.solve(x, b, assume_a="sym")
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("int64", "int64"), ("int32", "int64"), ("int16", "int16"), ("uint8", "int8"),
+        ("uint64", "uint64"), ("bool", "bool"), ("bool", "int32"), ("int8", "float32"),
+        ("int64", "float32"), ("float16", "float16"), ("int32", "complex64"),
+    ],
+)  # fmt: skip
+def test_matmul_has_numpys_dtype_and_wraps_as_numpy(left: str, right: str) -> None:
+    def extreme(dtype: str, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        if np.dtype(dtype).kind not in "iu":
+            return (RNG.standard_normal(shape) > 0).astype(dtype)
+        limits = np.iinfo(dtype)
+        return RNG.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+
+    a, b = extreme(left, (9, 6)), extreme(right, (6, 4))
+    with np.errstate(over="ignore"):
+        expected = a @ b
+    ours = linalg.matmul(chunked(a, 4, 3), chunked(b, 3, 2))
+    found = ours.compute()
+    assert ours.dtype == found.dtype == expected.dtype
+    if found.dtype.kind in "biu":
+        np.testing.assert_array_equal(found, expected)
+        dasks = da.matmul(chunked(a, 9, 6), chunked(b, 6, 4)).compute()
+        np.testing.assert_array_equal(found, dasks.astype(expected.dtype))
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_integers_are_promoted_as_numpy_does() -> None:
     whole = RNG.integers(-9, 9, (20, 4), dtype=np.int16)
     u, s, v = linalg.svd(chunked(whole, 5, -1))

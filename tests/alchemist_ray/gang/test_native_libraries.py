@@ -61,7 +61,7 @@ def test_a_c_routine_that_fails_fails_its_call_alone(
         assert lib.count() > 0
     with pytest.raises(BadArgumentError, match="no such luck"):
         lib.fail(how="refuse")
-    with pytest.raises(BadArgumentError, match="wants 'rank' to be of type int"):
+    with pytest.raises(BadArgumentError, match="requires 'rank' to be of type int"):
         lib.fail("one")
     with pytest.raises(NoSuchRoutineError, match=r"it has .*coordinates"):
         lib.nothing()

@@ -13,7 +13,7 @@ from mpi_workers.node.specs import RANK_PROGRAM
 
 def plan(*ranks: int) -> GangPlan:
     nodes = tuple(NodePlan(f"node{i}", f"10.0.0.{i}", n) for i, n in enumerate(ranks))
-    return GangPlan("g1", nodes, 2, "secret", ("unix:/x", "tcp:10.0.0.0:1"), 1 << 20)
+    return GangPlan("g1", nodes, 2, "secret", ("unix:/x", "tcp:10.0.0.0:1"), 1 << 20, 30.0)
 
 
 def test_pmi_gives_each_node_its_ranks() -> None:

@@ -47,7 +47,7 @@ def test_ranks_that_are_alone_or_on_another_mpi_are_named(message: list[dict[str
     assert (moved.status, moved.node) == (WARN, "far")
     wanted = judged(message, Expected("ours", (), "/vendor/libmpi.so.12"))["MPI of the ranks"]
     assert wanted.status == BAD
-    assert "the site ours wants /vendor/libmpi.so.12" in wanted.message
+    assert "the site ours requires /vendor/libmpi.so.12" in wanted.message
 
 
 def test_ranks_whose_threads_are_too_many_for_their_cores(message: list[dict[str, Any]]) -> None:

@@ -180,7 +180,7 @@ def test_settings_are_words_of_a_shell() -> None:
         (["--memory", "lots"], "memory 'lots'"),
         (["--memory", "1025M"], "a multiple of 2"),
         (["--name", "My Cluster"], "name 'My Cluster'"),
-        (["--cells", "0-3;3"], "each core in one NUMA node"),
+        (["--cells", "0-3;3"], "each core only once"),
         (["--cells", "all"], "as in 0-15;16-31"),
         (["--cells", "0-3", "--guests", "5"], "5 guests with 1 cores each do not fit"),
         (["--network", "10.78.0.0/29"], "do not fit into 10.78.0.0/29"),

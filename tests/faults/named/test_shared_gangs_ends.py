@@ -154,7 +154,7 @@ def test_a_matrix_that_another_program_uses_is_not_freed(
         time.sleep(60)
     """
     with Program(cluster, text) as program:
-        with pytest.raises(MatrixError, match=rf"A is not freed.*pid {program.process.pid}"):
+        with pytest.raises(MatrixError, match=rf"A was not freed.*pid {program.process.pid}"):
             climate.matrix("A").free()
         np.testing.assert_array_equal(climate.matrix("A").fetch(), np.arange(12.0).reshape(4, 3))
     # the program is gone: its leases last, but it no longer uses the matrix

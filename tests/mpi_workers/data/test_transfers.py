@@ -69,7 +69,7 @@ def test_layouts_with_copies_can_be_fetched_but_not_sent(
 ) -> None:
     target = new(host, distribution_of(name, (20, 31)))
     with (
-        pytest.raises(Failure, match=f"{name} keeps copies") as caught,
+        pytest.raises(Failure, match=f"{name} has copies") as caught,
         MatrixWriter(gangs[route], target),
     ):
         pass

@@ -147,11 +147,11 @@ def test_arguments_are_bound_by_position_and_name_with_defaults() -> None:
         (("a", 1, 0.0, None, 5), {}, "svd takes 4 arguments, not 5"),
         (("a", 1), {"rnk": 2}, "svd has no parameter 'rnk'"),
         (("a", 1), {"A": "a"}, "svd got 'A' twice"),
-        (("a", 1.5), {}, "svd wants 'rank' to be of type int, not float"),
-        (("a", None), {}, "svd wants 'rank' to be of type int, not NoneType"),
-        ((3, 1), {}, "svd wants 'A' to be of type matrix, not int"),
-        (("a", 1, "x"), {}, "svd wants 'tol' to be of type float, not str"),
-        (("a", 1), {"names": "x"}, r"svd wants 'names' to be of type list\[string\], not str"),
+        (("a", 1.5), {}, "svd requires 'rank' to be of type int, not float"),
+        (("a", None), {}, "svd requires 'rank' to be of type int, not NoneType"),
+        ((3, 1), {}, "svd requires 'A' to be of type matrix, not int"),
+        (("a", 1, "x"), {}, "svd requires 'tol' to be of type float, not str"),
+        (("a", 1), {"names": "x"}, r"svd requires 'names' to be of type list\[string\], not str"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_signature(

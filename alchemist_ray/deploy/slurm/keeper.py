@@ -135,7 +135,9 @@ class RayInJob:
         took = time.monotonic() - self._began
         if took > SLOW_S:
             waited, subject = self._slowest
-            self.warnings.append(f"Ray took {took:.0f} s to start, {waited:.0f} s of it {subject}")
+            self.warnings.append(
+                f"Ray took {took:.0f} s to start, including {waited:.0f} s of waiting for {subject}"
+            )
 
     def _cpus(self, node: Node) -> int:
         return self._options.cpus or node.cpus
@@ -160,7 +162,7 @@ class RayInJob:
         if not free:
             raise JobError(
                 f"no {ports.BLOCK} consecutive ports are free on all nodes: checked "
-                f"{ports.TRIES} blocks from {ports.block(job)} on"
+                f"{ports.TRIES} blocks, the first at {ports.block(job)}"
             )
         return ports.block(job, min(free))
 
