@@ -196,7 +196,7 @@ class Commands:
             raise
         described = self._keep_results(done.matrices, origin, holder)
         made = [self.matrices[about["matrix"]] for about in described]
-        code = self.libraries.stamps().get(again.get("library", ""))
+        code = self.libraries.stamp(again.get("library", ""))
         seconds = time.monotonic() - begin
         self.log.add(again, used, made, changed, code=code, seconds=seconds)
         return done, described

@@ -1,10 +1,40 @@
-"""Reasons why a node's part of a gang ended, as known to Kubernetes or to the batch system."""
+"""Errors for the loss of ranks and nodes, with the causes that are known."""
 
 from __future__ import annotations
 
 import os
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
+from mpi_workers.wire.frames import Body
+
+
+def rank_ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
+    """Return the error for a rank that has ended; `doing`: what the ranks ran."""
+    kind = LaunchError if starting else GroupFailedError
+    while_what = "while the gang was starting" if starting else "so the gang was ended on all nodes"
+    if doing:
+        while_what = f"in {doing}, {while_what}"
+    tail = body.get("tail", "")
+    said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
+    return kind(
+        f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
+        f"{while_what}. request_workers() starts a new one{said}",
+        rank=body["rank"],
+        cause=body["cause"],
+        hostname=body["hostname"],
+        tail=tail,
+    )
+
+
+def endpoint_ended(body: Body, *, starting: bool) -> AlchemistError:
+    """Return the error for a node's data endpoint that has ended."""
+    kind = LaunchError if starting else GroupFailedError
+    return kind(
+        f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) {body['cause']}, so "
+        "the gang was ended on all nodes. request_workers() starts a new one",
+        cause=body["cause"],
+        hostname=body["hostname"],
+    )
 
 
 def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:

@@ -101,6 +101,11 @@ class LoadedLibraries:
         """The file of each library."""
         return {name: loaded.stamp for name, loaded in self._loaded.items()}
 
+    def stamp(self, name: str) -> Stamp | None:
+        """The file of a library; None if it is not loaded."""
+        loaded = self._loaded.get(name)
+        return None if loaded is None else loaded.stamp
+
     def remove(self, name: str) -> None:
         """A library could not be loaded again."""
         del self._loaded[name]

@@ -12,7 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
-from alchemist_ray.runtime.failure_causes import ask_kubernetes, node_leaving
+from alchemist_ray.runtime.failure_causes import (
+    ask_kubernetes,
+    endpoint_ended,
+    node_leaving,
+    rank_ended,
+)
 from alchemist_ray.runtime.rounds import Round
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
@@ -21,6 +26,9 @@ from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
 DRAIN_S = 30.0  # time for ranks to return from a call that failed on another rank
+# MPI crashes in a rank when the one that it talks to is gone: that is known from its node soon.
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
+BLAME_S = 0.2
 REPORT_S = 0.25  # time for proxies to name the ranks that did not return
 
 
@@ -71,6 +79,7 @@ class Nodes:
         self._renew = False
         self.unreferenced: list[int] = []  # matrices that the next round frees
         self._running: set[int] = set()  # ranks that did not return from a call
+        self._crashed: set[int] = set()  # nodes with a rank that crashed
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
         self.ranks: dict[int, Body] = {}
@@ -108,6 +117,8 @@ class Nodes:
     def left(self, node: int) -> None:
         """A node's proxy has ended, and its ranks with it."""
         self._proxies.pop(node, None)
+        if node in self._crashed:
+            return  # it has said why
         hosts = [r["hostname"] for r in self.ranks.values() if r["node"] == node]
         where = hosts[0] if hosts else f"number {node}"
         self.fail(
@@ -140,15 +151,24 @@ class Nodes:
             case "ranks_running":
                 self._running.update(body["ranks"])
             case "rank_ended":
-                self.fail(_ended(body, self._doing(), starting=not self.ready.done()))
+                self._rank_ended(node, body)
             case "endpoint_ended":
-                self.fail(_endpoint_ended(body, starting=not self.ready.done()))
+                self.fail(endpoint_ended(body, starting=not self.ready.done()))
             case "node_leaving":
                 self.fail(node_leaving(node, body["hostname"], starting=not self.ready.done()))
             case "pmi_barrier":
                 self._pmi_barrier(node, body["puts"])
             case "ready":
                 self._node_ready(node, body["ranks"], body["addresses"])
+
+    def _rank_ended(self, node: int, body: Body) -> None:
+        """A rank has ended. If it crashed, wait for another node to report what caused that."""
+        error = rank_ended(body, self._doing(), starting=not self.ready.done())
+        if self._count > 1 and any(signal in body["cause"] for signal in CRASHES):
+            self._crashed.add(node)
+            asyncio.get_running_loop().call_later(BLAME_S, self.fail, error)
+        else:
+            self.fail(error)
 
     def _doing(self) -> str:
         """The user code or library routine that the ranks run, if any."""
@@ -358,33 +378,6 @@ def _named(op: str, fields: Body) -> str:
         case "run":
             return f"{fields['name']}"
     return ""
-
-
-def _ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
-    kind = LaunchError if starting else GroupFailedError
-    while_what = "while the gang was starting" if starting else "so the gang was ended on all nodes"
-    if doing:
-        while_what = f"in {doing}, {while_what}"
-    tail = body.get("tail", "")
-    said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
-    return kind(
-        f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
-        f"{while_what}. request_workers() starts a new one{said}",
-        rank=body["rank"],
-        cause=body["cause"],
-        hostname=body["hostname"],
-        tail=tail,
-    )
-
-
-def _endpoint_ended(body: Body, *, starting: bool) -> AlchemistError:
-    kind = LaunchError if starting else GroupFailedError
-    return kind(
-        f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) {body['cause']}, so "
-        "the gang was ended on all nodes. request_workers() starts a new one",
-        cause=body["cause"],
-        hostname=body["hostname"],
-    )
 
 
 def _enumerated(ranks: list[int], most: int = 8) -> str:

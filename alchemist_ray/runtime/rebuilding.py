@@ -214,7 +214,7 @@ class Rebuilding:
     async def _check_sources(self, command: LoggedCommand) -> None:
         """Whether the file that a command reads, and its library, are those of the first time."""
         library = command.body.get("library", "")
-        if self._commands.libraries.stamps().get(library) != command.code:
+        if self._commands.libraries.stamp(library) != command.code:
             raise Failure("LibraryLoadError", f"library {library!r} is another one now")
         if not command.stamp:
             return
