@@ -44,6 +44,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
     max_failures : int
         How often the gang is started again after the loss of a rank or a node, with its libraries
         and the matrices that can be rebuilt (``docs/recovery.md``). Default: never.
+    checkpoint_folder : path_like, optional
+        A folder that all nodes see. The gang's matrices are written there by `checkpoint`, and with
+        `max_failures` also by itself, when repeating its commands would take longer.
     placement : {"own", "inherit"} or Reservation
         ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
         of the Ray task or actor that creates the session. A `Reservation` uses bundles of an

@@ -42,6 +42,7 @@ class GangAddress:
         Whether it is started again after the loss of ranks.
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
+    checkpoint_folder : str or None
     """
 
     gang: str
@@ -58,6 +59,7 @@ class GangAddress:
     first_epoch: int = 1
     recovers: bool = False
     stale: dict[int, str] = field(default_factory=dict)
+    checkpoint_folder: str | None = None
 
     @property
     def size(self) -> int:

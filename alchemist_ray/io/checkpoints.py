@@ -5,7 +5,6 @@ The ranks write and read the matrices (`ali.files`); this module writes and read
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import uuid
@@ -14,20 +13,14 @@ from typing import Any, Self, cast
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
-    AlchemistError,
     BadArgumentError,
     FileError,
-    GroupFailedError,
     MatrixError,
     MatrixNotFoundError,
 )
-from alchemist_ray.io.saving import as_path, files_library, leaving_nothing, renamed
+from alchemist_ray.io.checkpoint_writing import FORMAT, KEPT, MANIFEST, VERSION, write_checkpoint
+from alchemist_ray.io.saving import as_path, files_library, renamed
 from alchemist_ray.runtime.gang_owner import GangOwner
-
-MANIFEST = "manifest.json"
-FORMAT = "alchemist-on-ray checkpoint"
-VERSION = 1
-KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
 
 
 class SessionCheckpoints(GangOwner):
@@ -56,14 +49,15 @@ class SessionCheckpoints(GangOwner):
         named: Handle = connection.handle(found[0])
         return named
 
-    def checkpoint(self, folder: str | os.PathLike[str]) -> None:
+    def checkpoint(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all matrices of the session into a folder that all nodes see.
 
         Parameters
         ----------
-        folder : path_like
+        folder : path_like, optional
             Created. An existing checkpoint is replaced in one step when everything has been
-            written.
+            written. Default: the `checkpoint_folder` of the gang, from which its matrices are
+            then rebuilt after a failure.
 
         Raises
         ------
@@ -76,36 +70,21 @@ class SessionCheckpoints(GangOwner):
         The folder has a ``.npy`` file for each matrix, and ``manifest.json`` with names, layouts
         and provenance. `restore` loads it.
         """
-        connection = self.connection
-        where, token = as_path(folder), uuid.uuid4().hex[:12]
-        if "://" in where:
-            raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
-        library = files_library(connection)
-        told = connection.request({"op": "list_matrices"})["matrices"]
-        with leaving_nothing(where, token):
-            hidden = library.routine("begin_folder")(where, token)
-            try:
-                entries = []
-                for about in told:
-                    file = f"{about['matrix']}.npy"
-                    origin = connection.request({"op": "sources", "matrices": [about["matrix"]]})
-                    about["source"] = origin["sources"][0]
-                    library.routine("save")(connection.handle(about), f"{hidden}/{file}")
-                    kept = {key: about[key] for key in KEPT}
-                    entries.append({"file": file, **kept, "columns": about.get("columns", [])})
-                manifest = {
-                    "format": FORMAT,
-                    "version": VERSION,
-                    "workers": len(connection.address.workers),
-                    "matrices": entries,
-                }
-                text = json.dumps(manifest, indent=1, default=repr)
-                library.routine("end_folder")(where, token, text)
-            except BaseException as error:
-                if not isinstance(error, GroupFailedError):
-                    with contextlib.suppress(AlchemistError):
-                        library.routine("end_folder")(where, token)
-                raise
+        own = self.connection.address.checkpoint_folder
+        wanted = own if folder is None else folder
+        if wanted is None:
+            raise BadArgumentError(
+                "checkpoint() needs a folder, or a gang with one: AlchemistSession(..., "
+                "checkpoint_folder='/shared/folder')"
+            )
+        where = as_path(wanted)
+        write_checkpoint(self.connection, where, cut_log=where == own)
+
+    def _check_started(self) -> None:
+        """Refuse a checkpoint folder that not all nodes see. Raises `FileError`."""
+        folder = self.connection.address.checkpoint_folder
+        if folder is not None:
+            files_library(self.connection).routine("check_folder")(folder, uuid.uuid4().hex[:12])
 
     @classmethod
     def restore(

@@ -14,6 +14,7 @@ from alchemist_ray.runtime.logged_command import LoggedCommand
 from alchemist_ray.runtime.matrix_records import Record
 from mpi_workers.wire.frames import Body
 
+FILES = "files"  # the library that reads and writes files
 DEPTH_LIMIT = 100_000
 NOT_KEPT = (
     "it was sent from the memory of a process: send_matrix(..., durable=True) keeps a copy in the "
@@ -92,6 +93,14 @@ class CommandLog:
         """Files are no longer needed by processes; commands of the log keep theirs."""
         for name in names:
             self.files.pop(name, None)
+
+    def loaded(self, record: Record, path: str, stamp: str, code: Any) -> None:
+        """A matrix is in a file: what led to it is no longer needed."""
+        arguments = {"path": path, "layout": record.layout}
+        body = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
+        record.made_by = None
+        self.add(body, made=[record], code=code)
+        self.stamp(record, stamp)
 
     def stamp(self, record: Record, stamp: str) -> None:
         """The file that a matrix was loaded from: it is loaded again if it is still the same."""

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Command] = {
     "sources": Command(("matrices",), immediate=Commands.sources),
     "list_libraries": Command((), immediate=Commands.list_libraries),
     "ping": Command(("wait?",), immediate=Commands.ping),
+    "checkpointed": Command(("matrices",), immediate=Commands.checkpointed),
     "file_stamp": Command(("matrix", "stamp"), immediate=Commands.file_stamp),
     "remove_files": Command(("names",), immediate=Commands.remove_files),
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from alchemist_ray.runtime import effects
-from alchemist_ray.runtime.command_log import NOT_KEPT, CommandLog
+from alchemist_ray.runtime.command_log import FILES, NOT_KEPT, CommandLog
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.logged_command import matrices_of
 from alchemist_ray.runtime.matrix_records import Record
@@ -366,6 +366,16 @@ class Commands:
     def ping(self, body: Body, holder: str) -> Body:
         """The gang lives. Whether a command runs."""
         return {"busy": self.nodes.busy}
+
+    def checkpointed(self, body: Body, holder: str) -> Body:
+        """Matrices are in files now, in these versions: they are rebuilt from there."""
+        code = self.libraries.stamp(FILES)
+        for ident, version, path, stamp in body["matrices"]:
+            record = self.matrices.get(ident)
+            if record is not None and record.made_by and record.made_by.number == version:
+                self.log.loaded(record, path, stamp, code)
+        self.log.seconds = 0.0
+        return {}
 
     def file_stamp(self, body: Body, holder: str) -> Body:
         """The state of the file that a matrix was loaded from."""

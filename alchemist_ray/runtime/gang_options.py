@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ class GangOptions:
     strategy: str = "PACK"
     lifetime: GangLifetime = PRIVATE
     max_failures: int = 0
+    checkpoint_folder: str | None = None
 
     @classmethod
     def checked(
@@ -48,6 +51,7 @@ class GangOptions:
         lifetime: GangLifetime = PRIVATE,
         *,
         max_failures: int = 0,
+        checkpoint_folder: str | os.PathLike[str] | None = None,
     ) -> GangOptions:
         """Options as the user gave them. Raises `ValueError`."""
         if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
@@ -73,7 +77,7 @@ class GangOptions:
             raise ValueError(f"max_failures={max_failures!r}: a whole number, 0 or more")
         return cls(
             placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime,
-            max_failures,
+            max_failures, None if checkpoint_folder is None else _folder(checkpoint_folder),
         )  # fmt: skip
 
     def check_capacity(self, workers: int) -> None:
@@ -98,6 +102,7 @@ class GangOptions:
             lifetime=self.lifetime,
             owner=this_process(),
             max_failures=self.max_failures,
+            checkpoint_folder=self.checkpoint_folder,
         )
 
     def _given(self, workers: int) -> Reservation:
@@ -105,6 +110,13 @@ class GangOptions:
         if not isinstance(self.placement, Reservation):
             return inherited(workers, self.cpus)
         return self.placement.of(workers)
+
+
+def _folder(path: str | os.PathLike[str]) -> str:
+    folder = str(Path(path).expanduser().absolute())
+    if "://" in str(path):
+        raise ValueError(f"checkpoint_folder={path!r}: it must be a folder, not a URL")
+    return folder
 
 
 def positive_int(name: str, value: Any) -> None:

@@ -55,6 +55,7 @@ class GangOwner:
         lifetime: str = PROCESS,
         idle_timeout_s: float | None = None,
         max_failures: int = 0,
+        checkpoint_folder: str | os.PathLike[str] | None = None,
         placement: str | Reservation = "own",
         strategy: str = "PACK",
         threads_per_worker: int = 1,
@@ -73,6 +74,7 @@ class GangOwner:
             strategy,
             GangLifetime.checked(name, lifetime, idle_timeout_s),
             max_failures=max_failures,
+            checkpoint_folder=checkpoint_folder,
         )
         self._begin(options, progress, output)
         self._started_ray = join_ray(num_workers)
@@ -195,11 +197,19 @@ class GangOwner:
                     self._manager = None  # it ends itself
                 raise
             self._connect(address, manager.actor)
+            try:
+                self._check_started()
+            except BaseException:
+                self._end_gang()
+                raise
             if self._closed:  # by another thread, which did not wait for this start
                 self._drop_client()
                 if not self._detaches:
                     manager.kill()
             return self.list_workers()
+
+    def _check_started(self) -> None:
+        """Check what only a gang that is ready can tell."""
 
     def _connect(self, address: GangAddress, manager: ActorHandle) -> None:
         self._connection = registry.join(

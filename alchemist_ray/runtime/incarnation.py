@@ -173,6 +173,7 @@ class Incarnation:
             idle_timeout_s=request.lifetime.idle_timeout_s,
             first_epoch=first_epoch,
             recovers=request.max_failures > 0,
+            checkpoint_folder=request.checkpoint_folder,
         )
         return self.address
 

@@ -65,4 +65,5 @@ class Record:
             "layout": self.layout,
             "pinned": self.pinned,
             **({"columns": self.columns} if self.columns else {}),
+            **({"version": self.made_by.number} if self.made_by is not None else {}),
         }

@@ -17,7 +17,7 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.runtime.command_log import history
+from alchemist_ray.runtime.command_log import FILES, history
 from alchemist_ray.runtime.commands import Commands
 from alchemist_ray.runtime.gang_cpus import in_thread
 from alchemist_ray.runtime.loaded_libraries import stamp_of
@@ -31,7 +31,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.wire.frames import Body
 
-FILES = "files"
 REASONS_KEPT = 1000
 NAMED = 5  # matrices in a message
 

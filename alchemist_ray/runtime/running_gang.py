@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.gang.address import GangAddress, next_token
+from alchemist_ray.runtime.automatic_checkpoints import AutomaticCheckpoints
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_cpus import GangCpus
@@ -87,6 +88,7 @@ class RunningGang:
         self._final = False
         self._recovery: asyncio.Task[None] | None = None
         self._clearing: asyncio.Task[None] | None = None
+        self._checkpoints: asyncio.Task[None] | None = None
 
     def _incarnation(self) -> Incarnation:
         run = f"{self._ident}.{self.epoch}"
@@ -107,7 +109,18 @@ class RunningGang:
             raise
         self.state = "ready"
         self.dispatcher.use(self._now.nodes)
+        folder = self.request.checkpoint_folder
+        if folder is not None and self.request.max_failures:
+            writing = AutomaticCheckpoints(
+                self.dispatcher.commands,
+                lambda: self.address if self.state == "ready" else None,
+                folder,
+            )
+            self._checkpoints = asyncio.get_running_loop().create_task(writing.run())
         return self.address
+
+    def _ready_address(self) -> GangAddress | None:
+        return self.address if self.state == "ready" else None
 
     @property
     def failure(self) -> AlchemistError | None:
@@ -255,6 +268,8 @@ class RunningGang:
 
     async def _clear(self, *, serve: bool) -> None:
         self.address = None
+        if self._checkpoints is not None:
+            self._checkpoints.cancel()
         await self._now.release(serve=serve)
         await self.cpus.release()
 

@@ -10,10 +10,10 @@ load_routine = routines.load
 save_routine = routines.save
 inspect_routine = routines.inspect
 begin_folder, end_folder = folders.begin_folder, folders.end_folder
-manifest = folders.manifest
+manifest, check_folder = folders.manifest, folders.check_folder
 stamp = stamps.stamp
 
 __all__ = [
-    "begin_folder", "end_folder", "inspect_routine", "load_routine", "manifest", "save_routine",
-    "stamp",
+    "begin_folder", "check_folder", "end_folder", "inspect_routine", "load_routine", "manifest",
+    "save_routine", "stamp",
 ]  # fmt: skip

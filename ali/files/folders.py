@@ -49,6 +49,38 @@ def begin_folder(ctx: Context, path: str, token: str) -> str:
 
 
 @routine()
+def check_folder(ctx: Context, path: str, token: str) -> None:
+    """Whether all ranks see the folder in which a checkpoint will be.
+
+    Parameters
+    ----------
+    path : str
+        The final path of the checkpoint.
+    token : str
+        Part of the name of a file that is there for a moment.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written on rank 0, or a rank does not see what rank 0 writes.
+    """
+    parent = os.path.dirname(os.path.realpath(path))
+    mark = os.path.join(parent, f".alchemist-{token}.part")
+
+    def look() -> None:
+        if not os.path.exists(mark):
+            words = f"{path} cannot be a checkpoint folder: {os.uname().nodename} does not see it"
+            raise Failure("FileError", f"{words}. Choose a folder that all nodes of the gang share")
+
+    together(ctx, path, Path(mark).touch if ctx.rank == 0 else lambda: None)
+    try:
+        together(ctx, path, look)
+    finally:
+        if ctx.rank == 0:
+            Path(mark).unlink(missing_ok=True)
+
+
+@routine()
 def end_folder(ctx: Context, path: str, token: str, manifest: str | None = None) -> None:
     """Rename a folder of `begin_folder` to its final path in one step, or remove it.
 

@@ -1,0 +1,71 @@
+"""Writes a checkpoint: the ranks write the matrices (`ali.files`), this module the manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from typing import Any
+
+from alchemist_ray.errors import (
+    AlchemistError,
+    BadArgumentError,
+    GroupFailedError,
+    GroupRecoveredError,
+)
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.io.saving import files_library, leaving_nothing
+
+MANIFEST = "manifest.json"
+FORMAT = "alchemist-on-ray checkpoint"
+VERSION = 1
+KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
+
+
+def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = False) -> None:
+    """Write all matrices of a gang; see `AlchemistSession.checkpoint`.
+
+    `cut_log`: from now on the matrices are rebuilt from the checkpoint after a failure.
+    """
+    token = uuid.uuid4().hex[:12]
+    if "://" in where:
+        raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
+    library = files_library(connection)
+    told = connection.request({"op": "list_matrices"})["matrices"]
+    with leaving_nothing(where, token):
+        hidden = library.routine("begin_folder")(where, token)
+        try:
+            entries = []
+            for about in told:
+                file = f"{about['matrix']}.npy"
+                origin = connection.request({"op": "sources", "matrices": [about["matrix"]]})
+                about["source"] = origin["sources"][0]
+                library.routine("save")(connection.handle(about), f"{hidden}/{file}")
+                kept = {key: about[key] for key in KEPT}
+                entries.append({"file": file, **kept, "columns": about.get("columns", [])})
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "workers": len(connection.address.workers),
+                "matrices": entries,
+            }
+            text = json.dumps(manifest, indent=1, default=repr)
+            library.routine("end_folder")(where, token, text)
+        except BaseException as error:
+            if not isinstance(error, GroupFailedError):
+                with contextlib.suppress(AlchemistError):
+                    library.routine("end_folder")(where, token)
+            raise
+    if cut_log:
+        with contextlib.suppress(GroupRecoveredError):  # the log is as good as before
+            _cut_log(connection, where, told)
+
+
+def _cut_log(connection: GangConnection, where: str, told: list[dict[str, Any]]) -> None:
+    """Have matrices rebuilt from a checkpoint, if they have not been changed since."""
+    stamp = files_library(connection).routine("stamp")
+    saved = []
+    for about in told:
+        path = f"{where}/{about['matrix']}.npy"
+        saved.append([about["matrix"], about.get("version", 0), path, stamp(path)])
+    connection.request({"op": "checkpointed", "matrices": saved})

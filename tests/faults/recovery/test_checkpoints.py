@@ -1,0 +1,147 @@
+"""Checkpoints of gangs that are started again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
+from alchemist_ray.runtime import automatic_checkpoints
+from tests.faults.recovery.conftest import Recovering
+from tests.faults.recovery.test_recovery import LIBRARY, X
+from tests.support import traces
+
+pytestmark = pytest.mark.timeout(90, func_only=True)
+
+LARGE = np.random.default_rng(3).random((1000, 200))  # more than is kept without being asked for
+
+
+@pytest.fixture
+def saving(clean: None, tmp_path: Path) -> Iterator[Recovering]:
+    """A gang with a checkpoint folder."""
+    gang = Recovering(checkpoint_folder=tmp_path / "checkpoint")
+    yield gang
+    gang.als.close()
+
+
+def test_matrices_are_rebuilt_from_a_checkpoint(saving: Recovering, tmp_path: Path) -> None:
+    als = saving.als
+    lib = als.load_library("counting", LIBRARY)
+    A = als.send_matrix(LARGE)  # in no other place
+    v = als.send_matrix(np.arange(5))
+    flags = A[:, 0] > 0.5
+    als.checkpoint()
+    lib.increment(A)
+    B = als.send_matrix(LARGE)
+    for _ in range(2):
+        saving.kill()
+        np.testing.assert_array_equal(A.fetch(), LARGE + 1)
+        np.testing.assert_array_equal(v.fetch(), np.arange(5))
+        np.testing.assert_array_equal(flags.fetch(), LARGE[:, 0] > 0.5)
+    with pytest.raises(StaleHandleError, match="durable=True"):
+        B.fetch()
+    als.checkpoint()  # replaces the first one
+    lib.increment(A)
+    saving.kill()
+    np.testing.assert_array_equal(A.fetch(), LARGE + 2)
+    als.close()
+    with AlchemistSession.restore(tmp_path / "checkpoint") as restored:
+        assert sorted(handle.shape for handle in restored.list_matrices()) == [
+            (5,),
+            (1000,),
+            (1000, 200),
+        ]
+
+
+def test_a_checkpoint_elsewhere_is_a_copy(saving: Recovering, tmp_path: Path) -> None:
+    A = saving.als.send_matrix(LARGE)
+    saving.als.checkpoint(tmp_path / "other")
+    saving.kill()
+    with pytest.raises(StaleHandleError):
+        A.fetch()
+
+
+def test_a_checkpoint_that_is_gone_or_changed_is_not_used(saving: Recovering) -> None:
+    A, B = saving.als.send_matrix(LARGE), saving.als.send_matrix(X)
+    saving.als.checkpoint()
+    folder = Path(saving.als.connection.address.checkpoint_folder or "")
+    np.save(folder / f"{A.id}.npy", LARGE + 1)
+    saving.kill()
+    np.testing.assert_array_equal(B.fetch(), X)
+    with pytest.raises(StaleHandleError, match="has changed since"):
+        A.fetch()
+
+
+def test_a_failed_checkpoint_leaves_the_old_one(saving: Recovering) -> None:
+    A = saving.als.send_matrix(LARGE)
+    saving.als.checkpoint()
+    folder = Path(saving.als.connection.address.checkpoint_folder or "")
+    large = saving.als.xp.zeros((2000, 1000))
+    limit = 4 << 20  # bytes of a file: the disk is full in the middle
+    saving.als.run(_limit_files, limit)
+    with pytest.raises(FileError, match=rf"{large.id}.npy"):
+        saving.als.checkpoint()
+    assert not [name for name in os.listdir(folder.parent) if name.endswith(".part")]
+    saving.kill()
+    np.testing.assert_array_equal(A.fetch(), LARGE)
+    assert large.fetch().sum() == 0
+
+
+def _limit_files(comm: Any, nbytes: int) -> None:
+    import resource  # noqa: PLC0415 - on the ranks
+    import signal  # noqa: PLC0415
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+
+def test_a_checkpoint_is_written_when_repeating_would_cost_more(
+    saving: Recovering, tmp_path: Path
+) -> None:
+    def eager(manager: Any) -> None:
+        automatic_checkpoints.LEAST_S = 0.5
+
+    ray.get(saving.als._manager.actor.__ray_call__.remote(eager))
+    lib = saving.als.load_library("counting", LIBRARY)
+    A = saving.als.send_matrix(LARGE, durable=True)
+    B = lib.slow(A, 0.1)
+    time.sleep(1.5)
+    assert not (tmp_path / "checkpoint").exists()  # 0.1 s are repeated
+    for _ in range(3):
+        B = lib.slow(B, 0.3)
+    wrote = tmp_path / "checkpoint" / "manifest.json"
+    assert traces.wait_until(wrote.exists, 10) is not None
+    time.sleep(0.5)
+    begin = time.monotonic()
+    saving.kill()
+    np.testing.assert_array_equal(B.fetch(), LARGE + 4)
+    log: list[str] = ray.get(saving.als._manager.actor.__ray_call__.remote(_made_by), timeout=30)
+    assert log == ["files.load"] * 2, time.monotonic() - begin
+
+
+def _made_by(manager: Any) -> list[str]:
+    matrices = manager._gang.dispatcher.commands.matrices.values()
+    return [record.made_by.name for record in matrices]
+
+
+def test_a_folder_that_not_all_nodes_see_is_refused(clean: None, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (tmp_path / "missing" / "checkpoint", file / "checkpoint"):
+        with pytest.raises(FileError, match=r"missing|file"):
+            AlchemistSession(2, max_failures=1, checkpoint_folder=folder)
+    with pytest.raises(ValueError, match="URL"):
+        AlchemistSession(2, max_failures=1, checkpoint_folder="s3://bucket/x")
+
+
+def test_a_checkpoint_needs_a_folder(gang: Recovering) -> None:
+    with pytest.raises(BadArgumentError, match="checkpoint_folder"):
+        gang.als.checkpoint()
