@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from alchemist_ray.functions.node_files import Data
 from alchemist_ray.runtime.logged_command import LoggedCommand
 from alchemist_ray.runtime.matrix_records import Record
@@ -78,6 +81,7 @@ class CommandLog:
             code=code,
             files={name: self.files[name] for name in names if name in self.files},
             seconds=seconds,
+            cost_s=seconds + max((parent.cost_s for parent in parents), default=0.0),
             depth=depth,
             reason=reason if depth <= DEPTH_LIMIT else TOO_LONG,
         )
@@ -93,6 +97,11 @@ class CommandLog:
         """Files are no longer needed by processes; commands of the log keep theirs."""
         for name in names:
             self.files.pop(name, None)
+
+    def copied(self, record: Record, array: NDArray[Any]) -> None:
+        """A copy of a matrix is kept: what led to it is no longer needed."""
+        record.made_by = None
+        self.add(sent(record), made=[record], source=np.atleast_1d(array))
 
     def loaded(self, record: Record, path: str, stamp: str, code: Any) -> None:
         """A matrix is in a file: what led to it is no longer needed."""
@@ -118,3 +127,9 @@ def history(records: Iterable[Record]) -> list[LoggedCommand]:
             found[command] = None
             left.extend(command.parents)
     return sorted(found, key=lambda command: command.number)
+
+
+def sent(record: Record) -> Body:
+    """The command that sends a matrix (again)."""
+    about: Body = {"shape": list(record.shape), "dtype": record.dtype, "layout": record.layout}
+    return {"op": "sent", **about}

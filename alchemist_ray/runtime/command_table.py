@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "load": Command(("library", "path?"), Commands.load),
     "call": Command(("library", "routine", "arguments"), Commands.call),
     "run": Command(("task", "uses", "pure?"), Commands.run),
+    "keep_copies": Command((), Commands.keep_copies),
     "discard": Command(("names",), Commands.discard),
     "release": Command(("matrices",), immediate=Commands.release),
     "end_lease": Command(("holder",), immediate=Commands.end_lease),

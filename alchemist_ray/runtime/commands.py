@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from alchemist_ray.runtime import effects
-from alchemist_ray.runtime.command_log import FILES, NOT_KEPT, CommandLog
+from alchemist_ray.runtime.command_log import FILES, NOT_KEPT, CommandLog, sent
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.logged_command import matrices_of
 from alchemist_ray.runtime.matrix_records import Record
@@ -40,6 +40,8 @@ class Commands:
 
     Attributes
     ----------
+    copy : callable() or None
+        Keeps copies of small matrices (`kept_copies`).
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
 
@@ -58,6 +60,7 @@ class Commands:
         self.nodes = nodes
         self.log = log
         self.stale: dict[int, str] = {}
+        self.copy: Callable[[], Awaitable[None]] | None = None
         self._soon = soon
         self._users = users
         self._ids = 0
@@ -87,9 +90,8 @@ class Commands:
         await self.nodes.round("seal", matrix=record.id)
         record.sealed = True
         data, record.kept = record.kept, None
-        again: Body = {"op": "sent", "shape": list(record.shape), "dtype": record.dtype}
-        again["layout"] = record.layout
-        self.log.add(again, made=[record], source=data, reason=NOT_KEPT if data is None else "")
+        reason = NOT_KEPT if data is None else ""
+        self.log.add(sent(record), made=[record], source=data, reason=reason)
         return record.described()
 
     async def free(self, body: Body, holder: str) -> Body:
@@ -134,10 +136,16 @@ class Commands:
         record = self._record(ident, body.get("name"), fields, origin, holder)
         record.columns = source.columns
         if source.layout == record.layout:
-            _alias(record, source)
+            record.shares_with(source)
         again = {"op": "redistribute", "source": source.id, "layout": body["layout"]}
         self.log.add(again, [source], [record], seconds=time.monotonic() - begin)
         return record.described()
+
+    async def keep_copies(self, body: Body, holder: str) -> Body:
+        """Keep copies of small matrices; no other command runs meanwhile."""
+        if self.copy is not None:
+            await self.copy()
+        return {}
 
     # --- code ---
 
@@ -275,7 +283,7 @@ class Commands:
             described.append(record.described())
             self._ids = ident
             for other in filter(None, map(self.matrices.get, alias)):
-                _alias(record, other)
+                record.shares_with(other)
         return described
 
     def lost(self, holder: str) -> None:
@@ -387,9 +395,3 @@ class Commands:
         self.nodes.unstage(body["names"])
         self.log.removed(body["names"])
         return {}
-
-
-def _alias(record: Record, other: Record) -> None:
-    """A matrix has the memory of another one: a routine returned its argument."""
-    other.aliases.update((other.id, record.id))
-    record.aliases = other.aliases

@@ -38,6 +38,8 @@ class LoggedCommand:
         Why it cannot be repeated; else empty.
     seconds : float
         How long it took.
+    cost_s : float
+        Time of the commands on the longest way from a source to here.
     depth : int
         Commands on the longest way from a source to here.
     losses : int
@@ -55,6 +57,7 @@ class LoggedCommand:
     stamp: str = ""
     reason: str = ""
     seconds: float = 0.0
+    cost_s: float = 0.0
     depth: int = 0
     losses: int = 0
 

@@ -55,6 +55,11 @@ class Record:
         """Bytes of the matrix, each element counted once."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    def shares_with(self, other: Record) -> None:
+        """It has the memory of another matrix: a routine returned its argument."""
+        other.aliases.update((other.id, self.id))
+        self.aliases = other.aliases
+
     def described(self) -> Body:
         """The record as it travels: handles are made of it (`gang.matrix_ref`)."""
         return {

@@ -23,6 +23,7 @@ from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_cpus import GangCpus
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
+from alchemist_ray.runtime.kept_copies import KeptCopies
 from alchemist_ray.runtime.ray_calls import result_of
 from alchemist_ray.runtime.rebuilding import Rebuilding
 
@@ -88,7 +89,7 @@ class RunningGang:
         self._final = False
         self._recovery: asyncio.Task[None] | None = None
         self._clearing: asyncio.Task[None] | None = None
-        self._checkpoints: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def _incarnation(self) -> Incarnation:
         run = f"{self._ident}.{self.epoch}"
@@ -109,15 +110,19 @@ class RunningGang:
             raise
         self.state = "ready"
         self.dispatcher.use(self._now.nodes)
-        folder = self.request.checkpoint_folder
-        if folder is not None and self.request.max_failures:
-            writing = AutomaticCheckpoints(
-                self.dispatcher.commands,
-                lambda: self.address if self.state == "ready" else None,
-                folder,
-            )
-            self._checkpoints = asyncio.get_running_loop().create_task(writing.run())
+        if self.request.max_failures:
+            self._shorten_log()
         return self.address
+
+    def _shorten_log(self) -> None:
+        """Keep copies and write checkpoints, so that little has to be repeated."""
+        loop, folder = asyncio.get_running_loop(), self.request.checkpoint_folder
+        copies = KeptCopies(self.dispatcher, self._ready_address)
+        self._tasks.append(loop.create_task(copies.run()))
+        if folder is not None:
+            commands = self.dispatcher.commands
+            writing = AutomaticCheckpoints(commands, self._ready_address, folder)
+            self._tasks.append(loop.create_task(writing.run()))
 
     def _ready_address(self) -> GangAddress | None:
         return self.address if self.state == "ready" else None
@@ -268,8 +273,8 @@ class RunningGang:
 
     async def _clear(self, *, serve: bool) -> None:
         self.address = None
-        if self._checkpoints is not None:
-            self._checkpoints.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._now.release(serve=serve)
         await self.cpus.release()
 

@@ -1,0 +1,67 @@
+"""What `max_failures` costs: per call, and for an iteration whose ranks are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+import time
+
+import numpy as np
+import ray
+
+from alchemist_ray import AlchemistSession
+from benchmarks.harness import Report, timed
+
+CALLS = 10_000
+SIZE = 5000  # 200 MB
+STEPS = 150
+
+
+def run() -> Report:
+    report = Report("recovery")
+    with AlchemistSession(2) as plain, AlchemistSession(2, max_failures=1) as recovering:
+        calls = [als.load_library("echo").nothing for als in (plain, recovering)]
+        turns = [[timed(call) for call in calls] for _ in range(CALLS)]
+    without, log = (statistics.median(times) for times in zip(*turns, strict=True))
+    report.add(
+        "empty call with the log, minus without", (log - without) * 1e6, 10.0, "us", at_most=True,
+        detail=f"medians of {CALLS} calls in turns: {log * 1e6:.0f} and {without * 1e6:.0f} us",
+    )  # fmt: skip
+    M = np.random.default_rng(0).random((SIZE, SIZE))
+    blocks = [(ray.put((M + M.T) / 2), 0, 0)]
+    with AlchemistSession(2, max_failures=3) as als:
+        _power_iteration(als, blocks)
+        wanted, undisturbed_s = _power_iteration(als, blocks)
+        killing = threading.Thread(target=_kill, args=(als, undisturbed_s))
+        killing.start()
+        found, took_s = _power_iteration(als, blocks)
+        killing.join()
+    if found != wanted:
+        raise AssertionError(f"{found} instead of {wanted}")
+    report.add(
+        "power iteration, ranks killed three times / undisturbed", took_s / undisturbed_s, 1.5, "x",
+        at_most=True, detail=f"{STEPS} steps, {M.nbytes / 1e6:.0f} MB in the object store: "
+        f"{took_s:.1f} s and {undisturbed_s:.1f} s; the same result",
+    )  # fmt: skip
+    return report
+
+
+def _power_iteration(
+    als: AlchemistSession, blocks: list[tuple[ray.ObjectRef, int, int]]
+) -> tuple[float, float]:
+    """The largest eigenvalue, and the seconds that it took."""
+    begin = time.perf_counter()
+    A = als.send_matrix(blocks)
+    v = als.send_matrix(np.ones(A.shape[0]))
+    for _ in range(STEPS):
+        w = A @ v
+        v = w / np.linalg.norm(w)
+    return float(v @ (A @ v)), time.perf_counter() - begin
+
+
+def _kill(als: AlchemistSession, undisturbed_s: float) -> None:
+    for share in (0.2, 0.4, 0.3):
+        time.sleep(share * undisturbed_s)
+        os.kill(als.list_workers()[-1].pid, signal.SIGKILL)
