@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,11 @@ class Engine:
         self.connection = connection
         self._library: Library | None = None
 
-    def call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a routine of the ranks' library."""
+    def call(self, routine: str, *args: Any, columns: Sequence[str] = (), **kwargs: Any) -> Any:
+        """Call a routine of the ranks' library; `columns` are names for those of its result."""
         try:
-            return self._routine(routine)(*args, **kwargs)
+            found = self._routine(routine)
+            return (found.options(columns=columns) if columns else found)(*args, **kwargs)
         except ResourceError as error:
             shapes = " and ".join(str(x.shape) for x in args if isinstance(x, MatrixRef))
             raise ResourceError(f"{routine} of {shapes or 'nothing'}: {error}") from None
@@ -84,8 +86,9 @@ class Engine:
         if A.dtype == wanted and not copy:
             return A
         if wanted.kind == "b":
-            return self.binary("not_equal", A, 0)
-        return self.call("astype", A, wanted.name)
+            return self.call("elementwise_scalar", "not_equal", A, 0j, kind="int",
+                             columns=A.columns)  # fmt: skip
+        return self.call("astype", A, wanted.name, columns=A.columns)
 
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
@@ -139,7 +142,7 @@ class Engine:
 
     def copy(self, A: Any) -> Any:
         """A matrix of its own with the elements of A: `als.run` may write to it."""
-        return self.call("astype", A, A.dtype.name)
+        return self.call("astype", A, A.dtype.name, columns=A.columns)
 
     def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
         """A^T, or A^H; a vector is its own."""
@@ -163,7 +166,9 @@ class Engine:
         while len(level) > 1:
             pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
             level = [
-                self.call("concatenate", *pair, axis=along) if len(pair) == 2 else pair[0]
+                self.call("concatenate", *pair, axis=along, columns=_joined_columns(pair, along))
+                if len(pair) == 2
+                else pair[0]
                 for pair in pairs
             ]
         return level[0]
@@ -175,3 +180,11 @@ class Engine:
             op, layout, (a_layout, b_layout),
             (a_words * A.dtype.itemsize, b_words * B.dtype.itemsize), way,
         )  # fmt: skip
+
+
+def _joined_columns(pair: Sequence[Any], along: int) -> tuple[str, ...]:
+    """Names of the columns of two matrices that are joined; none unless both have names."""
+    above, below = (one.columns for one in pair)
+    if along == 0:
+        return tuple(above) if above == below else ()
+    return (*above, *below) if above and below else ()

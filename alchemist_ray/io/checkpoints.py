@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self, cast
 
-from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.arrays.sparse import find_sparse
 from alchemist_ray.errors import (
     AlchemistError,
     BadArgumentError,
@@ -33,8 +33,8 @@ KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in th
 class SessionCheckpoints(GangOwner):
     """The methods of `AlchemistSession` for named matrices and checkpoints."""
 
-    def matrix(self, name: str) -> Handle:
-        """The handle of the matrix with this name.
+    def matrix(self, name: str) -> Any:
+        """The handle of the matrix with this name; of a sparse one a `SparseHandle`.
 
         Raises
         ------
@@ -53,8 +53,7 @@ class SessionCheckpoints(GangOwner):
             raise MatrixError(
                 f"{len(found)} matrices have the name {name!r}: choose one of list_matrices()"
             )
-        named: Handle = connection.handle(found[0])
-        return named
+        return find_sparse(connection, told, name) or connection.handle(found[0])
 
     def checkpoint(self, folder: str | os.PathLike[str]) -> None:
         """Write all matrices of the session into a folder that all nodes see.

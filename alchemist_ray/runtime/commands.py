@@ -148,7 +148,8 @@ class Commands:
         origin = {
             "kind": "routine", "library": library, "routine": routine, "arguments": arguments,
         }  # fmt: skip
-        described = iter(self._keep_results(done.matrices, origin, holder))
+        made = self._keep_results(done.matrices, origin, holder, body.get("columns"))
+        described = iter(made)
         return {
             "names": self._result_names(library, routine),
             "values": [
@@ -231,11 +232,17 @@ class Commands:
         self.matrices[ident] = record
         return record
 
-    def _keep_results(self, matrices: list[Any] | None, origin: Body, holder: str) -> list[Body]:
-        described = []
+    def _keep_results(
+        self, matrices: list[Any] | None, origin: Body, holder: str, columns: Any = None
+    ) -> list[Body]:
+        """Records of results; `columns` are the names of the columns of the first one."""
+        described: list[Body] = []
         for ident, shape, dtype, layout in matrices or ():
             fields = {"shape": shape, "dtype": dtype, "layout": layout}
-            described.append(self._record(ident, None, fields, origin, holder).described())
+            record = self._record(ident, None, fields, origin, holder)
+            if columns and not described:
+                record.columns = columns
+            described.append(record.described())
             self._ids = ident
         return described
 
@@ -358,7 +365,7 @@ COMMANDS: dict[str, Command] = {
     "free": Command(("matrices", "forced?"), Commands.free),
     "redistribute": Command(("source", "layout", "name?"), Commands.redistribute),
     "load": Command(("library", "path?"), Commands.load),
-    "call": Command(("library", "routine", "arguments"), Commands.call),
+    "call": Command(("library", "routine", "arguments", "columns?"), Commands.call),
     "run": Command(("task", "uses", "pure?"), Commands.run),
     "discard": Command(("names",), Commands.discard),
     "release": Command(("matrices",), immediate=Commands.release),

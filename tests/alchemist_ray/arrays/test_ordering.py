@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays.function_dispatch import INSTEAD
 from alchemist_ray.errors import BadArgumentError, MatrixError, ShapeError
+from ali.arrays.quantiles import CONTINUOUS, DISCONTINUOUS, NEAREST
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, same
 
 Work = Callable[[Any], Any]
@@ -36,6 +38,12 @@ OTHERS: dict[str, Work] = {
     "quantiles of columns": lambda x: np.quantile(x, [0.1, 0.5], 0),
     "percentiles without nan": lambda x: np.nanpercentile(x, [5, 60], 0, method="nearest"),
     "hazen": lambda x: np.percentile(x, [5, 50], method="hazen"),
+    **{
+        f"quantiles, {method}": lambda x, method=method: np.quantile(
+            x, [0, 0.1, 0.25, 0.5, 1], axis=0, method=method
+        )
+        for method in (*CONTINUOUS, *NEAREST, *DISCONTINUOUS, "averaged_inverted_cdf", "midpoint")
+    },
     "weighted average": lambda x: np.average(
         x, 0, weights=np.arange(1, 1 + x.shape[0]), returned=True
     ),
@@ -47,6 +55,8 @@ OTHERS: dict[str, Work] = {
     "corrcoef": lambda x: np.corrcoef(x, rowvar=False),
     "unique": np.unique,
     "unique with places": lambda x: np.unique(x, True, True, True),
+    "rows": lambda x: np.unique(np.nan_to_num(x) > 0, axis=0, return_inverse=True),
+    "columns": lambda x: np.unique(np.nan_to_num(x), True, True, True, axis=-1),
     "unique_counts": np.unique_counts,
     "unique_inverse": lambda x: np.unique_inverse(np.nan_to_num(x)),  # nan in any order
     "isin": lambda x: np.isin(x, [1, 2, 5]),
@@ -57,6 +67,11 @@ OTHERS: dict[str, Work] = {
     "digitize in falling bins": lambda x: np.digitize(x, [3, 0, -1], right=True),
     "histogram": np.histogram,
     "histogram of a range": lambda x: np.histogram(x, 5, (-2, 3)),
+    **{
+        f"{bins} bins": lambda x, bins=bins: np.histogram(np.nan_to_num(x), bins, (-2, 4))
+        for bins in ("auto", "fd", "doane", "scott", "rice", "sturges", "sqrt")
+    },
+    "bins of all elements": lambda x: np.histogram(x, "auto"),
     "density": lambda x: np.histogram(x, [-3, 0, 1, 4], density=True),
     "weighted histogram": lambda x: np.histogram(x, 4, weights=np.ones(x.shape)),
     "bincount": lambda x: np.bincount(abs(x)),
@@ -154,6 +169,15 @@ def test_large_vectors_on_all_ranks(session: AlchemistSession, what: str, dtype:
         as_in_numpy(getattr(np, what), a, A)
 
 
+@pytest.mark.parametrize("what", ["median", "nanmedian", "quantile", "nanquantile", "percentile"])
+def test_quantiles_of_no_elements(session: AlchemistSession, what: str) -> None:
+    q = () if what.endswith("median") else (0.3,)
+    for shape, axis in [((0,), None), ((0, 3), 0), ((3, 0), 0), ((3, 0), 1)]:
+        a = np.zeros(shape)
+        work = functools.partial(getattr(np, what), axis=axis)
+        as_in_numpy(lambda x, work=work: work(x, *q), a, session.send_matrix(a))
+
+
 def test_methods_are_the_functions(session: AlchemistSession) -> None:
     a = elements((9, 4), "int64")
     A = session.send_matrix(a)
@@ -189,8 +213,7 @@ def test_advice_of_what_is_missing_runs(session: AlchemistSession, tmp_path: Any
 def test_refusals_say_what_to_do(session: AlchemistSession) -> None:
     A = session.send_matrix(np.ones((6, 4)))
     for work, words in [
-        (lambda: np.unique(A, axis=0), "fetch"), (lambda: np.histogram(A, "auto"), "bins=50"),
-        (lambda: np.quantile(A, 0.5, method="inverted_cdf"), "linear"),
+        (lambda: np.histogram(A, "stone"), "bins='auto'"), (lambda: np.histogram(A, "no"), "auto"),
         (lambda: np.interp(A, [0], [1], period=3), "%"),
         (lambda: np.quantile(A, [0.1, 0.2], 0, keepdims=True), "two dimensions"),
         (lambda: np.digitize(A, [0, 2, 1]), "must be monotonic"),
