@@ -57,15 +57,14 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
             "...`"
         )
     given = os.environ.get(ADDRESS_VARIABLE, "")
-    if given and given != "auto" and "://" not in given:
-        check(given, probe(given), f"{ADDRESS_VARIABLE}={given}")
-    if given and given != "auto":
+    if given not in ("", "auto", "local"):
+        check(given, f"{ADDRESS_VARIABLE}={given}")
         ray.init(address=given)
         return False
-    found = own_head()
+    found = own_head() if given != "local" else None
     if found is not None:
         try:
-            check(found, probe(found), f"the Ray head at {found}")
+            check(found, f"the Ray head at {found}")
         except (SessionError, AuthError) as error:
             log.warning("%s. The session starts a Ray cluster of its own", error)
         else:
@@ -86,12 +85,24 @@ def start_ray(cpus: int) -> None:
     tighten(Path("~/.ray").expanduser(), Path("~/.ray/auth_token").expanduser())
     folder = private_folder()
     options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}
-    ray.init(num_cpus=cpus, include_dashboard=False, **options)
+    # Without "local", Ray joins the cluster that a file in its folder names, also another user's.
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
     log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
 
 
-def check(address: str, facts: ClusterFacts, what: str) -> None:
-    """Raise `SessionError` or `AuthError` if this process cannot join a cluster."""
+def check(address: str, what: str) -> None:
+    """Raise `SessionError` or `AuthError`, in seconds, if this process cannot join a cluster."""
+    if "://" in address:
+        raise SessionError(
+            f"{what} is not the address of a Ray head (host:6379): sessions exchange data with the "
+            "ranks directly, which neither Ray Client nor the job server allows. Submit the "
+            "program with `ray job submit`"
+        )
+    check_facts(probe(address), what)
+
+
+def check_facts(facts: ClusterFacts, what: str) -> None:
+    """Raise `SessionError` or `AuthError` if a cluster does not fit this process."""
     if facts.wants_token:
         raise AuthError(
             f"{what} requires a token, and this process has none: set RAY_AUTH_MODE=token and "
