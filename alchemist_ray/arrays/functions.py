@@ -237,7 +237,9 @@ def _stack(engine: Engine, arrays: Sequence[Any], axis: int = 0) -> Any:
 def _with_axes(engine: Engine, x: Any, ndim: int, *, front: bool = False) -> Any:
     """An array with at least `ndim` dimensions: new axes follow its own, or precede them."""
     shape = np.shape(x)
-    new = (1,) * max(0, ndim - len(shape))
+    if len(shape) >= ndim:
+        return x
+    new = (1,) * (ndim - len(shape))
     wanted = new + shape if front else shape + new
     return engine.reshape(x, wanted) if isinstance(x, MatrixRef) else np.reshape(x, wanted)
 

@@ -53,7 +53,8 @@ class SessionCheckpoints(GangOwner):
             raise MatrixError(
                 f"{len(found)} matrices have the name {name!r}: choose one of list_matrices()"
             )
-        return find_sparse(connection, told, name) or connection.handle(found[0])
+        sparse = find_sparse(connection, told, name)
+        return connection.handle(found[0]) if sparse is None else sparse
 
     def checkpoint(self, folder: str | os.PathLike[str]) -> None:
         """Write all matrices of the session into a folder that all nodes see.
