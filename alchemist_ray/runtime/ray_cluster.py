@@ -50,6 +50,7 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
     """
     if ray.is_initialized():
         return False
+    tighten()
     if adopt(os.environ):
         raise SessionError(
             "this job's Ray requires its token, and ray was imported before the token was known: "
@@ -82,7 +83,7 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
 
 def start_ray(cpus: int) -> None:
     """Start a Ray cluster for this process, in a folder that only this user can enter."""
-    tighten(Path("~/.ray").expanduser(), Path("~/.ray/auth_token").expanduser())
+    tighten()
     folder = private_folder()
     options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}
     # Without "local", Ray joins the cluster that a file in its folder names, also another user's.
@@ -189,9 +190,10 @@ def private_folder() -> Path | None:
     return folder / RAY_FOLDER
 
 
-def tighten(folder: Path, token: Path) -> None:
+def tighten() -> None:
     """Make Ray's token readable by its owner alone, or warn where it is not ours."""
-    for path, mode in ((folder, 0o700), (token, 0o600)):
+    folder = Path("~/.ray").expanduser()
+    for path, mode in ((folder, 0o700), (folder / "auth_token", 0o600)):
         try:
             about = path.stat()
         except OSError:

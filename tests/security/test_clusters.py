@@ -210,11 +210,14 @@ def test_a_folder_of_another_user_is_not_used(
         squatted.rmdir()
 
 
-def test_tokens_become_readable_by_their_owner_alone(tmp_path: Path) -> None:
+def test_tokens_become_readable_by_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     folder, token = tmp_path / ".ray", tmp_path / ".ray" / "auth_token"
     folder.mkdir(mode=0o755)
     token.write_text("secret")
     token.chmod(0o644)
-    tighten(folder, token)
+    tighten()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
