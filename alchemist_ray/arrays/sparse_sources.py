@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays.rules import matrix_dtype
+from alchemist_ray.dtypes import check_range, chosen_dtype
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.object_refs import resolved
 
@@ -39,7 +40,7 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
     Raises
     ------
     DtypeError
-        If its elements are not numbers that a matrix can have.
+        If its elements are not numbers that a matrix, or the dtype that was chosen, can have.
     ShapeError
         If it does not have two dimensions, or an element is outside of the shape.
     BadArgumentError
@@ -52,7 +53,10 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
     rows = data.tocsr()
     if rows.dtype.kind not in "biufc":
         raise DtypeError(f"elements of dtype {rows.dtype} are not numbers")
-    kind = matrix_dtype(np.dtype(rows.dtype if dtype is None else dtype))
+    if dtype is None:
+        return rows.astype(matrix_dtype(rows.dtype), copy=False)
+    kind = chosen_dtype(rows.dtype, dtype)
+    check_range(rows.data, kind, "the sparse matrix")
     return rows.astype(kind, copy=False)
 
 

@@ -101,6 +101,11 @@ def test_bad_input(session: AlchemistSession) -> None:
         A @ a.T
     with pytest.raises(DtypeError):
         session.send_matrix(a.astype(np.longdouble))
+    for value, dtype in ((1 << 40, "int32"), (1e300, "float32")):
+        large = a.tolil()
+        large[2, 3] = value
+        with pytest.raises(DtypeError, match=f"{dtype} cannot hold"):
+            session.send_matrix(large.astype(type(value)), dtype=dtype)
 
 
 def test_a_sparse_matrix_is_freed_with_its_last_handle(session: AlchemistSession) -> None:
