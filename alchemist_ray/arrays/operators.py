@@ -1,4 +1,4 @@
-"""What makes a handle an array: operators, methods, NumPy's protocols. `Handle` inherits it."""
+"""Operators, methods and NumPy's protocols of handles. `Handle` inherits them."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ class ArrayOperators(ArrayMethods):
     # --- where it takes place ---
 
     def plan(self, op: str, other: Any) -> OperandPlacement:
-        """What an operation with another matrix would move, without doing it.
+        """The elements that an operation with another matrix would move, without computing.
 
         Parameters
         ----------
