@@ -32,7 +32,7 @@ def matmul(
     Returns
     -------
     C : matrix, shape (m, n); of a vector A (n,), of a vector B (m,), of two a number
-        In VC_STAR, STAR_VC or MC_MR, whichever needs the least communication. For A and B in
+        In VC_STAR, STAR_VC or MC_MR, whichever takes the least time to move words. For A and B in
         VC_STAR it is VC_STAR if A is tall and B small, or if both are square on up to 5 ranks.
 
     Raises
@@ -44,13 +44,13 @@ def matmul(
 
     Notes
     -----
-    ``2 m n k / ranks`` flops (of complex numbers four times as many). A rank receives the least
+    ``2 m n k / ranks`` flops (of complex numbers four times as many). A rank receives one
     of ``k n``, ``m k``, ``m n`` (one operand, or partial results, between all ranks) and
     ``m k / height + k n / width`` (SUMMA on the grid) words. A transposed operand counts as one
     in the mirrored layout: it is a view of its local block and costs no communication, so that
-    A^H B of A and B in VC_STAR takes ``m n`` words for any k. Memory in addition to the matrices:
-    three panels of 32 MiB, a copy of an operand whose layout does not fit, and for "C" of a
-    complex operand its local conjugate. Sources: see ali/linalg/gemm.py.
+    A^H B of tall A and B in VC_STAR takes ``m n`` words for any k. Memory in addition to the
+    matrices: three panels of 32 MiB, a copy of an operand whose layout does not fit, and for "C" of
+    a complex operand its local conjugate. Sources: see ali/linalg/gemm.py.
 
     Error: 4 eps, relative to |C|. Peak memory: 1.1 times arguments and results.
     """
