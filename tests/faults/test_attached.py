@@ -19,6 +19,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.clients import worker_fetch
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
@@ -173,6 +174,26 @@ def test_a_forked_child_has_connections_of_its_own(als: AlchemistSession) -> Non
         assert child.exitcode == 0
     np.testing.assert_array_equal(handle.fetch(), A)  # and the parent's gang goes on
     assert als.run(lambda comm: comm.size) == 2
+
+
+def _fetch_in_child(handle: Handle, answers: Any) -> None:
+    answers.put(float(worker_fetch.fetch(handle).sum()))
+
+
+def test_a_child_forked_while_a_thread_of_the_parent_fetches_can_fetch(
+    als: AlchemistSession,
+) -> None:
+    handle = als.send_matrix(np.ones((4, 3)))
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_fetch_in_child, args=(handle, answers))
+    with worker_fetch._lock:
+        child.start()
+    try:
+        assert answers.get(timeout=60) == 12
+    finally:
+        child.kill()
+        child.join(30)
 
 
 # --- results that must not be lost ---
