@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from alchemist_ray.transfer.sending import send
 
 LIBRARY = "ali.arrays"  # linalg under a name of its own: a user's is left alone
 LAYOUT = "VC_STAR"  # of arrays that are sent
+COMPARISONS: dict[str, Any] = {
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
+    "greater": operator.gt, "greater_equal": operator.ge,
+}  # fmt: skip
 
 
 class Engine:
@@ -62,7 +67,9 @@ class Engine:
         A, other = (right, left) if reflected else (left, right)
         value = rules.number(other)
         if isinstance(value, int) and abs(value) > rules.EXACT and A.dtype == np.int64:
-            other, value = np.asarray(value), None  # object, if it is beyond 64 bits
+            if not -(1 << 63) <= value < 1 << 63:
+                return self._beyond_int64(op, A, value, reflected=reflected)
+            other, value = np.asarray(value), None
         if value is not None:
             kind = type(value).__name__
             return self.call(
@@ -75,6 +82,13 @@ class Engine:
             B = self.sent(array)
             return self.call("elementwise", op, *((B, A) if reflected else (A, B)))
         return self.call("combine", op, A, *rules.encode_operand(array), reflected=reflected)
+
+    def _beyond_int64(self, op: str, A: Any, value: int, *, reflected: bool) -> Any:
+        """As in NumPy: a comparison is the same for all elements, the rest is an error."""
+        if op not in COMPARISONS:
+            raise OverflowError(f"{op}: {value} is too large for elements of int64")
+        found = COMPARISONS[op](*((value, 0) if reflected else (0, value)))
+        return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
 
     def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""

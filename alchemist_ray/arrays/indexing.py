@@ -7,6 +7,7 @@ positions; see `ali/arrays/selecting.py`.
 from __future__ import annotations
 
 import operator
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,11 @@ def _columns(A: Any, parsed: _Parsed) -> list[str]:
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     """See `Handle.__setitem__`."""
     mask = _whole_mask(engine, A, key)
+    if A.dtype.kind in "if" and np.iscomplexobj(value):
+        if isinstance(value, complex):  # as NumPy, which warns of arrays
+            raise TypeError(f"{value} cannot be an element of an array of {A.dtype}")
+        text = "an assignment discards the imaginary parts"
+        warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=3)
     filling = engine.matrix(value, A)
     A.forget_elements()
     if mask is not None:

@@ -144,6 +144,10 @@ def test_assignment_to_elements_that_indices_pick(session: AlchemistSession) -> 
         session.send_matrix(a)[table] = 1
     with pytest.raises(BadArgumentError, match="leave it out"):
         v[:, None] = 1
+    with pytest.raises(TypeError, match="element of an array of float64"):
+        v[0] = 1j
+    with pytest.warns(np.exceptions.ComplexWarning):
+        v[:2] = np.array([1j, 2])
 
 
 def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
