@@ -14,17 +14,17 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 .PHONY: help env demo test test-quick test-long soak test-kube docs lint format bench lock image clean-image clean
 
 help:
-	@echo "make demo    set up and show the whole way: array -> MPI ranks -> result"
+	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
 	@echo "make test    set up and run all tests, 25 minutes on 2 cores (PYTHON=python3.12 to choose another)"
 	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
 	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff and mypy; make format lets ruff change the files"
 	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
 	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
-	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; says what it needs)"
+	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results"
-	@echo "make image   the container image, by podman"
-	@echo "make env     only set up $(VENV)"
+	@echo "make image   the container image, by podman; make clean-image removes it"
+	@echo "make env     only set up $(VENV); make lock updates constraints.txt; make clean removes all"
 
 env: $(READY)
 

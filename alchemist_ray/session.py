@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
-from alchemist_ray.arrays.sparse import is_sparse, send_sparse
+from alchemist_ray.arrays.sparse import send_sparse
+from alchemist_ray.arrays.sparse_sources import is_sparse, is_sparse_blocks
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
@@ -96,6 +97,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         name: str | None = None,
         dtype: Any = None,
         durable: bool = False,
+        shape: tuple[int, int] | None = None,
         print_times: bool = False,
     ) -> Any:
         """Send a matrix to the gang.
@@ -107,7 +109,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
             in the Ray object store, each with the row and column of its first element, that
             together cover a matrix exactly once. Also Dask arrays, Ray Datasets, data frames
             of pandas and Spark, MLlib's distributed matrices, arrays of h5py and zarr, and
-            sparse matrices of SciPy (layout, name and print_times do not apply to them).
+            sparse matrices of SciPy (layout and print_times do not apply to them). A list of
+            ``(rows, columns, values)``, three arrays, or of ``(block, row0, col0)`` with sparse
+            blocks of SciPy is a sparse matrix too.
         layout : str
             Its distribution over the ranks: one of Elemental's 14 names (``docs/layouts.md``).
         name : str, optional
@@ -118,6 +122,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         durable : bool
             Keep a copy in the object store, with which the matrix is rebuilt after a failure. Only
             with ``max_failures``; arrays up to 1 MiB and blocks in the store are always kept.
+        shape : (int, int), optional
+            Of a sparse matrix in blocks, required if the blocks are ObjectRefs. Default: the
+            smallest that has all of them.
         print_times : bool
             Print how long each step took, per rank.
 
@@ -140,8 +147,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         On the same node the data is copied once, through shared memory; each other
         node has two streams. A layout with copies is sent once and copied by the ranks over MPI.
         """
-        if is_sparse(matrix):
-            return send_sparse(self.connection, matrix, dtype)
+        if shape is not None or is_sparse(matrix) or is_sparse_blocks(matrix):
+            return send_sparse(self.connection, matrix, dtype, shape=shape, name=name)
         return sending.send(
             self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
             print_times=print_times,

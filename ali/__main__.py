@@ -17,8 +17,13 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser("new-library", help="create a small library with its build and test")
     new.add_argument("name", help="a lower-case identifier, also the name of the folder")
-    new.add_argument("--language", choices=list(scaffold.LANGUAGES), default="c")
-    new.add_argument("--folder", default=".", type=Path, help="where (default: here)")
+    new.add_argument(
+        "--language",
+        choices=list(scaffold.LANGUAGES),
+        default="c",
+        help="language of the code (default: c)",
+    )
+    new.add_argument("--folder", default=".", type=Path, help="parent folder (default: this one)")
     commands.add_parser("include", help="print the folder of alchemist.h")
     for compiler in ("mpicc", "mpicxx"):
         commands.add_parser(compiler, help=f"print the path of the gang's {compiler}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from ali import elf
+from mpi_workers.failures import Failure
 
 MPI_NAME = re.compile(r"(libmpi[\w+-]*)\.so\.(\d+)")
 MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|cxx|f|f90)?")  # its ABI, and other languages' bindings
@@ -54,6 +55,17 @@ def _is_foreign(name: str, here: list[str]) -> bool:
 def second_mpi() -> str | None:
     """The file of another MPI that is mapped besides the one that mpi4py runs on, or None."""
     return next(iter(sorted(_cores() - _OURS)), None)
+
+
+def refuse_second_mpi(library: str, file: Path) -> None:
+    """Raise `Failure` (LibraryLoadError) if a library has loaded another MPI."""
+    if other := second_mpi():
+        raise Failure(
+            "LibraryLoadError",
+            f"library {library!r}: {file} has loaded a second MPI, {other}, but this gang runs on "
+            f"{our_mpi()}, and their communicators differ: request new workers, and build the "
+            "library with the gang's mpicc (`python -m ali mpicc`)",
+        )
 
 
 def _cores() -> set[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ali.interface import PythonLibrary
+from ali.mpi_family import refuse_second_mpi
 from ali.native import NativeLibrary
 from mpi_workers.failures import Failure
 
@@ -53,9 +54,10 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
             found = _by_name(name)
             if isinstance(found, Path):
                 return NativeLibrary(name, found)
-            return PythonLibrary(name, found, path)
+            return _checked(PythonLibrary(name, found, path), name, found)
         if Path(path).suffix == ".py":
-            return PythonLibrary(name, _by_path(name, Path(path)))
+            module = _by_path(name, Path(path))
+            return _checked(PythonLibrary(name, module), name, module)
         if ".so" in Path(path).suffixes:
             return NativeLibrary(name, Path(path))
         raise Failure(
@@ -70,6 +72,17 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
             f"library {name!r} did not load: {type(error).__name__}: {error}",
             traceback=traceback.format_exc(),
         ) from error
+
+
+def _checked(library: PythonLibrary, name: str, module: ModuleType) -> PythonLibrary:
+    """A library whose modules have loaded no other MPI; ours check what they load."""
+    if not module.__name__.startswith("ali."):
+        try:
+            refuse_second_mpi(name, Path(module.__file__ or module.__name__))
+        except Failure:
+            library.close()
+            raise
+    return library
 
 
 def _by_path(name: str, path: Path) -> ModuleType:

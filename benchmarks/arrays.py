@@ -9,6 +9,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 from typing import Any
 
 import dask.array
+import dask.dataframe
 import numpy as np
 
 from alchemist_ray import AlchemistSession
@@ -19,6 +20,8 @@ SHAPE = (8000, 4000)
 TARGET = 1.5
 SMALL = (100, 10)
 VALUES = 10_000_000
+MANY = 100_000_000
+SHARES = [5, 50, 95]
 ROUNDS = 15
 
 
@@ -60,20 +63,52 @@ def run() -> Report:
         report.notes.append(_overhead(als))
     with AlchemistSession(CORES, progress=False) as als:
         report.notes.append(_ordering(als))
+    with AlchemistSession(CORES, progress=False) as als:
+        report.notes.append(_many(als))
     return report
+
+
+def _many(als: AlchemistSession) -> str:
+    """Sort and percentiles of many values, against NumPy and Dask.
+
+    Dask has no sort of an array: that of its data frames is exact, with an index that moves along.
+    Its percentiles are approximate.
+    """
+    a = np.random.default_rng(0).random(MANY)
+    A, D = als.send_matrix(a), dask.array.from_array(a, chunks=MANY // 16)
+    np.testing.assert_array_equal(np.sort(A)[:: MANY // 100], np.sort(a)[:: MANY // 100])
+    frame = dask.dataframe.from_array(a, chunksize=MANY // 16, columns="value").to_frame()
+    sorts = in_turns({"ours": lambda: np.sort(A), "numpy": lambda: np.sort(a)}, 3)
+    sorts |= in_turns({"dask": lambda: _consumed(frame.sort_values("value"))}, 1)
+    shares = in_turns({
+        "ours": lambda: np.percentile(A, SHARES), "numpy": lambda: np.percentile(a, SHARES),
+        "dask": lambda: dask.array.percentile(D, SHARES).compute(),
+    }, 3)  # fmt: skip
+    told = []
+    for name, times in (("`np.sort`", sorts), ("`np.percentile` (three)", shares)):
+        told.append(
+            f"{name} {times['ours'] / times['numpy']:.2f} ({times['ours']:.2f} s; numpy "
+            f"{times['numpy']:.2f}; Dask's {times['dask']:.2f})"
+        )
+        print(told[-1], flush=True)
+    return f"Of a vector of {MANY:.0e} float64, x numpy: " + "; ".join(told) + "."
+
+
+def _consumed(frame: Any) -> None:
+    """Compute all partitions of a frame, and keep none."""
+    frame.map_partitions(len).compute()
 
 
 def _ordering(als: AlchemistSession) -> str:
     """Functions that need the order of all elements of a vector, against NumPy and Dask."""
     a = np.random.default_rng(0).random(VALUES)
     A, D = als.send_matrix(a), dask.array.from_array(a, chunks=VALUES // 8)
-    shares = [5, 50, 95]
     works: dict[str, tuple[Any, Any]] = {
         "`np.sort`": (lambda: np.sort(A), lambda: np.sort(a)),
         "stable `np.argsort`": (lambda: np.argsort(A), lambda: np.argsort(a, kind="stable")),
         "`np.percentile` (three)": (
-            lambda: np.percentile(A, shares),
-            lambda: np.percentile(a, shares),
+            lambda: np.percentile(A, SHARES),
+            lambda: np.percentile(a, SHARES),
         ),
         "`np.median`": (lambda: np.median(A), lambda: np.median(a)),
         "`np.cumsum`": (lambda: np.cumsum(A), lambda: np.cumsum(a)),
@@ -83,7 +118,7 @@ def _ordering(als: AlchemistSession) -> str:
     for name, (ours, numpys) in works.items():
         works_here = {"ours": ours, "numpy": numpys}
         if "percentile" in name:  # Dask's is an approximation; it has no sort
-            works_here["dask"] = lambda: dask.array.percentile(D, shares).compute()
+            works_here["dask"] = lambda: dask.array.percentile(D, SHARES).compute()
         times = in_turns(works_here, 3)
         ratio = times["ours"] / times["numpy"]
         told.append(f"{name} {ratio:.2f} ({_detail(times)})")

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import queue
-import socket
 import threading
 import warnings
 import weakref
@@ -14,12 +13,12 @@ import weakref
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import AlchemistError, ResourceError, SessionError
+from alchemist_ray.errors import AlchemistError, AuthError, ResourceError, SessionError
 from alchemist_ray.runtime.placement import Reservation, inherited
+from alchemist_ray.runtime.ray_cluster import check
 from envs.config import EnvConfig
 from envs.errors import EnvError
 
-PROBE_S = 5.0  # for the head of a cluster to accept a connection
 RELEASE_S = 5.0  # for collected sessions to close
 
 _forked_from_ray = False
@@ -67,7 +66,7 @@ def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
     if config.hostname is not None and config.port is not None:
         try:
             session.connect_to_alchemist(config.hostname, config.port)
-        except SessionError as error:
+        except (AuthError, SessionError) as error:
             warnings.warn(f"config['hostname'] and config['port'] are ignored: {error}",
                           stacklevel=2)  # fmt: skip
     return session
@@ -88,12 +87,13 @@ def _join_cluster(config: EnvConfig) -> None:
     if config.hostname is None or ray.is_initialized():
         return
     host = "127.0.0.1" if config.hostname == "0.0.0.0" else config.hostname
+    address = f"{host}:{config.port or 0}"
     try:
-        socket.create_connection((host, config.port or 0), PROBE_S).close()
-        ray.init(address=f"{host}:{config.port}")
-    except (OSError, ConnectionError) as error:
+        check(address, address)
+        ray.init(address=address)
+    except (AlchemistError, ConnectionError) as error:
         warnings.warn(
-            f"no Ray cluster at {host}:{config.port} ({error}): the environment uses the cluster "
+            f"no Ray cluster at {address} ({error}): the environment uses the cluster "
             "that runs on this machine, or starts one",
             stacklevel=3,
         )

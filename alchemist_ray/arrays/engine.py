@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from alchemist_ray.transfer.sending import send
 
 LIBRARY = "ali.arrays"  # linalg under a name of its own: a user's is left alone
 LAYOUT = "VC_STAR"  # of arrays that are sent
+COMPARISONS: dict[str, Any] = {
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
+    "greater": operator.gt, "greater_equal": operator.ge,
+}  # fmt: skip
 
 
 class Engine:
@@ -31,10 +37,11 @@ class Engine:
         self.connection = connection
         self._library: Library | None = None
 
-    def call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a routine of the ranks' library."""
+    def call(self, routine: str, *args: Any, columns: Sequence[str] = (), **kwargs: Any) -> Any:
+        """Call a routine of the ranks' library; `columns` are names for those of its result."""
         try:
-            return self._routine(routine)(*args, **kwargs)
+            found = self._routine(routine)
+            return (found.options(columns=columns) if columns else found)(*args, **kwargs)
         except ResourceError as error:
             shapes = " and ".join(str(x.shape) for x in args if isinstance(x, MatrixRef))
             raise ResourceError(f"{routine} of {shapes or 'nothing'}: {error}") from None
@@ -60,7 +67,9 @@ class Engine:
         A, other = (right, left) if reflected else (left, right)
         value = rules.number(other)
         if isinstance(value, int) and abs(value) > rules.EXACT and A.dtype == np.int64:
-            other, value = np.asarray(value), None  # object, if it is beyond 64 bits
+            if not -(1 << 63) <= value < 1 << 63:
+                return self._beyond_int64(op, A, value, reflected=reflected)
+            other, value = np.asarray(value), None
         if value is not None:
             kind = type(value).__name__
             return self.call(
@@ -74,6 +83,13 @@ class Engine:
             return self.call("elementwise", op, *((B, A) if reflected else (A, B)))
         return self.call("combine", op, A, *rules.encode_operand(array), reflected=reflected)
 
+    def _beyond_int64(self, op: str, A: Any, value: int, *, reflected: bool) -> Any:
+        """As in NumPy: a comparison is the same for all elements, the rest is an error."""
+        if op not in COMPARISONS:
+            raise OverflowError(f"{op}: {value} is too large for elements of int64")
+        found = COMPARISONS[op](*((value, 0) if reflected else (0, value)))
+        return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
+
     def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""
         return self.call("apply", op, A)
@@ -84,8 +100,9 @@ class Engine:
         if A.dtype == wanted and not copy:
             return A
         if wanted.kind == "b":
-            return self.binary("not_equal", A, 0)
-        return self.call("astype", A, wanted.name)
+            return self.call("elementwise_scalar", "not_equal", A, 0j, kind="int",
+                             columns=A.columns)  # fmt: skip
+        return self.call("astype", A, wanted.name, columns=A.columns)
 
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
@@ -139,7 +156,7 @@ class Engine:
 
     def copy(self, A: Any) -> Any:
         """A matrix of its own with the elements of A: `als.run` may write to it."""
-        return self.call("astype", A, A.dtype.name)
+        return self.call("astype", A, A.dtype.name, columns=A.columns)
 
     def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
         """A^T, or A^H; a vector is its own."""
@@ -163,7 +180,9 @@ class Engine:
         while len(level) > 1:
             pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
             level = [
-                self.call("concatenate", *pair, axis=along) if len(pair) == 2 else pair[0]
+                self.call("concatenate", *pair, axis=along, columns=_joined_columns(pair, along))
+                if len(pair) == 2
+                else pair[0]
                 for pair in pairs
             ]
         return level[0]
@@ -175,3 +194,11 @@ class Engine:
             op, layout, (a_layout, b_layout),
             (a_words * A.dtype.itemsize, b_words * B.dtype.itemsize), way,
         )  # fmt: skip
+
+
+def _joined_columns(pair: Sequence[Any], along: int) -> tuple[str, ...]:
+    """Names of the columns of two matrices that are joined; none unless both have names."""
+    above, below = (one.columns for one in pair)
+    if along == 0:
+        return tuple(above) if above == below else ()
+    return (*above, *below) if above and below else ()

@@ -1,4 +1,4 @@
-"""What leaves a gang: fetched arrays and parts, Python numbers, text."""
+"""Values that leave a gang: fetched arrays and parts, Python numbers, text."""
 
 from __future__ import annotations
 

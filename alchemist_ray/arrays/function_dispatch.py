@@ -7,12 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import functions, linear, ordering, rearranging, rules, statistics
+from alchemist_ray.arrays import (
+    comparisons,
+    complex_parts,
+    functions,
+    linear,
+    ordering,
+    rearranging,
+    rules,
+    statistics,
+)
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.errors import BadArgumentError
 
-IMPLEMENTED_IN = (functions, linear, ordering, rearranging, statistics)  # these fill the table
+IMPLEMENTED_IN = (
+    comparisons,
+    complex_parts,
+    functions,
+    linear,
+    ordering,
+    rearranging,
+    statistics,
+)  # fmt: skip  (these fill the table)
 INSTEAD = {  # of functions that are missing: code that runs as it is here, and when it is the same
     "save": "A.save('matrix.npy')",
     "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",
@@ -22,7 +39,7 @@ INSTEAD = {  # of functions that are missing: code that runs as it is here, and 
     "insert": "np.concatenate([A[:2], A[:1], A[2:]])",
     "compress": "A[A[:, 0] > 0], a mask of rows", "extract": "A[A > 0], a mask of elements",
     "place": "A[A > 0] = 1", "putmask": "A[A > 0] = 1", "copyto": "A[...] = 1",
-    "rot90": "A.T[::-1]", "inner": "A @ A.T", "vdot": "np.sum(np.conj(A) * A)",
+    "rot90": "A.T[::-1]", "einsum": "np.sum(A * A, axis=1) for 'ij,ij->i', A @ A.T for products",
     "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "ediff1d": "np.diff(A.ravel())",
     "piecewise": "np.where(A > 0, A, -A)", "select": "np.where(A > 0, A, np.where(A < -1, 0, 1))",
     "setxor1d": "np.setdiff1d(np.union1d(A, A), np.intersect1d(A, A))",

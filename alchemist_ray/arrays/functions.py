@@ -40,16 +40,6 @@ def _size(engine: Engine, a: Any, axis: int | None = None) -> int:
     return size
 
 
-@implements(np.iscomplexobj)
-def _iscomplexobj(engine: Engine, x: Any) -> bool:
-    return bool(x.dtype.kind == "c")
-
-
-@implements(np.isrealobj)
-def _isrealobj(engine: Engine, x: Any) -> bool:
-    return bool(x.dtype.kind != "c")
-
-
 @implements(np.result_type)
 def _result_type(engine: Engine, *arrays_and_dtypes: Any) -> np.dtype[Any]:
     return np.result_type(*(x.dtype if isinstance(x, MatrixRef) else x for x in arrays_and_dtypes))
@@ -77,8 +67,11 @@ def _sum(engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: 
 
 
 @implements(np.mean)
-def _mean(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return engine.reduce("mean", a, axis, keepdims=bool(keepdims))
+def _mean(
+    engine: Engine, a: Any, axis: Any = None, dtype: Any = None, *, keepdims: Any = False
+) -> Any:
+    whole = a if dtype is None else engine.astype(a, dtype, copy=False)
+    return engine.reduce("mean", whole, axis, keepdims=bool(keepdims))
 
 
 def _deviation(op: str) -> Implementation:
@@ -86,11 +79,13 @@ def _deviation(op: str) -> Implementation:
         engine: Engine,
         a: Any,
         axis: Any = None,
+        dtype: Any = None,
         *,
         ddof: Any = 0,
         correction: Any = None,
         keepdims: Any = False,
     ) -> Any:
+        a = a if dtype is None else engine.astype(a, dtype, copy=False)
         less = ddof if correction is None else correction
         whole = less == int(less) and less >= 0
         found = engine.reduce(
@@ -141,9 +136,9 @@ def _count_nonzero(engine: Engine, a: Any, axis: Any = None, keepdims: Any = Fal
 
 
 @implements(np.trace, np.linalg.trace)
-def _trace(engine: Engine, a: Any, /, *, dtype: Any = None) -> Any:
+def _trace(engine: Engine, a: Any, /, offset: int = 0, *, dtype: Any = None) -> Any:
     _require_matrix("np.trace", a)
-    found = engine.call("diagonal", a if dtype is None else engine.astype(a, dtype))
+    found = _diagonal(engine, a if dtype is None else engine.astype(a, dtype), offset)
     return engine.reduce("sum", found, None)
 
 
@@ -171,15 +166,22 @@ def _require_matrix(name: str, a: Any) -> None:
 
 
 @implements(np.reshape)
-def _reshape(engine: Engine, a: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+def _reshape(
+    engine: Engine, a: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None
+) -> Any:
     if copy is False:
         raise ValueError("reshape: copy=False is not possible for arrays on ranks")
-    return engine.reshape(a, shape)
+    if order == "C":
+        return engine.reshape(a, shape)
+    if order != "F":
+        raise rules.unsupported(f"np.reshape with order={order!r}", "it can be 'C' or 'F'")
+    wanted = rules.reshaped(a.shape, shape)
+    return engine.transpose(engine.reshape(engine.transpose(a), wanted[::-1]))
 
 
 @implements(np.ravel)
-def _ravel(engine: Engine, a: Any) -> Any:
-    return engine.reshape(a, -1)
+def _ravel(engine: Engine, a: Any, order: str = "C") -> Any:
+    return _reshape(engine, a, -1, order)
 
 
 @implements(np.squeeze)
@@ -237,20 +239,33 @@ def _stack(engine: Engine, arrays: Sequence[Any], axis: int = 0) -> Any:
 def _with_axes(engine: Engine, x: Any, ndim: int, *, front: bool = False) -> Any:
     """An array with at least `ndim` dimensions: new axes follow its own, or precede them."""
     shape = np.shape(x)
-    new = (1,) * max(0, ndim - len(shape))
+    if len(shape) >= ndim:
+        return x
+    new = (1,) * (ndim - len(shape))
     wanted = new + shape if front else shape + new
     return engine.reshape(x, wanted) if isinstance(x, MatrixRef) else np.reshape(x, wanted)
 
 
 @implements(np.diagonal, np.linalg.diagonal)
-def _diagonal(engine: Engine, a: Any, /) -> Any:
+def _diagonal(engine: Engine, a: Any, /, offset: int = 0) -> Any:
     _require_matrix("np.diagonal", a)
+    if offset:  # the main diagonal of a part
+        a = a[:, offset:] if offset > 0 else a[-offset:]
     return engine.call("diagonal", a)
 
 
 @implements(np.diag)
-def _diag(engine: Engine, v: Any) -> Any:
-    return engine.call("diag" if v.ndim == 1 else "diagonal", v)
+def _diag(engine: Engine, v: Any, k: int = 0) -> Any:
+    if v.ndim != 1:
+        return _diagonal(engine, v, k)
+    found = engine.call("diag", v)
+    if not k:
+        return found
+    length = v.size + abs(k)
+    whole = engine.call("filled", [length, length], 0, v.dtype.name)
+    rows, cols = (slice(None, v.size), slice(k, None)), (slice(-k, None), slice(None, v.size))
+    whole[rows if k > 0 else cols] = found
+    return whole
 
 
 @implements(np.triu)
@@ -326,55 +341,6 @@ def _round(engine: Engine, a: Any, decimals: int = 0) -> Any:
         return engine.unary("rint", a)
     scale = 10.0 ** abs(decimals)
     return np.rint(a * scale) / scale if decimals > 0 else np.rint(a / scale) * scale
-
-
-@implements(np.real)
-def _real(engine: Engine, val: Any) -> Any:
-    return val.real
-
-
-@implements(np.imag)
-def _imag(engine: Engine, val: Any) -> Any:
-    return val.imag
-
-
-@implements(np.isclose)
-def _isclose(
-    engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
-) -> Any:
-    near = abs(a - b) <= atol + rtol * abs(b)
-    found = engine.where(np.isfinite(b), near, a == b) if _inexact(b) else near
-    return found | (np.isnan(a) & np.isnan(b)) if equal_nan else found
-
-
-def _inexact(x: Any) -> bool:
-    return isinstance(x, MatrixRef) and x.dtype.kind in "fc"
-
-
-@implements(np.allclose)
-def _allclose(
-    engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
-) -> bool:
-    return bool(_all(engine, _isclose(engine, a, b, rtol, atol, equal_nan)))
-
-
-@implements(np.array_equal)
-def _array_equal(engine: Engine, a1: Any, a2: Any, equal_nan: bool = False) -> bool:
-    if np.shape(a1) != np.shape(a2):
-        return False
-    same = engine.binary("equal", a1, a2)
-    if equal_nan:
-        same = same | (np.isnan(a1) & np.isnan(a2))
-    return bool(_all(engine, same))
-
-
-@implements(np.array_equiv)
-def _array_equiv(engine: Engine, a1: Any, a2: Any) -> bool:
-    try:
-        np.broadcast_shapes(np.shape(a1), np.shape(a2))
-    except ValueError:
-        return False
-    return bool(_all(engine, engine.binary("equal", a1, a2)))
 
 
 # --- like another -----------------------------------------------------------------------

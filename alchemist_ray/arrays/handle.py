@@ -35,8 +35,9 @@ class Handle(ArrayOperators):
         The gang's incarnation; a handle of an older one is stale.
     columns : tuple of str
         Names of the columns, if the data that was sent or loaded had names; else empty. `save` to
-        CSV and Parquet, `to_dataset` and `to_spark` give them back. A copy in another layout keeps
-        them, the result of an expression or a routine has none.
+        CSV and Parquet, `to_dataset` and `to_spark` give them back. They stay with a copy
+        (`copy`, `astype`, `to_layout`), with selected rows and columns, with columns that are
+        sorted (``np.sort(A, axis=0)``) and with matrices that are joined. Other results have none.
 
     Notes
     -----

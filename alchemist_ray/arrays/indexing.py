@@ -7,6 +7,7 @@ positions; see `ali/arrays/selecting.py`.
 from __future__ import annotations
 
 import operator
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,31 +61,90 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
     mask = _whole_mask(engine, A, key)
     if mask is not None:
         return engine.call("elements", A, mask)
+    table = _table(key)
+    if table is not None:
+        return _picked_by_table(engine, A, key, table)
     parsed = _parsed(engine, A, key)
     if parsed.shape is not None:
         lists = [rules.encode_index(np.asarray(one)) for one in (parsed.rows, parsed.cols)]
         return engine.call("pick", A, *lists, list(parsed.shape))
-    found = engine.call("part", A, **parsed.arguments())
+    found = engine.call("part", A, columns=_columns(A, parsed), **parsed.arguments())
     if isinstance(parsed.rows, range) and isinstance(parsed.cols, range):
         found.mark_part_of(A.name)  # a view in NumPy
     return found
 
 
+def _columns(A: Any, parsed: _Parsed) -> list[str]:
+    """Names of the columns of a matrix that is a part of A.
+
+    A selection that is on the ranks counts if this process knows its elements.
+    """
+    if not A.columns or parsed.drop:
+        return []
+    chosen = parsed.cols
+    if isinstance(chosen, MatrixRef):
+        known = chosen.known_elements()
+        if known is None:
+            return []
+        chosen = np.flatnonzero(known) if known.dtype.kind == "b" else known
+    return [A.columns[i] for i in chosen]
+
+
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     """See `Handle.__setitem__`."""
     mask = _whole_mask(engine, A, key)
+    if A.dtype.kind in "if" and np.iscomplexobj(value):
+        if isinstance(value, complex):  # as NumPy, which warns of arrays
+            raise TypeError(f"{value} cannot be an element of an array of {A.dtype}")
+        text = "an assignment discards the imaginary parts"
+        warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=3)
     filling = engine.matrix(value, A)
     A.forget_elements()
     if mask is not None:
         engine.call("assign_elements", A, mask, filling)
         return
-    parsed = _parsed(engine, A, key)
-    if parsed.shape is not None or parsed.drop in ("row", "column"):
+    table = _table(key)
+    if table is None:
+        parsed = _parsed(engine, A, key)
+    else:
+        keys = key if isinstance(key, tuple) else (key,)
+        if len(keys) != A.ndim or not all(_is_list(one) or _is_integer(one) for one in keys):
+            raise ShapeError("the index gives 3 dimensions: arrays on ranks have up to two")
+        parsed = _paired(A, [np.asarray(one) for one in (*keys, 0)[:2]], [])
+    if parsed.shape is not None:
+        lists = [rules.encode_index(np.asarray(one)) for one in (parsed.rows, parsed.cols)]
+        engine.call("put_elements", A, *lists, list(parsed.shape), filling)
+        return
+    if parsed.drop in ("row", "column", "vector"):
         raise rules.unsupported(
-            f"assignment to elements that {'two lists pick' if parsed.shape else 'None selects'}",
-            "assign to A[mask] with a mask of A's shape, or to A[np.ix_(rows, cols)]",
+            "None in the index of an assignment",
+            "leave it out, and give the value the shape of A[...] without None",
         )
     engine.call("assign", A, filling, **parsed.arguments())
+
+
+def _table(key: Any) -> int | None:
+    """Where in an index the only array of integers with two dimensions is; None if nowhere."""
+    keys = key if isinstance(key, tuple) else (key,)
+    found = [i for i, one in enumerate(keys) if _is_list(one) and len(np.shape(one)) == 2]
+    if len(found) != 1 or sum(map(_is_list, keys)) != 1:
+        return None
+    kind = keys[found[0]].dtype if hasattr(keys[found[0]], "dtype") else np.asarray(
+        keys[found[0]]).dtype  # fmt: skip
+    return None if kind.kind == "b" else found[0]
+
+
+def _picked_by_table(engine: Engine, A: Any, key: Any, place: int) -> Any:
+    """As NumPy: the elements at each index of a matrix of indices, in its shape."""
+    keys = key if isinstance(key, tuple) else (key,)
+    table = keys[place] if isinstance(keys[place], MatrixRef) else np.asarray(keys[place])
+    flat = engine.reshape(table, -1) if isinstance(table, MatrixRef) else table.reshape(-1)
+    found = get(engine, A, (*keys[:place], flat, *keys[place + 1 :]))
+    if found.ndim != 1:
+        raise ShapeError(
+            f"the index gives {found.ndim + 1} dimensions: arrays on ranks have up to two"
+        )
+    return engine.reshape(found, table.shape)
 
 
 def _whole_mask(engine: Engine, A: Any, key: Any) -> Any:
@@ -130,14 +190,9 @@ def _parsed(engine: Engine, A: Any, key: Any) -> _Parsed:
         raise ShapeError(
             f"the index gives {left + len(new)} dimensions: arrays on ranks have up to two"
         )
-    if left == 1:
-        if len(found) == 2:
-            raise rules.unsupported(
-                "None together with an integer",
-                "index first, and then add the axis: A[:, 0][:, None]",
-            )
-        return _Parsed(rows, cols, "row" if new[0] == 0 else "column")
-    raise rules.unsupported("None for a single element", "use .reshape(1) or .reshape(1, 1)")
+    if left + len(new) == 1:
+        return _Parsed(rows, cols, "vector")
+    return _Parsed(rows, cols, "row" if left and new[0] == 0 else "column")
 
 
 def _expanded(A: Any, key: Any) -> tuple[list[Any], list[int]]:
@@ -191,7 +246,7 @@ def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
     for one in keys:
         _check_length(int(np.prod(one.shape)) if isinstance(one, MatrixRef) else 0)
     keys = [np.asarray(one) if isinstance(one, MatrixRef) else one for one in keys]
-    lists = [_list(one, A.shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
+    lists = [_list(one, A.stored_shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
     try:
         rows, cols = np.broadcast_arrays(*lists)
     except ValueError:

@@ -152,6 +152,35 @@ def _dot(engine: Engine, a: Any, b: Any, /) -> Any:
     return engine.matmul(a, b)
 
 
+@implements(np.inner)
+def _inner(engine: Engine, a: Any, b: Any, /) -> Any:
+    if not np.ndim(a) or not np.ndim(b):
+        return engine.binary("multiply", a, b)
+    return engine.matmul(a, b.T if np.ndim(b) == 2 else b)
+
+
+@implements(np.vdot)
+def _vdot(engine: Engine, a: Any, b: Any, /) -> Any:
+    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    right = engine.matrix(b, left)
+    return engine.matmul(engine.reshape(left.conj(), -1), engine.reshape(right, -1))
+
+
+@implements(np.kron)
+def _kron(engine: Engine, a: Any, b: Any) -> Any:
+    """Both factors are repeated to the shape of the result, and multiplied."""
+    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    right = engine.matrix(b, left)
+    if 0 in (left.ndim, right.ndim):
+        return engine.binary("multiply", left, right)
+    ndim = max(left.ndim, right.ndim)
+    left, right = (engine.reshape(x, (1,) * (ndim - x.ndim) + x.shape) for x in (left, right))
+    times = list(left.shape)
+    for axis, length in enumerate(right.shape):
+        left = np.repeat(left, length, axis=axis)
+    return engine.binary("multiply", left, np.tile(right, times))
+
+
 @implements(np.tensordot, np.linalg.tensordot)
 def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
     A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)

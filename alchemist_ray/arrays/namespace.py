@@ -263,7 +263,7 @@ class FloatInfo:
 
 
 class Info:
-    """What the standard lets one ask about a namespace."""
+    """The inspection functions of the standard."""
 
     def capabilities(self) -> dict[str, Any]:
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 2}

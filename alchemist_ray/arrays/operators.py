@@ -1,4 +1,4 @@
-"""What makes a handle an array: operators, methods, NumPy's protocols. `Handle` inherits it."""
+"""Operators, methods and NumPy's protocols of handles. `Handle` inherits them."""
 
 from __future__ import annotations
 
@@ -76,6 +76,12 @@ class ArrayOperators(ArrayMethods):
 
     def __rmatmul__(self, other: Any) -> Any:
         return self._engine.matmul(other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
     def __neg__(self) -> Any:
         return self._engine.unary("negative", self)
@@ -187,9 +193,9 @@ class ArrayOperators(ArrayMethods):
         wanted = shape[0] if len(shape) == 1 and np.iterable(shape[0]) else shape
         return self._engine.reshape(self, wanted)
 
-    def ravel(self) -> Any:
-        """The elements as a vector, in C order; a copy."""
-        return self.reshape(-1)
+    def ravel(self, order: str = "C") -> Any:
+        """The elements as a vector, in C order or in Fortran's ("F"); a copy."""
+        return np.ravel(self, order)  # type: ignore[call-overload]
 
     flatten = ravel
 
@@ -248,9 +254,9 @@ class ArrayOperators(ArrayMethods):
         """A copy with another dtype; without `copy`, the same handle if it has the dtype."""
         return self._engine.astype(self, dtype, copy=copy)
 
-    def diagonal(self) -> Any:
-        """The main diagonal, a vector."""
-        return np.diagonal(self)
+    def diagonal(self, offset: int = 0) -> Any:
+        """The main diagonal, or that of so many columns further right, a vector."""
+        return np.diagonal(self, offset)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
@@ -272,9 +278,9 @@ class ArrayOperators(ArrayMethods):
         """Sums of columns (``axis=0``), rows (1) or all; int32 in int64."""
         return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
-    def mean(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+    def mean(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
         """Means of columns (``axis=0``), rows (1) or all."""
-        return self._engine.reduce("mean", self, axis, keepdims=keepdims)
+        return np.mean(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def var(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
         """Variances; sums of squares are divided by the count less `ddof`."""
@@ -300,9 +306,9 @@ class ArrayOperators(ArrayMethods):
         """Whether all elements are not 0."""
         return np.all(self, axis=axis, keepdims=keepdims)
 
-    def trace(self) -> Any:
-        """Sum of the main diagonal."""
-        return np.trace(self)
+    def trace(self, offset: int = 0) -> Any:
+        """Sum of a diagonal, see `diagonal`."""
+        return np.trace(self, offset)
 
     def norm(self, ord: Any = None) -> Any:
         """A norm, as `numpy.linalg.norm` has it: "fro" (default), 1, inf, 2, "nuc"."""
@@ -311,7 +317,7 @@ class ArrayOperators(ArrayMethods):
     # --- where it takes place ---
 
     def plan(self, op: str, other: Any) -> OperandPlacement:
-        """What an operation with another matrix would move, without doing it.
+        """The elements that an operation with another matrix would move, without computing.
 
         Parameters
         ----------

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import rules
+from alchemist_ray.arrays import bin_estimates, rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
@@ -29,7 +29,8 @@ def _along_or_number(axis: Any, a: Any) -> int | None:
 
 @implements(np.sort)
 def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
-    return engine.call("sort", a, axis=_along(axis, a))
+    along = _along(axis, a)
+    return engine.call("sort", a, axis=along, columns=a.columns if along == 0 else ())
 
 
 @implements(np.argsort)
@@ -82,13 +83,37 @@ def _unique(
     equal_nan: bool = True,
     sorted: bool = True,
 ) -> Any:
-    if axis is not None and ar.ndim != 1:
-        raise rules.unsupported("np.unique with axis=", "np.unique(A.fetch(), axis=axis)")
-    if not (return_index or return_inverse or return_counts):
-        return engine.call("unique", ar, equal_nan=equal_nan)
-    values, *found = engine.call("unique_all", ar, equal_nan=equal_nan)
+    """Distinct elements; along an axis, the distinct rows or columns: see `_unique_lines`."""
     asked = (return_index, return_inverse, return_counts)
+    if axis is not None and ar.ndim != 1:
+        values, *found = _unique_lines(engine, ar, rules.axis_index(axis, ar.ndim))
+        if not any(asked):
+            return values
+    elif not any(asked):
+        return engine.call("unique", ar, equal_nan=equal_nan)
+    else:
+        values, *found = engine.call("unique_all", ar, equal_nan=equal_nan)
     return (values, *(x for x, is_asked in zip(found, asked, strict=True) if is_asked))
+
+
+def _unique_lines(engine: Engine, a: Any, axis: int) -> tuple[Any, ...]:
+    """Distinct rows (axis 0) or columns (1) in the order of their elements, and where they are.
+
+    Rows are numbered in the order of their first elements, then of their first two, and so on,
+    until all rows have different numbers: two distributed sorts for each column up to there.
+    """
+    lines = a if axis == 0 else engine.transpose(a)
+    m, n = lines.shape
+    order = engine.call("filled", [m], 0, "int64")
+    for j in range(n):
+        values, _, inverse, _ = engine.call("unique_all", lines[:, j], equal_nan=False)
+        order = engine.binary("add", engine.binary("multiply", order, values.size), inverse)
+        values, _, order, _ = engine.call("unique_all", order)
+        if values.size == m:
+            break
+    _, first, inverse, counts = engine.call("unique_all", order)
+    found = lines[first]
+    return (found if axis == 0 else engine.transpose(found)), first, inverse, counts
 
 
 @implements(np.unique_values)
@@ -215,11 +240,11 @@ def _histogram(
     engine: Engine, a: Any, bins: Any = 10, range: Any = None, density: Any = None,
     weights: Any = None,
 ) -> Any:  # fmt: skip
-    if isinstance(bins, str):
-        raise rules.unsupported(
-            f"np.histogram with bins={bins!r}", "np.histogram(A, bins=50), or give the edges"
-        )
     whole = engine.astype(a, np.int32) if a.dtype.kind == "b" else a
+    if isinstance(bins, str):
+        if weights is not None:
+            raise BadArgumentError(f"np.histogram with bins={bins!r} and weights: give a number")
+        bins = bin_estimates.number_of_bins(bins, whole, range)
     regular = np.ndim(bins) == 0
     if regular and range is None and a.size:
         ends = [whole.min().item(), whole.max().item()]

@@ -1,4 +1,4 @@
-"""What an operation on two matrices moves: the answer of `Handle.plan`."""
+"""The elements that an operation on two matrices moves: the result of `Handle.plan`."""
 
 from __future__ import annotations
 

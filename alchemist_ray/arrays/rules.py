@@ -1,4 +1,4 @@
-"""What goes together with a handle, and as what: numbers, small arrays, dtypes, axes, names."""
+"""Rules for operands of handles: numbers, small arrays, dtypes, axes, names."""
 
 from __future__ import annotations
 

@@ -9,25 +9,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.arrays.rules import matrix_dtype, unsupported
-from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
+from alchemist_ray.arrays.rules import unsupported
+from alchemist_ray.arrays.sparse_sources import as_csr, is_sparse
+from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.transfer.sending import send
+from mpi_workers.wire.frames import Body
 
 LIBRARY = "sparse"
-WHAT = "A @ X, A.T @ X, A.truncated_svd(rank), A.conjugate_gradient(b), A.norm() and A.fetch()"
+PARTS = (".indices", ".starts")  # names of a named matrix's other parts, after its own
+FACTS = 3  # columns at the end of the starts: columns and elements of the matrix, rows of the rank
+REFUSAL = (
+    "a sparse matrix on ranks has no such operation: it has A @ X, A.T @ X, A.truncated_svd(rank), "
+    "A.conjugate_gradient(b), A.norm() and A.fetch(). For the rest send A.fetch().toarray() as a "
+    "dense matrix"
+)
 
 
-def is_sparse(data: Any) -> bool:
-    """Whether the data is a sparse matrix or array of SciPy, of any format."""
-    packages = (kind.__module__.partition(".")[0] for kind in type(data).__mro__)
-    return "scipy" in packages and hasattr(data, "tocsr")
+class _Refusing:
+    """Operators and protocols of arrays that sparse matrices do not have: each says so."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise BadArgumentError(REFUSAL)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __pow__ = __rmatmul__ = __getitem__ = __neg__ = __abs__ = __array__ = _refuse
+    __array_ufunc__ = __array_function__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __setitem__ = __iter__ = __bool__ = __float__ = __len__ = __invert__ = __mod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __rpow__ = __and__ = __or__ = __xor__ = __contains__ = _refuse
+    __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseHandle:
+class SparseHandle(_Refusing):
     """A sparse matrix, whose rows are dealt out to the ranks in turn.
 
     It can be multiplied with dense matrices from the right, decomposed and solved with; everything
@@ -42,6 +59,12 @@ class SparseHandle:
         Stored elements.
     nbytes : int
         On all ranks, with the padding of each rank's part to the longest.
+    name : str
+        `AlchemistSession.matrix` finds a matrix that was sent with a name.
+
+    Notes
+    -----
+    It can be pickled, for tasks and actors of Ray: from then on it stays until `free`.
     """
 
     shape: tuple[int, int]
@@ -56,6 +79,10 @@ class SparseHandle:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self._data.dtype
+
+    @property
+    def name(self) -> str:
+        return self._data.name
 
     @property
     def nbytes(self) -> int:
@@ -118,21 +145,21 @@ class SparseHandle:
             found.indices[places] = indices[rank, : own[-1]]
         return found
 
+    def keep(self) -> SparseHandle:
+        """This handle; its matrix stays until `free` or the end of the gang."""
+        for part in (self._data, self._indices, self._starts):
+            part.keep()
+        return self
+
     def free(self) -> None:
         """Free the matrix; its handles become invalid."""
         for part in (self._data, self._indices, self._starts):
             part.free()
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise BadArgumentError(
-            f"a sparse matrix on ranks has no such operation: it has {WHAT}. For the rest send "
-            "A.fetch().toarray() as a dense matrix"
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __pow__ = __rmatmul__ = __getitem__ = __neg__ = __abs__ = __array__ = _refuse
-    __array_ufunc__ = __array_function__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __setitem__ = __iter__ = __bool__ = __float__ = __len__ = _refuse
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{name!r}: {REFUSAL}")
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -140,7 +167,7 @@ class SparseHandle:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transposed:
+class Transposed(_Refusing):
     """The transpose of a sparse matrix, for products."""
 
     T: SparseHandle
@@ -155,9 +182,6 @@ class Transposed:
         """``A.T @ X`` for a dense X, shape (m, k) or (m,). Ranks add ``n k`` words."""
         return self.T._call("transposed_matmul", self.T._operand(other))
 
-    __array_ufunc__ = __array_function__ = __array__ = __getitem__ = SparseHandle._refuse
-    __iter__ = __len__ = SparseHandle._refuse
-
     def __repr__(self) -> str:
         return f"<transpose of {self.T!r}>"
 
@@ -167,46 +191,60 @@ def _library(connection: GangConnection) -> Library:
     return Library(connection, described, read_only=True)
 
 
-def send_sparse(connection: GangConnection, matrix: Any, dtype: Any = None) -> SparseHandle:
-    """Send a sparse matrix of SciPy, row by row to the ranks in turn.
+def send_sparse(
+    connection: GangConnection,
+    data: Any,
+    dtype: Any = None,
+    *,
+    shape: tuple[int, int] | None = None,
+    name: str | None = None,
+) -> SparseHandle:
+    """Send a sparse matrix, or blocks of one, row by row to the ranks in turn.
 
     Raises
     ------
-    DtypeError
-        If its elements are not numbers that a matrix can have.
-    ShapeError
-        If it does not have two dimensions.
+    DtypeError, ShapeError, BadArgumentError
+        As `sparse_sources.as_csr`.
 
     Notes
     -----
-    Cost: a copy of the matrix, padded to the rank with the most elements.
+    Blocks are joined in this process. Cost: two copies of the matrix there; on the ranks one,
+    padded to the rank with the most elements.
     """
-    if len(matrix.shape) != 2:
-        raise ShapeError(f"a sparse array of shape {matrix.shape}: it must have two dimensions")
-    rows = matrix.tocsr()
-    if rows.dtype.kind not in "biufc":
-        raise DtypeError(f"elements of dtype {rows.dtype} are not numbers")
-    kind = matrix_dtype(np.dtype(rows.dtype if dtype is None else dtype))
+    rows = as_csr(data, shape, dtype)
     m, n = (int(length) for length in rows.shape)
     size = len(connection.address.workers)
     parts = [rows[rank::size] for rank in range(size)]
     longest, most = max(part.nnz for part in parts), -(-m // size)
+    named = [None if name is None else name + end for end in ("", *PARTS)]
 
-    def gathered(width: int, dtype: Any, values: list[NDArray[Any]]) -> Handle:
+    def gathered(width: int, dtype: Any, values: list[NDArray[Any]], name: str | None) -> Handle:
         whole = np.zeros((size, max(1, width)), dtype)
         for row, own in zip(whole, values, strict=True):
             row[: len(own)] = own
-        sent: Handle = send(connection, whole)
+        sent: Handle = send(connection, whole, name=name)
         return sent
 
-    starts = np.zeros((size, most + 2), np.int64)
+    starts = np.zeros((size, most + 1 + FACTS), np.int64)
     for row, part in zip(starts, parts, strict=True):
         row[: part.shape[0] + 1] = part.indptr
-        row[-1] = part.shape[0]
+        row[-FACTS:] = n, rows.nnz, part.shape[0]
     return SparseHandle(
         (m, n),
         int(rows.nnz),
-        gathered(longest, kind, [part.data for part in parts]),
-        gathered(longest, np.int64, [part.indices for part in parts]),
-        send(connection, starts),
+        gathered(longest, rows.dtype, [part.data for part in parts], named[0]),
+        gathered(longest, np.int64, [part.indices for part in parts], named[1]),
+        send(connection, starts, name=named[2]),
     )
+
+
+def find_sparse(connection: GangConnection, records: list[Body], name: str) -> SparseHandle | None:
+    """The sparse matrix of this name, which any process may have sent; None if it is not one."""
+    found = [[r for r in records if r["name"] == name + end] for end in ("", *PARTS)]
+    if any(len(one) != 1 for one in found):
+        return None
+    data, indices, starts = (connection.handle(one[0]) for one in found)
+    width = starts.shape[1]
+    facts = starts.fetch(cols=slice(width - FACTS, width))
+    shape = int(facts[:, 2].sum()), int(facts[0, 0])
+    return SparseHandle(shape, int(facts[0, 1]), data, indices, starts)

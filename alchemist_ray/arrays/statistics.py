@@ -12,8 +12,6 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
 
-REFUSED_METHODS = ("inverted_cdf", "averaged_inverted_cdf", "closest_observation")
-
 
 def _sum_like(op: str) -> Implementation:
     def reduction(
@@ -130,10 +128,6 @@ def _quantiles(
     engine: Engine, name: str, a: Any, q: Any, axis: Any, method: str, keepdims: Any
 ) -> Any:
     """`name` is NumPy's function: of a small example it tells dtype and errors."""
-    if method in REFUSED_METHODS:
-        raise rules.unsupported(
-            f"np.{name} with method={method!r}", "method='linear' is NumPy's default"
-        )
     like = np.ones(2, a.dtype)
     if name.endswith("median"):
         asked, method = np.asarray(0.5), "median"
@@ -142,6 +136,8 @@ def _quantiles(
         kind = np.asarray(getattr(np, name)(like, q, method=method)).dtype
         asked = np.asarray(q, np.float64) / (100.0 if name.endswith("percentile") else 1.0)
     along = rules.axis_of(axis, a.ndim)
+    if name in ("nanquantile", "nanpercentile") and a.size == 0:
+        return engine.reduce("nanmean", a, axis, keepdims=bool(keepdims))  # as NumPy
     if (a.size if along is None else a.shape[along]) == 0 and method != "median":
         raise ShapeError(f"np.{name}: the array has no elements (shape {a.shape})")
     lengths = enumerate(a.shape)

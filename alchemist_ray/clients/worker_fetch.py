@@ -6,6 +6,7 @@ gangs, and a mapping keeps its pages allocated, even those of a gang that has en
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -50,3 +51,12 @@ def _watch() -> None:
                     del _used[connection]
             if not _used:
                 return
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    _used.clear()  # no thread watches it here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

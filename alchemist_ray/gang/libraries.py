@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -82,9 +82,11 @@ class Routine:
         signature: Signature,
         timeout_s: float | None = None,
         *,
+        columns: Sequence[str] = (),
         read_only: bool = False,
     ) -> None:
         self._connection = connection
+        self._columns = columns
         self._read_only = read_only
         self._library = library
         self._routine = signature
@@ -126,15 +128,17 @@ class Routine:
             ref.future().add_done_callback(lambda _: held.clear())
         return ref
 
-    def options(self, *, timeout_s: float | None = None) -> Routine:
+    def options(self, *, timeout_s: float | None = None, columns: Sequence[str] = ()) -> Routine:
         """This routine, cancelled with `CallTimeoutError` if a call takes longer.
 
-        The time in which other calls hold the gang counts as well.
+        The time in which other calls hold the gang counts as well. `columns` are names for the
+        columns of the first result.
         """
         limit_s = checked_timeout(timeout_s)
         return Routine(
-            self._connection, self._library, self._routine, limit_s, read_only=self._read_only
-        )
+            self._connection, self._library, self._routine, limit_s, columns=columns,
+            read_only=self._read_only,
+        )  # fmt: skip
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
         def matrix(value: Any) -> dict[str, int]:
@@ -155,6 +159,7 @@ class Routine:
             "routine": self._routine.name,
             "arguments": arguments,
             **({} if self._timeout_s is None else {"timeout_s": self._timeout_s}),
+            **({"columns": list(self._columns)} if self._columns else {}),
         }
 
     def __repr__(self) -> str:

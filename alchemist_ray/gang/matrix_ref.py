@@ -37,8 +37,8 @@ class MatrixRef:
     epoch : int
         The incarnation of the gang that holds the matrix.
     columns : tuple of str
-        Names of the columns, if the data that was sent or loaded had names; else empty. A copy in
-        another layout keeps them, the result of an expression or a routine has none.
+        Names of the columns, if the data that was sent or loaded had names; else empty. Copies and
+        selections of rows and columns keep them, other results have none.
     """
 
     id: int

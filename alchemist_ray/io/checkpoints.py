@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self, cast
 
-from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.arrays.sparse import find_sparse
 from alchemist_ray.errors import (
     BadArgumentError,
     FileError,
@@ -26,8 +26,8 @@ from alchemist_ray.runtime.gang_owner import GangOwner
 class SessionCheckpoints(GangOwner):
     """The methods of `AlchemistSession` for named matrices and checkpoints."""
 
-    def matrix(self, name: str) -> Handle:
-        """The handle of the matrix with this name.
+    def matrix(self, name: str) -> Any:
+        """The handle of the matrix with this name; of a sparse one a `SparseHandle`.
 
         Raises
         ------
@@ -46,8 +46,8 @@ class SessionCheckpoints(GangOwner):
             raise MatrixError(
                 f"{len(found)} matrices have the name {name!r}: choose one of list_matrices()"
             )
-        named: Handle = connection.handle(found[0])
-        return named
+        sparse = find_sparse(connection, told, name)
+        return connection.handle(found[0]) if sparse is None else sparse
 
     def checkpoint(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all matrices of the session into a folder that all nodes see.

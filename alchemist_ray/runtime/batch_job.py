@@ -12,9 +12,12 @@ import json
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from alchemist_ray.errors import JobError
 
 FOLDER_VARIABLE = "ALCHEMIST_JOB_FOLDER"
 HOME_VARIABLE = "ALCHEMIST_JOBS"
@@ -85,8 +88,21 @@ class JobFolder:
         return self.path / "token"
 
     def make(self) -> None:
-        """Create the folder, accessible to this user only."""
+        """Create the folder, accessible to this user only. Raises `JobError` if another has."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._is_ours():
+            raise JobError(
+                f"{self.path} belongs to another user, who could read the job's token: set "
+                f"{FOLDER_VARIABLE} to another folder"
+            )
+        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+            self.path.chmod(0o700)
+
+    def _is_ours(self) -> bool:
+        try:
+            return {self.path.lstat().st_uid, self.path.stat().st_uid} == {os.geteuid()}
+        except OSError:
+            return False
 
     def new_token(self) -> str:
         """Write a new token, for Ray and for the supervisors, to a file of mode 600."""
@@ -99,7 +115,9 @@ class JobFolder:
         self._write(self.path / CLUSTER_FILE, json.dumps(asdict(cluster), indent=1) + "\n")
 
     def cluster(self) -> JobCluster | None:
-        """Return the published Ray cluster of the job, or None."""
+        """Return the published Ray cluster of the job, or None; never another user's."""
+        if not self._is_ours():
+            return None
         try:
             return JobCluster(**json.loads((self.path / CLUSTER_FILE).read_text()))
         except (OSError, ValueError, TypeError):
@@ -139,7 +157,8 @@ class JobFolder:
 
     def _write(self, path: Path, text: str) -> None:
         unfinished = path.with_suffix(".new")
-        with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        unfinished.unlink(missing_ok=True)
+        with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         unfinished.rename(path)
 

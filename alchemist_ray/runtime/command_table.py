@@ -33,7 +33,7 @@ COMMANDS: dict[str, Command] = {
     "free": Command(("matrices", "forced?"), Commands.free),
     "redistribute": Command(("source", "layout", "name?"), Commands.redistribute),
     "load": Command(("library", "path?"), Commands.load),
-    "call": Command(("library", "routine", "arguments"), Commands.call),
+    "call": Command(("library", "routine", "arguments", "columns?"), Commands.call),
     "run": Command(("task", "uses", "pure?"), Commands.run),
     "keep_copies": Command((), Commands.keep_copies),
     "discard": Command(("names",), Commands.discard),

@@ -167,19 +167,14 @@ class Commands:
         again = {"op": "call", "library": library, "routine": routine, "arguments": arguments}
         origin = {**again, "kind": "routine"}
         del origin["op"]
-        done, described = await self._logged(again, used, [], origin, holder)
+        done, described = await self._logged(again, used, [], origin, holder, body.get("columns"))
         return {
-            "names": self._result_names(library, routine),
+            "names": self.libraries.result_names(library, routine),
             "values": [
                 {**value, "matrix": described.pop(0)} if isinstance(value, dict) else value
                 for value in done.value or []
             ],
         }
-
-    def _result_names(self, library: str, routine: str) -> list[str]:
-        routines = self.libraries[library]["routines"]
-        found = next(fields for fields in routines if fields["name"] == routine)
-        return [name for name, _ in found["results"]]
 
     async def run(self, body: Body, holder: str) -> Body:
         """Run a user's function or script, whose files are in the nodes' folders."""
@@ -191,7 +186,13 @@ class Commands:
         return {"value": done.value, "matrices": made}
 
     async def _logged(
-        self, again: Body, used: list[Record], files: list[str], origin: Body, holder: str
+        self,
+        again: Body,
+        used: list[Record],
+        files: list[str],
+        origin: Body,
+        holder: str,
+        columns: Any = None,
     ) -> tuple[Any, list[Body]]:
         """Run foreign code, and log what it has made and may have changed."""
         changed = self._changed(again)
@@ -202,7 +203,7 @@ class Commands:
             words = "a call that failed may have changed it in place"
             self.log.add(again, changed=changed, reason=words)
             raise
-        described = self._keep_results(done.matrices, origin, holder)
+        described = self._keep_results(done.matrices, origin, holder, columns)
         made = [self.matrices[about["matrix"]] for about in described]
         code = self.libraries.stamp(again.get("library", ""))
         seconds = time.monotonic() - begin
@@ -275,11 +276,16 @@ class Commands:
         self.matrices[ident] = record
         return record
 
-    def _keep_results(self, matrices: list[Any] | None, origin: Body, holder: str) -> list[Body]:
-        described = []
+    def _keep_results(
+        self, matrices: list[Any] | None, origin: Body, holder: str, columns: Any = None
+    ) -> list[Body]:
+        """Records of results; `columns` are the names of the columns of the first one."""
+        described: list[Body] = []
         for ident, shape, dtype, layout, *alias in matrices or ():
             fields = {"shape": shape, "dtype": dtype, "layout": layout}
             record = self._record(ident, None, fields, origin, holder)
+            if columns and not described:
+                record.columns = columns
             described.append(record.described())
             self._ids = ident
             for other in filter(None, map(self.matrices.get, alias)):

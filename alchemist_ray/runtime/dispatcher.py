@@ -298,7 +298,7 @@ class Dispatcher:
             notice.cancel()
 
     def _cancel(self, job: Job, why: Failure) -> None:
-        """End a command early: it is dropped, or the ranks leave it and the gang goes on."""
+        """End a command early: it is dropped, or the ranks leave it and the gang continues."""
         if job.answered:
             return
         if job is not self._active:

@@ -58,7 +58,7 @@ class Driver:
     lifetime : str or None
         ``"detached"``, or None: agents and reservations end with the job.
     for_one_gang : bool
-        Whether it ends, with its agents, when the manager of its gang does.
+        Whether it ends, with its agents, when the GroupManager of its gang does.
     """
 
     def __init__(self, edition: str, lifetime: str | None, for_one_gang: bool = False) -> None:
@@ -78,7 +78,7 @@ class Driver:
     ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
 
-        The manager is on node `node_id`.
+        The GroupManager is on node `node_id`.
 
         The reservation is detached: it outlives this actor's restarts and the manager's death, so
         it is given back here.

@@ -31,7 +31,7 @@ from alchemist_ray.runtime.gangs import start_named
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.placement import Reservation
 from alchemist_ray.runtime.ray_calls import ask_manager
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.ray_cluster import check, join_ray
 from alchemist_ray.runtime.worker_info import WorkerInfo, workers_of
 
 END_TIMEOUT_S = 15.0
@@ -114,7 +114,10 @@ class GangOwner:
         Raises
         ------
         SessionError
-            If this process has joined another cluster and cannot leave it.
+            If this process has joined another cluster and cannot leave it, or if no cluster that
+            fits this process is there.
+        AuthError
+            If that cluster wants a token that this process does not have.
         """
         self._check_open()
         wanted = f"{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
@@ -128,6 +131,7 @@ class GangOwner:
                 f"this process is in the Ray cluster at {current}, not at {wanted}: call "
                 f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
             )
+        check(wanted, f"the address {wanted}")
         ray.shutdown()
         ray.init(address=wanted, log_to_driver=True)
         self._started_ray = False

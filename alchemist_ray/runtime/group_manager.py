@@ -1,6 +1,6 @@
 """The GroupManager: the actor that reserves, launches, watches and ends one gang.
 
-The manager of a private gang belongs to the session that asked for it, so Ray ends it when the
+The GroupManager of a private gang belongs to the session that asked for it, so Ray ends it when the
 user's program dies; the gang's proxies notice at once and leave nothing behind. The manager of a
 detached gang belongs to the cluster, and ends itself when its gang has ended.
 """

@@ -100,5 +100,5 @@ def late(limit_s: float) -> Failure:
     """The failure of a command that has exceeded its time limit."""
     return Failure(
         "CallTimeoutError",
-        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled; the gang goes on",
+        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled; the gang continues",
     )

@@ -87,6 +87,12 @@ class LoadedLibraries:
         loaded = self._loaded.get(name)
         return () if loaded is None else loaded.writes.get(routine, ())
 
+    def result_names(self, name: str, routine: str) -> list[str]:
+        """Names of the results of a routine."""
+        routines = self[name]["routines"]
+        found = next(fields for fields in routines if fields["name"] == routine)
+        return [result for result, _ in found["results"]]
+
     def pure(self, name: str, routine: str) -> bool:
         """Whether a routine has no effects but its results and the matrices that it writes."""
         loaded = self._loaded.get(name)

@@ -1,13 +1,15 @@
 """Names of our actors in a Ray cluster.
 
 Driver and agents outlive the job that started them. They are shared by jobs of the same version
-of this package and of Python; a job with a runtime environment of its own gets its own ones,
-which end with it, so that no code or variable of one job runs in another. A detached gang of such
-a job has its own ones, which end with the gang.
+of this package and of Python. Each runtime environment of a job has its own ones, which end with
+the job, so that no code or variable of one job runs in another. A detached gang of such a job has
+its own ones, which end with the gang.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
 
@@ -23,10 +25,16 @@ GANG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def job_environment() -> str:
-    """The job's id if it has a runtime environment of its own, else empty."""
+    """The job's id and a digest of this process's runtime environment; empty if it has none.
+
+    Tasks and actors of one job may have different environments.
+    """
     context = ray.get_runtime_context()
     own = {key: value for key, value in dict(context.runtime_env).items() if value}
-    return str(context.get_job_id()) if own else ""
+    if not own:
+        return ""
+    text = json.dumps(own, sort_keys=True, default=str)
+    return f"{context.get_job_id()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def edition(gang: str = "") -> str:

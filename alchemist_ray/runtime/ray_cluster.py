@@ -50,6 +50,7 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
     """
     if ray.is_initialized():
         return False
+    tighten()
     if adopt(os.environ):
         raise SessionError(
             "this job's Ray requires its token, and ray was imported before the token was known: "
@@ -57,15 +58,14 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
             "...`"
         )
     given = os.environ.get(ADDRESS_VARIABLE, "")
-    if given and given != "auto" and "://" not in given:
-        check(given, probe(given), f"{ADDRESS_VARIABLE}={given}")
-    if given and given != "auto":
+    if given not in ("", "auto", "local"):
+        check(given, f"{ADDRESS_VARIABLE}={given}")
         ray.init(address=given)
         return False
-    found = own_head()
+    found = own_head() if given != "local" else None
     if found is not None:
         try:
-            check(found, probe(found), f"the Ray head at {found}")
+            check(found, f"the Ray head at {found}")
         except (SessionError, AuthError) as error:
             log.warning("%s. The session starts a Ray cluster of its own", error)
         else:
@@ -83,15 +83,27 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
 
 def start_ray(cpus: int) -> None:
     """Start a Ray cluster for this process, in a folder that only this user can enter."""
-    tighten(Path("~/.ray").expanduser(), Path("~/.ray/auth_token").expanduser())
+    tighten()
     folder = private_folder()
     options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}
-    ray.init(num_cpus=cpus, include_dashboard=False, **options)
+    # Without "local", Ray joins the cluster that a file in its folder names, also another user's.
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
     log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
 
 
-def check(address: str, facts: ClusterFacts, what: str) -> None:
-    """Raise `SessionError` or `AuthError` if this process cannot join a cluster."""
+def check(address: str, what: str) -> None:
+    """Raise `SessionError` or `AuthError`, in seconds, if this process cannot join a cluster."""
+    if "://" in address:
+        raise SessionError(
+            f"{what} is not the address of a Ray head (host:6379): sessions exchange data with the "
+            "ranks directly, which neither Ray Client nor the job server allows. Submit the "
+            "program with `ray job submit`"
+        )
+    check_facts(probe(address), what)
+
+
+def check_facts(facts: ClusterFacts, what: str) -> None:
+    """Raise `SessionError` or `AuthError` if a cluster does not fit this process."""
     if facts.wants_token:
         raise AuthError(
             f"{what} requires a token, and this process has none: set RAY_AUTH_MODE=token and "
@@ -178,9 +190,10 @@ def private_folder() -> Path | None:
     return folder / RAY_FOLDER
 
 
-def tighten(folder: Path, token: Path) -> None:
+def tighten() -> None:
     """Make Ray's token readable by its owner alone, or warn where it is not ours."""
-    for path, mode in ((folder, 0o700), (token, 0o600)):
+    folder = Path("~/.ray").expanduser()
+    for path, mode in ((folder, 0o700), (folder / "auth_token", 0o600)):
         try:
             about = path.stat()
         except OSError:

@@ -17,6 +17,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 PROBE_TIMEOUT_S = 4.0
 _messages: Any = gcs_service_pb2  # made at import time: type checkers do not see them
 _native: Any = ray._raylet
+OPTIONS = (("grpc.enable_http_proxy", 0),)  # as Ray's own: a site's proxy does not reach its nodes
 METADATA_NAMESPACE, METADATA_KEY = b"cluster", b"CLUSTER_METADATA"
 
 
@@ -32,7 +33,7 @@ class ClusterFacts:
 
 def probe(address: str) -> ClusterFacts:
     """Ask the head whose GCS listens at ``host:port``. Takes `PROBE_TIMEOUT_S` at most."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, OPTIONS) as channel:
         values = gcs_service_pb2_grpc.InternalKVGcsServiceStub(channel)
         request = _messages.InternalKVGetRequest(namespace=METADATA_NAMESPACE, key=METADATA_KEY)
         try:

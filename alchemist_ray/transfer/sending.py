@@ -61,6 +61,7 @@ def _send(
     durable: bool,
     print_times: bool,
 ) -> Any:
+    epoch = connection.address.epoch
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
     created = connection.request(
         {
@@ -87,7 +88,11 @@ def _send(
             )
             connection.request({"op": "free", "matrices": [target.matrix]})
     except BaseException as error:
-        if not isinstance(error, GroupFailedError | GroupRecoveredError):
+        if isinstance(error, AlchemistError) and connection.address.epoch != epoch:
+            raise GroupRecoveredError(
+                "ranks were lost during the transfer, and the gang was started again: repeat it"
+            ) from error  # what was sent is lost
+        if not isinstance(error, GroupFailedError):
             with contextlib.suppress(AlchemistError):  # the gang is gone, and the matrix with it
                 connection.request({"op": "free", "matrices": [target.matrix]})
         raise

@@ -16,9 +16,9 @@ from ali.arrays.selecting import (
     elements,
     nonzero,
     part,
-    pick,
     reshape,
 )
+from ali.arrays.single_elements import pick, put_elements
 from ali.arrays.sorting import argsort, sort, unique, unique_all
 from ali.linalg import *  # noqa: F403
 
@@ -27,6 +27,7 @@ PURE = True  # no routine has other effects than its results and the matrices in
 __all__ = [
     "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "combine",
     "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",
-    "nonzero", "outer", "part", "pick", "plan", "progression", "quantile", "reduce", "repeat",
-    "reshape", "roll", "searchsorted", "sort", "take_along_axis", "tile", "unique", "unique_all",
+    "nonzero", "outer", "part", "pick", "plan", "progression", "put_elements", "quantile",
+    "reduce", "repeat", "reshape", "roll", "searchsorted", "sort", "take_along_axis", "tile",
+    "unique", "unique_all",
 ]  # fmt: skip

@@ -21,7 +21,8 @@ CONTINUOUS = {
     "interpolated_inverted_cdf": (0.0, 1.0),
 }  # fmt: skip
 NEAREST: dict[str, Any] = {"lower": np.floor, "higher": np.ceil, "nearest": np.rint}
-METHODS = (*CONTINUOUS, *NEAREST, "midpoint", "median")
+DISCONTINUOUS = ("inverted_cdf", "closest_observation")  # of Hyndman and Fan: one element each
+METHODS = (*CONTINUOUS, *NEAREST, *DISCONTINUOUS, "averaged_inverted_cdf", "midpoint", "median")
 FEW = 1 << 14  # elements that are gathered on every rank, and sorted there
 SAMPLES = 1 << 14  # of all ranks, to choose the bounds between which an element is looked for
 MARGIN = 4.0  # standard deviations of the sample: an element is missed once in 10,000
@@ -113,10 +114,21 @@ def _positions(count: int, q: list[float], method: str) -> tuple[Array, Array, A
         place = count * asked + (alpha + asked * (1 - alpha - beta)) - 1
         if method == "linear":
             place = (count - 1) * asked
+    elif method in DISCONTINUOUS:
+        place = count * asked - (1 if method == "inverted_cdf" else 1.5)
+        at_element = place == np.floor(place)
+        if method == "closest_observation":
+            at_element &= np.floor(place) % 2 == 1
+        place = np.floor(place) + ~at_element
+    elif method == "averaged_inverted_cdf":
+        place = count * asked - 1
     else:
         place = (count - 1) * asked
         place = NEAREST[method](place) if method in NEAREST else place
-    if method in ("midpoint", "median"):
+    if method == "averaged_inverted_cdf":
+        low = np.floor(place)
+        high, share = low + 1, np.where(low == place, 0.5, 1.0)
+    elif method in ("midpoint", "median"):
         low, high = np.floor(place), np.ceil(place)
         share = np.where(low == high, 0.0, 0.5)
     else:
@@ -128,7 +140,7 @@ def _positions(count: int, q: list[float], method: str) -> tuple[Array, Array, A
 
 def _interpolated(low: Array, high: Array, share: Array, method: str) -> Array:
     """Between two elements, as NumPy rounds it."""
-    if method in NEAREST:
+    if method in NEAREST or method in DISCONTINUOUS:
         return low
     with np.errstate(all="ignore"):
         if method == "median":  # infinities stay

@@ -10,21 +10,17 @@ mask of all elements, or to a list of element positions. A selection is one of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from mpi4py import MPI
 
 from ali.arrays.element_order import array_of, numbered, positions_of
 from ali.arrays.lines import with_shape
+from ali.arrays.single_elements import castable
 from ali.blocks import Array, block, require
 from ali.interface import Context, routine
 from ali.linalg.index_transfer import IndexMap, transfer
 from ali.linalg.views import operand
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import stored_shape
-
-KEPT_NBYTES = 1 << 20  # 1 MiB: longer results of `pick` are distributed
 
 
 @routine("B")
@@ -53,7 +49,8 @@ def part(
         Of bool, or of integers from minus the length to the length - 1.
     drop : str
         Axes that an integer has selected, and new axes: "" (a matrix), "r" (rows were), "c",
-        "rc", "column" (a vector becomes (m, 1)), "row" (a vector becomes (1, m)).
+        "rc", "column", "row", "vector": of a selection of one row or column the shape (k, 1),
+        (1, k) or (k,).
 
     Returns
     -------
@@ -79,7 +76,8 @@ def part(
     transfer(ctx, A, B, maps[0], maps[1])
     shapes = {
         "": B.shape, "r": (across.size,), "c": (down.size,), "rc": (),
-        "column": (down.size, 1), "row": (1, down.size),
+        "column": (B.shape[0] * B.shape[1], 1), "row": (1, B.shape[0] * B.shape[1]),
+        "vector": (B.shape[0] * B.shape[1],),
     }  # fmt: skip
     if drop == "" and A.ndim < 2:
         return B.with_ndim(A.ndim)
@@ -141,41 +139,6 @@ def nonzero(ctx: Context, A: DistMatrix, axis: int) -> DistMatrix:
     return array_of(ctx, positions % n if axis else positions // n, numbers[chosen], (count,))
 
 
-@routine("B")
-def pick(
-    ctx: Context, A: DistMatrix, row_list: bytes, col_list: bytes, shape: list[int]
-) -> DistMatrix:
-    """Single elements: ``A[rows, cols]`` of two lists.
-
-    Parameters
-    ----------
-    A : matrix
-    row_list, col_list : bytes
-        Indices, little-endian int64, 0 to the length - 1.
-    shape : list of int
-        Of the result.
-
-    Returns
-    -------
-    B : array of that shape, dtype of A
-        STAR_STAR up to 1 MiB, else VC_STAR.
-
-    Notes
-    -----
-    Every rank receives all elements of the result.
-    """
-    down, across = (np.frombuffer(x, "<i8") for x in (row_list, col_list))
-    found = np.zeros(down.size, A.dtype)
-    if A.rows and A.cols and any(group[0] == ctx.rank for group in A.distribution.owners()):
-        i, j = down - A.rows.start, across - A.cols.start
-        mine = (i % A.rows.step == 0) & (j % A.cols.step == 0) & (i >= 0) & (j >= 0)
-        found[mine] = A.local[i[mine] // A.rows.step, j[mine] // A.cols.step]
-    every = np.empty_like(found)
-    ctx.comm.Allreduce(found.view(np.uint8), every.view(np.uint8), MPI.BOR)
-    layout = "STAR_STAR" if every.nbytes <= KEPT_NBYTES else "VC_STAR"
-    return ctx.new_replicated(every.reshape(shape), layout)
-
-
 @routine(writes=("A",))
 def assign(
     ctx: Context,
@@ -232,7 +195,7 @@ def assign(
     if value.dtype != A.dtype or np.shares_memory(value.local, A.local):
         converted = ctx.empty(value.shape, A.dtype, value.layout)
         with np.errstate(all="ignore"):
-            np.copyto(converted.local, _castable(value.local, A.dtype), casting="unsafe")
+            np.copyto(converted.local, castable(value.local, A.dtype), casting="unsafe")
         value = converted
     maps = []
     for index, length in ((down, value.shape[0]), (across, value.shape[1])):
@@ -240,11 +203,6 @@ def assign(
         source = index.size - 1 - last
         maps.append(IndexMap(source if length == index.size else np.zeros_like(source), target))
     transfer(ctx, value, A, maps[0], maps[1])
-
-
-def _castable(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Without imaginary parts if `dtype` has none."""
-    return values if dtype.kind == "c" else values.real
 
 
 def _is_row(A: DistMatrix, value: DistMatrix, drop: str) -> bool:
@@ -279,7 +237,7 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         local = ctx.to_layout(mask, A.layout).local
         with np.errstate(all="ignore"):
             chosen = local.astype(bool, copy=False)
-            np.copyto(A.local, _castable(number, A.dtype), where=chosen, casting="unsafe")
+            np.copyto(A.local, castable(number, A.dtype), where=chosen, casting="unsafe")
         return
     rows = ctx.to_layout(A, "VC_STAR")
     numbers, count = numbered(ctx, ctx.to_layout(mask, "VC_STAR"))
@@ -288,7 +246,7 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         "ShapeError",
         f"a value of shape {value.array_shape} for {count} selected elements",
     )
-    values = _castable(ctx.to_layout(value, "STAR_STAR").local[:, 0], A.dtype)
+    values = castable(ctx.to_layout(value, "STAR_STAR").local[:, 0], A.dtype)
     chosen = numbers >= 0
     with np.errstate(all="ignore"):
         block(rows)[chosen] = values[numbers[chosen]].astype(A.dtype)

@@ -10,6 +10,14 @@ triu, tril, diagonal, trace. Multiply: matmul, gram, transpose. Solve: cholesky,
 solve_triangular, lstsq, least_squares, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest.
 Decompose: qr, svd, truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
 random_features_ridge, random_features_predict.
+
+Docstrings end with the error and the peak memory. "Error" is in units of the machine epsilon (eps)
+of the dtype, "tol" is the argument; norms are Frobenius norms, those of ``Q^H Q - I`` 2-norms. It
+holds for matrices of order 200 and of 2000 x 20 standard normal numbers; sums of n terms may add a
+factor of the root of n / 200. "Peak memory" is the most that any rank holds during the call, in
+units of its share of arguments and results, which are included; panels of 32 MiB are not. It was
+measured for float64 of order 2000 and 100000 x 40 on 2 ranks. tests/ali/test_linalg_stated.py
+measures both, and fails if a docstring states less.
 """
 
 from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_scalar, scale, where

@@ -45,6 +45,9 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ``9 n^3`` flops on one rank, ``2 n^2`` words, ``3 n^2`` words of memory on rank 0, which are
     checked first. For a few eigenvalues of a large positive semidefinite matrix use
     `truncated_svd`; for all of a large one, load the library "scalapack" or "elemental".
+
+    Error: 1000 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 4.6 times arguments and
+    results.
     """
     n = require_square("eigh", A)
     require(

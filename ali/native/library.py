@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ali.interface import Context, no_such_routine
 from ali.loader import known_processor, provide_mpich
-from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
+from ali.mpi_family import foreign_mpi, our_mpi, refuse_second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.host import Frame, Host, text_of
 from ali.native.mpi_errors import ignored_errors_raised
@@ -272,11 +272,5 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
             f"library {name!r}: the loader cannot open it: {error}. The libraries that it needs "
             "must be linked to it (-l..., -Wl,-rpath,...) and installed on every node",
         ) from None
-    if other := second_mpi():
-        raise Failure(
-            "LibraryLoadError",
-            f"library {name!r}: {path} has loaded a second MPI, {other}, but this gang runs on "
-            f"{our_mpi()}, and their communicators differ: request new workers, and build the "
-            "library with the gang's mpicc (`python -m ali mpicc`)",
-        )
+    refuse_second_mpi(name, path)
     return opened

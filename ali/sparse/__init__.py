@@ -2,7 +2,8 @@
 
 A sparse matrix is three ordinary matrices in VC_STAR with one row for each rank: the elements,
 their columns, and the starts of the rows, as in SciPy's CSR format, padded to the longest; the last
-column of the starts has the rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p,
+three columns of the starts have the number of columns and elements of the sparse matrix, and the
+rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p,
 ... of the sparse matrix, as in VC_STAR.
 """
 
@@ -219,8 +220,14 @@ def _rows(
     ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix, n: int
 ) -> tuple[csr_array, int]:
     """This rank's rows of A, without a copy, and the number of all rows."""
+    require(
+        data.shape[0] == ctx.size,
+        "MatrixError",
+        f"the sparse matrix is divided among {data.shape[0]} ranks and the gang has {ctx.size}: "
+        "send it again",
+    )
     ends = starts.local[0]
-    mine = int(ends[-1])  # the last column has the number of rows
+    mine = int(ends[-1])
     used = int(ends[mine])
     local = csr_array(
         (data.local[0, :used], indices.local[0, :used], ends[: mine + 1]), shape=(mine, n)

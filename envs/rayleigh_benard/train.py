@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.runtime.ray_cluster import check
 from envs.rayleigh_benard.baselines import HEATERS, NO_CONTROL, P_CONTROL, SEEDS, play
 from envs.rayleigh_benard.curves import Curve
 
@@ -219,6 +220,8 @@ def start_ray(options: Options) -> None:
 
     quiet = {"RAY_DISABLE_IMPORT_WARNING": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     if options.address is not None:
+        if options.address != "auto":
+            check(options.address, f"--address {options.address}")
         ray.init(address=options.address, logging_level=logging.ERROR)
     elif not ray.is_initialized():
         needed = options.gangs * (1 + options.workers) + 1

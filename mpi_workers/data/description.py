@@ -1,4 +1,4 @@
-"""What a transfer needs to know of a gang and a matrix, and the times that it reports."""
+"""The facts of a gang and a matrix that a transfer needs, and the times that it reports."""
 
 from __future__ import annotations
 

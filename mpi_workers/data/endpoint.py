@@ -293,7 +293,7 @@ def _check_size(nbytes: int, wanted: int) -> None:
 
 
 def _share(body: Body, loans: Sequence[Loan]) -> Share:
-    """What the ranks hold of the region of a PUT or GET. Raises `Failure` (ShapeError)."""
+    """The ranks' part of the region of a PUT or GET. Raises `Failure` (ShapeError)."""
     distribution = loans[0].distribution
     region = Region.checked(body.get("region"), distribution.shape)
     order: Order = "F" if body.get("order") == "F" else "C"

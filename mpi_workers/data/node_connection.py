@@ -279,7 +279,7 @@ def _refusals(connection: Connection) -> Iterator[None]:
 
 
 def _share(target: TransferTarget, ranks: list[int], region: Region, array: Array) -> Share:
-    """What the ranks hold of a region; it travels in the order of the array."""
+    """The part of a region that the ranks hold; it travels in the order of the array."""
     by_row = abs(array.strides[0]) > abs(array.strides[1])
     return Share.of(target.distribution, ranks, region, target.dtype, "C" if by_row else "F")
 

@@ -25,7 +25,7 @@ Order = Literal["C", "F"]
 
 
 class Share(NamedTuple):
-    """What some ranks hold of a region, and the order in which it travels."""
+    """The part of a region that some ranks hold, and the order in which it travels."""
 
     boxes: list[Box]
     dtype: np.dtype[Any]

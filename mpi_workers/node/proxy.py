@@ -23,6 +23,7 @@ from typing import Any
 import uvloop
 
 from mpi_workers.failures import Failure
+from mpi_workers.node import crowding
 from mpi_workers.node.cleanup import GangFolder
 from mpi_workers.node.command_relay import CommandRelay
 from mpi_workers.node.pmi import PmiNode, process_mapping
@@ -60,7 +61,7 @@ class Proxy:
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
-        crowded = len(self._ranks) * spec.threads > len(os.sched_getaffinity(0))
+        crowded = crowding.crowded(len(self._ranks) * spec.threads)
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         self._folder.note_pid()
         data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(spec.host)]
@@ -80,8 +81,7 @@ class Proxy:
             start_timeout_s=spec.start_timeout_s,
             advice=spec.start_advice,
         )
-        # Spinning ranks that share cores delay each other; a yield costs little.
-        os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1" if crowded else "0"
+        crowding.set_waits(crowded)
         for name in ("OMP", "OPENBLAS", "MKL"):
             os.environ[f"{name}_NUM_THREADS"] = str(spec.threads)
         self._local.start(config, self._folder.path, run_rank)

@@ -22,9 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mpi_workers.node.crowding import crowded, set_waits
 from mpi_workers.rank.waits import begin, interrupt
 
-__all__ = ["begin", "crowded", "interrupt", "run"]  # begin and interrupt: on a rank
+__all__ = ["begin", "interrupt", "run"]  # begin and interrupt: on a rank
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
 
 
@@ -89,14 +90,8 @@ def _environment(ranks: int) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "MPI"))}
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"
-    if crowded(ranks):
-        env["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1"
+    set_waits(crowded(ranks), env)
     return env
-
-
-def crowded(ranks: int) -> bool:
-    """Whether this machine has fewer cores than ranks."""
-    return ranks > len(os.sched_getaffinity(0))
 
 
 def _kill(mpiexec: int, folder: str) -> None:

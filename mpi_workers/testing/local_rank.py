@@ -18,12 +18,12 @@ from mpi4py import MPI
 
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
+from mpi_workers.node.crowding import crowded
 from mpi_workers.node.process_control import close_listeners, die_with_parent
 from mpi_workers.rank import waits
 from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.testing.local_gang import crowded
 
 POOL_BYTES = 256 << 20  # 256 MiB
 FIRST_CALL = 1

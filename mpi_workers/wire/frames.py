@@ -33,7 +33,7 @@ Body = dict[str, Any]
 
 
 class Kind(IntEnum):
-    """The kind of a frame; `mpi_workers/README.md` lists sender, fields and answer of each."""
+    """The kind of a frame; `mpi_workers/wire/README.md` lists sender, fields and answer of each."""
 
     HELLO = 1
     WELCOME = 2

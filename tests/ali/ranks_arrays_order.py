@@ -176,3 +176,9 @@ def rearranged(gang: Gang) -> list[Any]:
         found = arrays.repeat(check.ctx, A, check.distribute(times), axis)
         alike(check, found, np.repeat(a, times, axis), ["repeat", *what])
     return check.result()
+
+
+def everything(gang: Gang) -> dict[str, list[Any]]:
+    """All of it in one launch: starting ranks takes longer than most checks."""
+    functions = (sorting, scans, distinct, selection, places, lookups, rearranged)
+    return {function.__name__: function(gang) for function in functions}

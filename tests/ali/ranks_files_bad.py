@@ -27,14 +27,17 @@ def atomic(gang: Gang, folder: Path) -> list[str]:
     wrong = []
     old = check.ctx.new_replicated(values((9, 4), "float64", 2), "MC_MR")
     new = check.ctx.new_replicated(values((40, 4), "float64", 4), "VC_STAR")
-    for suffix in SUFFIXES:
-        path = folder / f"kept{suffix}"
+    added = {"dataset": "second", "append": True}
+    for suffix, options in (*((suffix, {}) for suffix in SUFFIXES), (".h5", added)):
+        path = folder / f"kept{len(options)}{suffix}"
         routines.save(check.ctx, old, str(path))
         before = check.whole(check.load(str(path)))
         for fails in ("writing", "ending", "publishing"):
             with pytest.MonkeyPatch.context() as patch:
                 break_it(patch, gang, suffix, fails)
-                said = check.said(lambda: routines.save(check.ctx, new, str(path)))  # noqa: B023
+                said = check.said(
+                    lambda: routines.save(check.ctx, new, str(path), **options)  # noqa: B023
+                )
             rank = 0 if fails == "publishing" else gang.size - 1
             if "No space left on device" not in said or f"(rank {rank})" not in said:
                 wrong.append(f"{suffix} {fails}: {said}")
@@ -43,8 +46,8 @@ def atomic(gang: Gang, folder: Path) -> list[str]:
             after = check.whole(check.load(str(path)))
             if bits(after) != bits(before) or check.left():
                 wrong.append(f"{suffix} {fails}: left {check.left()}")
-        routines.save(check.ctx, new, str(path))
-        whole = check.whole(check.load(str(path)))
+        routines.save(check.ctx, new, str(path), **options)
+        whole = check.whole(check.load(str(path), dataset=options.get("dataset")))
         if whole.shape != new.shape or check.left():
             wrong.append(f"{suffix}: not replaced, or left {check.left()}")
     return wrong

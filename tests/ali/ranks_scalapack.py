@@ -2,122 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from mpi4py import MPI
 
-from ali import DistMatrix, scalapack
-from ali.interface import Context
-from ali.loader import symbol_file
-from ali.native.mpi_errors import ignored_errors_raised
-from ali.scalapack import cyclic, grid
+from ali import scalapack
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
+from tests.ali.ranks_scalapack_checks import Array, Checks, blocks, some, values
+from tests.ali.ranks_scalapack_failures import ignored, refusals, renewal, troubles
 
-Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")
 SHAPES = [(67, 23), (23, 67), (40, 40), (1, 1), (1, 5), (5, 1), (3, 2), (16, 16)]
-LAYOUTS = itertools.cycle(["VC_STAR", "MC_MR", "STAR_STAR", "STAR_VC", "CIRC_CIRC", "MR_MC"])
-
-COMMUNICATOR = 10  # what Cblacs_get is asked for
-
-
-class Checks:
-    """Collects what is wrong by more than rounding; all ranks agree on it."""
-
-    def __init__(self, gang: Gang) -> None:
-        state: dict[str, Any] = {}
-        scalapack.load(state, None)
-        self.ctx = Context(gang, state)
-        self.done = 0
-        self.wrong: list[Any] = []
-
-    def distribution(self, values: Array, layout: str = "") -> DistMatrix:
-        return self.ctx.new_replicated(values, layout or next(LAYOUTS))
-
-    def whole(self, matrix: DistMatrix) -> Array:
-        return np.asarray(self.ctx.to_layout(matrix, "STAR_STAR").local)
-
-    def true(self, value: bool | np.bool, what: Any) -> None:
-        self.done += 1
-        if not self.ctx.comm.allreduce(bool(value), MPI.LAND):
-            self.wrong.append(what)
-
-    def close(self, found: Any, expected: Any, scale: float, dtype: Any, what: Any) -> None:
-        """Equal within 40 roundings of `scale` for each of the matrix's rows and columns."""
-        self.done += 1
-        found, expected = np.asarray(found), np.asarray(expected)
-        limit = 40 * max(8, *found.shape) * float(np.finfo(dtype).eps) * scale
-        error = np.inf
-        if found.shape == expected.shape:
-            error = float(np.abs(found - expected).max(initial=0))
-        if not self.ctx.comm.allreduce(error, MPI.MAX) <= limit:
-            self.wrong.append([what, str(found.shape), error, limit])
-
-    def product(self, expected: Array, *factors: Array, what: Any) -> None:
-        """The product of factors is what it should be; they have its dtype, or are real."""
-        kind = expected.dtype
-        same = all(f.dtype in (kind, np.zeros(0, kind).real.dtype) for f in factors)
-        self.true(same, [what, "dtypes", [str(f.dtype) for f in factors]])
-        found = factors[0]
-        for factor in factors[1:]:
-            found = found @ factor
-        self.close(found, expected, max(1e-30, float(np.linalg.norm(expected))), kind, what)
-
-    def orthonormal(self, q: Array, what: Any) -> None:
-        self.close(q.conj().T @ q, np.eye(q.shape[1]), 1, q.dtype, [what, "orthonormal"])
-
-    def layouts(self, results: Any, expected: str, what: Any) -> None:
-        found = [r.layout for r in results]
-        self.true(found == expected.split(), [what, "layouts", found])
-
-    def result(self) -> list[Any]:
-        scalapack.close(self.ctx.state)
-        return [self.done, self.wrong]
-
-
-@contextmanager
-def blocks(way: str) -> Iterator[None]:
-    """Blocks of one element as they lie, or copies in blocks so small that there are many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cyclic, "BLOCK", 8)
-        patch.setattr(cyclic, "MOVED", 1 << 10)
-        for kind in cyclic.BLOCKED_FROM:
-            if kind != "lange":
-                patch.setitem(cyclic.BLOCKED_FROM, kind, 1 if way == "blocks" else 1 << 30)
-        yield
-
-
-def values(shape: tuple[int, int], dtype: str, kind: str = "", seed: int = 0) -> Array:
-    """Random numbers; of low rank, zero or ill-conditioned if `kind` says so."""
-    rng = np.random.default_rng([seed, *shape])
-    if dtype.startswith("int"):
-        return rng.integers(-9, 10, shape).astype(dtype)
-    found = rng.standard_normal(shape)
-    if dtype == "bool":
-        return found > 0
-    if dtype.startswith("complex"):
-        found = found + 1j * rng.standard_normal(shape)
-    if kind == "zero":
-        found[...] = 0
-    elif kind == "low rank":
-        found[:, shape[1] // 2 :] = found[:, : shape[1] - shape[1] // 2]
-    elif kind == "ill-conditioned":
-        u, _, vh = np.linalg.svd(found, full_matrices=False)
-        found = (u * np.logspace(0, -14, min(shape))) @ vh
-    return found.astype(dtype)
-
-
-def some(gang: Gang, everything: list[Any]) -> list[Any]:
-    """All on one rank; else some, others on each number of ranks, with every choice among them."""
-    stride = {1: 1, 2: 3}.get(gang.size, 13)
-    return everything[gang.size % stride :: stride]
 
 
 def cases(gang: Gang) -> list[tuple[str, tuple[int, int], str, str]]:
@@ -291,104 +189,6 @@ def products(gang: Gang) -> list[Any]:
     check.close(check.whole(C), square @ square, 100, "float64", "A A")
     check.true(np.array_equal(check.whole(same), square), "A is as it was")
     return check.result()
-
-
-def refusals(gang: Gang) -> dict[str, str]:
-    """Calls that are refused before any message: rank 0 makes them alone."""
-    state: dict[str, Any] = {}
-    scalapack.load(state, None)
-    ctx = Context(gang, state)
-    tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
-    empty = ctx.zeros((0, 3), "float64")
-    calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: scalapack.matmul(ctx, tall, tall),
-        "matmul transposed": lambda: scalapack.matmul(ctx, tall, other, "T"),
-        "matmul op": lambda: scalapack.matmul(ctx, tall, tall, "H"),
-        "solve": lambda: scalapack.solve(ctx, tall, tall),
-        "solve rows": lambda: scalapack.solve(ctx, other, tall),
-        "cholesky": lambda: scalapack.cholesky(ctx, tall),
-        "eigh": lambda: scalapack.eigh(ctx, tall),
-        "condest": lambda: scalapack.condest(ctx, tall),
-        "condest kind": lambda: scalapack.condest(ctx, other, "fro"),
-        "lstsq": lambda: scalapack.lstsq(ctx, tall, other),
-        "norm": lambda: scalapack.norm(ctx, tall, "2"),
-        "svd of nothing": lambda: scalapack.svd(ctx, empty),
-    }
-    said: dict[str, str] = {}
-    if gang.rank == 0:
-        for name, call in calls.items():
-            try:
-                call()
-            except Failure as failure:
-                said[name] = f"{failure.kind}: {failure.message}"
-    return said
-
-
-def troubles(gang: Gang) -> dict[str, list[str]]:
-    """Failures that ScaLAPACK finds, or that only all ranks together see."""
-    check = Checks(gang)
-    ctx = check.ctx
-    ones = check.distribution(np.ones((12, 12)))
-    bad = np.eye(12)
-    bad[11, 10] = np.inf
-    infinite, good = check.distribution(bad), check.distribution(np.eye(12) * 2)
-    low = check.distribution(values((30, 12), "float64", "low rank"))
-    calls: dict[str, Callable[[], Any]] = {
-        "singular": lambda: scalapack.solve(
-            ctx, check.distribution(np.diag([1.0] * 8 + [0.0])), nine
-        ),
-        "not definite": lambda: scalapack.cholesky(
-            ctx, check.distribution(np.diag([1.0, 1.0, -1.0]))
-        ),
-        "not of full rank": lambda: scalapack.lstsq(ctx, low, low),
-    }
-    nine = check.distribution(np.ones((9, 1)))
-    for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
-        calls[name] = lambda name=name: getattr(scalapack, name)(ctx, infinite)  # type: ignore[misc]
-    calls["solve"] = lambda: scalapack.solve(ctx, good, infinite)
-    calls["lstsq"] = lambda: scalapack.lstsq(ctx, infinite, good)
-    found = {}
-    for way, (name, call) in itertools.product(("lies", "blocks"), calls.items()):
-        said = "nothing"
-        with blocks(way):
-            try:
-                call()
-            except Failure as failure:
-                said = f"{failure.kind}: {failure.message}"
-        found[f"{name}, {way}"] = list(ctx.comm.allgather(said))
-    found["condest of a singular matrix"] = [str(scalapack.condest(ctx, ones))]
-    return found
-
-
-def renewal(gang: Gang) -> list[Any]:
-    """After a failed call the gang has another communicator: the grid follows."""
-    check = Checks(gang)
-    grids = []
-    a = values((20, 20), "float64")
-    A = check.distribution(a)
-    for _ in range(3):
-        check.product(a @ a, check.whole(scalapack.matmul(check.ctx, A, A)), what="matmul")
-        grids.append(grid.grid_of(check.ctx))
-        check.true(grids[-1] is grid.grid_of(check.ctx), "one grid per communicator")
-        gang.renew()
-    check.true(len({id(g) for g in grids}) == 3, "a grid for each communicator")
-    return check.result()
-
-
-def ignored(gang: Gang) -> str:
-    """The error of a native call that ignores an error on a communicator of BLACS' own."""
-    ctx = Checks(gang).ctx
-    native = ctx.state["native"]
-    handle = ctypes.c_int()
-    native.blacs("Cblacs_get", grid.grid_of(ctx).context, COMMUNICATOR, ctypes.byref(handle))
-    comm = native.blacs("Cblacs2sys_handle", handle.value)
-    mpi = ctypes.CDLL(symbol_file(ctypes.CDLL(MPI.__file__), "MPI_Send"))
-    try:
-        with ignored_errors_raised(gang, "scalapack: p?gemm"):
-            mpi.MPI_Send(None, 0, MPI._handleof(MPI.BYTE), gang.size, 0, comm)
-    except Failure as failure:
-        return f"{failure.kind}: {failure.message}"
-    return "nothing"
 
 
 def everything(gang: Gang) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -13,6 +13,6 @@ from mpi_workers.testing import local_gang
     ["sorting", "scans", "distinct", "selection", "places", "lookups", "rearranged"],
 )
 def test_large_arrays_as_in_numpy(checks: str, ranks: int) -> None:
-    done, wrong = local_gang.run(f"tests.ali.ranks_arrays_order:{checks}", ranks, timeout=240)
+    done, wrong = launches.results("tests.ali.ranks_arrays_order:everything", ranks)[checks]
     assert done > 10
     assert wrong == []

@@ -102,11 +102,14 @@ def test_a_truncated_svd_is_reproducible_and_reports_its_progress(ranks: int) ->
         (64, (10**6, 100, 10), ("VC_STAR", "VC_STAR"), "rows"),
         (64, (10, 100, 10**6), ("STAR_VC", "STAR_VC"), "cols"),
         (64, (100, 10**6, 100), ("STAR_VC", "VC_STAR"), "inner"),
+        (2, (2000, 2000, 2000), ("STAR_VC", "VC_STAR"), "rows"),  # fewest words: inner
+        (4, (1600, 1600, 1600), ("STAR_VC", "VC_STAR"), "rows"),
+        (2, (4000, 4000, 4000), ("MC_MR", "MC_MR"), "grid"),
         (4, (1000, 1000, 1000), ("MC_MR", "STAR_STAR"), "rows"),
         (4, (1000, 1000, 1000), ("STAR_STAR", "MC_MR"), "cols"),
     ],
 )
-def test_the_plan_moves_the_least(
+def test_the_plan_takes_the_least_time_to_move_words(
     size: int, shapes: tuple[int, int, int], layouts: tuple[str, str], way: str
 ) -> None:
     m, k, n = shapes

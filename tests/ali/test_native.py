@@ -289,6 +289,14 @@ def test_a_library_that_opens_another_mpi_by_itself_is_refused(tmp_path: Path) -
     path = shared_object(source, tmp_path / "libx.so", "-ldl")
     said = local_gang.run("tests.ali.ranks_native:refusals", 1, str(path))
     assert [f"has loaded a second MPI, {other}" in words for words in said] == [True, True]
+    python = tmp_path / "x.py"
+    python.write_text(
+        "import ctypes\nfrom ali import Context, routine\n"
+        f"ctypes.CDLL({str(other)!r})\n"
+        "@routine()\ndef nothing(ctx: Context) -> None: ...\n"
+    )
+    said = local_gang.run("tests.ali.ranks_native:refusals", 1, str(python))
+    assert [f"{python} has loaded a second MPI" in words for words in said] == [True, True]
 
 
 def test_an_empty_file_is_no_library(tmp_path: Path) -> None:

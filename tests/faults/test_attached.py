@@ -19,6 +19,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.clients import worker_fetch
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
@@ -90,6 +91,7 @@ def test_answers_reach_the_thread_that_asked(als: AlchemistSession) -> None:
     in_threads(4, work)
 
 
+@pytest.mark.alone
 def test_a_long_call_does_not_hold_up_what_needs_no_ranks(als: AlchemistSession) -> None:
     echo = als.load_library("echo")
     call = threading.Thread(target=lambda: echo.sleep(2.0), daemon=True)
@@ -172,6 +174,26 @@ def test_a_forked_child_has_connections_of_its_own(als: AlchemistSession) -> Non
         assert child.exitcode == 0
     np.testing.assert_array_equal(handle.fetch(), A)  # and the parent's gang goes on
     assert als.run(lambda comm: comm.size) == 2
+
+
+def _fetch_in_child(handle: Handle, answers: Any) -> None:
+    answers.put(float(worker_fetch.fetch(handle).sum()))
+
+
+def test_a_child_forked_while_a_thread_of_the_parent_fetches_can_fetch(
+    als: AlchemistSession,
+) -> None:
+    handle = als.send_matrix(np.ones((4, 3)))
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=_fetch_in_child, args=(handle, answers))
+    with worker_fetch._lock:
+        child.start()
+    try:
+        assert answers.get(timeout=60) == 12
+    finally:
+        child.kill()
+        child.join(30)
 
 
 # --- results that must not be lost ---
@@ -272,7 +294,6 @@ def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -
                  runtime_env={{"env_vars": {{"SECRET": "of this job"}}}})
         from alchemist_ray import AlchemistSession
         from alchemist_ray.runtime.names import driver_name, edition
-from mpi_workers.wire.frames import MAP_LIMIT, pack
         with AlchemistSession(1) as als:
             print(driver_name(edition()), als.run(lambda comm: os.environ.get("SECRET")))
     """
@@ -285,3 +306,25 @@ from mpi_workers.wire.frames import MAP_LIMIT, pack
     assert name.startswith(driver_name(edition()) + "-job-")
     with AlchemistSession(1) as session:
         assert session.run(lambda comm: os.environ.get("SECRET")) is None
+
+
+def test_tasks_of_a_job_with_other_environments_have_their_own_agents(cluster: str) -> None:
+    program = f"""
+        import os, ray
+        ray.init(address={cluster!r}, log_to_driver=False)
+
+        @ray.remote
+        def secret():
+            from alchemist_ray import AlchemistSession
+            with AlchemistSession(1) as als:
+                return als.run(lambda comm: os.environ.get("SECRET"))
+
+        for word in ("first", "second"):
+            environment = {{"env_vars": {{"SECRET": word}}}}
+            print(ray.get(secret.options(runtime_env=environment).remote()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["first", "second"], done.stderr

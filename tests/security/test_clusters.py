@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.server
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,13 @@ import ray
 
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.runtime import ray_cluster
-from alchemist_ray.runtime.ray_cluster import check, own_head, private_folder, tighten
+from alchemist_ray.runtime.ray_cluster import (
+    check,
+    check_facts,
+    own_head,
+    private_folder,
+    tighten,
+)
 from alchemist_ray.runtime.ray_probe import ClusterFacts, probe
 
 ROOT = Path(__file__).parents[2]
@@ -85,14 +93,14 @@ def test_an_address_without_a_head_is_refused_in_seconds(
     address = "127.0.0.1:1" if where == "nothing" else request.getfixturevalue(where)
     begun = time.monotonic()
     with pytest.raises(SessionError, match="does not answer as a Ray head"):
-        check(address, probe(address), f"RAY_ADDRESS={address}")
+        check(address, f"RAY_ADDRESS={address}")
     assert time.monotonic() - begun < 8  # 5 on a machine that does nothing else
 
 
 def test_a_live_head_is_joined(cluster: str) -> None:
     facts = probe(cluster)
     assert facts.ray_version == ray.__version__
-    check(cluster, facts, "it")
+    check(cluster, "it")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,54 @@ def test_a_live_head_is_joined(cluster: str) -> None:
 )
 def test_a_head_that_does_not_fit_is_refused(facts: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
-        check("head:6379", facts, "the head")
+        check_facts(facts, "the head")
+
+
+def test_a_proxy_of_the_site_is_not_asked(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert probe(cluster).error == ""
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_an_address_of_another_service_is_refused_at_once(address: str) -> None:
+    with pytest.raises(SessionError, match="not the address of a Ray head"):
+        check(address, f"RAY_ADDRESS={address}")
+
+
+def test_a_file_of_another_user_does_not_lead_to_a_cluster(tmp_path: Path) -> None:
+    """Ray joins the cluster that `ray_current_cluster` names, which anyone can write in /tmp/ray.
+
+    Nor does a session leave its own cluster for an address without one.
+    """
+    folder = Path("/tmp") / f"alch-{tmp_path.name}"[:24]
+    program = """
+        import ray
+        from alchemist_ray import AlchemistSession
+        from alchemist_ray.errors import SessionError
+        als = AlchemistSession()
+        before = ray.get_runtime_context().gcs_address
+        try:
+            als.connect_to_alchemist("127.0.0.1", 1)
+        except SessionError as error:
+            print(error)
+        assert ray.get_runtime_context().gcs_address == before
+        print("CPUs", ray.cluster_resources()["CPU"])
+    """
+    (folder / "ray").mkdir(parents=True)
+    try:
+        for place in (folder, folder / "ray"):
+            (place / "ray_current_cluster").write_text("127.0.0.1:1")
+        env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True,
+            timeout=200, cwd=ROOT, env={**env, "RAY_TMPDIR": str(folder)}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "127.0.0.1:1 does not answer as a Ray head" in done.stdout
+        assert "CPUs" in done.stdout
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_dead_RAY_ADDRESS_is_one_clear_error(cluster: str) -> None:
@@ -155,11 +210,14 @@ def test_a_folder_of_another_user_is_not_used(
         squatted.rmdir()
 
 
-def test_tokens_become_readable_by_their_owner_alone(tmp_path: Path) -> None:
+def test_tokens_become_readable_by_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     folder, token = tmp_path / ".ray", tmp_path / ".ray" / "auth_token"
     folder.mkdir(mode=0o755)
     token.write_text("secret")
     token.chmod(0o644)
-    tighten(folder, token)
+    tighten()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(token.stat().st_mode) == 0o600

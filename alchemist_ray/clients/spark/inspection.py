@@ -123,7 +123,7 @@ def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) ->
         )
     ).toDF(*plain.columns)  # fmt: skip
     widths = _widths(plain, list(kinds), names, connection)
-    return OrderedSource(plain, kind, names, list(kinds), widths, dtype, connection)
+    return OrderedSource(plain, kind, names, list(kinds), widths, dtypes, dtype, connection)
 
 
 def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:

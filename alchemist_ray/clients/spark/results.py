@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -24,11 +25,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from alchemist_ray.clients.spark import object_store_pull
+from alchemist_ray.clients.spark import jvm, object_store_pull
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
-from mpi_workers.data.description import TransferTarget
+from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.matrix.layout import Distribution
 
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
@@ -97,8 +98,9 @@ def to_spark(
 
     Notes
     -----
-    The tasks fetch from the ranks directly, with one connection per task and rank; no data passes
-    through this process. If the gang has ended, the tasks fail.
+    The tasks fetch from the gang's nodes directly, with one connection per task and node: no data
+    passes through this process, and none through Python workers if there is a JDK (except for the
+    last two kinds). If the gang has ended, the tasks fail.
     """
     if kind not in KINDS:
         raise BadArgumentError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
@@ -129,29 +131,47 @@ def to_spark(
         return BlockMatrix(
             _java("createBlockMatrix", found, down, across, m, n), down, across, m, n
         )
-    numbers = _numbers(spark, m, handle.nbytes)
+    if kind == "CoordinateMatrix":
+        numbers = _numbers(spark, m, handle.nbytes)
+        found = numbers.mapInArrow(object_store_pull.entries(endpoints, target), _ENTRIES)
+        return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
+    found = _rows(spark, endpoints, target, vectors=kind != "DataFrame")
     match kind:
         case "DataFrame":
-            element = _TYPES[handle.dtype.name]()
-            # Arrow's batches are matched to the schema by names, which may occur twice.
-            fields = [StructField(f"c{j}", element, False) for j in range(n)]
-            found = numbers.mapInArrow(
-                object_store_pull.columns(endpoints, target), StructType(fields)
-            )
             return found.toDF(*handle.columns) if handle.columns else found
-        case "CoordinateMatrix":
-            found = numbers.mapInArrow(object_store_pull.entries(endpoints, target), _ENTRIES)
-            return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
-    found = numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
-    if kind == "RowMatrix":
-        return RowMatrix(found.select("vector"), m, n)
+        case "RowMatrix":
+            return RowMatrix(found.select("vector"), m, n)
     return IndexedRowMatrix(_java("createIndexedRowMatrix", found, m, n), m, n)
+
+
+def _rows(spark: Any, endpoints: DataEndpoints, target: TransferTarget, *, vectors: bool) -> Any:
+    """A DataFrame of the rows: as columns c0, c1, ..., or as numbers and vectors."""
+    m, n = target.distribution.shape
+    nbytes = m * n * target.dtype.itemsize
+    if jvm.sender(spark) is not None:
+        options = {
+            "target": json.dumps(jvm.description(endpoints, target)),
+            "partitions": str(_partitions(spark, m, nbytes)),
+            "form": "vectors" if vectors else "columns",
+        }
+        return spark.read.format(jvm.SOURCE).options(**options).load()
+    numbers = _numbers(spark, m, nbytes)
+    if vectors:
+        return numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
+    # Arrow's batches are matched to the schema by names, which may occur twice.
+    element = _TYPES[target.dtype.name]()
+    fields = [StructField(f"c{j}", element, False) for j in range(n)]
+    return numbers.mapInArrow(object_store_pull.columns(endpoints, target), StructType(fields))
+
+
+def _partitions(spark: Any, count: int, nbytes: int) -> int:
+    cores: int = spark.sparkContext.defaultParallelism
+    return max(1, min(count, max(cores, nbytes // PARTITION)))
 
 
 def _numbers(spark: Any, count: int, nbytes: int) -> Any:
     """A DataFrame of the numbers 0 to `count`, in partitions."""
-    cores = spark.sparkContext.defaultParallelism
-    return spark.range(0, count, 1, max(1, min(count, max(cores, nbytes // PARTITION))))
+    return spark.range(0, count, 1, _partitions(spark, count, nbytes))
 
 
 def _java(maker: str, frame: Any, *sizes: int) -> Any:

@@ -1,11 +1,13 @@
 """Sources of Spark: rows in Spark's order, which are counted first; rows and blocks with numbers.
 
-The data reaches the executors' Python workers as Arrow batches (`mapInArrow`), coalesced to one
-task per core, and goes from there to the ranks (`executor_push.py`).
+One task per core streams its rows to the gang's nodes from the JVM (`jvm.py`). Blocks, and rows
+where there is no JDK, reach the executors' Python workers as Arrow batches (`mapInArrow`), and go
+from there to the ranks (`executor_push.py`).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from alchemist_ray.clients.spark import jobs
+from alchemist_ray.clients.spark import jobs, jvm
 from alchemist_ray.clients.spark.executor_push import (
     COUNT_SCHEMA,
     REPORT_SCHEMA,
@@ -85,31 +87,49 @@ class SparkSource:
         if 0 in self.shape:
             return {}
         spark = self._frame.sparkSession
-        function = task(connection.endpoints, target, self._push())
+        sender = jvm.sender(spark) if self._fits_jvm else None
 
-        def action() -> list[Any]:
+        def action() -> list[tuple[Any, NDArray[np.int64]]]:
             with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(self._batch())}):
-                pushed = self._frame.coalesce(_cores(spark)).mapInArrow(function, REPORT_SCHEMA)
-                found: list[Any] = pushed.collect()
-                return found
+                if sender is None:
+                    return self._send_by_python(task(connection.endpoints, target, self._push()))
+                return self._send_by_jvm(sender, jvm.description(connection.endpoints, target))
 
         answers = jobs.run(spark, f"send a {self._kind}", action, partial(_watch, connection))
-        reports = [json.loads(answer.report) for answer in answers]
+        reports = [report for report, _ in answers]
         _check(reports)
         times: dict[int, NodeTimes] = {}
         for part in (NodeTimes(**fields) for each in reports for fields in each["times"]):
             times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
-        places = [np.frombuffer(answer.places, np.int64) for answer in answers]
-        self._complete(
-            connection, target, reports, np.concatenate([np.empty(0, np.int64), *places])
-        )
+        places = np.concatenate([np.empty(0, np.int64), *(its for _, its in answers)])
+        self._complete(connection, target, reports, places)
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
 
+    def _send_by_python(self, function: Any) -> list[tuple[Any, NDArray[np.int64]]]:
+        """The report of each task, and the numbers of what it has sent."""
+        frame = self._numbered_frame().coalesce(_cores(self._frame.sparkSession))
+        answers = frame.mapInArrow(function, REPORT_SCHEMA).collect()
+        return [(json.loads(its.report), np.frombuffer(its.places, np.int64)) for its in answers]
+
+    def _send_by_jvm(
+        self, sender: Any, description: dict[str, Any]
+    ) -> list[tuple[Any, NDArray[np.int64]]]:
+        """The same, without Python workers."""
+        raise NotImplementedError
+
+    @property
+    def _fits_jvm(self) -> bool:
+        return False
+
     def _batch(self) -> int:
         """Rows of the frame in an Arrow batch."""
         return max(1, BATCH // (self.shape[1] * 8))
+
+    def _numbered_frame(self) -> Any:
+        """The frame that `_push` reads."""
+        return self._frame
 
     def _push(self) -> Push:
         raise NotImplementedError
@@ -157,28 +177,54 @@ class OrderedSource(SparkSource):
         names: list[str],
         kinds: list[str],
         widths: list[int],
+        elements: Sequence[np.dtype[Any]],
         dtype: np.dtype[Any],
         connection: GangConnection,
     ) -> None:
         self._names, self._kinds, self._widths = names, kinds, widths
+        self._elements = elements  # of each column, before they are converted to `dtype`
         self.columns = names if sum(widths) == len(names) else ()  # a vector has more than its name
         spark = frame.sparkSession
+
+        sender = jvm.sender(spark)
 
         def action() -> list[Any]:
             # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
             with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(COUNT_BATCH)}):
+                if sender is not None:
+                    pairs: list[Any] = json.loads(sender.count(frame.select()._jdf, _cores(spark)))
+                    return pairs
                 parts = frame.select(F.spark_partition_id()).coalesce(_cores(spark))
-                found: list[Any] = parts.mapInArrow(count, COUNT_SCHEMA).collect()
-                return found
+                return [tuple(row) for row in parts.mapInArrow(count, COUNT_SCHEMA).collect()]
 
         counted = jobs.run(
             spark, f"count the rows of a {kind}", action, partial(_watch, connection)
         )
-        counts = {row["part"]: row["rows"] for row in counted}
+        counts = dict(counted)
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        frame = frame.withColumn(PARTITION_COLUMN, F.spark_partition_id())
         super().__init__(frame, kind, (self._starts[-1], sum(widths)), dtype)
+
+    @property
+    def _fits_jvm(self) -> bool:
+        return True
+
+    def _send_by_jvm(
+        self, sender: Any, description: dict[str, Any]
+    ) -> list[tuple[Any, NDArray[np.int64]]]:
+        columns = [
+            {"name": name, "kind": kind, "width": width, "type": element.name}
+            for name, kind, width, element in zip(
+                self._names, self._kinds, self._widths, self._elements, strict=True
+            )
+        ]
+        spec = json.dumps(description | {"columns": columns, "starts": self._starts})
+        cores = _cores(self._frame.sparkSession)
+        reports = sender.ordered(self._frame._jdf, cores, spec)
+        return [(json.loads(report), np.empty(0, np.int64)) for report in reports]
+
+    def _numbered_frame(self) -> Any:
+        return self._frame.withColumn(PARTITION_COLUMN, F.spark_partition_id())
 
     def _push(self) -> Push:
         return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
@@ -202,6 +248,24 @@ class OrderedSource(SparkSource):
 
 class NumberedSource(SparkSource):
     """Rows with numbers; missing rows are zero."""
+
+    @property
+    def _fits_jvm(self) -> bool:
+        return self.shape[0] < jvm.MAX_NUMBERED
+
+    def _send_by_jvm(
+        self, sender: Any, description: dict[str, Any]
+    ) -> list[tuple[Any, NDArray[np.int64]]]:
+        column = {"name": "vector", "kind": "vector", "width": self.shape[1], "type": "float64"}
+        spec = json.dumps(description | {"columns": [column]})
+        answers = []
+        for text in sender.numbered(self._frame._jdf, _cores(self._frame.sparkSession), spec):
+            report = json.loads(text)
+            places = report.pop("places", {"first": 0, "bits": ""})
+            bits = np.frombuffer(base64.b64decode(places["bits"]), np.uint8)
+            sent = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            answers.append((report, sent + int(places["first"])))
+        return answers
 
     def _push(self) -> Push:
         return numbered_rows("vector", self.shape[1], self.shape[0])

@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
+from alchemist_ray.runtime.ray_cluster import join_ray
 
 OPENED = (
     "java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.math", "java.net",
@@ -106,8 +107,7 @@ def init_spark(
     if SparkContext._active_spark_context is not None:
         raise AlchemistError("Spark already runs in this process: call stop_spark() first")
     check_java()
-    if not ray.is_initialized():
-        ray.init()
+    join_ray(None)
     if not {"placement_group", "placement_group_strategy"} & options.keys():
         _check_cpus(num_executors, executor_cores)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -29,12 +29,12 @@ HELP = {
     "queue": "queue of that scheduler",
     "host_network": "worker pods use the network of their node, one pod per node",
     "rdma_resource": "with --host-network: name of the RDMA devices in the device plugin",
-    "network_policy": "surround the pods with NetworkPolicies (default: unless --host-network)",
+    "network_policy": "limit traffic by NetworkPolicies (default, except with --host-network)",
     "operator_namespace": "namespace of KubeRay's operator",
     "api_server": "with --autoscale: networks of the Kubernetes API server, as 10.0.0.1/32",
     "monitoring": "create a ServiceMonitor, a PodMonitor and a Grafana dashboard",
     "monitoring_namespace": "with --monitoring: namespace of Prometheus",
-    "job": "shell command: render a RayJob, which creates the cluster, runs it and ends",
+    "job": "shell command: render a RayJob, which creates the cluster, runs the command and ends",
 }
 
 

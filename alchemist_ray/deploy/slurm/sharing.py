@@ -13,6 +13,7 @@ from alchemist_ray.deploy.slurm.allocation import Allocation
 from alchemist_ray.errors import JobError
 
 FIRST_USER, LAST_USER = 1000, 60000  # uids of people, as in /etc/login.defs
+LAST_SERVICE = 65535  # up to here systemd takes uids for services, and 65534 is nobody
 SHOWN = 4
 
 
@@ -23,15 +24,22 @@ def other_users() -> list[str]:
         if folder.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended
                 uids.add(folder.stat().st_uid)
-    others = (uid for uid in uids if FIRST_USER <= uid <= LAST_USER and uid != os.getuid())
-    return sorted(_name(uid) for uid in others)
+    names = (_person(uid) for uid in uids if uid != os.getuid())
+    return sorted(name for name in names if name is not None)
 
 
-def _name(uid: int) -> str:
+def _person(uid: int) -> str | None:
+    """Return the name of a person; None for a service, and for a uid within a container.
+
+    Directories (LDAP, Active Directory) give people uids far above those of local accounts, among
+    which those of containers have no name.
+    """
+    if uid < FIRST_USER or LAST_USER < uid <= LAST_SERVICE:
+        return None
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid)
+        return str(uid) if uid <= LAST_USER else None
 
 
 def check(allocation: Allocation, nodes: Mapping[str, Mapping[str, Any]], shared: str) -> list[str]:

@@ -21,9 +21,9 @@ HELP = {
     "image": "folder with vmlinuz, initrd.gz and root.img, on every host",
     "guests": "guests on each host",
     "cpus": "cores of each guest (default: the host's, shared evenly)",
-    "bridge": "bridge of the hosts to the guests' network",
-    "network": "the guests' network",
-    "first": "number of the first address in it",
+    "bridge": "bridge of the hosts for the guests' network",
+    "network": "addresses of the guests' network",
+    "first": "number of the first guest's address in the network",
     "mtu": "MTU of the bridge",
 }
 
@@ -66,9 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     render.set_defaults(do=_render)
     up = verbs.add_parser("up", help="start guests with Ray, here or on the hosts of the job")
-    up.add_argument("--connect", default="qemu:///system", help="libvirt's URI")
     up.add_argument(
-        "--limit", type=float, default=300.0, metavar="SECONDS", help="time limit (default: 300)"
+        "--connect", default="qemu:///system", help="libvirt's URI (default: qemu:///system)"
+    )
+    up.add_argument(
+        "--limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="of the guests' start (default: 300)",
     )
     up.set_defaults(do=_up)
     for verb in (render, up):

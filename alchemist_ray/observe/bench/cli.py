@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         default=hpc.SECONDS,
         help=f"for the products; the run takes five times as long (default: {hpc.SECONDS:g})",
     )
-    check.add_argument("--launcher", default="auto", help="as for AlchemistSession (default: auto)")
+    check.add_argument("--launcher", default="auto", help="launcher of the ranks (default: auto)")
     check.add_argument("--compare", nargs="+", type=Path, default=[], metavar="FILE",
-                       help="one result to compare with, or two to compare")  # fmt: skip
+                       help="one FILE: measure and compare with it; two: compare them")  # fmt: skip
     return parser

@@ -225,13 +225,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, metavar="N", help="expected number of nodes")
     parser.add_argument("--site", help="site file with expected settings, by name or path")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--no-ranks", action="store_true", help="start no gang, and no Ray")
+    parser.add_argument("--no-ranks", action="store_true", help="do not start a gang or Ray")
     parser.add_argument(
         "--ranks-per-node", type=int, default=2, metavar="N", help="ranks to start (default: 2)"
     )
-    parser.add_argument(
-        "--launcher", default="auto", help="as for AlchemistSession (default: auto)"
-    )
+    parser.add_argument("--launcher", default="auto", help="launcher of the ranks (default: auto)")
     parser.add_argument(
         "--start-timeout",
         type=float,

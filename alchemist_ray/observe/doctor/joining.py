@@ -83,9 +83,10 @@ def join(given: str | None, *, start: bool) -> Iterator[Finding]:
     if plain and (found := list(answers(address))):
         yield from found
         return
-    found_here = address or ray_cluster.own_head()
+    found_here = ray_cluster.own_head() if address in ("", "auto") else address
     try:
         if found_here:
+            ray_cluster.check(found_here, found_here)
             ray.init(address=found_here, **quiet)
             yield Finding(
                 check, OK, f"{ray.get_runtime_context().gcs_address} ({by or 'runs here'})"

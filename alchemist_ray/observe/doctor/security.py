@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from alchemist_ray.deploy.slurm.sharing import other_users
 from alchemist_ray.observe.doctor.finding import INFO, OK, WARN, Expected, Finding
+from alchemist_ray.runtime.batch_job import job_id
 
 TOKEN = Path("~/.ray/auth_token")
 LISTEN = "0A"  # a state in /proc/net/tcp
@@ -183,10 +185,24 @@ def other_users_ray(expected: Expected) -> Iterator[Finding]:
     names = ", ".join(sorted(_user(uid) for uid in uids))
     yield Finding(
         check, WARN, f"also running here: Ray of {names}",
-        "set RAY_ADDRESS or address= so that programs join your own cluster, and RAY_TMPDIR so "
-        "that "
-        "the session folders differ",
+        "set RAY_ADDRESS so that programs join your own cluster, and RAY_TMPDIR so that the "
+        "session folders differ",
     )  # fmt: skip
+
+
+def shared_node(expected: Expected) -> Iterator[Finding]:
+    """Check whether other people run processes on a node of a batch job."""
+    if job_id(os.environ) is None:
+        return
+    others = other_users()
+    if others:
+        yield Finding(
+            "shared node", WARN, f"other users run processes here: {', '.join(others[:SHOWN])}",
+            "request whole nodes (--exclusive): MPI's ports of gangs on several nodes require no "
+            "token",
+        )  # fmt: skip
+    else:
+        yield Finding("shared node", OK, "no other user runs a process here")
 
 
 def _user(uid: int) -> str:
@@ -222,5 +238,6 @@ CHECKS = {
     "token file": token_files,
     "Ray session folder": session_folders,
     "other users' Ray": other_users_ray,
+    "shared node": shared_node,
     "ptrace scope": ptrace_scope,
 }

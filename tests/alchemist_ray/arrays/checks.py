@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from alchemist_ray import Handle
+from alchemist_ray.errors import MatrixError
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
 
@@ -22,6 +25,7 @@ few = settings(
 dtypes = st.sampled_from(DTYPES)
 layouts = st.sampled_from(LAYOUTS)
 lengths = st.integers(0, 9)
+REFUSALS = (TypeError, ValueError, IndexError, ZeroDivisionError, MatrixError)
 WIDER = {"int8": "int32", "float16": "float32"}  # where NumPy has smaller dtypes for two bool
 
 
@@ -62,3 +66,30 @@ def both(work: Callable[[Any, Any], Any], ours: Any, theirs: Any, *args: Any) ->
                 return
             raise AssertionError("NumPy refuses that") from None
         same(work(*ours, *args), expected)
+
+
+def elements(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    random = np.random.default_rng([seed, *shape])
+    found = random.integers(-3, 6, shape).astype(dtype)
+    if dtype.startswith("complex"):
+        found = found + 1j * random.integers(-2, 3, shape).astype(dtype)
+    if dtype.startswith("float"):
+        found[random.random(shape) < 0.1] = np.nan
+    return found
+
+
+def as_in_numpy(work: Callable[[Any], Any], a: Any, A: Any) -> None:
+    """One result or several; a refusal where NumPy refuses."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns of empty slices and of constant columns
+        try:
+            expected = work(a)
+        except REFUSALS:
+            with pytest.raises(REFUSALS):
+                work(A)
+            return
+        found = work(A)
+    several = isinstance(expected, tuple | list)
+    pairs = zip(found, expected, strict=True) if several else [(found, expected)]
+    for mine, numpys in pairs:
+        same(mine, numpys)

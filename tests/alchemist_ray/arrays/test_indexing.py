@@ -62,10 +62,6 @@ def test_any_assignment(
         with pytest.raises(ShapeError):
             A[key] = 1
         return
-    if all(isinstance(k, list | np.ndarray) for k in (rows, cols)) and not one:
-        with pytest.raises(BadArgumentError, match=r"np\.ix_"):
-            A[key] = 1
-        return
     lengths_of = {
         "number": (), "same": target, "row": (1, *target[-1:]), "column": (*target[:1], 1),
         "vector": target[-1:],
@@ -110,6 +106,7 @@ def test_masks_that_live_on_the_gang(session: AlchemistSession) -> None:
 def test_further_indices(session: AlchemistSession) -> None:
     a = values((5, 4), "float32")
     A, v = session.send_matrix(a), session.send_matrix(a[:, 0])
+    table = np.array([[0, 3], [-1, 2]])
     for found, expected in [
         (A[...], a), (A[..., 1], a[..., 1]), (A[1, ...], a[1]), (A[:], a), (A[2, 3], a[2, 3]),
         (v[:, None], a[:, :1]), (v[None], a[None, :, 0]), (v[None, 1:3], a[None, 1:3, 0]),
@@ -117,8 +114,40 @@ def test_further_indices(session: AlchemistSession) -> None:
         (A[[4, -1], 2], a[[4, -1], 2]),
         (A[[[0], [2]], [1, 3]], a[[[0], [2]], [1, 3]]), (A[[]], a[[]]), (A[3:1], a[3:1]),
         (A[a[:, 0] > 1][:, [1, 0]], a[a[:, 0] > 1][:, [1, 0]]),
+        (A[:, 0, None], a[:, 0, None]), (A[None, 2], a[None, 2]), (A[2, :, None], a[2, :, None]),
+        (A[None, 1:3, 0], a[None, 1:3, 0]), (A[1, 2, None], a[1, 2, None]),
+        (v[None, 0], a[None, 0, 0]),
+        (A[1, None, 2, None], a[1, None, 2, None]), (A[0, 0][None], a[0, 0][None]),
+        (v[table], a[table, 0]), (A[table, 1], a[table, 1]), (A[2, table], a[2, table]),
+        (v[session.xp.asarray(table)], a[table, 0]),
     ]:  # fmt: skip
         same(found, expected)
+
+
+def test_assignment_to_elements_that_indices_pick(session: AlchemistSession) -> None:
+    a = values((5, 4), "float64")
+    table = np.array([[0, 3], [-1, 2]])
+    for key, value in [
+        (([0, 4, 0], [1, 1, 1]), [7.0, 8, 9]), (([[0], [2]], [3, 1]), [5, 6]), ((table, 1), 4),
+        ((1, table), [[1, 2]]),
+    ]:  # fmt: skip
+        for layout in ("VC_STAR", "STAR_VR", "MC_MR", "STAR_STAR", "CIRC_CIRC"):
+            b, B = a.copy(), session.send_matrix(a, layout=layout)
+            b[key] = value
+            B[key] = value
+            same(B, b)
+    v, w = session.send_matrix(a[:, 0]), a[:, 0].copy()
+    v[table] = session.xp.asarray([[1.0], [2.0]])
+    w[table] = [[1], [2]]
+    same(v, w)
+    with pytest.raises(ShapeError, match="3 dimensions"):
+        session.send_matrix(a)[table] = 1
+    with pytest.raises(BadArgumentError, match="leave it out"):
+        v[:, None] = 1
+    with pytest.raises(TypeError, match="element of an array of float64"):
+        v[0] = 1j
+    with pytest.warns(np.exceptions.ComplexWarning):
+        v[:2] = np.array([1j, 2])
 
 
 def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
@@ -156,7 +185,7 @@ def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
         (1.5, "not by a float"),
         ("a", "not by a str"),
         (True, "a mask has one element for each"),
-        (np.ones((2, 2), int), "1-D mask"),
+        (np.ones((2, 2), int), "3 dimensions"),
         ([0.5], "not by float64"),
         ((..., ...), "one ellipsis"),
         (([0, 1], [0, 1, 2]), r"np\.ix_"),

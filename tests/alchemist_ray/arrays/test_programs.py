@@ -33,6 +33,15 @@ UNARY = [
     operator.neg, abs, operator.invert, np.sign, np.isnan, np.tanh, np.square, np.ravel,
     np.transpose, np.conj, np.real, np.nonzero, np.diagonal, np.copy, np.trace, np.squeeze,
 ]  # fmt: skip
+ORDERING: list[Any] = [
+    np.sort, np.cumsum, np.argmax, np.argmin, np.diff, np.unique, np.median, np.flip,
+    lambda x: np.argsort(x, kind="stable"), lambda x: np.sort(x, axis=0), lambda x: np.roll(x, 3),
+    lambda x: np.cumsum(x, axis=-1), lambda x: np.unique(x, axis=0), lambda x: np.repeat(x, 2),
+    lambda x: np.quantile(x, 0.3, method="inverted_cdf"), lambda x: np.nanmean(x, axis=0),
+    lambda x: np.argsort(x, axis=0, kind="stable"), lambda x: np.prod(x, axis=0), np.triu,
+    lambda x: np.searchsorted([-2, 0, 3], x), lambda x: np.isin(x, [1, 2]), np.nan_to_num,
+    lambda x: np.histogram(x, 4, (-3, 3))[0], lambda x: np.broadcast_to(x, (2, *x.shape)[-2:]),
+]  # fmt: skip
 REDUCTIONS = ["sum", "mean", "min", "max", "any", "all", "var"]
 # "would drop": NumPy only warns when a cast drops imaginary parts.
 REFUSALS = ["is not supported", "would drop", "up to two"]
@@ -86,8 +95,8 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
     """One operation: what the gang gives, and what NumPy gives. None: both refuse."""
     (A, a), (B, b) = draw(st.sampled_from(mine)), draw(st.sampled_from(mine))
     kind = draw(st.sampled_from(
-        ["binary", "number", "unary", "reduce", "index", "assign", "where", "astype", "join",
-         "reshape"]
+        ["binary", "number", "unary", "ordering", "reduce", "index", "assign", "where", "astype",
+         "join", "reshape"]
     ))  # fmt: skip
     work: Any
     match kind:
@@ -103,6 +112,8 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
             ours, theirs, work = (A,), (a,), draw(st.sampled_from(UNARY))
             if work is np.nonzero:
                 work = lambda x: np.nonzero(x)[0]  # noqa: E731
+        case "ordering":
+            ours, theirs, work = (A,), (a,), draw(st.sampled_from(ORDERING))
         case "reduce":
             name, axis = draw(st.sampled_from(REDUCTIONS)), draw(st.sampled_from([None, 0, 1, -1]))
             axis = axis if A.shape else None  # NumPy takes 0 in some functions only

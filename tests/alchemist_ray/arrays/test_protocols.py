@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.arrays import rules
 from alchemist_ray.errors import BadArgumentError
 from mpi_workers.matrix.dist_matrix import DTYPES
+from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
 
 
@@ -38,12 +38,6 @@ def test_pca_by_hand_runs_on_handles_unchanged(session: AlchemistSession) -> Non
         np.testing.assert_allclose(np.asarray(mine), numpys, rtol=1e-9)
 
 
-UFUNCS = [
-    getattr(np, name)
-    for name in {**dict.fromkeys(rules.UNARY - {"abs", "conj", "real", "imag"}), "absolute": 0}
-]
-
-
 @given(ufunc=st.sampled_from(sorted(UFUNCS, key=str)), dtype=dtypes, layout=layouts)
 @few
 def test_ufuncs(session: AlchemistSession, ufunc: Any, dtype: str, layout: str) -> None:
@@ -54,7 +48,7 @@ def test_ufuncs(session: AlchemistSession, ufunc: Any, dtype: str, layout: str) 
 def test_ufuncs_of_two(session: AlchemistSession) -> None:
     a, b = values((6, 5), "float64"), values((1, 5), "float64", 1)
     A, B = session.send_matrix(a), session.send_matrix(b)
-    for name in ("maximum", "hypot", "arctan2", "logaddexp", "copysign", "logical_xor"):
+    for name in BINARY_UFUNCS:
         ufunc = getattr(np, name)
         for found in (ufunc(A, B), ufunc(A, b)):
             same(found, ufunc(a, b))
@@ -68,31 +62,7 @@ def test_ufuncs_of_two(session: AlchemistSession) -> None:
 def test_functions(session: AlchemistSession, dtype: str) -> None:
     a, b = values((6, 6), dtype), values((3, 6), "float64", 1)
     A, B = session.send_matrix(a, layout="MC_MR"), session.send_matrix(b)
-    works: list[Any] = [
-        lambda x, y: np.concatenate([x, y, x]), lambda x, y: np.concatenate([x.T, y.T], axis=1),
-        lambda x, y: np.vstack([x, y]), lambda x, y: np.hstack([x, y.T]),
-        lambda x, y: np.where(x > 1, x, 0), lambda x, y: np.where(x > 1, 2.5, x[:1]),
-        lambda x, y: np.clip(x, -1, 3), lambda x, y: np.transpose(x), lambda x, y: x.dot(y.T),
-        lambda x, y: np.dot(y, x), lambda x, y: np.zeros_like(x), lambda x, y: np.ones_like(y),
-        lambda x, y: np.full_like(x, 7), lambda x, y: np.diagonal(x), lambda x, y: np.trace(x),
-        lambda x, y: np.diag(x), lambda x, y: np.take(x, [0, 2], axis=1), lambda x, y: np.real(x),
-        lambda x, y: np.imag(x), lambda x, y: np.linalg.matrix_transpose(x),
-        lambda x, y: np.astype(x, np.complex128), lambda x, y: np.round(y, 1),
-        lambda x, y: np.flip(x), lambda x, y: np.flip(x, 1),
-        lambda x, y: np.triu(x, 1), lambda x, y: np.tril(x), lambda x, y: np.tensordot(x, x),
-        lambda x, y: np.tensordot(y, x, axes=1), lambda x, y: np.tensordot(x, y, axes=([0], [1])),
-        lambda x, y: np.linalg.matrix_power(x, 5), lambda x, y: np.linalg.matrix_power(x, 0),
-        lambda x, y: np.isclose(x, x + 1e-12), lambda x, y: np.diag(x[:, 0]),
-        lambda x, y: np.reshape(x, (4, 9)), lambda x, y: np.ravel(y),
-        lambda x, y: np.squeeze(x[:1]),
-        lambda x, y: np.expand_dims(x[0], 1), lambda x, y: np.stack([x[0], y[0]]),
-        lambda x, y: np.stack([x[0], y[0]], axis=1), lambda x, y: np.column_stack([x[0], y.T]),
-        lambda x, y: np.hstack([x[0], y[1]]), lambda x, y: np.vstack([x[0], y]),
-        lambda x, y: np.concatenate([x, y], axis=None), lambda x, y: np.where(x > 1)[1],
-        lambda x, y: np.nonzero(y > 0)[0], lambda x, y: np.flatnonzero(y > 0),
-        lambda x, y: np.take(x, [0, 2]), lambda x, y: x[0] @ y.T,
-    ]  # fmt: skip
-    for work in works:
+    for work in PAIRS:
         both(work, (A, B), (a, b))
     assert np.shape(A) == (6, 6)
     assert (np.ndim(A), np.size(A), np.size(A, 0)) == (2, 36, 6)
@@ -102,6 +72,25 @@ def test_functions(session: AlchemistSession, dtype: str) -> None:
     assert not np.array_equal(A, B)
     assert np.result_type(A, B) == np.result_type(a, b)
     assert np.iscomplexobj(A) == np.iscomplexobj(a)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions_that_tell_about_arrays(session: AlchemistSession, dtype: str) -> None:
+    a = values((6, 5), dtype)
+    A = session.send_matrix(a)
+    for work in ASKING:
+        assert work(A) == work(a)
+
+
+@pytest.mark.parametrize("work", LINEAR)
+def test_linear_functions(session: AlchemistSession, work: Any) -> None:
+    a = np.random.default_rng(3).standard_normal((5, 5))
+    g = a.T @ a + np.eye(5)
+    for dtype in ("float64", "complex128"):
+        found = np.asarray(work(session.send_matrix(g.astype(dtype))))
+        expected = np.asarray(work(g.astype(dtype)))
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])

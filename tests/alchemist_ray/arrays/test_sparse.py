@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import scipy.sparse as sp
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.arrays.sparse import SparseHandle
 from alchemist_ray.errors import BadArgumentError, DtypeError, RoutineError, ShapeError
 
 OTHER = [
     lambda A: A + 1, lambda A: A * 2, lambda A: A[0], lambda A: np.exp(A), lambda A: np.asarray(A),
     lambda A: np.sum(A), lambda A: A > 0, list, lambda A: np.ones(A.shape[0]) @ A,
-    lambda A: np.sum(A.T), bool,
+    lambda A: np.sum(A.T), bool, lambda A: ~A, lambda A: A // 2, lambda A: A == A, lambda A: 1 in A,
+    lambda A: A.T + 1, lambda A: A.T > 0, lambda A: A.T[0],
 ]  # fmt: skip
 
 
@@ -97,6 +101,11 @@ def test_bad_input(session: AlchemistSession) -> None:
         A @ a.T
     with pytest.raises(DtypeError):
         session.send_matrix(a.astype(np.longdouble))
+    for value, dtype in ((1 << 40, "int32"), (1e300, "float32")):
+        large = a.tolil()
+        large[2, 3] = value
+        with pytest.raises(DtypeError, match=f"{dtype} cannot hold"):
+            session.send_matrix(large.astype(type(value)), dtype=dtype)
 
 
 def test_a_sparse_matrix_is_freed_with_its_last_handle(session: AlchemistSession) -> None:
@@ -106,3 +115,78 @@ def test_a_sparse_matrix_is_freed_with_its_last_handle(session: AlchemistSession
     del A
     session.xp.ones(1)
     assert len(session.list_matrices()) == before
+
+
+def test_attributes_that_are_missing_are_refused_with_advice(session: AlchemistSession) -> None:
+    A = session.send_matrix(sparse(9, 4))
+    for name in ("sum", "mean", "toarray", "reshape", "columns"):
+        with pytest.raises(AttributeError, match=r"A\.fetch\(\)\.toarray\(\)"):
+            getattr(A, name)
+    assert not hasattr(A, "_nothing")
+
+
+@ray.remote
+def product(A: Any, x: Any) -> Any:
+    return np.asarray(A @ x), np.asarray(A.T @ np.ones(A.shape[0])), A.norm(), A.nnz
+
+
+def test_a_task_of_ray_takes_a_sparse_handle(session: AlchemistSession) -> None:
+    a = sparse(40, 11)
+    A = session.send_matrix(a)
+    x = np.arange(11.0)
+    forwards, backwards, norm, nnz = ray.get(product.remote(A, x), timeout=120)
+    np.testing.assert_allclose(forwards, a @ x)
+    np.testing.assert_allclose(backwards, a.T @ np.ones(40))
+    assert (norm, nnz) == (pytest.approx(sp.linalg.norm(a)), a.nnz)
+    B = pickle.loads(pickle.dumps(A))
+    assert (B.shape, B.nnz, B.dtype) == (A.shape, A.nnz, A.dtype)
+    assert (B.fetch() != a).nnz == 0
+
+
+def test_a_sparse_matrix_is_found_by_its_name(session: AlchemistSession) -> None:
+    a = sparse(23, 9, "float32")
+    session.send_matrix(a, name="L")
+    L = session.matrix("L")
+    assert (type(L), L.name, L.shape, L.nnz) == (SparseHandle, "L", (23, 9), a.nnz)
+    assert (L.fetch() != a).nnz == 0
+    L.free()
+    assert not session.list_matrices()
+
+
+def test_blocks_in_coordinate_form(session: AlchemistSession) -> None:
+    a = sparse(30, 20).tocoo()
+    half = a.nnz // 2
+    triples = [
+        (a.row[:half], a.col[:half], a.data[:half]),
+        (a.row[half:], a.col[half:], a.data[half:]),
+    ]
+    found = session.send_matrix(triples, shape=(30, 20)).fetch()
+    assert (found != a).nnz == 0
+    assert session.send_matrix(triples).shape == (a.row.max() + 1, a.col.max() + 1)
+    twice = session.send_matrix(triples * 2, shape=(30, 20), dtype="complex64").fetch()
+    assert (twice.dtype, abs(twice - 2 * a).max() < 1e-6) == (np.complex64, True)
+    whole = a.tocsr()
+    blocks = [
+        (whole[:10].tocsc(), 0, 0), (whole[10:, :5].tocoo(), 10, 0), (whole[10:, 5:], 10, 5)
+    ]  # fmt: skip
+    assert (session.send_matrix(blocks).fetch() != a).nnz == 0
+    refs = [(ray.put(block), row, col) for block, row, col in blocks]
+    sent = session.send_matrix(refs, shape=(30, 20), name="blocks")
+    assert (sent.fetch() != a).nnz == 0
+    assert (session.matrix("blocks") @ np.ones(20)).shape == (30,)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "shape", "words"),
+    [
+        ([(np.array([3]), np.array([0]), np.array([1.0]))], (3, 1), "row 3 and column 0"),
+        ([(np.array([-1]), np.array([0]), np.array([1.0]))], None, "do not fit"),
+        ([(np.array([0.5]), np.array([0]), np.array([1.0]))], None, "integers"),
+        ([(np.array([0, 1]), np.array([0]), np.array([1.0]))], None, "row0, col0"),
+        (np.ones((3, 3)), (3, 3), "row0, col0"),
+        ([(sp.csr_array(np.eye(3)), 1, 0)], (3, 3), "row 3"),
+    ],
+)
+def test_bad_blocks(session: AlchemistSession, blocks: Any, shape: Any, words: str) -> None:
+    with pytest.raises((ShapeError, BadArgumentError), match=words):
+        session.send_matrix(blocks, shape=shape)

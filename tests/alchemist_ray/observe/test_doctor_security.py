@@ -197,3 +197,19 @@ def test_the_huge_pages_of_shared_memory_are_shown(tmp_path: Path) -> None:
     assert "unknown" in only(environment.huge_pages(NOTHING, path)).message
     path.write_text("always within_size advise [never] deny force\n")
     assert only(environment.huge_pages(NOTHING, path)).message.startswith("never")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+def test_other_users_on_a_node_of_a_job_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("PBS_JOBID", raising=False)
+    assert list(security.shared_node(NOTHING)) == []
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with subprocess.Popen(["sleep", "60"], user=OTHER) as process:
+        try:
+            found = only(security.shared_node(NOTHING))
+        finally:
+            process.kill()
+    assert found.status == WARN
+    assert str(OTHER) in found.message
+    assert "--exclusive" in found.advice

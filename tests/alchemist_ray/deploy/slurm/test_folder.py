@@ -46,6 +46,31 @@ def test_a_jobs_secrets_are_its_users_alone(tmp_path: Path) -> None:
     folder.clear()
 
 
+def test_a_folder_that_others_can_enter_is_closed_first(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "7")
+    folder.path.mkdir(mode=0o777)
+    stranger = (folder.path / "token.new").open("w+")
+    folder.make()
+    secret = folder.new_token()
+    assert mode(folder.path) == 0o700
+    assert secret not in stranger.read()
+    stranger.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder to another user")
+def test_a_folder_of_another_user_is_neither_written_nor_read(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "7")
+    folder.make()
+    folder.write_cluster(ADDRESS)
+    os.chown(folder.path, 65534, 65534)
+    with pytest.raises(JobError, match="belongs to another user"):
+        folder.make()
+    env = {batch_job.FOLDER_VARIABLE: str(folder.path)}
+    assert not batch_job.adopt(env)
+    assert "RAY_ADDRESS" not in env
+
+
 def test_a_log_is_left(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "7")
     folder.make()

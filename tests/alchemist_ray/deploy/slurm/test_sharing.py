@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 from typing import Any
 
@@ -57,3 +58,25 @@ def test_other_people_are_seen_by_their_processes() -> None:
         finally:
             process.kill()
     assert str(uid) not in sharing.other_users()
+
+
+def test_uids_of_a_directory_are_people_and_those_of_services_and_containers_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can start processes of other users")
+    named = {1234567: "eve", 65534: "nobody"}
+
+    def account(uid: int) -> pwd.struct_passwd:
+        return pwd.struct_passwd((named[uid], "x", uid, uid, "", "/", "/bin/sh"))
+
+    monkeypatch.setattr(sharing.pwd, "getpwuid", account)  # the machine has no directory
+    others = [subprocess.Popen(["sleep", "60"], user=uid) for uid in (1234567, 65534, 165536)]
+    try:
+        found = sharing.other_users()
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+    assert "eve" in found
+    assert not {"nobody", "165536"} & set(found)

@@ -1,0 +1,178 @@
+package alchemist.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.io.IOException;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeArrayData;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.catalyst.util.ArrayData;
+import org.apache.spark.unsafe.Platform;
+
+/** Reads rows of Spark's internal form as elements of a matrix. */
+final class Columns {
+    private static final byte SPARSE = 0;
+
+    private final String[] names;
+    private final String[] types; // bool, int8, ..., float64; of the elements of vectors and lists
+    private final boolean[] vectors;
+    private final int[] widths; // 1: a scalar, if it is neither vector nor list
+    private final boolean[] scalars;
+    private final Element element;
+    private final boolean words; // all columns are 8 bytes that are the element's own
+
+    Columns(JsonNode json, Element element) {
+        int count = json.size();
+        this.element = element;
+        names = new String[count];
+        types = new String[count];
+        vectors = new boolean[count];
+        scalars = new boolean[count];
+        widths = new int[count];
+        boolean same = true;
+        for (int k = 0; k < count; k++) {
+            JsonNode column = json.get(k);
+            names[k] = column.get("name").asText();
+            types[k] = column.get("type").asText();
+            vectors[k] = column.get("kind").asText().equals("vector");
+            scalars[k] = column.get("kind").asText().equals("scalar");
+            widths[k] = column.get("width").asInt();
+            same &= scalars[k] && own(types[k]);
+        }
+        words = same && element.nbytes == 8;
+    }
+
+    private boolean own(String type) {
+        return type.equalsIgnoreCase(element.name());
+    }
+
+    /** Copy the columns of a row, from its column {@code first} on, to {@code at} in a block. */
+    void read(InternalRow row, int first, byte[] block, int at) throws IOException {
+        if (words && first == 0 && row instanceof UnsafeRow && !((UnsafeRow) row).anyNull()) {
+            UnsafeRow packed = (UnsafeRow) row;
+            int bits = UnsafeRow.calculateBitSetWidthInBytes(packed.numFields());
+            Platform.copyMemory(
+                    packed.getBaseObject(), packed.getBaseOffset() + bits,
+                    block, Block.BASE + at, 8L * names.length);
+            return;
+        }
+        for (int k = 0; k < names.length; k++) {
+            if (row.isNullAt(first + k)) {
+                throw nulls(names[k]);
+            }
+            if (scalars[k]) {
+                scalar(row, first + k, k, block, at);
+            } else if (vectors[k]) {
+                vector(row.getStruct(first + k, 4), k, block, at);
+            } else {
+                ArrayData list = row.getArray(first + k);
+                checkWidth(list.numElements(), k);
+                values(list, k, block, at);
+            }
+            at += widths[k] * element.nbytes;
+        }
+    }
+
+    private void scalar(InternalRow row, int field, int k, byte[] block, int at)
+            throws IOException {
+        switch (types[k]) {
+            case "bool":
+                element.store(block, at, row.getBoolean(field) ? 1L : 0L, names[k]);
+                break;
+            case "int8":
+                element.store(block, at, (long) row.getByte(field), names[k]);
+                break;
+            case "int16":
+                element.store(block, at, (long) row.getShort(field), names[k]);
+                break;
+            case "int32":
+                element.store(block, at, (long) row.getInt(field), names[k]);
+                break;
+            case "int64":
+                element.store(block, at, row.getLong(field), names[k]);
+                break;
+            case "float32":
+                element.store(block, at, (double) row.getFloat(field), names[k]);
+                break;
+            default:
+                element.store(block, at, row.getDouble(field), names[k]);
+        }
+    }
+
+    private void vector(InternalRow vector, int k, byte[] block, int at) throws IOException {
+        ArrayData values = vector.getArray(3);
+        if (vector.getByte(0) != SPARSE) {
+            checkWidth(values.numElements(), k);
+            values(values, k, block, at);
+            return;
+        }
+        checkWidth(vector.getInt(1), k);
+        ArrayData indices = vector.getArray(2);
+        for (int j = 0; j < widths[k]; j++) {
+            element.store(block, at + j * element.nbytes, 0L, names[k]);
+        }
+        for (int j = 0; j < indices.numElements(); j++) {
+            int place = at + indices.getInt(j) * element.nbytes;
+            element.store(block, place, values.getDouble(j), names[k]);
+        }
+    }
+
+    private void values(ArrayData list, int k, byte[] block, int at) throws IOException {
+        int count = list.numElements();
+        for (int j = 0; !vectors[k] && j < count; j++) {
+            if (list.isNullAt(j)) {
+                throw nulls(names[k]);
+            }
+        }
+        if (list instanceof UnsafeArrayData && own(types[k])) {
+            UnsafeArrayData packed = (UnsafeArrayData) list;
+            long start = packed.getBaseOffset()
+                    + UnsafeArrayData.calculateHeaderPortionInBytes(count);
+            Platform.copyMemory(
+                    packed.getBaseObject(), start,
+                    block, Block.BASE + at, (long) count * element.nbytes);
+            return;
+        }
+        for (int j = 0; j < count; j++) {
+            int place = at + j * element.nbytes;
+            switch (types[k]) {
+                case "bool":
+                    element.store(block, place, list.getBoolean(j) ? 1L : 0L, names[k]);
+                    break;
+                case "int8":
+                    element.store(block, place, (long) list.getByte(j), names[k]);
+                    break;
+                case "int16":
+                    element.store(block, place, (long) list.getShort(j), names[k]);
+                    break;
+                case "int32":
+                    element.store(block, place, (long) list.getInt(j), names[k]);
+                    break;
+                case "int64":
+                    element.store(block, place, list.getLong(j), names[k]);
+                    break;
+                case "float32":
+                    element.store(block, place, (double) list.getFloat(j), names[k]);
+                    break;
+                default:
+                    element.store(block, place, list.getDouble(j), names[k]);
+            }
+        }
+    }
+
+    private void checkWidth(int found, int k) throws IOException {
+        if (found != widths[k]) {
+            throw new Failure(
+                    "ShapeError",
+                    "column '" + names[k] + "' has a row of " + found + " elements where others "
+                            + "have " + widths[k] + ": the rows of a matrix must have the same "
+                            + "length");
+        }
+    }
+
+    private static Failure nulls(String name) {
+        return new Failure(
+                "DtypeError",
+                "column '" + name + "' has nulls, which a matrix cannot represent: fill or drop "
+                        + "them first (df.na.fill, df.na.drop)");
+    }
+}

@@ -1,0 +1,196 @@
+package alchemist.spark;
+
+import java.io.Closeable;
+import java.io.EOFException;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.net.StandardSocketOptions;
+import java.nio.ByteBuffer;
+import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
+import java.security.GeneralSecurityException;
+import java.security.MessageDigest;
+import java.security.SecureRandom;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import javax.crypto.Mac;
+import javax.crypto.spec.SecretKeySpec;
+
+/**
+ * An authenticated connection to a node's data endpoint: frames and payloads.
+ *
+ * <p>The format is described in {@code mpi_workers/wire/frames.py} and {@code handshake.py}.
+ */
+final class Connection implements Closeable {
+    static final int HELLO = 1, WELCOME = 2, REFUSED = 3, PUT = 7, GET = 8, DATA = 9, SYNC = 12;
+    static final int CHALLENGE = 13, PROOF = 14;
+
+    private static final byte[] MAGIC = "ALCH".getBytes(StandardCharsets.US_ASCII);
+    private static final short VERSION = 2;
+    private static final String CONTEXT = "alchemist-on-ray wire 2 ";
+    private static final int HEADER_BYTES = 20;
+    private static final int MAP_LIMIT = 64 << 20;
+    private static final int NONCE_BYTES = 32;
+    private static final int CONNECT_TIMEOUT_MS = 10_000;
+    private static final int SOCKET_BYTES = 1 << 20;
+
+    private final SocketChannel channel;
+    private final String name;
+    private long payload; // bytes of the last frame's payload
+
+    private Connection(SocketChannel channel, String name) {
+        this.channel = channel;
+        this.name = name;
+    }
+
+    static Connection open(String host, int port, String token) throws IOException {
+        SocketChannel channel = SocketChannel.open();
+        try {
+            channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
+            channel.socket().connect(new InetSocketAddress(host, port), CONNECT_TIMEOUT_MS);
+            channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
+            channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
+            Connection connection = new Connection(channel, host + ":" + port);
+            connection.authenticate(token);
+            return connection;
+        } catch (IOException | RuntimeException error) {
+            channel.close();
+            throw error;
+        }
+    }
+
+    private void authenticate(String token) throws IOException {
+        byte[] nonce = new byte[NONCE_BYTES];
+        new SecureRandom().nextBytes(nonce);
+        send(HELLO, Collections.singletonMap("nonce", nonce));
+        Map<String, Object> challenge = expect(CHALLENGE);
+        byte[] theirs = bytes(challenge, "nonce"), proof = bytes(challenge, "proof");
+        byte[] fields = MessagePack.pack(Collections.singletonMap("role", "data"));
+        if (!MessageDigest.isEqual(proof, proof("listening", token, nonce, theirs, new byte[0]))) {
+            throw new Failure(
+                    "AuthError",
+                    "the process at " + name + " does not have the gang's token: it belongs to "
+                            + "another gang, or is not Alchemist's");
+        }
+        Map<String, Object> answer = new LinkedHashMap<>();
+        answer.put("proof", proof("connecting", token, nonce, theirs, fields));
+        answer.put("fields", fields);
+        send(PROOF, answer);
+        expect(WELCOME);
+    }
+
+    private static byte[] proof(
+            String side, String token, byte[] nonce, byte[] theirs, byte[] fields) {
+        try {
+            MessageDigest digest = MessageDigest.getInstance("SHA-256");
+            byte[] key = digest.digest(token.getBytes(StandardCharsets.UTF_8));
+            Mac mac = Mac.getInstance("HmacSHA256");
+            mac.init(new SecretKeySpec(key, "HmacSHA256"));
+            mac.update((CONTEXT + side).getBytes(StandardCharsets.US_ASCII));
+            mac.update(nonce);
+            mac.update(theirs);
+            return mac.doFinal(fields);
+        } catch (GeneralSecurityException error) {
+            throw new IllegalStateException(error); // every Java has both
+        }
+    }
+
+    private static byte[] bytes(Map<String, Object> body, String key) throws IOException {
+        Object value = body.get(key);
+        if (!(value instanceof byte[]) || ((byte[]) value).length != NONCE_BYTES) {
+            throw new IOException("malformed handshake: no valid '" + key + "'");
+        }
+        return (byte[]) value;
+    }
+
+    void send(int kind, Map<String, ?> body) throws IOException {
+        begin(kind, body, 0);
+    }
+
+    /** Send header and map of a frame; the payload follows through {@link #write}. */
+    void begin(int kind, Map<String, ?> body, long payloadBytes) throws IOException {
+        byte[] packed = body.isEmpty() ? new byte[0] : MessagePack.pack(body);
+        ByteBuffer head = ByteBuffer.allocate(HEADER_BYTES + packed.length);
+        head.put(MAGIC).putShort(VERSION).putShort((short) kind);
+        head.putInt(packed.length).putLong(payloadBytes).put(packed).flip();
+        write(head);
+    }
+
+    /** Send bytes of a payload. Fails with the endpoint's reason if it has refused the frame. */
+    void write(ByteBuffer bytes) throws IOException {
+        try {
+            while (bytes.hasRemaining()) {
+                if (channel.socket().getInputStream().available() > 0) {
+                    throw new IOException("the data endpoint refused the data");
+                }
+                channel.write(bytes);
+            }
+        } catch (IOException error) {
+            throw refusal(error);
+        }
+    }
+
+    /** The reason that the endpoint gives before it closes a connection. */
+    private IOException refusal(IOException error) {
+        if (!channel.isOpen()) { // interrupted
+            return error;
+        }
+        try {
+            expect(SYNC);
+        } catch (Failure failure) {
+            return failure;
+        } catch (IOException again) {
+            error.addSuppressed(again);
+        }
+        return error;
+    }
+
+    /** The map of the next frame, which must be of this kind. */
+    Map<String, Object> expect(int kind) throws IOException {
+        ByteBuffer head = ByteBuffer.allocate(HEADER_BYTES);
+        read(head);
+        byte[] magic = new byte[MAGIC.length];
+        head.get(magic);
+        short version = head.getShort();
+        int found = head.getShort();
+        int mapBytes = head.getInt();
+        payload = head.getLong();
+        if (!MessageDigest.isEqual(magic, MAGIC) || version != VERSION) {
+            throw new IOException(name + " does not speak version " + VERSION
+                    + " of Alchemist's protocol: install the same alchemist-on-ray on both sides");
+        }
+        if (mapBytes < 0 || mapBytes > MAP_LIMIT) {
+            throw new IOException("a map of " + mapBytes + " bytes is over the limit");
+        }
+        ByteBuffer packed = ByteBuffer.allocate(mapBytes);
+        read(packed);
+        Map<String, Object> body = MessagePack.unpack(packed.array());
+        if (found == REFUSED) {
+            throw new Failure(body);
+        }
+        if (found != kind) {
+            throw new IOException("expected a frame of kind " + kind + ", got " + found);
+        }
+        return body;
+    }
+
+    long payloadBytes() {
+        return payload;
+    }
+
+    /** Fill a buffer, and flip it. */
+    void read(ByteBuffer into) throws IOException {
+        while (into.hasRemaining()) {
+            if (channel.read(into) < 0) {
+                throw new EOFException("the data endpoint at " + name + " closed the connection");
+            }
+        }
+        into.flip();
+    }
+
+    @Override
+    public void close() throws IOException {
+        channel.close();
+    }
+}

@@ -1,0 +1,80 @@
+package alchemist.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+
+/** A matrix on a gang as the session describes it, in JSON; see {@code jvm.py}. */
+final class Target {
+    /** One node, the ranks that take part in the transfer, and what they hold together. */
+    static final class Node {
+        final int number;
+        final String host;
+        final int port;
+        final List<Object> ranks = new ArrayList<>();
+        final List<Share.Runs[]> products = new ArrayList<>();
+        final long chunk;
+
+        private Node(JsonNode json) {
+            number = json.get("number").asInt();
+            host = json.get("host").asText();
+            port = json.get("port").asInt();
+            chunk = json.get("chunk").asLong();
+            json.get("ranks").forEach(rank -> ranks.add(rank.asInt()));
+            for (JsonNode product : json.get("products")) {
+                products.add(new Share.Runs[] {runs(product.get(0)), runs(product.get(1))});
+            }
+        }
+
+        private static Share.Runs runs(JsonNode json) {
+            return new Share.Runs(
+                    json.get(0).asLong(), json.get(1).asLong(), json.get(2).asLong());
+        }
+    }
+
+    final String token;
+    final long matrix;
+    final long rows;
+    final int cols;
+    final Element element;
+    final List<Node> nodes = new ArrayList<>();
+
+    private Target(JsonNode json) {
+        token = json.get("token").asText();
+        matrix = json.get("matrix").asLong();
+        rows = json.get("rows").asLong();
+        cols = json.get("cols").asInt();
+        element = Element.of(json.get("dtype").asText());
+        json.get("nodes").forEach(node -> nodes.add(new Node(node)));
+    }
+
+    /** The map of a PUT or GET. */
+    Map<String, Object> request(Node node) {
+        Map<String, Object> body = new LinkedHashMap<>();
+        body.put("matrix", matrix);
+        body.put("ranks", node.ranks);
+        return body;
+    }
+
+    /** The same of rows {@code [row0, row1)}, which travel by rows (C) or by columns (F). */
+    Map<String, Object> request(Node node, long row0, long row1, String order) {
+        Map<String, Object> body = request(node);
+        body.put("region", Arrays.asList(row0, row1, 0L, (long) cols));
+        body.put("order", order);
+        return body;
+    }
+
+    static Target parse(String json) {
+        try {
+            return new Target(new ObjectMapper().readTree(json));
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+}

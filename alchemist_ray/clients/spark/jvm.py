@@ -1,0 +1,147 @@
+"""The rows' way without Python: executors read them in the JVM and stream them to the gang's nodes.
+
+`java/` has the Java sources. Their jar is built at installation, or at the first use, where there
+is a JDK, and is added to a Spark that already runs. Without it, rows pass through Spark's Python
+workers (`executor_push`), several times slower; a warning says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.matrix.node_shares import chunk_bytes, products
+
+SOURCES = Path(__file__).with_name("java")
+SPARK_JARS = Path(pyspark.__file__).parent / "jars"
+JAVAC = ("--release", "8", "-Xlint:-options", "-encoding", "UTF-8")
+BUILD_TIMEOUT_S = 120.0
+
+SOURCE = "alchemist.spark.MatrixSource"
+MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_attached: set[str] = set()  # applications that have the jar
+
+
+class NoJar(Exception):
+    """The jar cannot be built or used; the message is the reason."""
+
+
+def sender(spark: Any) -> Any:
+    """The Java class `Sender` in Spark's JVM, or None: the reason has been logged."""
+    context = spark.sparkContext
+    with _lock:
+        try:
+            if context.applicationId not in _attached:
+                _attach(context, build())
+                _attached.add(context.applicationId)
+        except NoJar as reason:
+            log.warning("rows of Spark pass through Python workers, which is slower: %s", reason)
+            return None
+    return context._jvm.alchemist.spark.Sender
+
+
+def _attach(context: Any, jar: Path) -> None:
+    """Add the jar to the driver's class loader, and to the executors' with the next job."""
+    loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    if not hasattr(loader, "addURL") or "MutableURLClassLoader" not in loader.getClass().getName():
+        raise NoJar(f"Spark's class loader takes no jar at run time: set spark.jars to {jar}")
+    loader.addURL(context._jvm.java.io.File(str(jar)).toURI().toURL())
+    context._jsc.addJar(str(jar))
+
+
+def build() -> Path:
+    """The jar of these sources, from the last build or a new one. Raises `NoJar`."""
+    sources = sorted(SOURCES.rglob("*.java"))
+    digest = hashlib.sha256(pyspark.__version__.rpartition(".")[0].encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    name = f"alchemist-spark-{digest.hexdigest()[:12]}.jar"
+    folders = [SOURCES, Path.home() / ".cache" / "alchemist-on-ray"]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return _compile(sources, folder / name)
+    raise NoJar(f"neither {folders[0]} nor {folders[1]} can be written")
+
+
+def _compile(sources: list[Path], jar: Path) -> Path:
+    home = os.environ.get("JAVA_HOME", "")
+    javac = shutil.which("javac", path=f"{home}/bin") if home else None
+    javac = javac or shutil.which("javac")
+    if javac is None:
+        raise NoJar("no JDK was found (javac; set JAVA_HOME, or apt-get install default-jdk)")
+    with tempfile.TemporaryDirectory(dir=jar.parent) as folder:
+        words = [javac, *JAVAC, "-cp", f"{SPARK_JARS}/*", "-d", folder, *map(str, sources)]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NoJar(f"{javac} failed: {error}") from error
+        if done.returncode:
+            raise NoJar(f"{javac} failed: {done.stderr.strip()[-500:]}")
+        unfinished = Path(folder) / "new.jar"
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+            for found in sorted(Path(folder).rglob("*.class")):
+                archive.write(found, found.relative_to(folder))
+        unfinished.replace(jar)
+    for old in jar.parent.glob("alchemist-spark-*.jar"):
+        if old != jar:
+            old.unlink(missing_ok=True)
+    return jar
+
+
+def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, Any]:
+    """A matrix to send, as `Target` reads it.
+
+    The products of runs are computed here, so that Java needs to know no layout.
+    """
+    by_node: dict[int, list[int]] = {}
+    for rank, *_copies in target.distribution.owners():
+        if target.distribution.local_indices(rank).size:
+            by_node.setdefault(endpoints.node_of(rank), []).append(rank)
+    nodes = []
+    for number, some in sorted(by_node.items()):
+        addresses = endpoints.nodes[number].addresses
+        host, _, port = addresses[-1].removeprefix("tcp:").rpartition(":")
+        shares = products(target.distribution.layout, target.distribution.grid, tuple(sorted(some)))
+        nodes.append(
+            {
+                "number": number,
+                "host": host,
+                "port": int(port),
+                "ranks": sorted(some),
+                "chunk": chunk_bytes(len(some)),
+                "products": shares,
+            }
+        )
+    rows, cols = target.distribution.shape
+    return {
+        "token": endpoints.token,
+        "matrix": target.matrix,
+        "rows": rows,
+        "cols": cols,
+        "dtype": target.dtype.name,
+        "nodes": nodes,
+    }
+
+
+if __name__ == "__main__":
+    log.warning("%s", build())

@@ -1,0 +1,202 @@
+"""Calls of NumPy's functions that tests compare with NumPy, and of those that handles refuse.
+
+The table of coverage in docs/arrays-coverage.md is made of these (`coverage.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.arrays import rules
+from ali.arrays.quantiles import CONTINUOUS, DISCONTINUOUS, NEAREST
+
+Work = Callable[[Any], Any]
+BITWISE = {"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"}  # of integers
+BINARY_UFUNCS = sorted(rules.BINARY - BITWISE)
+UFUNCS = [
+    getattr(np, name)
+    for name in {**dict.fromkeys(rules.UNARY - {"abs", "conj", "real", "imag"}), "absolute": 0}
+]
+ALONG = [
+    "sort", "argmax", "argmin", "cumsum", "cumprod", "prod", "median", "nansum", "nanmean",
+    "nanmin", "nanmax", "nanstd", "nanvar", "nanmedian", "nanprod", "nancumsum", "nanargmax", "ptp",
+    "average", "count_nonzero", "diff", "flip",
+]  # fmt: skip
+METHODS = ["sum", "mean", "var", "std", "min", "max", "any", "all"]  # also functions
+KEEPING = ["argmax", "argmin", "median", "prod", "nansum", "nanmean", "nanmedian", "average"]
+OTHERS: dict[str, Work] = {
+    "argsort": lambda x: np.argsort(x, kind="stable"),
+    "argsort of columns": lambda x: np.argsort(x, 0, kind="stable"),
+    "argsort of all": lambda x: np.argsort(x, None, kind="stable"),
+    "two differences": lambda x: np.diff(x, 2, 0, prepend=0, append=1),
+    "quantile": lambda x: np.quantile(x, 0.3),
+    "quantiles of columns": lambda x: np.quantile(x, [0.1, 0.5], 0),
+    "percentiles without nan": lambda x: np.nanpercentile(x, [5, 60], 0, method="nearest"),
+    "hazen": lambda x: np.percentile(x, [5, 50], method="hazen"),
+    **{
+        f"quantiles, {method}": lambda x, method=method: np.quantile(
+            x, [0, 0.1, 0.25, 0.5, 1], axis=0, method=method
+        )
+        for method in (*CONTINUOUS, *NEAREST, *DISCONTINUOUS, "averaged_inverted_cdf", "midpoint")
+    },
+    "weighted average": lambda x: np.average(
+        x, 0, weights=np.arange(1, 1 + x.shape[0]), returned=True
+    ),
+    "cov": lambda x: np.cov(x, rowvar=False),
+    "cov of rows": lambda x: np.cov(x),
+    "weighted cov": lambda x: np.cov(
+        x, rowvar=False, aweights=np.arange(1.0, 1 + x.shape[0]), fweights=[2] * x.shape[0]
+    ),
+    "corrcoef": lambda x: np.corrcoef(x, rowvar=False),
+    "unique": np.unique,
+    "unique with places": lambda x: np.unique(x, True, True, True),
+    "rows": lambda x: np.unique(np.nan_to_num(x) > 0, axis=0, return_inverse=True),
+    "columns": lambda x: np.unique(np.nan_to_num(x), True, True, True, axis=-1),
+    "unique_counts": np.unique_counts,
+    "unique_inverse": lambda x: np.unique_inverse(np.nan_to_num(x)),  # nan in any order
+    "isin": lambda x: np.isin(x, [1, 2, 5]),
+    "isin inverted": lambda x: np.isin(x, [1, 2, 5], invert=True),
+    "searchsorted": lambda x: np.searchsorted([-1, 0, 3], x),
+    "searchsorted right": lambda x: np.searchsorted([-1.5, 0, 3], x, side="right"),
+    "digitize": lambda x: np.digitize(x, [-1, 0, 3]),
+    "digitize in falling bins": lambda x: np.digitize(x, [3, 0, -1], right=True),
+    "histogram": np.histogram,
+    "histogram of a range": lambda x: np.histogram(x, 5, (-2, 3)),
+    **{
+        f"{bins} bins": lambda x, bins=bins: np.histogram(np.nan_to_num(x), bins, (-2, 4))
+        for bins in ("auto", "fd", "doane", "scott", "rice", "sturges", "sqrt")
+    },
+    "bins of all elements": lambda x: np.histogram(x, "auto"),
+    "density": lambda x: np.histogram(x, [-3, 0, 1, 4], density=True),
+    "weighted histogram": lambda x: np.histogram(x, 4, weights=np.ones(x.shape)),
+    "bincount": lambda x: np.bincount(abs(x)),
+    "weighted bincount": lambda x: np.bincount(abs(x), weights=np.ones(x.shape), minlength=9),
+    "outer": lambda x: np.outer(x, x),
+    "outer with a list": lambda x: np.outer([1, 2], x),
+    "tile": lambda x: np.tile(x, 2),
+    "tile both ways": lambda x: np.tile(x, (3, 2)),
+    "repeat": lambda x: np.repeat(x, 2),
+    "repeat rows": lambda x: np.repeat(x, np.arange(x.shape[0]), 0),
+    "roll": lambda x: np.roll(x, 2),
+    "roll rows": lambda x: np.roll(x, -1, 0),
+    "broadcast_to": lambda x: np.broadcast_to(x[:1], (4, *x.shape[1:])),
+    "broadcast_arrays": lambda x: np.broadcast_arrays(x, 1),
+    "argwhere": np.argwhere,
+    "nan_to_num": lambda x: np.nan_to_num(x, nan=2, posinf=3),
+    "interp": lambda x: np.interp(x, [0, 1, 3], [1, 2, 0]),
+    "with an initial zero": lambda x: np.cumulative_sum(x, axis=0, include_initial=True),
+    "in another dtype": lambda x: np.cumsum(x, dtype="complex128"),
+    "take_along_axis": lambda x: np.take_along_axis(x, np.argsort(x, 0, kind="stable"), 0),
+    "unstack": lambda x: np.unstack(x, axis=-1),
+    "array_split": lambda x: np.array_split(x, 3),
+    "append": lambda x: np.append(x, [1, 2]),
+    "meshgrid": lambda x: np.meshgrid(x, [1, 2]),
+    "intersect1d": lambda x: np.intersect1d(x, [1, 2, -3]),
+    "setdiff1d": lambda x: np.setdiff1d(x, [1, 2]),
+    "union1d": lambda x: np.union1d(x, [1, 77]),
+    "atleast_2d": np.atleast_2d,
+    "moveaxis": lambda x: np.moveaxis(x, 0, -1),
+    "nancumprod": np.nancumprod, "cumulative_prod": lambda x: np.cumulative_prod(x, axis=-1),
+    "nanargmin": lambda x: np.nanargmin(x), "nanquantile": lambda x: np.nanquantile(x, 0.4),
+    "unique_all": lambda x: np.unique_all(np.nan_to_num(x)), "unique_values": np.unique_values,
+    "split": lambda x: np.split(x, [2, 3]), "hsplit": lambda x: np.hsplit(x, [1]),
+    "vsplit": lambda x: np.vsplit(x, [1]), "fliplr": np.fliplr, "flipud": np.flipud,
+    "swapaxes": lambda x: np.swapaxes(x, 0, -1), "atleast_1d": np.atleast_1d, "copy": np.copy,
+}  # fmt: skip
+PAIRS: list[Callable[[Any, Any], Any]] = [  # of a matrix and another one with as many columns
+    lambda x, y: np.concatenate([x, y, x]), lambda x, y: np.concatenate([x.T, y.T], axis=1),
+    lambda x, y: np.vstack([x, y]), lambda x, y: np.hstack([x, y.T]),
+    lambda x, y: np.where(x > 1, x, 0), lambda x, y: np.where(x > 1, 2.5, x[:1]),
+    lambda x, y: np.clip(x, -1, 3), lambda x, y: np.transpose(x), lambda x, y: x.dot(y.T),
+    lambda x, y: np.dot(y, x), lambda x, y: np.zeros_like(x), lambda x, y: np.ones_like(y),
+    lambda x, y: np.full_like(x, 7), lambda x, y: np.diagonal(x), lambda x, y: np.trace(x),
+    lambda x, y: np.diag(x), lambda x, y: np.take(x, [0, 2], axis=1), lambda x, y: np.real(x),
+    lambda x, y: np.imag(x), lambda x, y: np.linalg.matrix_transpose(x),
+    lambda x, y: np.astype(x, np.complex128), lambda x, y: np.round(y, 1),
+    lambda x, y: np.flip(x), lambda x, y: np.flip(x, 1),
+    lambda x, y: np.triu(x, 1), lambda x, y: np.tril(x), lambda x, y: np.tensordot(x, x),
+    lambda x, y: np.tensordot(y, x, axes=1), lambda x, y: np.tensordot(x, y, axes=([0], [1])),
+    lambda x, y: np.linalg.matrix_power(x, 5), lambda x, y: np.linalg.matrix_power(x, 0),
+    lambda x, y: np.isclose(x, x + 1e-12), lambda x, y: np.diag(x[:, 0]),
+    lambda x, y: np.reshape(x, (4, 9)), lambda x, y: np.ravel(y),
+    lambda x, y: np.squeeze(x[:1]),
+    lambda x, y: np.expand_dims(x[0], 1), lambda x, y: np.stack([x[0], y[0]]),
+    lambda x, y: np.stack([x[0], y[0]], axis=1), lambda x, y: np.column_stack([x[0], y.T]),
+    lambda x, y: np.hstack([x[0], y[1]]), lambda x, y: np.vstack([x[0], y]),
+    lambda x, y: np.concatenate([x, y], axis=None), lambda x, y: np.where(x > 1)[1],
+    lambda x, y: np.nonzero(y > 0)[0], lambda x, y: np.flatnonzero(y > 0),
+    lambda x, y: np.take(x, [0, 2]), lambda x, y: x[0] @ y.T, lambda x, y: np.amax(x.real, axis=0),
+    lambda x, y: np.amin(x.real, axis=0), lambda x, y: np.matrix_transpose(x),
+    lambda x, y: np.conj(x),
+    lambda x, y: np.zeros_like(np.empty_like(x)),
+    lambda x, y: np.isclose(x, x[0], rtol=0.5, atol=0.1, equal_nan=True),
+    lambda x, y: np.clip(y, min=-1), lambda x, y: np.repeat(y, 2, axis=1),
+    lambda x, y: np.bitwise_and(y > 1, y > 2), lambda x, y: np.bitwise_or(y > 1, x[:3, :6] == 2),
+    lambda x, y: np.bitwise_xor(y > 1, y > 2), lambda x, y: np.left_shift(y.astype("int32"), 2),
+    lambda x, y: np.right_shift(y.astype("int64"), 1),
+    lambda x, y: np.mean(x, axis=0, dtype="complex128"), lambda x, y: np.var(y, dtype="complex64"),
+    lambda x, y: np.std(x, axis=0, ddof=1), lambda x, y: np.angle(x),
+    lambda x, y: np.angle(y, True),
+    lambda x, y: np.iscomplex(x), lambda x, y: np.isreal(x), lambda x, y: np.inner(x, y),
+    lambda x, y: np.inner(x[0], y[0]), lambda x, y: np.vdot(x, x), lambda x, y: np.kron(x[:2], y),
+    lambda x, y: np.kron(x[0], y), lambda x, y: np.diag(x, 1), lambda x, y: np.diag(x, -7),
+    lambda x, y: np.diag(y[0], 2), lambda x, y: np.diag(y[0], -1), lambda x, y: np.trace(x, 1),
+    lambda x, y: np.diagonal(x, -2), lambda x, y: np.ravel(y, order="F"),
+    lambda x, y: np.reshape(y, (9, -1), order="F"), lambda x, y: x.mean(0, "complex64"),
+    lambda x, y: x.ravel("F"), lambda x, y: x.diagonal(2), lambda x, y: divmod(y, 2)[1],
+    lambda x, y: divmod(7, y)[0],
+]  # fmt: skip
+LINEAR: list[Work] = [  # of a Hermitian positive definite matrix
+    np.linalg.det, lambda x: np.linalg.slogdet(x)[1], np.linalg.cond, np.linalg.inv,
+    np.linalg.pinv, lambda x: np.linalg.pinv(x, rtol=0.5), np.linalg.cholesky,
+    lambda x: np.linalg.cholesky(x, upper=True), np.linalg.eigvalsh, lambda x: np.linalg.eigh(x)[0],
+    lambda x: np.linalg.eigvalsh(x, UPLO="U"), np.linalg.svdvals,
+    lambda x: np.linalg.svd(x, compute_uv=False),
+    lambda x: np.linalg.svd(x, full_matrices=False)[1],
+    lambda x: abs(np.linalg.qr(x)[1]), lambda x: abs(np.linalg.qr(x, mode="r")),
+    np.linalg.matrix_rank, lambda x: np.linalg.matrix_rank(x, tol=1.0),
+    lambda x: np.linalg.solve(x, np.arange(5.0)), lambda x: np.linalg.lstsq(x, np.ones((5, 2)))[0],
+    lambda x: np.linalg.norm(x), lambda x: np.linalg.norm(x, 1),
+    lambda x: np.linalg.norm(x, np.inf),
+    lambda x: np.linalg.norm(x, 2), lambda x: np.linalg.norm(x, "nuc"),
+    lambda x: np.linalg.norm(x, axis=0), lambda x: np.linalg.norm(x, 1, axis=1, keepdims=True),
+    lambda x: np.linalg.matrix_norm(x, ord="fro", keepdims=True),
+    lambda x: np.linalg.vector_norm(x, axis=1, ord=3), lambda x: np.linalg.vector_norm(x),
+    lambda x: np.linalg.matrix_power(x, -2), lambda x: np.linalg.matmul(x, x),
+    lambda x: np.linalg.matrix_transpose(x), lambda x: np.linalg.diagonal(x), np.linalg.trace,
+    lambda x: np.linalg.outer(x[0], x[1]), lambda x: np.linalg.cross(x[:, :3], x[:, 2:]),
+    lambda x: np.cross(x[0, :3], x[1, :3]), lambda x: np.linalg.tensordot(x, x, axes=1),
+    lambda x: np.linalg.vecdot(x, x),
+]  # fmt: skip
+ASKING: list[Work] = [  # these give values of Python, not handles
+    np.shape, np.ndim, np.size, lambda x: np.size(x, 0), np.iscomplexobj, np.isrealobj,
+    lambda x: np.can_cast(x.dtype, "float64"), lambda x: np.result_type(x, "float32"),
+    lambda x: np.allclose(x, x + 1e-12), lambda x: np.allclose(x, x + 0.1, rtol=0, atol=0.2),
+    lambda x: np.array_equal(x, x), lambda x: np.array_equal(x, x[:1], equal_nan=True),
+    lambda x: np.array_equiv(x, x[:1]), lambda x: np.may_share_memory(x, x),
+    lambda x: np.shares_memory(x, x + 1),
+]  # fmt: skip
+REFUSED = {  # and words of the message, which names what to do
+    "np.histogram(A, 'stone')": "bins='auto'",
+    "np.histogram(A, 'no')": "auto",
+    "np.interp(A, [0], [1], period=3)": "%",
+    "np.quantile(A, [0.1, 0.2], 0, keepdims=True)": "two dimensions",
+    "np.digitize(A, [0, 2, 1])": "must be monotonic",
+    "np.nanargmax(A * np.nan)": "only NaN",
+    "np.frexp(A)": r"np\.frexp\(A\.fetch\(\)\)",
+    "np.add.reduce(A)": r"np\.sum\(A, axis\)",
+    "np.multiply.outer(A, A)": "outer",
+    "np.add(A, 1, out=B)": "B = A \\+ C",
+    "np.add(A, 1, where=B > 0)": r"np\.where",
+    "np.add(A, 1, dtype='float32')": r"\.astype",
+    "np.mean(A, axis=0, out=B[0])": "out",
+    "np.sum(A, where=B > 0)": "where",
+    "np.reshape(A, (4, 6), order='A')": "'C' or 'F'",
+    "np.einsum('ij,ij->i', A, A)": r"np\.sum\(A \* A, axis=1\)",
+    "np.linalg.eig(A)": "eigh",
+    "np.linalg.svd(A)": "full_matrices=False",
+    "np.linalg.qr(A, mode='complete')": "reduced",
+}

@@ -1,0 +1,82 @@
+"""Handles print as arrays of NumPy, and never wait for a running call to do so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.gang.connection import GangConnection
+
+
+def test_numbers_are_printed_as_numpy_does(session: AlchemistSession) -> None:
+    for shape in [(), (0,), (5,), (3, 4), (40, 30), (2000,), (2000, 3), (3, 2000), (0, 7)]:
+        a = np.arange(float(np.prod(shape))).reshape(shape)
+        A = session.send_matrix(a) if shape else session.xp.asarray(a)
+        with np.printoptions(threshold=1000):
+            assert str(A) == (str(a[()]) if not shape else np.array2string(a))
+
+
+def test_repr_tells_name_layout_and_memory(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((300, 40)), layout="MC_MR", name="<b>")
+    text, page = repr(A), A._repr_html_()
+    for told in ("300", "40", "float64", "MC_MR", "96.0 kB"):
+        assert told in text
+        assert told in page
+    assert "<b>" in text
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    A.free()
+    assert "(freed)" in repr(A)
+    assert "(freed)" in A._repr_html_()
+
+
+def test_text_does_not_wait_for_a_call(session: AlchemistSession) -> None:
+    A = session.xp.ones((2000, 3))
+
+    def slow(comm: Any) -> None:
+        time.sleep(4)
+
+    call = threading.Thread(target=session.run, args=(slow,))
+    call.start()
+    try:
+        deadline = time.monotonic() + 3
+        while "a call is running" not in (text := str(A)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert text == "(a call is running on the gang)"
+    finally:
+        call.join(timeout=60)
+    assert str(A).startswith("[[1.")
+
+
+def test_text_of_an_ended_session(cluster: str) -> None:
+    with AlchemistSession(1) as als:
+        A = als.xp.ones((300, 40))
+    assert "freed" in repr(A) or "session has ended" in repr(A)
+
+
+def test_a_small_expression_is_one_command(
+    session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A = session.send_matrix(np.arange(1000.0).reshape(100, 10))
+    sent: list[str] = []
+    request = GangConnection.request
+
+    def counted(self: GangConnection, body: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(body["op"])
+        return request(self, body, *args, **kwargs)
+
+    monkeypatch.setattr(GangConnection, "request", counted)
+    for work in [
+        lambda: A + 1, lambda: A - np.ones(10), lambda: A.sum(axis=0), lambda: float(A.mean()),
+        lambda: print(A.max(axis=0)), lambda: float(A[3, 4]), lambda: A[:, 0, None],
+        lambda: np.sort(A, axis=0), lambda: np.median(A).item(), lambda: np.cumsum(A).tolist(),
+        lambda: A.astype(bool), lambda: np.exp(A),
+    ]:  # fmt: skip
+        sent.clear()
+        work()
+        assert sent == ["call"]

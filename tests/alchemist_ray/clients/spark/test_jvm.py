@@ -1,0 +1,154 @@
+"""Rows that executors read and stream in the JVM: every layout and dtype, and refused input."""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
+from tests.support.sparks import SPARK
+
+pytestmark = SPARK
+
+DTYPES = ["float64", "float32", "int64", "int32", "bool"]
+LAYOUTS = ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR", "STAR_STAR"]
+
+
+def values(dtype: str, shape: tuple[int, int] = (307, 5)) -> np.ndarray[Any, Any]:
+    drawn = 100 * np.random.default_rng(3).standard_normal(shape)
+    return drawn > 0 if dtype == "bool" else drawn.astype(dtype)
+
+
+@pytest.fixture
+def jvm(spark: Any) -> Any:
+    from alchemist_ray.clients.spark import jvm as module
+
+    if module.sender(spark) is None:
+        pytest.skip("no JDK: rows pass through Python workers")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [("float64", layout) for layout in LAYOUTS] + [(dtype, "MC_MR") for dtype in DTYPES[1:]],
+)
+def test_rows_come_and_go_unchanged(
+    als: AlchemistSession, spark: Any, jvm: Any, dtype: str, layout: str
+) -> None:
+    X = values(dtype)
+    A = als.send_matrix(X).to_layout(layout)
+    frame = A.to_spark(spark)
+    np.testing.assert_array_equal(np.array(frame.collect()), X)
+    B = als.send_matrix(frame, layout="VC_STAR" if layout == "STAR_STAR" else layout)
+    assert B.dtype == X.dtype
+    np.testing.assert_array_equal(B.fetch(), X)
+    rows = A.to_spark(spark, kind="IndexedRowMatrix")
+    np.testing.assert_array_equal(als.send_matrix(rows).fetch(), X.astype(float))
+
+
+def test_a_matrix_larger_than_a_block_is_complete(
+    als: AlchemistSession, spark: Any, jvm: Any
+) -> None:
+    """Rows of 4,000 columns: several blocks, and pieces of a part of each row."""
+    X = np.random.default_rng(1).standard_normal((700, 4000))
+    A = als.send_matrix(X, layout="MC_MR")
+    rows = A.to_spark(spark, kind="RowMatrix")
+    np.testing.assert_array_equal(als.send_matrix(rows, layout="STAR_VC").fetch(), X)
+
+
+@pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR", "MD_STAR"])
+def test_rows_in_any_order_go_to_their_numbers(
+    als: AlchemistSession, spark: Any, jvm: Any, layout: str
+) -> None:
+    from pyspark.mllib.linalg import Vectors
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    X = values("float64")
+    order = [int(i) for i in np.random.default_rng(2).permutation(len(X))[:300]]
+    sparse = [Vectors.sparse(5, [1, 3], X[i, [1, 3]]) if i % 2 else X[i] for i in order]
+    pairs = [IndexedRow(i, row) for i, row in zip(order, sparse, strict=True)]
+    matrix = IndexedRowMatrix(spark.sparkContext.parallelize(pairs, 3), *X.shape)
+    want = np.zeros_like(X)
+    want[order] = X[order]
+    want[[i for i in order if i % 2]] *= [0, 1, 0, 1, 0]
+    np.testing.assert_array_equal(als.send_matrix(matrix, layout=layout).fetch(), want)
+
+
+def test_columns_of_all_kinds_are_joined(als: AlchemistSession, spark: Any, jvm: Any) -> None:
+    frame = spark.sql(
+        "select cast(id as tinyint) a, cast(id as smallint) b, cast(id / 2 as float) c,"
+        " array(cast(id as double), 0.5D) d, id % 2 = 0 e, cast(id as decimal(9,2)) f"
+        " from range(100)"
+    )
+    k = np.arange(100.0)
+    want = np.column_stack([k, k, k / 2, k, np.full(100, 0.5), k % 2 == 0, k])
+    np.testing.assert_array_equal(als.send_matrix(frame).fetch(), want)
+
+
+@pytest.mark.parametrize(
+    ("query", "dtype", "error", "words"),
+    [
+        ("select if(id = 7, null, id) x from range(9)", None, DtypeError, "'x' has nulls"),
+        ("select array(1.0D, if(id = 7, null, 2.0D)) x from range(9)", None, DtypeError, "nulls"),
+        ("select sequence(0, if(id = 7, 3, 2)) x from range(9)", None, ShapeError, "row of 4 "),
+        ("select id + 2147483640 x from range(9)", "int32", DtypeError, "2147483648, which int32"),
+        ("select id * 1e39D x from range(9)", "float32", DtypeError, "1.0E39, which float32"),
+    ],
+)
+def test_wrong_rows_are_refused(
+    als: AlchemistSession, spark: Any, jvm: Any, query: str, dtype: Any, error: Any, words: str
+) -> None:
+    before = len(als.list_matrices())
+    with pytest.raises(error, match=words):
+        als.send_matrix(spark.sql(query), dtype=dtype)
+    assert len(als.list_matrices()) == before
+
+
+def test_wrong_numbers_of_rows_are_refused(als: AlchemistSession, spark: Any, jvm: Any) -> None:
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    def matrix(numbers: list[int]) -> Any:
+        pairs = [IndexedRow(i, [1.0, 2.0]) for i in numbers]
+        return IndexedRowMatrix(spark.sparkContext.parallelize(pairs, 2), 5, 2)
+
+    with pytest.raises(IncompleteMatrixError, match="row 3 appears twice"):
+        als.send_matrix(matrix([0, 3, 1, 3]))
+    with pytest.raises(IncompleteMatrixError, match="row 3 appears twice"):
+        als.send_matrix(matrix([3, 3, 1, 2]))
+    with pytest.raises(ShapeError, match="row 5 is outside"):
+        als.send_matrix(matrix([0, 1, 5]))
+
+
+def test_an_error_in_the_data_is_spark_s_own(als: AlchemistSession, spark: Any, jvm: Any) -> None:
+    frame = spark.sql("select if(id = 7, raise_error('seven'), id) x from range(9)")
+    with pytest.raises(TransferError, match="seven"):
+        als.send_matrix(frame.selectExpr("cast(x as double) x"))
+
+
+def test_without_a_jdk_rows_pass_through_python(
+    als: AlchemistSession,
+    spark: Any,
+    jvm: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Any,
+) -> None:
+    for name in ("java", "home"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(jvm, "SOURCES", tmp_path / "java")
+    monkeypatch.setattr(jvm, "_attached", set())
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    X = values("float64")
+    with caplog.at_level(logging.WARNING):
+        A = als.send_matrix(spark.createDataFrame(X.tolist(), list("abcde")))
+        back = np.array(A.to_spark(spark).collect())
+    assert "no JDK was found" in caplog.text
+    np.testing.assert_array_equal(back, X)

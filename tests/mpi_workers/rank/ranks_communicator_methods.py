@@ -1,0 +1,270 @@
+"""Calls of every method of a communicator: a GangComm must return what mpi4py's own returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+Comm = MPI.Intracomm
+
+
+def _own(comm: Comm, count: int = 4) -> Any:
+    return np.arange(count, dtype=np.float64) + 10 * comm.rank
+
+
+def _counts(comm: Comm) -> list[int]:
+    return [rank + 1 for rank in range(comm.size)]
+
+
+def _object(comm: Comm) -> Any:
+    """Of a different size on every rank."""
+    return {"rank": comm.rank, "text": "x" * (10**comm.rank), "none": None}
+
+
+def _next(comm: Comm) -> tuple[int, int]:
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def bcast_buffer(comm: Comm) -> Any:
+    buffer = _own(comm)
+    comm.Bcast(buffer, root=comm.size - 1)
+    return buffer
+
+
+def gather_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(4 * comm.size) if comm.rank == 0 else None
+    comm.Gather(_own(comm), buffer, root=0)
+    return buffer
+
+
+def gatherv_buffer(comm: Comm) -> Any:
+    root = comm.size - 1
+    buffer = np.zeros(sum(_counts(comm))) if comm.rank == root else None
+    target = None if buffer is None else [buffer, _counts(comm)]
+    comm.Gatherv(_own(comm, comm.rank + 1), target, root)
+    return buffer
+
+
+def scatter_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(3)
+    comm.Scatter(np.arange(3.0 * comm.size) if comm.rank == 0 else None, buffer, root=0)
+    return buffer
+
+
+def scatterv_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(comm.rank + 1)
+    source = [np.arange(float(sum(_counts(comm)))), _counts(comm)] if comm.rank == 0 else None
+    comm.Scatterv(source, buffer, root=0)
+    return buffer
+
+
+def allgather_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(4 * comm.size)
+    comm.Allgather(_own(comm), buffer)
+    return buffer
+
+
+def allgatherv_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(sum(_counts(comm)))
+    comm.Allgatherv(_own(comm, comm.rank + 1), [buffer, _counts(comm)])
+    return buffer
+
+
+def alltoall_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(2 * comm.size)
+    comm.Alltoall(_own(comm, 2 * comm.size), buffer)
+    return buffer
+
+
+def alltoallv_buffer(comm: Comm) -> Any:
+    mine = comm.rank + 1
+    buffer = np.zeros(mine * comm.size)
+    comm.Alltoallv([_own(comm, sum(_counts(comm))), _counts(comm)], [buffer, [mine] * comm.size])
+    return buffer
+
+
+def alltoallw_buffer(comm: Comm) -> Any:
+    buffer, one = np.zeros(comm.size), [1] * comm.size
+    places = [8 * rank for rank in range(comm.size)]
+    types = [MPI.DOUBLE] * comm.size
+    comm.Alltoallw([_own(comm, comm.size), one, places, types], [buffer, one, places, types])
+    return buffer
+
+
+def reduce_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(4) if comm.rank == 0 else None
+    comm.Reduce(_own(comm), buffer, MPI.MAX, 0)
+    return buffer
+
+
+def allreduce_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(4)
+    comm.Allreduce(_own(comm), buffer, op=MPI.SUM)
+    return buffer
+
+
+def allreduce_in_place(comm: Comm) -> Any:
+    buffer = _own(comm)
+    comm.Allreduce(MPI.IN_PLACE, buffer)
+    return buffer
+
+
+def reduce_scatter_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(comm.rank + 1)
+    comm.Reduce_scatter(_own(comm, sum(_counts(comm))), buffer, _counts(comm))
+    return buffer
+
+
+def reduce_scatter_block_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(2)
+    comm.Reduce_scatter_block(_own(comm, 2 * comm.size), buffer)
+    return buffer
+
+
+def scan_buffer(comm: Comm) -> Any:
+    buffer = np.zeros(4)
+    comm.Scan(_own(comm), buffer)
+    return buffer
+
+
+def exscan_buffer(comm: Comm) -> Any:
+    buffer = np.full(4, -1.0)
+    comm.Exscan(_own(comm), buffer)
+    return buffer if comm.rank else None  # undefined on the first rank
+
+
+def barrier(comm: Comm) -> Any:
+    comm.barrier()
+    return comm.Barrier()
+
+
+def _ring(comm: Comm, send: Callable[..., None]) -> Any:
+    """Each rank in turn sends to the next: blocking sends cannot meet."""
+    after, before = _next(comm)
+    buffer, status = np.zeros(1 << 17), MPI.Status()  # 1 MiB: beyond any eager limit
+    for rank in range(comm.size):
+        if comm.size == 1:
+            break
+        if rank == comm.rank:
+            send(np.full(1 << 17, float(rank)), after, 5)
+        elif rank == before:
+            comm.Recv(buffer, MPI.ANY_SOURCE, 5, status)
+    return [buffer.sum(), status.Get_source(), status.Get_tag(), status.Get_count(MPI.DOUBLE)]
+
+
+def send_recv_buffer(comm: Comm) -> Any:
+    return _ring(comm, comm.Send)
+
+
+def ssend_recv_buffer(comm: Comm) -> Any:
+    return _ring(comm, comm.Ssend)
+
+
+def sendrecv_buffer(comm: Comm) -> Any:
+    after, before = _next(comm)
+    buffer, status = np.zeros(1 << 17), MPI.Status()
+    comm.Sendrecv(np.full(1 << 17, 1.0 + comm.rank), after, 3, buffer, before, 3, status)
+    return [buffer.sum(), status.Get_source(), status.Get_tag()]
+
+
+def probe_then_recv(comm: Comm) -> Any:
+    after, before = _next(comm)
+    request = comm.Isend(_own(comm, 6), after, 9)
+    status = MPI.Status()
+    comm.Probe(before, MPI.ANY_TAG, status)
+    buffer = np.zeros(status.Get_count(MPI.DOUBLE))
+    message = comm.Mprobe(before, 9)
+    message.Recv(buffer)
+    request.Wait()
+    return buffer
+
+
+def bcast_object(comm: Comm) -> Any:
+    return comm.bcast(_object(comm) if comm.rank == comm.size - 1 else None, comm.size - 1)
+
+
+def gather_object(comm: Comm) -> Any:
+    return comm.gather(_object(comm), comm.size - 1)
+
+
+def allgather_object(comm: Comm) -> Any:
+    return comm.allgather(_object(comm))
+
+
+def scatter_object(comm: Comm) -> Any:
+    return comm.scatter([["x" * r, r] for r in range(comm.size)] if comm.rank == 0 else None, 0)
+
+
+def alltoall_object(comm: Comm) -> Any:
+    return comm.alltoall([[comm.rank, "y" * r] for r in range(comm.size)])
+
+
+def reduce_object(comm: Comm) -> Any:
+    return comm.reduce(10 ** (20 * comm.rank), MPI.SUM, comm.size - 1)  # beyond 64 bits
+
+
+def allreduce_object(comm: Comm) -> Any:
+    return comm.allreduce([comm.rank])  # lists are joined: the order is the ranks'
+
+
+def allreduce_maxloc(comm: Comm) -> Any:
+    return comm.allreduce((comm.rank % 2, comm.rank), MPI.MAXLOC)
+
+
+def scan_object(comm: Comm) -> Any:
+    return comm.scan([comm.rank])
+
+
+def exscan_object(comm: Comm) -> Any:
+    return comm.exscan([comm.rank])
+
+
+def send_recv_object(comm: Comm) -> Any:
+    after, before = _next(comm)
+    if comm.size == 1:
+        return None
+    if comm.rank % 2 == 0:
+        comm.send(_object(comm), after, 4)
+        return comm.recv(None, before, 4)
+    received = comm.recv(source=before, tag=MPI.ANY_TAG)
+    comm.ssend(_object(comm), after, 4)
+    return received
+
+
+def sendrecv_object(comm: Comm) -> Any:
+    after, before = _next(comm)
+    status = MPI.Status()
+    received = comm.sendrecv(_object(comm), after, 1, None, before, 1, status)
+    return [received, status.Get_source(), status.Get_tag()]
+
+
+def probe_object(comm: Comm) -> Any:
+    after, before = _next(comm)
+    request = comm.isend(_object(comm), after, 2)
+    status = MPI.Status()
+    comm.probe(before, 2, status)
+    received = comm.mprobe(status.Get_source(), 2).recv()
+    request.wait()
+    return received
+
+
+def split(comm: Comm) -> Any:
+    part = comm.Split(comm.rank % 2, -comm.rank)
+    total = part.allreduce([comm.rank])
+    part.Free()
+    return total
+
+
+METHODS: tuple[Callable[[Comm], Any], ...] = (
+    bcast_buffer, gather_buffer, gatherv_buffer, scatter_buffer, scatterv_buffer,
+    allgather_buffer, allgatherv_buffer, alltoall_buffer, alltoallv_buffer, alltoallw_buffer,
+    reduce_buffer, allreduce_buffer, allreduce_in_place, reduce_scatter_buffer,
+    reduce_scatter_block_buffer, scan_buffer, exscan_buffer, barrier, send_recv_buffer,
+    ssend_recv_buffer, sendrecv_buffer, probe_then_recv, bcast_object, gather_object,
+    allgather_object, scatter_object, alltoall_object, reduce_object, allreduce_object,
+    allreduce_maxloc, scan_object, exscan_object, send_recv_object, sendrecv_object,
+    probe_object, split,
+)  # fmt: skip
