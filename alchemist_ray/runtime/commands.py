@@ -164,9 +164,8 @@ class Commands:
         """Call a routine of a library."""
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
         used = [self._known(ident) for ident in matrices_of(body)]
-        again = {"op": "call", "library": library, "routine": routine, "arguments": arguments}
-        origin = {**again, "kind": "routine"}
-        del origin["op"]
+        about = {"library": library, "routine": routine, "arguments": arguments}
+        again, origin = {"op": "call", **about}, {"kind": "routine", **about}
         done, described = await self._logged(again, used, [], origin, holder, body.get("columns"))
         return {
             "names": self.libraries.result_names(library, routine),
@@ -194,12 +193,16 @@ class Commands:
         holder: str,
         columns: Any = None,
     ) -> tuple[Any, list[Body]]:
-        """Run foreign code, and log what it has made and may have changed."""
+        """Run foreign code, and log what it has made and may have changed.
+
+        If it fails, what some ranks made of it is freed.
+        """
         changed = self._changed(again)
         begin = time.monotonic()
         try:
-            done = await self._collective(files, first=self.next_id, **again)
+            done = await self.nodes.round(collective=True, first=self.next_id, **again)
         except Failure:
+            self._soon({"op": "discard", "names": files})
             words = "a call that failed may have changed it in place"
             self.log.add(again, changed=changed, reason=words)
             raise
@@ -209,14 +212,6 @@ class Commands:
         seconds = time.monotonic() - begin
         self.log.add(again, used, made, changed, code=code, seconds=seconds)
         return done, described
-
-    async def _collective(self, files: list[str], op: str, **fields: Any) -> Any:
-        """A round that runs foreign code. If it fails, what some ranks made of it is freed."""
-        try:
-            return await self.nodes.round(op, collective=True, **fields)
-        except Failure:
-            self._soon({"op": "discard", "names": files})
-            raise
 
     async def discard(self, body: Body, holder: str) -> Body:
         """Free the results of the last call on ranks where it succeeded: it failed on others."""
