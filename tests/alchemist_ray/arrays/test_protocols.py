@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,7 @@ def test_a_copy_is_a_matrix_of_its_own(session: AlchemistSession) -> None:
 
     a = np.arange(6.0).reshape(3, 2)
     A = session.send_matrix(a)
-    for B in (np.copy(A), session.xp.asarray(A, copy=True)):
+    for B in (np.copy(A), session.xp.asarray(A, copy=True), A.copy(), copy.deepcopy(A)):
         assert B.id != A.id
         session.run(write, B)
         assert not B.fetch().any()
