@@ -15,7 +15,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
-	@echo "make test    set up and run all tests, 25 minutes on 2 cores (PYTHON=python3.12 to choose another)"
+	@echo "make test    set up and run all tests, 20 minutes on 2 cores (PYTHON=python3.12 to choose another)"
 	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
 	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
@@ -54,13 +54,13 @@ QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ra
 	tests/alchemist_ray/deploy tests/deploy/kuberay tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/test_session.py
 
-# Tests of faults measure times of tenths of a second: they run after the others, in one process.
+# Tests that are marked `alone` measure tenths of a second: they run after the others, in one process.
 test: $(READY)
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(PYTEST) --ignore=tests/faults
-	$(BIN)/python -m pytest tests/faults
+	$(PYTEST) -m "not alone"
+	$(BIN)/python -m pytest -m alone tests/faults
 endif
 
 test-quick: $(READY)

@@ -35,6 +35,7 @@ _common_folder = os.environ["TMPDIR"] if "PYTEST_XDIST_WORKER" in os.environ els
 
 # Before anything imports Ray. The folder's name is short: Unix sockets are created in it.
 tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a thousand processes would compile SciPy
 os.environ.update(
     {traces.RUN: uuid.uuid4().hex},
     TMPDIR=tempfile.tempdir,

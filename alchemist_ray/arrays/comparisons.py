@@ -15,13 +15,15 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 def _isclose(
     engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
 ) -> Any:
+    if not isinstance(b, MatrixRef):
+        b = np.asarray(b)
+    if b.dtype.kind in "biu":
+        b = b.astype(np.float64)
     near = abs(a - b) <= atol + rtol * abs(b)
-    found = engine.where(np.isfinite(b), near, a == b) if _inexact(b) else near
-    return found | (np.isnan(a) & np.isnan(b)) if equal_nan else found
-
-
-def _inexact(x: Any) -> bool:
-    return isinstance(x, MatrixRef) and x.dtype.kind in "fc"
+    finite = np.isfinite(b)
+    if isinstance(finite, MatrixRef) or not finite.all():
+        near = engine.where(finite, near, engine.binary("equal", a, b))
+    return near | (np.isnan(a) & np.isnan(b)) if equal_nan else near
 
 
 @implements(np.allclose)

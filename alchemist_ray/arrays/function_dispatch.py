@@ -20,6 +20,7 @@ from alchemist_ray.arrays import (
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.errors import BadArgumentError
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 IMPLEMENTED_IN = (
     comparisons,
@@ -60,8 +61,8 @@ def apply_function(
     name = f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
     implementation = FUNCTIONS.get(function)
     if implementation is None:
-        instead = INSTEAD.get(function.__name__, f"{name}(A.fetch()) computes it here")
-        raise rules.unsupported(name, instead)
+        local = f"{_fetching(name, args, kwargs)} computes it here"
+        raise rules.unsupported(name, INSTEAD.get(function.__name__, local))
     known = inspect.signature(implementation).parameters
     told = {
         key: value for key, value in kwargs.items()
@@ -72,7 +73,27 @@ def apply_function(
     except TypeError as error:
         taken = ", ".join(list(known)[1:])
         raise BadArgumentError(
-            f"{name} of a matrix on ranks: {error}; it takes ({taken}). For the rest: "
-            f"{name}(A.fetch(), ...)"
+            f"{name} of a matrix on ranks: {error}; it takes ({taken}). "
+            f"{_fetching(name, args, kwargs)} computes it here"
         ) from None
     return implementation(*bound.args, **bound.kwargs)
+
+
+def _fetching(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The call as code that fetches the handles in it, which are named A, B, ..."""
+    letters: dict[int, str] = {}
+
+    def told(value: Any) -> str:
+        if isinstance(value, MatrixRef):
+            return letters.setdefault(value.id, chr(ord("A") + len(letters))) + ".fetch()"
+        if isinstance(value, tuple | list):
+            inner = ", ".join(map(told, value))
+            left, right = "()" if isinstance(value, tuple) else "[]"
+            return f"{left}{inner}{',' if left == '(' and len(value) == 1 else ''}{right}"
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return repr(value)
+        return getattr(value, "__name__", "...")
+
+    given = [told(x) for x in args]
+    given += [f"{key}={told(x)}" for key, x in kwargs.items() if x is not np._NoValue]
+    return f"{name}({', '.join(given)})"

@@ -138,11 +138,12 @@ class Handle(ArrayOperators):
 
     # --- Python's protocols ---
 
-    def __copy__(self) -> Handle:
-        return self
+    def __copy__(self) -> Handle:  # as of NumPy's arrays: assignments to elements change one only
+        copied: Handle = self.copy()
+        return copied
 
     def __deepcopy__(self, memo: Any) -> Handle:
-        return self
+        return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.keep()  # when the other process drops its handle cannot be known here

@@ -99,6 +99,8 @@ def _split(engine: Engine, ary: Any, indices_or_sections: Any, axis: int = 0) ->
 
 @implements(np.vsplit)
 def _vsplit(engine: Engine, ary: Any, indices_or_sections: Any) -> Any:
+    if ary.ndim < 2:
+        raise ShapeError(f"np.vsplit of an array of shape {ary.shape}: it must have two dimensions")
     return _split(engine, ary, indices_or_sections, 0)
 
 

@@ -261,11 +261,11 @@ class RowStreams:
         return self._generator
 
 
-def normal_rows(m: int, n: int, seed: int, purpose: int) -> Array:
-    """Independent standard normal numbers, the same on every rank. No communication."""
-    found, streams = np.empty((m, n)), RowStreams(seed, purpose)
-    for row in range(m):
-        streams.at(row).standard_normal(out=found[row])
+def normal_rows(rows: range, n: int, seed: int, purpose: int) -> Array:
+    """These rows of a matrix of independent standard normal numbers. No communication."""
+    found, streams = np.empty((len(rows), n)), RowStreams(seed, purpose)
+    for row, values in zip(rows, found, strict=True):
+        streams.at(row).standard_normal(out=values)
     return found
 
 

@@ -228,7 +228,7 @@ class _Features:
         self.dtype: np.dtype[np.generic] = float_dtype(X.dtype)
         self._local = block(ctx.to_layout(X, "VC_STAR")).astype(self.dtype, copy=False)
         # One stream for each feature: a smaller number of features gives the first of a larger one.
-        frequencies = normal_rows(features, X.shape[1], seed, PURPOSE) / sigma
+        frequencies = normal_rows(range(features), X.shape[1], seed, PURPOSE) / sigma
         streams = RowStreams(seed, PURPOSE + 1)
         phases = [streams.at(row).random() for row in range(features)]
         self._frequencies = np.asfortranarray(frequencies.T.astype(self.dtype))

@@ -77,10 +77,11 @@ def krylov_basis(
 
 def _random(ctx: Context, n: int, size: int, seed: int, dtype: np.dtype[np.generic]) -> Array:
     """This rank's rows of random vectors of length 1 or so."""
-    whole = normal_rows(n, size, seed, PURPOSE)
+    mine = range(ctx.rank, n, ctx.size)
+    found = normal_rows(mine, size, seed, PURPOSE)
     if np.dtype(dtype).kind == "c":
-        whole = whole + 1j * normal_rows(n, size, seed, PURPOSE + 1)
-    return np.asarray((whole[ctx.rank :: ctx.size] / n**0.5).astype(dtype))
+        found = found + 1j * normal_rows(mine, size, seed, PURPOSE + 1)
+    return np.asarray((found / n**0.5).astype(dtype))
 
 
 def _orthonormal(ctx: Context, mine: Array) -> Array:

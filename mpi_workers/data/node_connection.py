@@ -186,7 +186,7 @@ class NodeConnection:
         return found
 
     def unmap(self, target: TransferTarget, written: dict[int, int]) -> None:
-        """End the lease of `map`, and report how many elements were written, by rank."""
+        """End the loan of `map`, and report how many elements were written, by rank."""
         connection = self.open()
         pairs = [[rank, count] for rank, count in written.items()]
         connection.send(Kind.UNMAP, {"matrix": target.matrix, "written": pairs})

@@ -172,7 +172,7 @@ class NodeMemory:
                 for link in links:
                     number = next(self._numbers)
                     known = list(link.segments)
-                    link.send(Kind.MAP, matrix=matrix, write=write, lease=number, known=known)
+                    link.send(Kind.MAP, matrix=matrix, write=write, loan=number, known=known)
                     asked.append((link, number))
             except Failure as lost:
                 failure = lost
@@ -214,7 +214,7 @@ class NodeMemory:
                 try:
                     link = self._link(loan.rank)
                     count = 0 if written is None else written.get(loan.rank, 0)
-                    link.send(Kind.UNMAP, lease=loan.number, written=count, tainted=tainted)
+                    link.send(Kind.UNMAP, loan=loan.number, written=count, tainted=tainted)
                     told.append(link)
                 except Failure as lost:
                     failure = failure or lost

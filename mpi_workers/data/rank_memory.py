@@ -1,7 +1,7 @@
 """A rank's side of the data path: it lends the memory of its matrices to its node's data endpoint.
 
 A thread beside the rank's main thread keeps one connection to the endpoint. MAP asks for a matrix
-and begins a lease: the memory is not recycled before UNMAP ends it. The rank counts the elements
+and begins a loan: the memory is not recycled before UNMAP ends it. The rank counts the elements
 that UNMAP reports as written. Memory that a lost process may still write is never used again.
 """
 
@@ -20,7 +20,7 @@ from mpi_workers.wire.frames import Body, Kind
 MAX_KNOWN = 1024  # segments that the endpoint may report as mapped
 
 
-class Lease(NamedTuple):
+class LentBlock(NamedTuple):
     """A block that is lent. This reference keeps it from being recycled."""
 
     block: MemoryBlock
@@ -50,7 +50,7 @@ class RankMemory:
         fields = {"role": "rank", "rank": storage.rank}
         self._connection, _ = connect(endpoint, token, fields, take_fds=False)
         self._storage = storage
-        self._leases: dict[int, Lease] = {}
+        self._loans: dict[int, LentBlock] = {}
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -64,10 +64,10 @@ class RankMemory:
         except (frames.WireError, OSError):
             pass  # the endpoint is gone: the gang ends
         finally:
-            for lease in self._leases.values():
-                if lease.write:
-                    lease.block.taint()
-            self._leases.clear()
+            for loan in self._loans.values():
+                if loan.write:
+                    loan.block.taint()
+            self._loans.clear()
             self._connection.close()
 
     def _answer(self, kind: Kind, body: Body) -> None:
@@ -88,12 +88,12 @@ class RankMemory:
             )
         if not write:
             self._storage.sealed(body["matrix"])
-        known, number = body.get("known", []), body.get("lease")
+        known, number = body.get("known", []), body.get("loan")
         if not isinstance(known, list) or len(known) > MAX_KNOWN or not all(map(_is_int, known)):
             words = f"'known' must be a list of up to {MAX_KNOWN} segment ids"
             raise Failure("TransferError", words)
-        if not _is_int(number) or number in self._leases:
-            raise Failure("TransferError", "this lease number is in use")
+        if not _is_int(number) or number in self._loans:
+            raise Failure("TransferError", "this loan number is in use")
         matrix = entry.matrix
         segment = matrix.block.segment
         reply: dict[str, Any] = {
@@ -105,18 +105,18 @@ class RankMemory:
             "grid": list(matrix.grid),
             "dtype": matrix.dtype.name,
         }
-        self._leases[number] = Lease(matrix.block, entry, write)
+        self._loans[number] = LentBlock(matrix.block, entry, write)
         self._connection.send(Kind.MAP, reply, fds=() if segment.id in known else (segment.fd,))
 
     def _unmap(self, body: Body) -> None:
-        """End a lease; `tainted`: a process that is lost may still write."""
-        lease = self._leases.pop(body.get("lease", 0), None)
-        if lease is None:
-            raise Failure("TransferError", "this lease has ended")
-        if body.get("tainted") is True and lease.write:
-            lease.block.taint()
-        self._storage.count(lease.entry, int(body.get("written", 0)))
-        del lease  # before the reply: a free may follow it
+        """End a loan; `tainted`: a process that is lost may still write."""
+        loan = self._loans.pop(body.get("loan", 0), None)
+        if loan is None:
+            raise Failure("TransferError", "this loan has ended")
+        if body.get("tainted") is True and loan.write:
+            loan.block.taint()
+        self._storage.count(loan.entry, int(body.get("written", 0)))
+        del loan  # before the reply: a free may follow it
         self._connection.send(Kind.SYNC)
 
 

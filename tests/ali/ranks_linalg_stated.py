@@ -106,7 +106,7 @@ def ways(a: Array, x: Array, residuals: Array, rank: int, s: Array, b: Array) ->
 
 def features(x: Array) -> Array:
     """20 of width 4, computed in float64."""
-    frequencies = creation.normal_rows(20, x.shape[1], 0, kernel_regression.PURPOSE) / 4
+    frequencies = creation.normal_rows(range(20), x.shape[1], 0, kernel_regression.PURPOSE) / 4
     streams = creation.RowStreams(0, kernel_regression.PURPOSE + 1)
     phases = [2 * np.pi * streams.at(row).random() for row in range(20)]
     return np.asarray(np.cos(x @ frequencies.T + phases) / 10**0.5)
@@ -186,7 +186,7 @@ CASES: dict[str, list[tuple[dict[str, Any], Errors]]] = {
     "random_normal": [
         (
             {"m": 0, "n": 0, "seed": 5},
-            lambda a: far(a, creation.normal_rows(*a.shape, 5, 0)),
+            lambda a: far(a, creation.normal_rows(range(len(a)), a.shape[1], 5, 0)),
         )
     ],
     "random_uniform": [({"m": 0, "n": 0, "seed": 5}, lambda a: far(a, uniform(a)))],

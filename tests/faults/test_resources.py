@@ -73,6 +73,7 @@ def test_cpus_that_become_free_in_time_are_taken(gang: Gang) -> None:
 # --- memory ---
 
 
+@pytest.mark.alone
 def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(gang: Gang) -> None:
     huge = np.broadcast_to(np.float64(0), (10**6, 10**6))  # 8 TB of one element
     matrices, free = len(gang.session.list_matrices()), available_bytes()

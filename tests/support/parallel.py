@@ -27,6 +27,8 @@ UNITS = (
     ("tests/docs/test_examples.py",),
     ("tests/ali/test_files.py",),
     ("tests/ali/test_conformance.py",),
+    ("tests/soak",),
+    ("tests/ali/test_scalapack.py",),
     ("tests/alchemist_ray/observe/test_doctor_nodes.py",),
     ("tests/alchemist_ray/deploy/slurm/test_run.py",),
     ("tests/envs/test_train.py",),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays.function_dispatch import INSTEAD
 from alchemist_ray.errors import BadArgumentError, MatrixError, ShapeError
-from tests.alchemist_ray.arrays.cases import ALONG, KEEPING, OTHERS, REFUSED
+from tests.alchemist_ray.arrays.cases import ALONG, FETCHING, KEEPING, OTHERS, REFUSED
 from tests.alchemist_ray.arrays.checks import as_in_numpy, dtypes, elements, few, layouts, same
 
 SHAPES = [(7,), (6, 4), (1, 1), (0,), (0, 3), (3, 0), (30, 2), (2, 30)]
@@ -105,6 +105,23 @@ def test_refusals_say_what_to_do(session: AlchemistSession, code: str) -> None:
     A = session.send_matrix(np.ones((6, 4)))
     with pytest.raises((BadArgumentError, ShapeError, TypeError), match=REFUSED[code]):
         eval(code, {"np": np, "A": A, "B": np.ones((6, 4))})
+
+
+@pytest.mark.parametrize("code", FETCHING)
+def test_calls_that_are_missing_are_told_as_code_that_runs(
+    session: AlchemistSession, code: str
+) -> None:
+    a = np.arange(24.0).reshape(6, 4)
+    names = {"np": np, "A": session.send_matrix(a), "B": session.send_matrix(a[:, 1])}
+    if "A" not in code:
+        code = code.replace("B", "A")
+        names["A"] = names["B"]
+    if code == "np.lexsort((A, B))":
+        names["A"] = names["A"][:, 0]
+    told = re.sub(r"\b([AB])\b", r"\1.fetch()", code)
+    with pytest.raises(BadArgumentError, match=re.escape(told)):
+        eval(code, names)
+    eval(told, names)
 
 
 def test_the_namespace_sorts_and_counts_by_the_standard(session: AlchemistSession) -> None:

@@ -146,10 +146,13 @@ def test_a_task_that_is_killed_gives_its_matrices_back(session: AlchemistSession
     assert wait_for(lambda: held(session) == {A.id})
 
 
-def test_copies_are_the_handle_itself(session: AlchemistSession) -> None:
+def test_copies_are_matrices_of_their_own(session: AlchemistSession) -> None:
     A = session.xp.ones((2, 2))
-    assert copy.copy(A) is copy.deepcopy(A) is A
-    assert A.temporary
+    for B in (copy.copy(A), copy.deepcopy(A)):
+        assert B.id != A.id
+        assert A.temporary and B.temporary  # noqa: PT018
+        B[0] = 2
+        assert A.fetch().max() == 1
 
 
 def test_a_temporary_that_is_pickled_stays_valid(session: AlchemistSession) -> None:

@@ -79,7 +79,7 @@ def test_strategies_hold_on_present_and_added_nodes() -> None:
     assert len(set(told["waits"])) == 3, told["waits"]
     assert "room for 2 on one node (strategy='STRICT_PACK')" in told["too close"]
     assert "can grow to 6 CPUs on 3 nodes, room for 3, one to a node" in told["too far apart"]
-    assert "may grow to 3 nodes of 2 CPUs: a longer start_timeout_s" in told["does not come"]
+    assert "may grow to 3 nodes of 2 CPUs: increase start_timeout_s" in told["does not come"]
 
 
 def test_a_strategy_that_cannot_be_is_refused_at_once(cluster: str) -> None:

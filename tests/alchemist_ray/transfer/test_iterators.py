@@ -63,7 +63,7 @@ def broken() -> Iterator[np.ndarray[Any, Any]]:
     [
         (lambda: blocks(60, 39), IncompleteMatrixError, "have 99 rows, and the matrix 100"),
         (lambda: blocks(), IncompleteMatrixError, "have 0 rows"),
-        (lambda: [A, A[:1]], ShapeError, "block 1 ends at row 101, and the matrix at 100"),
+        (lambda: [A, A[:1]], ShapeError, "block 1 ends at row 101; shape= has 100 rows"),
         (lambda: [A[:5], A[:5, :6]], ShapeError, r"block 1 \(row 5\) has shape \(5, 6\)"),
         (lambda: [[[1, 2], [3]]], ShapeError, "block 0 is not an array"),
         (lambda: [A[:5] + 1j], DtypeError, "block 0.*without loss"),

@@ -1,4 +1,4 @@
-"""A node's data endpoint, frame by frame: leases, refusals, counts of received elements."""
+"""A node's data endpoint, frame by frame: loans, refusals, counts of received elements."""
 
 from __future__ import annotations
 

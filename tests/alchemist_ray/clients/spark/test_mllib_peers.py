@@ -1,0 +1,106 @@
+"""Linear algebra beside MLlib's for difficult data: dependent columns, scales, far from the origin.
+
+MLlib takes singular values and components from the Gram matrix, whose rounding errors limit the
+comparison. linalg alone is compared more strictly in tests/ali/test_peers.py.
+"""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from tests.alchemist_ray.clients.spark.test_mllib import OURS, THEIRS, row_matrix, signless
+from tests.ali import peer_data
+from tests.support.sparks import SPARK
+
+pytestmark = SPARK
+
+EPS = float(np.finfo("float64").eps)
+NAMES = [name for name, a in peer_data.matrices().items() if len(a) > 3 and a.dtype != "float32"]
+BLOBS = [name for name, a in peer_data.blobs().items() if a.dtype != "float32"]
+
+
+def close(found: Any, expected: Any, error: float, what: str) -> None:
+    """Equal up to an error relative to the largest number."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    limit = error * float(np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=limit, err_msg=what)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_mllibs(als: AlchemistSession, spark: Any, name: str) -> None:
+    a = peer_data.matrices()[name].astype("float64")
+    theirs, ours = row_matrix(spark, THEIRS, a), row_matrix(spark, OURS, a)
+    gram = theirs.computeGramianMatrix().toArray()
+    close(ours.computeGramianMatrix().toArray(), gram, 100 * EPS, "gram")
+
+    found, expected = ours.computeSVD(5), theirs.computeSVD(5)
+    s, other = found.s.toArray(), expected.s.toArray()
+    close(s, other[: len(s)], 10 * EPS**0.5, "singular values")
+    assert (other[len(s) :] < 10 * EPS**0.5 * s[0]).all()  # what the Gram matrix leaves of zeros
+    close(s, np.linalg.svd(a, compute_uv=False)[: len(s)], 100 * EPS, "singular values, NumPy's")
+
+    # Means are subtracted from the Gram matrix, and take the digits of far data with them.
+    loss = float(np.abs(a.mean(axis=0)).max() / a.std(axis=0).max()) ** 2 + 1
+    parts = [m.computePrincipalComponents(2) for m in (ours, theirs)]
+    close(*map(signless, parts), 1e3 * EPS * loss, "components")
+
+    cosines = [np.zeros((5, 5)), np.zeros((5, 5))]
+    for matrix, cosine in zip((ours, theirs), cosines, strict=True):
+        for entry in matrix.columnSimilarities().entries.collect():
+            cosine[entry.i, entry.j] = entry.value
+    close(*cosines, 100 * EPS, "similarities")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_column_statistics_are_mllibs(als: AlchemistSession, spark: Any, name: str) -> None:
+    a = peer_data.matrices()[name]
+    theirs = row_matrix(spark, THEIRS, a).computeColumnSummaryStatistics()
+    A = als.send_matrix(a)  # integers as such: they are summed without wrapping
+    mean, std, low, high = als.load_library("linalg").column_stats(A, ddof=1)
+    size = float(np.abs(a.astype("float64")).max())
+    close(mean.fetch()[0], theirs.mean(), 100 * EPS, "mean")
+    assert (low.fetch()[0] == theirs.min()).all()
+    assert (high.fetch()[0] == theirs.max()).all()
+    deviation = np.sqrt(theirs.variance())
+    np.testing.assert_allclose(std.fetch()[0], deviation, rtol=1e-9, atol=100 * EPS * size)
+
+
+@pytest.mark.parametrize("name", ["int32", "int64"])
+def test_integers_do_not_wrap(als: AlchemistSession, spark: Any, name: str) -> None:
+    """The columns of a DataFrame are sent as integers; MLlib computes in float64."""
+    from alchemist_ray.clients.spark import mllib
+
+    a = peer_data.matrices()[name]
+    frame = spark.createDataFrame(a.tolist(), [f"c{j}: {name[:3]}" for j in range(5)])
+    frame = frame.select([frame[f"`{c}`"].cast("int" if name == "int32" else "long")
+                          .alias(f"c{j}") for j, c in enumerate(frame.columns)])  # fmt: skip
+    theirs = row_matrix(spark, THEIRS, a.astype("float64"))
+    gram = mllib.computeGramianMatrix(frame).toArray()
+    close(gram, theirs.computeGramianMatrix().toArray(), 100 * EPS, "gram")
+    cosines = [
+        sorted((e.i, e.j, round(e.value, 12)) for e in found.entries.collect())
+        for found in (mllib.columnSimilarities(frame), theirs.columnSimilarities())
+    ]
+    assert cosines[0] == cosines[1]
+
+
+@pytest.mark.parametrize("name", BLOBS)
+def test_clusters_are_a_fixed_point_of_mllibs(als: AlchemistSession, spark: Any, name: str) -> None:
+    """From our centers its iterations stay where they are, and its labels are ours."""
+    from pyspark.mllib.clustering import KMeans, KMeansModel
+
+    a = peer_data.blobs()[name]
+    centers, labels, inertia, _ = als.load_library("linalg").kmeans(als.send_matrix(a), 4, tol=0.0)
+    c, wide = centers.fetch(), a.astype("float64")
+    rows = spark.sparkContext.parallelize(wide.tolist(), 2).cache()
+    model = KMeans.train(rows, 4, maxIterations=3, initialModel=KMeansModel(c.tolist()))
+    close(c, np.array(model.clusterCenters), 100 * EPS, "centers")
+    assert model.predict(rows).collect() == labels.fetch().reshape(-1).tolist()
+    size = 1 + float(np.abs(wide).max() / wide.std())
+    assert inertia == pytest.approx(model.computeCost(rows), rel=1e3 * EPS * size**2)
