@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang import connection as gangs
+from alchemist_ray.gang.transfers import FAILURE_NEWS_S
 from alchemist_ray.transfer import scheduling
 from tests.faults.conftest import ERROR_LIMIT_S, Gang, agent_pids, inject_during, kill, record
 from tests.faults.test_transfers import held_by
@@ -114,7 +114,7 @@ def test_an_agent_killed_while_it_sends_chunks(
     outcome = inject_during(cause, lambda: gang.session.send_matrix(x))
     monkeypatch.undo()
     assert isinstance(outcome.error, TransferError), repr(outcome.error)
-    assert outcome.seconds < ERROR_LIMIT_S + gangs.FAILURE_NEWS_S + scheduling.STOP_TIMEOUT_S
+    assert outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S + scheduling.STOP_TIMEOUT_S
     record("kill -9 of the agent while it sends chunks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()

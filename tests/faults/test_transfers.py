@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from alchemist_ray.errors import AlchemistError, TransferError
-from alchemist_ray.gang import connection as gangs
+from alchemist_ray.gang.transfers import FAILURE_NEWS_S
 from alchemist_ray.transfer import fetching, sending
 from alchemist_ray.transfer.numpy_source import NumPySource
 from alchemist_ray.transfer.object_store import ObjectStoreSource
@@ -197,7 +197,7 @@ def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     assert isinstance(outcome.error, TransferError), repr(outcome.error)
     assert "could not read or send" in str(outcome.error)
     assert (
-        outcome.seconds < ERROR_LIMIT_S + gangs.FAILURE_NEWS_S
+        outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S
     )  # between two checks whether the gang is lost
     record("kill -9 of the agent while it sends blocks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
