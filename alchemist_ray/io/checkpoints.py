@@ -21,8 +21,8 @@ from alchemist_ray.errors import (
     MatrixError,
     MatrixNotFoundError,
 )
+from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.io.saving import as_path, files_library, leaving_nothing, renamed
-from alchemist_ray.runtime.gang_owner import GangOwner
 
 MANIFEST = "manifest.json"
 FORMAT = "alchemist-on-ray checkpoint"
