@@ -23,6 +23,11 @@ OWN_PARSERS = {
     "virtual-cluster": ("alchemist_ray.deploy.virtual_cluster.cli", "run Ray in virtual machines"),
 }
 
+GATEWAY = {
+    "gateway": "start the endpoint for clients without Ray",
+    "token": "create, list and revoke tokens of the gateway's users",
+}
+
 GANGS = {
     "status": "list the gangs of the Ray cluster",
     "stop": "end a gang",
@@ -48,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     kuberay.add_parser(commands)
     for name, (_, what) in OWN_PARSERS.items():
         commands.add_parser(name, help=what, add_help=False)
-    for name, what in GANGS.items():
+    for name, what in (GANGS | GATEWAY).items():
         commands.add_parser(name, help=what, add_help=False)
     for name, system in BATCH.items():
         commands.add_parser(name, help=f"run Ray and gangs in a {system} job", add_help=False)
@@ -60,6 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         from alchemist_ray.observe import status  # noqa: PLC0415
 
         return status.main(argv)
+    if argv and argv[0] in GATEWAY:
+        module = importlib.import_module("alchemist_ray.gateway.server.cli")
+        return int(module.main(argv))
     if argv and argv[0] in OWN_PARSERS:
         module = importlib.import_module(OWN_PARSERS[argv[0]][0])
         return int(module.main(argv[1:]))

@@ -16,13 +16,11 @@ from alchemist_ray.arrays.sparse_sources import is_sparse, is_sparse_blocks
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo
 from alchemist_ray.gang.libraries import Library, named
-from alchemist_ray.gang.rank_channel import RankChannel, Serve, open_rank_channel
+from alchemist_ray.gang.shared_gangs import SharedGangs
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
-from alchemist_ray.runtime.gangs import CallInfo, GangInfo
-from alchemist_ray.runtime.shared_gangs import SharedGangs
-from alchemist_ray.runtime.worker_info import WorkerInfo
 from alchemist_ray.transfer import fetching, sending
 
 __all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
@@ -35,6 +33,12 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
     ----------
     num_workers : int, optional
         MPI ranks to start at once. Default: none, until `request_workers`.
+    address : str, optional
+        ``"alchemist://host:port"`` of a gateway (``docs/gateway.md``), which this process reaches
+        without Ray or MPI; or ``"host:port"`` of a Ray cluster. Default: that of the environment
+        variable ``ALCHEMIST_ADDRESS``, else the Ray cluster of this process or machine.
+    token : str, optional
+        For a gateway. Default: the environment variable ``ALCHEMIST_TOKEN``.
     name : str, optional
         Name of the gang, unique in the Ray cluster: other processes `attach` by it.
     lifetime : {"process", "detached"}
@@ -241,7 +245,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
             loaded[name] = Library(self.connection, found[0])
         return loaded[name]
 
-    def open_rank_channel(self, serve: Serve, timeout_s: float = 10.0) -> RankChannel | None:
+    def open_rank_channel(
+        self, serve: Callable[[list[str], str], Any], timeout_s: float = 10.0
+    ) -> Any:
         """Open channels to the ranks for a routine that serves; see `gang.rank_channel`.
 
         The routine occupies the gang until the channels are closed: no other command runs.
@@ -252,7 +258,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
             If the gang has ended.
         """
         connection = self.connection
-        return open_rank_channel(serve, connection.cancel, connection.address, timeout_s)
+        return self._gangs.open_rank_channel(connection, serve, timeout_s)
 
     def _loaded(self) -> dict[str, Library]:
         """Libraries by name that this process has used. A new gang has none."""

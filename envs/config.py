@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.runtime.gang_options import START_TIMEOUT_S
+from alchemist_ray.gang.owner import START_TIMEOUT_S
 from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
 

@@ -21,7 +21,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.transfer import fetching
-from mpi_workers.matrix.memory import readable
+from mpi_workers.matrix.sizes import readable
 
 ITERATED_NBYTES = 16 << 20  # 16 MiB: fetched at once by an iteration
 EDGE = 3  # rows and columns at each end that are shown of a large matrix

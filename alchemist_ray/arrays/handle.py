@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from alchemist_ray.arrays.operators import ArrayOperators
+from alchemist_ray.errors import SessionError
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.registry import gang_of, lease_of
 from alchemist_ray.io import saving
@@ -116,25 +118,21 @@ class Handle(ArrayOperators):
 
     def to_dask(self, chunks: Any = "auto") -> Any:
         """A lazy dask array of the matrix; see `alchemist_ray.clients.dask.to_dask`."""
-        from alchemist_ray.clients import dask  # noqa: PLC0415  (optional package)
-
-        return dask.to_dask(self, chunks)
+        return _client("dask").to_dask(self, chunks)
 
     def to_dataset(
         self, columns: Sequence[str] | None = None, *, override_num_blocks: int | None = None
     ) -> Any:
         """A lazy Ray Dataset of the matrix; see `alchemist_ray.clients.ray_data.to_dataset`."""
-        from alchemist_ray.clients import ray_data  # noqa: PLC0415  (optional package)
-
-        return ray_data.to_dataset(self, columns, override_num_blocks=override_num_blocks)
+        return _client("ray_data").to_dataset(
+            self, columns, override_num_blocks=override_num_blocks
+        )
 
     def to_spark(
         self, spark: Any = None, kind: str = "DataFrame", *, block: tuple[int, int] | None = None
     ) -> Any:
         """A lazy DataFrame or MLlib matrix; see `alchemist_ray.clients.spark.to_spark`."""
-        from alchemist_ray.clients import spark as client  # noqa: PLC0415  (optional package)
-
-        return client.to_spark(self, spark, kind, block=block)
+        return _client("spark").to_spark(self, spark, kind, block=block)
 
     # --- Python's protocols ---
 
@@ -151,6 +149,20 @@ class Handle(ArrayOperators):
             self.id, self.name, self.shape, self.dtype, self.layout, self.session, self.gang,
             self.epoch, self.columns, isinstance(self._lease, ResultLease),
         )  # fmt: skip
+
+
+def _client(system: str) -> Any:
+    """The client of another system. Raises `SessionError` in a thin client."""
+    name = f"alchemist_ray.clients.{system}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in (name, "ray"):
+            raise
+        raise SessionError(
+            "matrices move to Dask, Ray Data and Spark within a Ray cluster, and this is a client "
+            "without Ray: fetch() the matrix, or pip install alchemist-on-ray in the cluster"
+        ) from None
 
 
 def _received(*fields: Any) -> Handle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alchemist_ray.errors import SessionError
-from alchemist_ray.runtime.gang_owner import open_sessions
+from alchemist_ray.gang.owner import open_sessions
 from alchemist_ray.session import AlchemistSession
 
 

@@ -124,9 +124,6 @@ class DatasetSource:
         self.dtype = dtype
         self.shape: Shape = (sum(rows), width)
 
-    def kept(self) -> None:
-        """They are not kept: they can be sent again only from where they are now."""
-
     def provenance(self) -> dict[str, Any]:
         return {"from": "ray.data", "dataset": self._origin}
 

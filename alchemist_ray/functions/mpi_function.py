@@ -18,10 +18,11 @@ from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import Work, pack
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.owner import START_TIMEOUT_S, positive_int
 from alchemist_ray.launchers import AUTO
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_options import START_TIMEOUT_S, GangOptions, positive_int
+from alchemist_ray.runtime.gang_options import GangOptions
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +22,11 @@ from alchemist_ray.gang.result_arrays import result_array
 from alchemist_ray.object_refs import ObjectRef
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.values import NotPlain, decode, encode
+
+try:
+    from cloudpickle import Pickler
+except ImportError:  # then `pack` refuses functions
+    from pickle import Pickler
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ def pack(
             f"a function that runs on ranks is called as f(comm, ...), and a "
             f"{type(function).__name__} cannot be called"
         )
+    user_modules.require_cloudpickle()
     name = name_of(function)
     uses: set[int] = set()
 
@@ -101,7 +106,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Pickler):
     def __init__(
         self, file: io.BytesIO, matrix: Callable[[MatrixRef], int], refs: list[Any] | None
     ) -> None:
@@ -216,7 +221,9 @@ def result_of(
 
 def packed_values(values: Sequence[Any]) -> bytes:
     """The values of a call's object refs, as a pickle for the ranks."""
-    return bytes(cloudpickle.dumps(list(values), protocol=5))
+    file = io.BytesIO()
+    Pickler(file, protocol=5).dump(list(values))
+    return file.getvalue()
 
 
 def unpickled(parts: list[NDArray[np.uint8]], handles: Sequence[Any]) -> Any:

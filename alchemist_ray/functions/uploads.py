@@ -1,7 +1,7 @@
 """The user's end of uploads: files of user functions, sent to a gang's nodes and removed.
 
-Ray carries the files between this process, the GroupManager and the nodes' agents
-(`node_files`); the gang's own sockets only carry their names.
+The gang's own sockets only carry their names. The files travel through Ray (`runtime.ray_uploads`),
+or through a gateway.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError
 
-from alchemist_ray.errors import AlchemistError, TransferError
-from alchemist_ray.functions.node_files import carried
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.functions.packing import new_name
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.runtime.ray_calls import ask, ask_manager
-from alchemist_ray.transfer.object_location import agent_of
 
 KEPT = 64  # functions
 KEPT_BYTES = 64 << 20  # 64 MiB of them
@@ -36,14 +32,14 @@ class _Kept:
 
 
 class Uploads:
-    """This process's files on a gang. Thread-safe.
+    """This process's files on a gang. Thread-safe. The base of the ways that they travel.
 
     Functions are kept for the next call, by their content; arguments and results are
     there for one call.
     """
 
     def __init__(self, connection: GangConnection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
@@ -83,24 +79,13 @@ class Uploads:
 
     def put(self, name: str, content: bytes) -> None:
         """Put a file into the gang's folder on every node."""
-        epoch = self._connection.address.epoch
-        ask_manager(self._connection.manager.stage.remote(epoch, name, carried(content)))
+        raise NotImplementedError
 
     def collect(self, name: str) -> list[NDArray[np.uint8]]:
         """The parts of a result that rank 0 has left on its node."""
-        agent = agent_of(self._connection.address.workers[0]["node_id"])
-        collecting = agent.parts.options(max_task_retries=-1)
-        try:
-            found: list[NDArray[np.uint8]] = ask(
-                collecting.remote(self._connection.address.incarnation, name)
-            )
-        except RayActorError as error:
-            raise TransferError(
-                f"the agent on rank 0's node has ended, so the result was not read: {error}"
-            ) from error
-        return found
+        raise NotImplementedError
 
     def remove(self, names: list[str]) -> None:
         """Remove files; if the gang is gone, so are they."""
         with contextlib.suppress(AlchemistError):
-            self._connection.request({"op": "remove_files", "names": names})
+            self.connection.request({"op": "remove_files", "names": names})

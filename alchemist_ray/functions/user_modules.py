@@ -11,7 +11,12 @@ import threading
 from collections.abc import Iterator
 from types import ModuleType
 
-import cloudpickle
+from alchemist_ray.errors import BadArgumentError
+
+try:
+    import cloudpickle
+except ImportError:
+    cloudpickle = None
 
 OURS = ("alchemist_ray", "mpi_workers", "ali")
 
@@ -35,6 +40,15 @@ def _users_own(module: ModuleType) -> bool:
     if not isinstance(file, str) or module.__name__.partition(".")[0] in OURS:
         return False
     return not file.startswith(_INSTALLED)
+
+
+def require_cloudpickle() -> None:
+    """Raise `BadArgumentError` where functions cannot be pickled."""
+    if cloudpickle is None:
+        raise BadArgumentError(
+            "functions are sent with cloudpickle, which is not installed here: pip install "
+            "cloudpickle"
+        )
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import platform
 import threading
 import time
 import uuid
@@ -28,12 +29,11 @@ from alchemist_ray.gang.control_channel import (
     ControlChannel,
     OnProgress,
     SocketChannel,
-    open_socket_channel,
 )
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.transport import DirectTransport, Transport
 from mpi_workers.data.description import DataEndpoints
-from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.layout import Grid, default_grid
 from mpi_workers.wire.frames import Body
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=MatrixRef)
 
 POLL_INTERVAL_S = 0.05
-RESUME_S = 10.0  # how long a call tries to restore a connection to another node
+NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 TOUCHES = 10  # signs of life within the idle timeout of a gang
 REPEATABLE = frozenset({"ping", "list_matrices", "list_libraries", "sources", "status"})
 
@@ -55,6 +55,10 @@ class GangConnection:
         How to reach the gang.
     handle_type : type
         Made of the matrices that the gang describes: `alchemist_ray.Handle`.
+    transport : Transport, optional
+        Opens its connections. Default: to the gang itself.
+    process : str, optional
+        Id under which this process holds its leases. Default: a new one.
     manager : actor handle, optional
         The GroupManager, where this process is in its Ray cluster.
     upload_type : callable(GangConnection), optional
@@ -85,6 +89,8 @@ class GangConnection:
         address: GangAddress,
         handle_type: type[MatrixRef],
         *,
+        transport: Transport | None = None,
+        process: str | None = None,
         manager: Any = None,
         upload_type: Callable[[GangConnection], Any] | None = None,
         result_type: Callable[[GangConnection], Any] | None = None,
@@ -103,32 +109,33 @@ class GangConnection:
         self._current = current
         self._keeper = keeper
         self.handle_type = handle_type
+        self._transport = transport or DirectTransport(address)
         self._upload_type = upload_type
         self._result_type = result_type
         self._fallback = fallback
         self._touched = time.monotonic()
         self._sessions = 0
         self._closed = False
-        self._begin()
+        self._begin(process)
         _connections.add(self)
 
-    def _at(self, address: GangAddress) -> None:
-        self.address = address
-        self.grid: Grid = default_grid(address.size)
-        self.endpoints = DataEndpoints(address.token, address.nodes)
-
-    def _begin(self) -> None:
+    def _begin(self, process: str | None = None) -> None:
         """Open what belongs to one process: channel, connections to nodes, leases."""
-        self._process_id = uuid.uuid4().hex
+        self._process_id = process or uuid.uuid4().hex
         self._lock = threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: ControlChannel | None = None
-        self.nodes = NodeConnections(self.endpoints, watch=self.ping)
+        self.nodes = self._transport.open_nodes(self.ping)
         self.leases = MatrixLeases(self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
 
     _forked = False
+
+    def _at(self, address: GangAddress) -> None:
+        self.address = address
+        self.grid: Grid = default_grid(address.size)
+        self.endpoints = DataEndpoints(address.token, address.nodes)
 
     def after_fork(self) -> None:
         """Forget the parent's sockets and threads in a forked child.
@@ -144,7 +151,7 @@ class GangConnection:
     def _open_channel(self) -> ControlChannel:
         with self._lock:
             if self._channel is None:
-                self._channel = self._open_socket_channel()
+                self._channel = self._open()
                 if self._channel is None and self._fallback is not None:
                     self._channel = self._fallback(self._process_id)
                 if self._channel is None:
@@ -154,8 +161,8 @@ class GangConnection:
                     )
             return self._channel
 
-    def _open_socket_channel(self) -> SocketChannel | None:
-        return open_socket_channel(self.address, self._hello(), self._on_renewal)
+    def _open(self) -> ControlChannel | None:
+        return self._transport.open_channel(self._hello(), self._on_renewal)
 
     def _on_renewal(self, fields: Body) -> None:
         """The gang was started again, as the dispatcher tells all attached processes."""
@@ -167,7 +174,8 @@ class GangConnection:
         with self._lock:
             old = self.nodes
             self._at(address)
-            self.nodes = NodeConnections(self.endpoints, watch=self.ping)
+            self._transport.renew(address)
+            self.nodes = self._transport.open_nodes(self.ping)
         old.close()
 
     def _hello(self) -> Body:
@@ -264,8 +272,10 @@ class GangConnection:
             if self._channel is not lost:
                 return  # another thread has done it
             here = isinstance(lost, SocketChannel) and lost.same_node
-            deadline = time.monotonic() + (0.0 if here else RESUME_S)
-            while (channel := self._open_socket_channel()) is None:
+            deadline = time.monotonic() + (0.0 if here else self._transport.resume_s)
+            while (
+                channel := self._transport.open_channel(self._hello(), self._on_renewal)
+            ) is None:
                 if time.monotonic() >= deadline:
                     raise error
                 time.sleep(POLL_INTERVAL_S)
@@ -373,9 +383,9 @@ def this_process() -> str:
     """This process as others see it: ``user@host (pid 123)``."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container without a name for this user
-        user = str(os.getuid())
-    return f"{user}@{os.uname().nodename} (pid {os.getpid()})"
+    except (OSError, KeyError, ImportError):  # a container without a name for this user
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{platform.node()} (pid {os.getpid()})"
 
 
 _connections: weakref.WeakSet[GangConnection] = weakref.WeakSet()
@@ -387,4 +397,5 @@ def _after_fork_in_child() -> None:
             connection.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

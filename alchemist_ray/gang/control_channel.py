@@ -23,6 +23,7 @@ from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 OnProgress = Callable[[float, str], None]
+OnRenewal = Callable[[Body], None]
 MANAGER_GONE = "GroupManager gone"
 CONNECT_TIMEOUT_S = 3.0
 
@@ -64,12 +65,12 @@ class SocketChannel:
         To the dispatcher, after the handshake.
     address : str
         Of the dispatcher, for messages.
-    on_renewal : callable(fields)
+    on_renewal : callable(fields), optional
         Called when the gang was started again, by a thread that waits for an answer.
     """
 
     def __init__(
-        self, connection: Connection, address: str, on_renewal: Callable[[Body], None]
+        self, connection: Connection, address: str, on_renewal: OnRenewal | None = None
     ) -> None:
         self._connection = connection
         self._on_renewal = on_renewal
@@ -178,7 +179,8 @@ class SocketChannel:
                 self._lose(from_failure(Failure.from_map(frame.body)))
                 return
             if "renewed" in frame.body:
-                self._on_renewal(frame.body["renewed"])
+                if self._on_renewal is not None:
+                    self._on_renewal(frame.body["renewed"])
                 return
             with self._changed:
                 call = self._calls.get(frame.body.get("id", 0))
@@ -224,7 +226,7 @@ class SocketChannel:
 
 
 def open_socket_channel(
-    address: GangAddress, hello: Body, on_renewal: Callable[[Body], None]
+    address: GangAddress, hello: Body, on_renewal: OnRenewal
 ) -> SocketChannel | None:
     """A channel over the first socket of the dispatcher that can be reached; None if none can.
 

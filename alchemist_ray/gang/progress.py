@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
+
+try:
+    from tqdm import tqdm
+except ImportError:  # no bars
+    tqdm = None
 
 QUIET_S = 1.0  # shorter calls show no bar
 QUIET_NBYTES = 256 << 20  # 256 MiB: nor do smaller transfers
@@ -20,7 +23,7 @@ def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progre
 
     None where the transfer ends before a bar could be shown: panels cost a little.
     """
-    if not wanted and nbytes <= QUIET_NBYTES:
+    if tqdm is None or (not wanted and nbytes <= QUIET_NBYTES):
         yield None
         return
     with tqdm(
@@ -48,6 +51,8 @@ class RoutineBar:
         self._bar: tqdm | None = None
 
     def __call__(self, fraction: float, text: str) -> None:
+        if tqdm is None:
+            return
         if self._bar is None:
             self._bar = tqdm(
                 total=100,

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from tqdm import tqdm
-
 from mpi_workers.node.output_lines import STDERR, Line
+
+try:
+    from tqdm import tqdm
+except ImportError:  # no bars to write above
+    tqdm = None
 
 
 def as_text(lines: Iterable[Line]) -> str:
@@ -34,6 +37,7 @@ def show(lines: Iterable[Line]) -> None:
 def _show(lines: list[Line]) -> None:
     stream: TextIO = sys.stderr if lines[0][1] == STDERR else sys.stdout
     # A reader that is gone (`| head`) or a closed stream must not cost the call its result.
-    with contextlib.suppress(BrokenPipeError, ValueError), tqdm.external_write_mode(file=stream):
+    above = contextlib.nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
+    with contextlib.suppress(BrokenPipeError, ValueError), above:
         stream.write(as_text(lines))
         stream.flush()

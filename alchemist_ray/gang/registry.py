@@ -1,26 +1,47 @@
 """The gangs that this process is attached to: how a handle finds its gang.
 
-This is the one module with a late import: a handle that arrives in a new process connects
-through `runtime.attach`, which imports everything that makes handles.
+This is the one module with late imports: how gangs are reached depends on the address, and a
+handle that arrives in a new process connects through modules that import everything that makes
+handles.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import threading
 from collections.abc import Callable
+from types import ModuleType
 
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.leases import MatrixLease
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
-CONNECTOR = "alchemist_ray.runtime.attach"  # has `connect_to_gang_of(ref)`
+ADDRESS_VARIABLE = "ALCHEMIST_ADDRESS"
+SCHEME = "alchemist://"
+RAY, GATEWAY = "alchemist_ray.runtime.ray_gangs", "alchemist_ray.gateway.client"
+GATEWAY_ACTOR = "alchemist_ray.gateway.server.actor"
 
 _lock = threading.Lock()  # guards the two tables
 _attached: dict[str, GangConnection] = {}  # by gang
 _connecting: dict[str, threading.Lock] = {}  # by gang
+
+
+def access(address: str | None = None) -> ModuleType:
+    """The module that reaches gangs at an address; None: of the environment.
+
+    It has `open_gangs`, `attach`, `list_gangs`, `stop_gang` and `connect_to_gang_of`.
+    """
+    wanted = os.environ.get(ADDRESS_VARIABLE, "") if address is None else address
+    through_gateway = wanted.startswith(SCHEME) or importlib.util.find_spec("ray") is None
+    return importlib.import_module(GATEWAY if through_gateway else RAY)
+
+
+def gateway_actor() -> ModuleType:
+    """The module that starts gateways: it needs Ray, and what sessions need."""
+    return importlib.import_module(GATEWAY_ACTOR)
 
 
 def attach(connection: GangConnection) -> None:
@@ -87,7 +108,7 @@ def gang_of(ref: MatrixRef) -> GangConnection:
     with _connecting_to(ref.gang):  # one thread connects, the others of this gang wait for it
         connection = _known(ref)
         if connection is None:
-            connection = importlib.import_module(CONNECTOR).connect_to_gang_of(ref)
+            connection = access().connect_to_gang_of(ref)
             connection.check(ref)
             attach(connection)
         return connection
@@ -109,4 +130,5 @@ def _after_fork_in_child() -> None:
     _connecting.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

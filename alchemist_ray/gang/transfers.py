@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from alchemist_ray.errors import GroupRecoveredError, TransferError, from_failure
-from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import WireError
 
@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
 POLL_INTERVAL_S = 0.05
-NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 
 
 def watched(connection: GangConnection, transfer: Callable[[], T]) -> T:

@@ -18,9 +18,9 @@ from alchemist_ray.errors import (
     MatrixError,
     MatrixNotFoundError,
 )
+from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.io.checkpoint_writing import FORMAT, KEPT, MANIFEST, VERSION, write_checkpoint
 from alchemist_ray.io.saving import as_path, files_library, renamed
-from alchemist_ray.runtime.gang_owner import GangOwner
 
 
 class SessionCheckpoints(GangOwner):

@@ -15,8 +15,8 @@ import numpy as np
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import BadArgumentError, DtypeError
+from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.io.saving import as_path, files_library, renamed
-from alchemist_ray.runtime.gang_owner import GangOwner
 from alchemist_ray.transfer import iterators
 from alchemist_ray.transfer.sending import send
 

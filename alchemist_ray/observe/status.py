@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.runtime import gangs
-from alchemist_ray.runtime.gangs import GangInfo
 from alchemist_ray.runtime.ray_cluster import join_ray
-from mpi_workers.matrix.memory import readable
+from mpi_workers.matrix.sizes import readable
 
 WATCH_S = 2.0
 COLUMNS = ("gang", "state", "ranks", "nodes", "memory", "free", "used", "call", "owner")

@@ -9,7 +9,6 @@ from ray.actor import ActorHandle
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import GroupFailedError, SessionError, StaleHandleError
-from alchemist_ray.functions.uploads import Uploads
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
@@ -17,6 +16,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_channel import RayChannel
+from alchemist_ray.runtime.ray_uploads import RayUploads
 from alchemist_ray.runtime.remote_results import RemoteResults
 
 ATTACH_TIMEOUT_S = 30.0
@@ -28,7 +28,7 @@ def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangC
         address,
         Handle,
         manager=manager,
-        upload_type=Uploads,
+        upload_type=RayUploads,
         result_type=RemoteResults,
         fallback=lambda process: RayChannel(manager, address.epoch, process),
         current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),

@@ -43,7 +43,7 @@ COMMANDS: dict[str, Command] = {
     "pin": Command(("matrices",), immediate=Commands.pin),
     "list_matrices": Command((), immediate=Commands.list_matrices),
     "describe": Command(
-        ("matrix", "name", "pin?", "source?", "columns?"), immediate=Commands.describe
+        ("matrix", "name?", "pin?", "source?", "columns?"), immediate=Commands.describe
     ),
     "touch": Command((), immediate=Commands.touch),
     "resume": Command(("matrices",), immediate=Commands.resume),

@@ -344,9 +344,9 @@ class Commands:
         return {"matrices": [record.described() for record in records]}
 
     def describe(self, body: Body, holder: str) -> Body:
-        """Another name for a matrix, and its origin and columns where they are known better."""
+        """A matrix, which gets a name, and origin and columns where they are known better."""
         record = self._known(body["matrix"])
-        record.name = str(body["name"])
+        record.name = str(body.get("name", record.name))
         record.pinned = record.pinned or body.get("pin", False)
         record.source = body.get("source", record.source)
         record.columns = body.get("columns", record.columns)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from alchemist_ray.errors import ResourceError
 from alchemist_ray.gang.connection import this_process
+from alchemist_ray.gang.owner import positive_int
 from alchemist_ray.launchers import chosen, settings
 from alchemist_ray.runtime.gang_lifetime import PRIVATE, GangLifetime
 from alchemist_ray.runtime.gang_request import GangRequest
@@ -21,8 +18,6 @@ from alchemist_ray.runtime.placement import (
     check_capacity,
     inherited,
 )
-
-START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +112,3 @@ def _folder(path: str | os.PathLike[str]) -> str:
     if "://" in str(path):
         raise ValueError(f"checkpoint_folder={path!r}: it must be a folder, not a URL")
     return folder
-
-
-def positive_int(name: str, value: Any) -> None:
-    """Raises `ResourceError` for a number of workers, else `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        kind = ResourceError if name == "num_workers" else ValueError
-        raise kind(f"{name}={value!r}: it must be a whole number, at least 1")

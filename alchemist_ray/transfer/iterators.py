@@ -96,9 +96,6 @@ class IteratorSource:
         dtype = chosen_dtype(given, given)
         return cls(blocks, stored_shape(lengths), dtype, {"from": "blocks"}, len(lengths))
 
-    def kept(self) -> None:
-        """They are not kept: they can be sent again only from where they are now."""
-
     def provenance(self) -> dict[str, Any]:
         return {
             **self._origin, "dtype": self.dtype.name, "shape": list(self.shape[: self.ndim])

@@ -12,7 +12,7 @@ import numpy as np
 
 from alchemist_ray.errors import MatrixError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.sources import MatrixSource
+from alchemist_ray.transfer.sources import KeptSource, MatrixSource
 
 ALWAYS_KEPT = 1 << 20  # 1 MiB: smaller arrays are kept without being asked for
 
@@ -35,7 +35,7 @@ def keep_source(
                 "durable=True needs a gang that recovers: AlchemistSession(..., max_failures=3)"
             )
         return
-    data = source.kept()
+    data = source.kept() if isinstance(source, KeptSource) else None
     if isinstance(data, np.ndarray) and not durable and data.nbytes > ALWAYS_KEPT:
         data = None
     elif data is not None and connection.keep_source(matrix, data):

@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.dtypes import check_range
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
-from alchemist_ray.gang.transfers import NODE_FAILED
+from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections

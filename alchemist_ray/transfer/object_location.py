@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.experimental import get_object_locations
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.transfers import NODE_FAILED
+from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.ray_calls import ask
 from alchemist_ray.transfer.node_jobs import (

@@ -15,8 +15,7 @@ from typing import Any, Self
 import ray
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.transfers import NODE_FAILED
+from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
 from alchemist_ray.transfer.node_jobs import BlockDecoder, SendJob, SourceBlock, write
 from alchemist_ray.transfer.object_location import OWN_BYTES, agent_of, answer_of, locate_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -45,13 +45,18 @@ class MatrixSource(Protocol):
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""
 
-    def kept(self) -> Any:
-        """Data of which `source_for` makes this matrix again, in any process; None if it cannot."""
-
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, NodeTimes]:
         """Move every element; the times by node."""
+
+
+@runtime_checkable
+class KeptSource(Protocol):
+    """A source whose data can be sent again, by another process."""
+
+    def kept(self) -> Any:
+        """Data of which `source_for` makes this matrix again."""
 
 
 # By the package that a type comes from: the module whose `inspect(data, dtype, connection)` makes

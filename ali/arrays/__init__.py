@@ -22,8 +22,6 @@ from ali.arrays.single_elements import pick, put_elements
 from ali.arrays.sorting import argsort, sort, unique, unique_all
 from ali.linalg import *  # noqa: F403
 
-PURE = True  # no routine has other effects than its results and the matrices in `writes`
-
 __all__ = [
     "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "combine",
     "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",

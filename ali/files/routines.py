@@ -26,7 +26,8 @@ from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS, as_slice
-from mpi_workers.matrix.memory import available_bytes, readable
+from mpi_workers.matrix.memory import available_bytes
+from mpi_workers.matrix.sizes import readable
 
 Picked = boxes.Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix

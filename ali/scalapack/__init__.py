@@ -23,8 +23,6 @@ from ali.scalapack.products import matmul, norm
 from ali.scalapack.spectra import eigh, svd, svdvals
 from ali.scalapack.systems import cholesky, lu, solve
 
-PURE = True  # no routine has other effects than its results
-
 __all__ = [
     "about", "cholesky", "condest", "eigh", "lq", "lstsq", "lu", "matmul", "norm", "qr", "solve",
     "svd", "svdvals",

@@ -26,6 +26,8 @@ class NodeConnections:
     watch : callable(), optional
         Called every `WATCH_S` while a transfer waits for streams; raises if the gang has failed.
         Data connections themselves notice a cut link after two minutes only.
+    connection_type : callable(node, endpoints) -> NodeConnection, optional
+        Makes the connections to a node.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class NodeConnections:
         endpoints: DataEndpoints,
         threads: int | None = None,
         watch: Callable[[], object] | None = None,
+        connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection,
     ) -> None:
         self.endpoints = endpoints
         self.watch = watch
+        self._connection_type = connection_type
         self._connections: dict[int, NodeConnection] = {}
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -48,7 +52,7 @@ class NodeConnections:
         with self._lock:
             found = self._connections.get(node)
             if found is None:
-                found = self._connections[node] = NodeConnection(node, self.endpoints)
+                found = self._connections[node] = self._connection_type(node, self.endpoints)
             return found
 
     def run_parallel(self, action: Callable[[int], object], numbers: Sequence[int]) -> None:

@@ -271,4 +271,5 @@ def _runs(addresses: native_copy.Addresses) -> list[tuple[int, int]]:
 
 def default_threads() -> int:
     """Threads for copies: the cores this process may use, at most 8."""
-    return min(8, len(os.sched_getaffinity(0)))
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return min(8, len(cores) or os.cpu_count() or 1)

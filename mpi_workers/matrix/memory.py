@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.cgroup import MemoryCgroup
 from mpi_workers.matrix.mapping import PrivateMapping, SharedMapping
+from mpi_workers.matrix.sizes import readable
 
 PAGE = mmap.PAGESIZE
 UNCHECKED_BYTES = 1 << 20  # 1 MiB: up to this size free memory is not checked
@@ -47,15 +48,6 @@ def available_bytes() -> int:
     cgroup = MemoryCgroup.find()
     bound = cgroup.available() if cgroup is not None else None
     return max(0, available if bound is None else min(available, bound))
-
-
-def readable(nbytes: float) -> str:
-    """A number of bytes for messages, in decimal units: ``"1.5 GB"``."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if nbytes < 1000 or unit == "TB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    raise AssertionError("unreachable")
 
 
 class Segment:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from mpi_workers.matrix.cgroup import MEMBERSHIP, MOUNT, MemoryCgroup
-from mpi_workers.matrix.memory import readable
+from mpi_workers.matrix.sizes import readable
 
 
 class OomWatch:

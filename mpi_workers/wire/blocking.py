@@ -25,7 +25,7 @@ from mpi_workers.wire.frames import (
     encode,
 )
 from mpi_workers.wire.handshake import ConnectingSide
-from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, KeepAlive, dial
+from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, UNIX, KeepAlive, dial
 
 LINGER_S = 1.0  # time for a refused peer to read the reason
 MAX_FDS = 128  # file descriptors with one frame; the kernel's limit is 253
@@ -57,7 +57,7 @@ class Connection:
     ) -> None:
         self.sock = sock
         self.map_limit = map_limit
-        self.unix = sock.family == socket.AF_UNIX
+        self.unix = sock.family == UNIX
         self.take_fds = take_fds and self.unix
         self._buffer = bytearray(received)
         self._fds: list[int] = []

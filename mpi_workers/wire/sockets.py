@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import stat
 import struct
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
+UNIX = getattr(socket, "AF_UNIX", None)  # None where a thin client has none
 RETRY_S = 0.002
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -50,14 +52,22 @@ DATA = KeepAlive(60, 10, 6)  # 120 s: a peer may be suspended, swapped out or bu
 
 def tune(sock: socket.socket, keepalive: KeepAlive = CONTROL) -> None:
     """Send small frames at once, and lose a connection whose link is cut (TCP only)."""
-    if sock.family == socket.AF_UNIX:
+    if sock.family == UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):  # a thin client may run elsewhere than on Linux
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, keepalive.probes)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * keepalive.timeout_s)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End a connection for all threads that use it; one with TLS is not closed in good order."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def listen_tcp(host: str) -> tuple[socket.socket, str]:
@@ -136,7 +146,7 @@ def _connect_unix(sock: socket.socket, path: str, timeout_s: float) -> None:
 
 def check_peer(sock: socket.socket) -> None:
     """Raise `PermissionError` if another user's process is at the other end of a Unix socket."""
-    if sock.family != socket.AF_UNIX:
+    if sock.family != UNIX:
         return
     size = struct.calcsize("3i")
     _pid, uid, _gid = struct.unpack(
@@ -168,7 +178,7 @@ def boot_id() -> str:
     try:
         return BOOT_ID.read_text().strip()
     except OSError:  # some sandboxes hide it
-        return os.uname().nodename
+        return platform.node()
 
 
 def _local_path(address: str) -> str | None:

@@ -164,6 +164,51 @@ def test_imports_where_ray_is_not_installed(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+# A thin client's computer has none of these; the second line is what Windows does not have.
+NOT_ON_CLIENTS = [
+    "ray",
+    "mpi4py",
+    "cloudpickle",
+    "uvloop",
+    "threadpoolctl",
+    "tqdm",
+    "scipy",
+    "yaml",
+    "fcntl",
+    "resource",
+    "pwd",
+    "grp",
+    "termios",
+]
+POSIX_NAMES = {
+    "os": "register_at_fork sched_getaffinity getuid geteuid sysconf fork",
+    "socket": "AF_UNIX TCP_USER_TIMEOUT TCP_KEEPIDLE send_fds",
+    "select": "poll epoll",
+    "signal": "pthread_sigmask SIGCHLD",
+    "mmap": "MAP_SHARED MAP_PRIVATE MAP_ANONYMOUS PROT_READ PROT_WRITE",
+}
+ON_CLIENTS = ("alchemist_ray", "alchemist_ray.session", "alchemist_ray.arrays.handle",
+              "alchemist_ray.arrays.namespace", "alchemist_ray.gang.libraries",
+              "alchemist_ray.functions.run", "alchemist_ray.transfer.sending")  # fmt: skip
+
+
+def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({NOT_ON_CLIENTS}))\n"
+        f"for module, names in {POSIX_NAMES}.items():\n"
+        "    for name in names.split():\n"
+        "        delattr(importlib.import_module(module), name)\n"
+        f"for name in {ON_CLIENTS}:\n"
+        "    importlib.import_module(name)\n"
+        "from alchemist_ray import AlchemistSession, Handle\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("imports", "absent"),
     [

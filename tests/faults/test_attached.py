@@ -27,8 +27,7 @@ from alchemist_ray.errors import (
     RoutineError,
     TransferError,
 )
-from alchemist_ray.gang import registry
-from alchemist_ray.runtime import gang_owner
+from alchemist_ray.gang import owner, registry
 from alchemist_ray.runtime.names import driver_name, edition
 from mpi_workers.wire.frames import MAP_LIMIT, pack
 
@@ -128,7 +127,7 @@ def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
 def test_close_does_not_wait_for_a_start_in_another_thread(
     als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang_owner, "END_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(owner, "END_TIMEOUT_S", 1.0)
     session, errors = AlchemistSession(), []
 
     def request() -> None:

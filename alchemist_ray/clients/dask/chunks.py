@@ -73,9 +73,6 @@ class ChunksSource:
         self.ndim = ndim
         self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
 
-    def kept(self) -> None:
-        """They are not kept: they can be sent again only from where they are now."""
-
     def provenance(self) -> dict[str, Any]:
         return {"from": "dask", "array": self._array.name, "dtype": str(self._array.dtype)}
 

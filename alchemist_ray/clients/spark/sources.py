@@ -68,9 +68,6 @@ class SparkSource:
         self.shape = shape
         self.dtype = dtype
 
-    def kept(self) -> None:
-        """They are not kept: they can be sent again only from where they are now."""
-
     def provenance(self) -> dict[str, Any]:
         context = self._frame.sparkSession.sparkContext
         return {

@@ -19,7 +19,7 @@ from typing import Any
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.plural import counted
 from alchemist_ray.session import AlchemistSession, WorkerInfo
-from mpi_workers.matrix.memory import readable
+from mpi_workers.matrix.sizes import readable
 
 FORMAT = 1
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 22)

@@ -14,10 +14,10 @@ import ray
 
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
+from alchemist_ray.gang.owner import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import compare, joining, machine, pmi, ranks, report, software
 from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
-from alchemist_ray.runtime.gang_options import START_TIMEOUT_S
 
 USAGE = """\
 Checks every node for common problems of Ray and MPI, and prints advice for each.

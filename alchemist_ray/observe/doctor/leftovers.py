@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alchemist_ray.observe.doctor.finding import OK, WARN, Expected, Finding
 from alchemist_ray.plural import counted
-from mpi_workers.matrix.memory import readable
+from mpi_workers.matrix.sizes import readable
 
 SHM = Path("/dev/shm")
 MPICH = "mpich_"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray import AlchemistSession, cli
+from alchemist_ray.gang.info import WorkerInfo
 from alchemist_ray.observe.bench import hpc
 from alchemist_ray.observe.bench.hpc import BenchError, Measure, Result
-from alchemist_ray.runtime.worker_info import WorkerInfo
 
 
 def worker(rank: int, node: str) -> WorkerInfo:

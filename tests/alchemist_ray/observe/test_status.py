@@ -15,8 +15,8 @@ import pytest
 import alchemist_ray
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import CancelledError, SessionError
+from alchemist_ray.gang.info import CallInfo, GangInfo
 from alchemist_ray.observe import status
-from alchemist_ray.runtime.gangs import CallInfo, GangInfo
 
 
 class Clock:

@@ -109,7 +109,7 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     def eager(manager: Any) -> None:
         automatic_checkpoints.LEAST_S = 0.5
 
-    ray.get(saving.als._manager.actor.__ray_call__.remote(eager))
+    ray.get(saving.als._gangs._manager.actor.__ray_call__.remote(eager))
     lib = saving.als.load_library("counting", LIBRARY)
     A = saving.als.send_matrix(LARGE, durable=True)
     B = lib.slow(A, 0.1)
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     begin = time.monotonic()
     saving.kill()
     np.testing.assert_allclose(B.fetch(), LARGE + 4)
-    log: list[str] = ray.get(saving.als._manager.actor.__ray_call__.remote(_made_by), timeout=30)
+    log: list[str] = ray.get(saving.als._gangs._manager.actor.__ray_call__.remote(_made_by), timeout=30)
     assert log == ["files.load"] * 2, time.monotonic() - begin
 
 

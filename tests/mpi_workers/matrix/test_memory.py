@@ -19,7 +19,8 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix import allocations, memory
 from mpi_workers.matrix.allocations import NodeAllocations
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.memory import PAGE, Pool, available_bytes, readable
+from mpi_workers.matrix.memory import PAGE, Pool, available_bytes
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.matrix.storage import Storage
 
 MIB = 1 << 20

@@ -1,9 +1,12 @@
-"""GangOwner: requests the gang of a session, lists its workers, and ends it."""
+"""GangOwner: requests the gang of a session, lists its workers, and ends it.
+
+How gangs are started and reached is the matter of `SessionGangs`: in the Ray cluster of this
+process (`runtime.ray_gangs`), or through a gateway (`gateway.client`), where Ray is not installed.
+"""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import uuid
@@ -11,82 +14,100 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
-
-from alchemist_ray.errors import AlchemistError, GroupError, LaunchError, SessionError
+from alchemist_ray.errors import AlchemistError, GroupError, ResourceError, SessionError
 from alchemist_ray.gang import registry
-from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.launchers import AUTO
-from alchemist_ray.runtime import attach as connecting
-from alchemist_ray.runtime import manager_pool
-from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_lifetime import PROCESS, GangLifetime
-from alchemist_ray.runtime.gang_options import START_TIMEOUT_S, GangOptions, positive_int
-from alchemist_ray.runtime.gangs import start_named
-from alchemist_ray.runtime.manager_pool import Manager
-from alchemist_ray.runtime.placement import Reservation
-from alchemist_ray.runtime.ray_calls import ask_manager
-from alchemist_ray.runtime.ray_cluster import check, join_ray
-from alchemist_ray.runtime.worker_info import WorkerInfo, workers_of
+from alchemist_ray.gang.info import WorkerInfo, workers_of
 
+START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
 END_TIMEOUT_S = 15.0
-KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
-log = logging.getLogger(__name__)
+
+class SessionGangs(Protocol):
+    """Starts, reaches and ends the gangs of one session.
+
+    Attributes
+    ----------
+    detached : bool
+        Whether its gang outlives the session.
+    start_timeout_s : float
+        Time limit for the start of a gang.
+    """
+
+    detached: bool
+    start_timeout_s: float
+
+    def move(self, address: str, port: int, *, in_use: bool) -> None:
+        """Use the gangs of another cluster. Raises `SessionError` if that is not possible."""
+
+    def start(self, num_workers: int) -> GangConnection:
+        """Start a gang and connect. Raises `ResourceError`, `LaunchError`, `GroupError`."""
+
+    def end(self, *, running: bool) -> bool:
+        """End the gang if one runs; whether what managed it can be used again."""
+
+    def kill(self, why: str) -> None:
+        """End the gang at once, also if its ranks hang."""
+
+    def close(self, *, reusable: bool) -> None:
+        """The session is closed. Not `reusable`: a start may still be under way."""
+
+    def serve(self, **options: Any) -> Any:
+        """Start a gateway. Raises `SessionError` where none can run."""
+
+    def open_rank_channel(self, connection: GangConnection, serve: Any, timeout_s: float) -> Any:
+        """A channel to all ranks, or None if they cannot connect to this process."""
 
 
 class GangOwner:
     """Owns a gang until it is closed. `AlchemistSession` adds the methods that use the gang."""
 
-    _manager: Manager | None
+    _gangs: SessionGangs
     _connection: GangConnection | None
 
     def __init__(
         self,
         num_workers: int | None = None,
         *,
+        address: str | None = None,
+        token: str | None = None,
         name: str | None = None,
-        lifetime: str = PROCESS,
+        lifetime: str = "process",
         idle_timeout_s: float | None = None,
         max_failures: int = 0,
         checkpoint_folder: str | os.PathLike[str] | None = None,
-        placement: str | Reservation = "own",
+        placement: Any = "own",
         strategy: str = "PACK",
         threads_per_worker: int = 1,
         cpus_per_worker: float | None = None,
-        launcher: str = AUTO,
+        launcher: str = "auto",
         start_timeout_s: float = START_TIMEOUT_S,
         progress: bool | None = None,
         output: bool = True,
     ) -> None:
-        options = GangOptions.checked(
-            placement,
-            threads_per_worker,
-            cpus_per_worker,
-            launcher,
-            start_timeout_s,
-            strategy,
-            GangLifetime.checked(name, lifetime, idle_timeout_s),
+        self._begin(progress, output)
+        self._gangs = registry.access(address).open_gangs(
+            self.id,
+            num_workers,
+            address=address,
+            token=token,
+            shown={"progress": progress, "output": output},
+            name=name,
+            lifetime=lifetime,
+            idle_timeout_s=idle_timeout_s,
             max_failures=max_failures,
             checkpoint_folder=checkpoint_folder,
+            placement=placement,
+            strategy=strategy,
+            threads_per_worker=threads_per_worker,
+            cpus_per_worker=cpus_per_worker,
+            launcher=launcher,
+            start_timeout_s=start_timeout_s,
         )
-        self._begin(options, progress, output)
-        self._started_ray = join_ray(num_workers)
-        if options.lifetime.detached and self._started_ray:
-            log.warning(
-                "this process has started Ray itself: the detached gang ends with it. Run "
-                "`ray start --head` first to keep gangs"
-            )
-        self._driver = find_driver()  # without a reference, one that is not detached ends
-        self._driver.prewarm.remote()
-        if name is None:
-            self._manager = manager_pool.take()
+        _sessions.add(self)
         if num_workers is not None:
             try:
                 self.request_workers(num_workers)
@@ -94,18 +115,22 @@ class GangOwner:
                 self.close()
                 raise
 
-    def _begin(self, options: GangOptions, progress: bool | None, output: bool) -> None:
-        self._options = options
+    def _begin(self, progress: bool | None, output: bool) -> None:
         self.id = f"s{uuid.uuid4().hex[:10]}"
         self._progress = progress
         self._output = output
-        self._manager = None
         self._connection = None
         self._closed = False
         self._attached = False  # to a gang that another session has started
         self._changing = threading.RLock()  # one thread at a time starts or ends the gang
         self._pid = os.getpid()
-        self._started_ray = False
+
+    def _attach_to(self, gangs: SessionGangs, connection: GangConnection) -> None:
+        """Use a gang of another session."""
+        self.id = connection.address.session
+        self._gangs = gangs
+        self._attached = True
+        self._connection = connection
         _sessions.add(self)
 
     def connect_to_alchemist(self, address: str, port: int) -> None:
@@ -120,24 +145,8 @@ class GangOwner:
             If that cluster wants a token that this process does not have.
         """
         self._check_open()
-        wanted = f"{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
-        current = ray.get_runtime_context().gcs_address
-        if current == wanted or (
-            wanted.startswith("127.") and current.rpartition(":")[2] == str(port)
-        ):
-            return
-        if not self._started_ray or self._connection is not None:
-            raise SessionError(
-                f"this process is in the Ray cluster at {current}, not at {wanted}: call "
-                f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
-            )
-        check(wanted, f"the address {wanted}")
-        ray.shutdown()
-        ray.init(address=wanted, log_to_driver=True)
-        self._started_ray = False
-        self._driver = find_driver()
-        if self._options.lifetime.name is None:
-            self._manager = manager_pool.take()
+        host = "127.0.0.1" if address == "0.0.0.0" else address
+        self._gangs.move(host, port, in_use=self._connection is not None)
 
     # --- workers ---
 
@@ -177,30 +186,8 @@ class GangOwner:
                     "this session was attached to a gang of another session, which has ended: "
                     "start a gang with AlchemistSession(num_workers, ...)"
                 )
-            options = self._options
-            options.check_capacity(num_workers)
             self._drop_client()
-            manager = self._live_manager()
-            manager.launched = True
-            request = options.request(num_workers, self.id)
-            limit_s = options.start_timeout_s + MANAGER_TIMEOUT_S
-            try:
-                address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
-            except (KeyboardInterrupt, GetTimeoutError) as error:
-                self._manager = None
-                # The launch goes on there: all that it starts ends with the manager.
-                manager.kill()
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                raise LaunchError(
-                    f"the gang's GroupManager did not answer within {limit_s:.0f} s: check "
-                    "with `ray status` whether this node can start another process"
-                ) from None
-            except AlchemistError:
-                if options.lifetime.detached:
-                    self._manager = None  # it ends itself
-                raise
-            self._connect(address, manager.actor)
+            self._connection = self._gangs.start(num_workers)
             try:
                 self._check_started()
             except BaseException:
@@ -208,29 +195,16 @@ class GangOwner:
                 raise
             if self._closed:  # by another thread, which did not wait for this start
                 self._drop_client()
-                if not self._detaches:
-                    manager.kill()
+                self._gangs.close(reusable=False)
             return self.list_workers()
 
     def _check_started(self) -> None:
         """Check what only a gang that is ready can tell."""
 
-    def _connect(self, address: GangAddress, manager: ActorHandle) -> None:
-        self._connection = registry.join(
-            address,
-            lambda: connecting.connect(
-                address,
-                manager,
-                owner=not self._detaches,
-                progress=self._progress,
-                output=self._output,
-            ),
-        )
-
     @property
     def _detaches(self) -> bool:
         """Whether the gang outlives the session."""
-        return self._attached or self._options.lifetime.detached
+        return self._attached or self._gangs.detached
 
     def _check_own(self) -> None:
         self._check_open()
@@ -253,12 +227,8 @@ class GangOwner:
     def kill_workers(self, why: str = "its session ended it") -> None:
         """End the gang at once, also if its ranks hang; otherwise like `yield_workers`."""
         self._check_own()
-        if self._connection is not None and self._manager is not None:
-            try:
-                ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
-            except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
-                self._manager.kill()  # ranks end with it
-                self._manager = None
+        if self._connection is not None:
+            self._gangs.kill(why)
         self._drop_client()
 
     def list_workers(self) -> list[WorkerInfo]:
@@ -284,14 +254,8 @@ class GangOwner:
                 reusable = self._end_gang()
             finally:
                 self._changing.release()
-        # Else another thread still starts workers: they end with the manager.
-        manager, self._manager = self._manager, None
-        if manager is None or self._detaches:
-            return
-        if reusable:
-            manager_pool.give_back(manager)
-        else:
-            manager.kill()
+        # Else another thread still starts workers: they end with what manages them.
+        self._gangs.close(reusable=reusable)
 
     stop = close
 
@@ -320,7 +284,7 @@ class GangOwner:
         """Start or end workers in this thread only. Raises `GroupError` if another one does not
         finish in the time that a start may take.
         """
-        limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S + END_TIMEOUT_S
+        limit_s = self._gangs.start_timeout_s + MANAGER_TIMEOUT_S + END_TIMEOUT_S
         if not self._changing.acquire(timeout=limit_s):
             raise GroupError(
                 "another thread has been starting or ending workers of this session for "
@@ -356,15 +320,6 @@ class GangOwner:
             return False
         return True
 
-    def _live_manager(self) -> Manager:
-        """The session's GroupManager; another one if it died."""
-        manager, lifetime = self._manager, self._options.lifetime
-        # One that has had no gang may still be starting, which `launch` waits for.
-        if manager is None or (manager.launched and not manager.alive()):
-            manager = manager_pool.take() if lifetime.name is None else start_named(lifetime)
-            self._manager = manager
-        return manager
-
     def _drop_client(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -372,15 +327,22 @@ class GangOwner:
             leave(connection)
 
     def _end_gang(self) -> bool:
-        """End the gang, if there is one; whether the manager is fit for another."""
-        fit = self._manager is not None and ray.is_initialized()
-        if self._connection is not None and self._manager is not None and fit:
-            try:
-                ray.get(self._manager.actor.end.remote(), timeout=END_TIMEOUT_S)
-            except Exception:  # the manager is shutting down; errors are ignored
-                fit = False
+        """End the gang, if there is one; whether its manager is fit for another."""
+        fit = self._gangs.end(running=self._connection is not None)
         self._drop_client()
         return fit
+
+
+def positive_int(name: str, value: Any) -> None:
+    """Raises `ResourceError` for a number of workers, else `ValueError`."""
+    number = None if isinstance(value, bool) else value
+    try:
+        valid = number is not None and number.__index__() >= 1
+    except AttributeError:
+        valid = False
+    if not valid:
+        kind = ResourceError if name == "num_workers" else ValueError
+        raise kind(f"{name}={value!r}: it must be a whole number, at least 1")
 
 
 _sessions: weakref.WeakSet[GangOwner] = weakref.WeakSet()

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import builtins
-from typing import Self
-
-from ray.exceptions import GetTimeoutError
+from typing import Any, Self
 
 from alchemist_ray.errors import SessionError
-from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.launchers import AUTO
-from alchemist_ray.runtime import gangs
-from alchemist_ray.runtime.gang_options import GangOptions
-from alchemist_ray.runtime.gang_owner import GangOwner
-from alchemist_ray.runtime.gangs import CallInfo, GangInfo
-from alchemist_ray.runtime.ray_calls import ask_manager
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.gang import registry
+from alchemist_ray.gang.info import CallInfo, GangInfo, calls_of
+from alchemist_ray.gang.owner import GangOwner
 
 
 class SharedGangs(GangOwner):
@@ -27,6 +20,8 @@ class SharedGangs(GangOwner):
         name: str,
         *,
         timeout_s: float = 60.0,
+        address: str | None = None,
+        token: str | None = None,
         progress: bool | None = None,
         output: bool = True,
     ) -> Self:
@@ -38,7 +33,7 @@ class SharedGangs(GangOwner):
             Of a gang in the Ray cluster of this process; see `list`.
         timeout_s : float
             Time limit if the gang is being started, in seconds.
-        progress, output
+        address, token, progress, output
             As for `AlchemistSession`.
 
         Returns
@@ -62,33 +57,33 @@ class SharedGangs(GangOwner):
         a handle of it. A process that loses its connection to a detached gang keeps its matrices
         for 60 s, and resumes the connection with its next command.
         """
-        join_ray(None, start=False)
-        manager = gangs.find_manager(name)
-        try:
-            address: GangAddress = ask_manager(manager.attach.remote(), timeout_s)
-        except GetTimeoutError:
-            raise SessionError(
-                f"gang {name} was not ready in {timeout_s:g} s: see AlchemistSession.list()"
-            ) from None
+        gangs, connection = registry.access(address).attach(
+            name,
+            timeout_s,
+            address=address,
+            token=token,
+            shown={"progress": progress, "output": output},
+        )
         session = cls.__new__(cls)
-        options = GangOptions.checked("own", 1, None, AUTO, timeout_s)
-        session._begin(options, progress, output)
-        session.id = address.session
-        session._attached = True
-        session._connect(address, manager)
+        session._begin(progress, output)
+        session._attach_to(gangs, connection)
         return session
 
     @classmethod
-    def list(cls) -> builtins.list[GangInfo]:
+    def list(
+        cls, *, address: str | None = None, token: str | None = None
+    ) -> builtins.list[GangInfo]:
         """The gangs of this Ray cluster, private ones as well: state, owner, size, use.
 
         Raises `SessionError` if this process is in no Ray cluster and finds none.
         """
-        join_ray(None, start=False)
-        return gangs.list_gangs()
+        found: builtins.list[GangInfo] = registry.access(address).list_gangs(
+            address=address, token=token
+        )
+        return found
 
     @classmethod
-    def stop_gang(cls, name: str) -> None:
+    def stop_gang(cls, name: str, *, address: str | None = None, token: str | None = None) -> None:
         """End a gang, for all its attached processes. Its matrices are freed.
 
         Raises
@@ -101,8 +96,30 @@ class SharedGangs(GangOwner):
         Returns when its processes have ended and its CPUs are free. Processes that wait for a
         call on it get a `SessionError`.
         """
-        join_ray(None, start=False)
-        gangs.stop(name)
+        registry.access(address).stop_gang(name, address=address, token=token)
+
+    def serve(self, **options: Any) -> Any:
+        """Start a gateway for clients without Ray in this session's cluster, or find it.
+
+        Parameters
+        ----------
+        **options
+            ``host``, ``port``, ``tls``, ``certfile``, ``keyfile``, ``tokens``, ``audit``: see
+            `alchemist_ray.gateway.server.actor.serve`.
+
+        Returns
+        -------
+        GatewayInfo
+            Its `address` is for ``AlchemistSession(address=...)``; `stop` ends it. It stays when
+            this session is closed.
+
+        Raises
+        ------
+        SessionError
+            If it cannot listen, or this session uses a gateway itself.
+        """
+        self._check_open()
+        return self._gangs.serve(**options)
 
     def detach(self) -> None:
         """Leave the gang, which goes on; the session is closed.
@@ -137,4 +154,4 @@ class SharedGangs(GangOwner):
 
     def list_calls(self) -> builtins.list[CallInfo]:
         """The call that the gang runs, and those that wait, of all attached processes."""
-        return builtins.list(gangs.calls_of(self.connection.request({"op": "status"})))
+        return builtins.list(calls_of(self.connection.request({"op": "status"})))

@@ -1,0 +1,118 @@
+"""What a session reports of gangs, their ranks and their calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alchemist_ray.gang.connection import GangConnection
+from mpi_workers.wire.frames import Body
+
+NOT_ANSWERING = "not answering"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A rank of a gang: where it runs, and whether it is idle or busy."""
+
+    rank: int
+    node_id: str
+    hostname: str
+    address: str
+    pid: int
+    status: str
+
+
+def workers_of(connection: GangConnection) -> list[WorkerInfo]:
+    """The ranks of a gang. Raises what ended it."""
+    status = "busy" if connection.request({"op": "ping", "wait": True})["busy"] else "idle"
+    nodes = connection.address.nodes
+    return [
+        WorkerInfo(
+            rank=about["rank"],
+            node_id=about["node_id"],
+            hostname=about["hostname"],
+            address=about.get("address") or nodes[about["node"]].addresses[-1],
+            pid=about["pid"],
+            status=status,
+        )
+        for about in connection.address.workers
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfo:
+    """A call of a gang: its routine or function, whether it is running or queued, and its age.
+
+    `caller` is the process that waits for it; empty for calls that came through Ray.
+    """
+
+    name: str
+    state: str
+    caller: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GangInfo:
+    """An entry of the catalogue of gangs.
+
+    Attributes
+    ----------
+    name : str
+        The gang's name, or its id.
+    state : str
+        ``"starting"``, ``"ready"``, ``"failed"``, ``"ending"`` or ``"not answering"``.
+    owner : str
+        The process that started it: ``user@host (pid 123)``.
+    workers : int
+        Ranks.
+    nodes : tuple of str
+        Host names.
+    named, detached : bool
+    created, last_used : float
+        Times, in seconds since the epoch of Unix.
+    idle_timeout_s : float or None
+    processes : tuple of str
+        Those with a session on the gang.
+    calls : tuple of CallInfo
+        The call that runs, then those that are queued.
+    matrices, nbytes : int
+        Number of matrices, and bytes of all of them.
+    libraries : tuple of str
+    free_nbytes : int or None
+        Free memory of its nodes; None if it was not asked for, or a node does not answer.
+    reason : str
+        Why it failed.
+    """
+
+    name: str
+    state: str
+    owner: str = ""
+    workers: int = 0
+    nodes: tuple[str, ...] = ()
+    named: bool = True
+    detached: bool = False
+    created: float = 0.0
+    last_used: float = 0.0
+    idle_timeout_s: float | None = None
+    processes: tuple[str, ...] = ()
+    calls: tuple[CallInfo, ...] = ()
+    matrices: int = 0
+    nbytes: int = 0
+    libraries: tuple[str, ...] = ()
+    free_nbytes: int | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, entry: Body) -> GangInfo:
+        """From what a GroupManager answers."""
+        fields = {key: value for key, value in entry.items() if key in cls.__slots__}
+        for key in ("nodes", "processes", "libraries"):
+            fields[key] = tuple(fields.get(key, ()))
+        fields["calls"] = calls_of(entry)
+        return cls(**fields)
+
+
+def calls_of(entry: Body) -> tuple[CallInfo, ...]:
+    """The calls in what a gang reports."""
+    return tuple(CallInfo(**call) for call in entry.get("calls", ()))

@@ -1,0 +1,1 @@
+"""The endpoint for thin clients: processes that have neither Ray nor MPI."""

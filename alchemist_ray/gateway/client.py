@@ -1,0 +1,271 @@
+"""The gangs of a session that reaches them through a gateway: a `gang.owner.SessionGangs`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from typing import Any
+
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import (
+    AlchemistError,
+    AuthError,
+    SessionError,
+    StaleHandleError,
+    from_failure,
+)
+from alchemist_ray.gang import registry
+from alchemist_ray.gang.connection import GangConnection, this_process
+from alchemist_ray.gang.control_channel import SocketChannel
+from alchemist_ray.gang.info import GangInfo
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import ADDRESS_VARIABLE
+from alchemist_ray.gateway.calls import GatewayCalls
+from alchemist_ray.gateway.protocol import GatewayAddress
+from alchemist_ray.gateway.secure_socket import connect
+from alchemist_ray.gateway.transport import GatewayTransport, address_of
+from alchemist_ray.gateway.uploads import GatewayUploads
+from mpi_workers.failures import Failure
+from mpi_workers.wire import frames
+from mpi_workers.wire.frames import Body
+
+TOKEN_VARIABLE = "ALCHEMIST_TOKEN"
+
+
+class GatewayGangs:
+    """See the module.
+
+    Parameters
+    ----------
+    address : GatewayAddress or None
+        None: `move` gives it.
+    token : str or None
+        Default: that of ``ALCHEMIST_TOKEN``.
+    session : str
+        Id of the session.
+    shown, options : dict
+        Options of `GangConnection` for progress and output; of the gang.
+    """
+
+    def __init__(
+        self,
+        address: GatewayAddress | None,
+        token: str | None,
+        session: str,
+        shown: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._session = session
+        self._shown = shown
+        self._options = options
+        self._gang = ""  # that this session has started
+        self.detached = options.get("lifetime") == "detached"
+        self.start_timeout_s = float(options.get("start_timeout_s", 60.0))
+
+    def move(self, address: str, port: int, *, in_use: bool) -> None:
+        if in_use:
+            raise SessionError("the session has workers: yield_workers() first")
+        host = f"[{address}]" if ":" in address else address
+        moved = GatewayAddress.parse(f"alchemist://{host}:{port}")
+        ask(moved, self._token, {"op": "list_gangs"})
+        self._address = moved
+
+    def start(self, num_workers: int) -> GangConnection:
+        address = self._known_address()
+        process = uuid.uuid4().hex
+        described = ask(
+            address,
+            self._token,
+            {
+                "op": "start_gang",
+                "workers": int(num_workers),
+                "session": self._session,
+                "process": process,
+                "options": self._options,
+            },
+        )
+        self._gang = described["gang"]
+        return self.connect(described, process)
+
+    def connect(self, described: Body, process: str | None = None) -> GangConnection:
+        """This process's connection to a gang that the gateway has described."""
+        gateway = self._known_address()
+        return registry.join(
+            address_of(gateway, described),
+            lambda: connection_to(gateway, self._token, described, process, self._shown),
+        )
+
+    def _known_address(self) -> GatewayAddress:
+        if self._address is None:
+            raise SessionError(
+                "Ray is not installed here, and no gateway is known: give "
+                f"address='alchemist://host:port', set {ADDRESS_VARIABLE}, or call "
+                "connect_to_alchemist(host, port)"
+            )
+        return self._address
+
+    def end(self, *, running: bool) -> bool:
+        if running and self._gang:
+            with contextlib.suppress(AlchemistError):  # it has ended
+                ask(self._known_address(), self._token, {"op": "end_gang", "gang": self._gang})
+        self._gang = ""
+        return True
+
+    def kill(self, why: str) -> None:
+        body = {"op": "end_gang", "gang": self._gang, "at_once": True, "why": why}
+        with contextlib.suppress(AlchemistError):
+            ask(self._known_address(), self._token, body)
+
+    def close(self, *, reusable: bool) -> None:
+        """The gateway ends what is left, when this process's connection is gone."""
+
+    def serve(self, **options: Any) -> Any:
+        raise SessionError("this session uses a gateway: another one is started in its Ray cluster")
+
+    def open_rank_channel(self, connection: GangConnection, serve: Any, timeout_s: float) -> Any:
+        return None  # ranks cannot connect to this process: calls are commands
+
+
+def ask(address: GatewayAddress, token: str | None, body: Body) -> Body:
+    """Ask a gateway for something that is not about one gang.
+
+    Raises
+    ------
+    AuthError
+        If it refuses the token.
+    SessionError
+        If it cannot be reached.
+    AlchemistError
+        The gateway's answer.
+    """
+    fields = {"role": "session", "where": this_process()}
+    try:
+        connection, _ = connect(address, _checked(token), fields)
+    except Failure as failure:
+        raise from_failure(failure) from None
+    except (OSError, frames.WireError) as error:
+        raise SessionError(
+            f"no gateway answers at {address}: {error}. `alchemist gateway` starts one"
+        ) from None
+    with connection:
+        return SocketChannel(connection, str(address)).request(body)
+
+
+def _checked(token: str | None) -> str:
+    found = token or os.environ.get(TOKEN_VARIABLE, "")
+    if not found:
+        raise AuthError(
+            f"a gateway wants a token: give token=... or set {TOKEN_VARIABLE}. `alchemist token "
+            "create USER` on the cluster makes one"
+        )
+    return found
+
+
+def connection_to(
+    gateway: GatewayAddress,
+    token: str | None,
+    described: Body,
+    process: str | None = None,
+    shown: dict[str, Any] | None = None,
+) -> GangConnection:
+    """A connection of this process to a gang that the gateway has described."""
+    return GangConnection(
+        address_of(gateway, described),
+        Handle,
+        transport=GatewayTransport(gateway, _checked(token), described["gang"]),
+        upload_type=GatewayUploads,
+        result_type=GatewayCalls,
+        process=process,
+        **(shown or {}),
+    )
+
+
+def _gateway(address: str | None) -> GatewayAddress | None:
+    text = os.environ.get(ADDRESS_VARIABLE, "") if address is None else address
+    return GatewayAddress.parse(text) if text else None
+
+
+def _known(address: str | None) -> GatewayAddress:
+    found = _gateway(address)
+    if found is None:
+        raise SessionError(
+            "Ray is not installed here, and no gateway is known: give "
+            f"address='alchemist://host:port', or set {ADDRESS_VARIABLE}"
+        )
+    return found
+
+
+# --- what `gang.registry.access` promises ---
+
+
+def open_gangs(
+    session: str,
+    num_workers: int | None,
+    *,
+    address: str | None,
+    token: str | None,
+    shown: dict[str, Any],
+    placement: Any,
+    max_failures: int,
+    checkpoint_folder: Any,
+    **options: Any,
+) -> GatewayGangs:
+    """The gangs of a session; see `AlchemistSession` for the options."""
+    if placement != "own":
+        raise ValueError("a gang behind a gateway reserves its own CPUs: placement='own'")
+    if max_failures or checkpoint_folder is not None:
+        raise ValueError(
+            "max_failures and checkpoint_folder are for sessions in the gang's Ray cluster: start "
+            "a detached gang there, and attach to it through the gateway"
+        )
+    gateway = _gateway(address)
+    if gateway is not None:
+        _checked(token)
+    return GatewayGangs(gateway, token, session, shown, options)
+
+
+def attach(
+    name: str, timeout_s: float, *, address: str | None, token: str | None, shown: dict[str, Any]
+) -> tuple[GatewayGangs, GangConnection]:
+    """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
+    gateway = _known(address)
+    body = {"op": "attach_gang", "name": name, "timeout_s": float(timeout_s)}
+    described = ask(gateway, token, body)
+    gangs = GatewayGangs(gateway, token, described["session"], shown, {})
+    return gangs, gangs.connect(described)
+
+
+def list_gangs(*, address: str | None, token: str | None) -> list[GangInfo]:
+    """See `AlchemistSession.list`."""
+    return [
+        GangInfo.of(entry) for entry in ask(_known(address), token, {"op": "list_gangs"})["gangs"]
+    ]
+
+
+def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
+    """See `AlchemistSession.stop_gang`."""
+    ask(_known(address), token, {"op": "stop_gang", "name": name})
+
+
+def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
+    """A connection to the gang of a handle that was pickled in another process.
+
+    Raises
+    ------
+    StaleHandleError
+        If the gateway does not know that gang.
+    """
+    gateway = _known(None)
+    try:
+        described = ask(gateway, None, {"op": "find_gang", "gang": ref.gang})
+        if described["session"] == ref.session:
+            return connection_to(gateway, None, described)
+    except AuthError:
+        raise
+    except AlchemistError:
+        pass
+    raise StaleHandleError(f"{ref.name} belonged to a gang of session {ref.session}, which has "
+                           "ended")  # fmt: skip

@@ -1,0 +1,280 @@
+"""GatewayNode: transfers through a gateway, which stands for all nodes of a gang.
+
+A region travels in chunks (`protocol.chunks`), each in a frame of its own that is acknowledged.
+When a connection is lost, chunks without an acknowledgement are sent again over another one; the
+gateway writes none of them twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.gateway.protocol import GRACE_S, WINDOW, GatewayAddress, chunks
+from alchemist_ray.gateway.secure_socket import connect
+from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
+from mpi_workers.data.node_connection import Array, NodeConnection, closed
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.regions import Region
+from mpi_workers.wire import frames, sockets
+from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.frames import Body, Kind
+
+STALL_TIMEOUT_S = 150.0  # for the gateway's next byte
+RETRY_S = 0.2
+
+
+class _Stream:
+    """One connection, and the chunks that are under way on it."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.sent: deque[tuple[TransferTarget, Region, Array]] = deque()
+        self.times = NodeTimes(0, "gateway")
+
+
+class GatewayNode(NodeConnection):
+    """The connections for data to a gateway. The base describes the use of its methods.
+
+    Parameters
+    ----------
+    gateway : GatewayAddress
+    token : str
+    fields : callable() -> dict
+        What a connection tells the gateway of this process.
+    """
+
+    def __init__(self, gateway: GatewayAddress, token: str, fields: Callable[[], Body]) -> None:
+        super().__init__(0, DataEndpoints("", (NodeAddress(0, 1, (str(gateway),)),)))
+        self._gateway = gateway
+        self._user_token = token
+        self._fields = fields
+        self._lanes = [_Stream() for _ in range(gateway.streams)]
+        self._last_use = 0.0
+
+    @property
+    def route(self) -> str:
+        return "gateway"
+
+    @property
+    def streams(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def name(self) -> str:
+        return f"the gateway {self._gateway}"
+
+    # --- connections ---
+
+    def open(self, stream: int = 0) -> Connection:
+        lane = self._lanes[stream]
+        self._last_use = time.monotonic()
+        if lane.connection is None:
+            if self.shut.is_set():
+                raise closed()
+            lane.connection, _ = connect(
+                self._gateway, self._user_token, self._fields(), keepalive=sockets.DATA,
+                shared=False,
+            )  # fmt: skip
+            lane.connection.sock.settimeout(STALL_TIMEOUT_S)
+            if self.shut.is_set():  # by another thread, while the connection was opened
+                self._end(lane.connection)
+        return lane.connection
+
+    def check(self) -> None:
+        """Nothing is mapped: errors come with the answers."""
+
+    @staticmethod
+    def _end(connection: Connection) -> None:
+        sockets.hang_up(connection.sock)
+
+    def hang_up(self) -> None:
+        self.shut.set()
+        for lane in self._lanes:
+            if lane.connection is not None:
+                self._end(lane.connection)
+
+    def rest(self, idle_s: float = 0.0) -> bool:
+        if time.monotonic() - self._last_use >= idle_s:
+            self.close()
+        return self.resting
+
+    @property
+    def resting(self) -> bool:
+        return all(lane.connection is None for lane in self._lanes)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            self._drop(lane)
+            lane.sent.clear()
+            lane.times = NodeTimes(0, self.route)
+        self.shut.clear()
+
+    @staticmethod
+    def _drop(lane: _Stream) -> None:
+        if lane.connection is not None:
+            lane.connection.close()
+            lane.connection = None
+
+    def _persist(self, stream: int, action: Callable[[Connection], None]) -> None:
+        """Run an action; after a lost connection, open another one, and begin it again."""
+        lane = self._lanes[stream]
+        deadline: float | None = None
+        while True:
+            try:
+                action(self.open(stream))
+                return
+            except TimeoutError:
+                if lane.connection is not None:
+                    raise  # the gateway is there, and sends nothing
+                lost: Exception = TimeoutError("the gateway cannot be reached")
+            except (frames.WireError, OSError) as error:
+                if self.shut.is_set():
+                    raise closed() from error
+                if not isinstance(error, frames.ConnectionLost | OSError):
+                    raise
+                self._raise_refusal(lane)
+                lost = error
+            self._drop(lane)
+            now = time.monotonic()
+            deadline = deadline or now + GRACE_S
+            if now > deadline:
+                raise Failure("TransferError", f"{self.name} cannot be reached again: {lost}")
+            time.sleep(RETRY_S)
+
+    @staticmethod
+    def _raise_refusal(lane: _Stream) -> None:
+        """Raise what the gateway has said before it closed the connection."""
+        if lane.connection is None:
+            return
+        while True:
+            try:
+                frame = lane.connection.recv(1.0)
+            except (frames.WireError, OSError):
+                return
+            if frame.kind == Kind.REFUSED:
+                raise Failure.from_map(frame.body)
+            if frame.payload_nbytes:
+                return
+
+    # --- transfers ---
+
+    def put(
+        self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
+    ) -> NodeTimes:
+        order = _order(array)
+        lane = self._lanes[stream]
+        begun, before = time.perf_counter(), lane.times.serialize_s
+        for part in chunks(region, target.dtype.itemsize, order):
+            if len(lane.sent) >= WINDOW:
+                self._acknowledged(stream, WINDOW - 1)
+            lane.sent.append((target, part, _part(array, region, part)))
+            unsent = list(lane.sent) if lane.connection is None else [lane.sent[-1]]
+            try:
+                connection = self.open(stream)
+                for chunk in unsent:
+                    self._send(connection, lane, *chunk)
+            except (frames.ConnectionLost, OSError):
+                self._acknowledged(stream, WINDOW - 1, again=True)
+        spent = lane.times.serialize_s - before
+        nbytes = array.size * target.dtype.itemsize
+        return NodeTimes(0, self.route, nbytes, spent, time.perf_counter() - begun - spent)
+
+    def _send(
+        self, connection: Connection, lane: _Stream, target: TransferTarget, part: Region,
+        array: Array,
+    ) -> None:  # fmt: skip
+        clock = time.perf_counter()
+        packed = np.asarray(array, target.dtype, order=_order(array))
+        flat = packed.reshape(-1, order=_order(packed)).view(np.uint8)
+        lane.times.serialize_s += time.perf_counter() - clock
+        body = {"matrix": target.matrix, "region": list(part), "order": _order(packed)}
+        connection.send(Kind.PUT, body, flat.data)
+
+    def _acknowledged(self, stream: int, left: int, *, again: bool = False) -> None:
+        """Wait until at most `left` chunks are under way."""
+        lane = self._lanes[stream]
+        repeat = again
+
+        def receive(connection: Connection) -> None:
+            nonlocal repeat
+            if repeat:
+                for chunk in list(lane.sent):
+                    self._send(connection, lane, *chunk)
+            repeat = True
+            while len(lane.sent) > left:
+                body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
+                lane.sent.popleft()
+                lane.times.receive_s += float(body["receive_s"])
+                lane.times.deserialize_s += float(body["place_s"])
+
+        if again:
+            self._raise_refusal(lane)
+            self._drop(lane)
+        self._persist(stream, receive)
+
+    def put_rows(
+        self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
+    ) -> NodeTimes:
+        raise Failure("TransferError", "rows in any order cannot be sent through a gateway")
+
+    def get(
+        self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
+    ) -> NodeTimes:
+        order = _order(array)
+        wanted = deque(chunks(region, target.dtype.itemsize, order))
+        asked: deque[Region] = deque()
+        times = NodeTimes(0, self.route, array.size * target.dtype.itemsize)
+
+        def receive(connection: Connection) -> None:
+            wanted.extendleft(reversed(asked))
+            asked.clear()
+            while wanted or asked:
+                while wanted and len(asked) < WINDOW:
+                    part = wanted.popleft()
+                    asked.append(part)
+                    body = {"matrix": target.matrix, "region": list(part), "order": order}
+                    connection.send(Kind.GET, body)
+                clock = time.perf_counter()
+                frame = connection.expect(Kind.DATA, STALL_TIMEOUT_S)
+                connection.sock.settimeout(STALL_TIMEOUT_S)
+                out = _part(array, region, asked[0])
+                if frame.payload_nbytes != out.nbytes:
+                    raise frames.WireError(f"{frame.payload_nbytes} bytes came for {out.nbytes}")
+                whole = out.flags.c_contiguous if order == "C" else out.flags.f_contiguous
+                packed = out if whole else np.empty(out.shape, out.dtype, order=order)
+                connection.read_into(packed.reshape(-1, order=order).view(np.uint8).data)
+                arrived = time.perf_counter()
+                if not whole:
+                    out[...] = packed
+                asked.popleft()
+                times.receive_s += arrived - clock
+                times.deserialize_s += time.perf_counter() - arrived
+
+        self._persist(stream, receive)
+        return times
+
+    def sync(self) -> NodeTimes:
+        total = NodeTimes(0, self.route)
+        for stream, lane in enumerate(self._lanes):
+            if lane.sent:
+                self._acknowledged(stream, 0)
+            total.receive_s += lane.times.receive_s
+            total.deserialize_s += lane.times.deserialize_s
+            lane.times = NodeTimes(0, self.route)
+        return total
+
+
+def _order(array: Array) -> Any:
+    """The order in which an array's elements travel."""
+    return "C" if abs(array.strides[0]) >= abs(array.strides[1]) else "F"
+
+
+def _part(array: Array, region: Region, part: Region) -> Array:
+    """The elements of a part, in an array that covers the region."""
+    rows = slice(part.row0 - region.row0, part.row1 - region.row0)
+    return array[rows, part.col0 - region.col0 : part.col1 - region.col0]

@@ -1,0 +1,223 @@
+"""A client's connection to a gateway: TLS, and frames over it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import select
+import socket
+import ssl
+import threading
+import time
+from typing import Any, cast
+
+from alchemist_ray.gateway.credentials import ClientSide
+from alchemist_ray.gateway.protocol import OLDEST_PROTOCOL, PROTOCOL, GatewayAddress
+from mpi_workers.failures import Failure
+from mpi_workers.wire import frames, sockets
+from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.frames import Body, Kind
+
+CONNECT_TIMEOUT_S = 10.0
+READ_BYTES = 64 << 10  # 64 KiB: several records of TLS
+WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
+
+
+class SharedSocket:
+    """A socket that one thread may read while others write, with or without TLS.
+
+    OpenSSL allows one call at a time on a connection. Each call here is short, because the socket
+    does not block; threads wait for the kernel without the lock.
+
+    Parameters
+    ----------
+    sock : socket
+        Connected; after the handshake of TLS.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._ahead = b""  # read, for `readable`
+        self._timeout_s: float | None = None
+        self.family = sock.family
+        sock.setblocking(False)
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+
+    def gettimeout(self) -> float | None:
+        return self._timeout_s
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def shutdown(self, how: int) -> None:
+        """End the connection for all threads; TLS is not closed in good order."""
+        sockets.hang_up(self._sock)
+
+    def readable(self, timeout_s: float | None) -> bool:
+        """Whether there are decrypted bytes, or the end, within `timeout_s`."""
+        if self._ahead:
+            return True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                with self._lock:
+                    self._ahead = self._sock.recv(READ_BYTES)
+                return True
+            except WAITS as wait:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(wait, left):
+                    return False
+            except OSError:
+                return True  # `recv` raises it
+
+    def recv(self, nbytes: int) -> bytes:
+        if self._ahead:
+            data, self._ahead = self._ahead[:nbytes], self._ahead[nbytes:]
+            return data
+        while True:
+            try:
+                with self._lock:
+                    return self._sock.recv(nbytes)
+            except WAITS as wait:
+                self._wait_or_fail(wait)
+            except ssl.SSLEOFError:
+                return b""
+
+    def recv_into(self, view: memoryview) -> int:
+        data = self.recv(min(len(view), READ_BYTES))
+        view[: len(data)] = data
+        return len(data)
+
+    def sendall(self, raw: Any) -> None:
+        view = memoryview(raw).cast("B")
+        while view:
+            try:
+                with self._lock:
+                    sent = self._sock.send(view)
+                view = view[sent:]
+            except WAITS as wait:
+                self._wait_or_fail(wait)
+
+    def _wait_or_fail(self, wait: BaseException) -> None:
+        if not self._wait(wait, self._timeout_s):
+            raise TimeoutError("timed out")
+
+    def _wait(self, wait: BaseException, timeout_s: float | None) -> bool:
+        writing = isinstance(wait, ssl.SSLWantWriteError)
+        fd = self._sock.fileno()
+        if fd < 0:
+            return True  # closed by another thread: the next call fails
+        if not hasattr(select, "poll"):
+            lists = ([], [fd]) if writing else ([fd], [])
+            return any(select.select(*lists, [], timeout_s))
+        poller = select.poll()
+        poller.register(fd, select.POLLOUT if writing else select.POLLIN)
+        return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+class SharedConnection(Connection):
+    """Frames over a `SharedSocket`: one thread receives while others send."""
+
+    def __init__(self, sock: SharedSocket, *, received: bytes = b"") -> None:
+        super().__init__(cast("socket.socket", sock), received=received)
+        self._shared = sock
+
+    def readable(self, timeout_s: float | None = 0.0) -> bool:
+        return self.buffered or self._shared.readable(timeout_s)
+
+
+def connect(
+    address: GatewayAddress,
+    token: str,
+    fields: Body,
+    *,
+    keepalive: sockets.KeepAlive = sockets.CONTROL,
+    shared: bool = True,
+) -> tuple[Connection, Body]:
+    """Connect to a gateway, authenticate in both directions; the connection and the WELCOME.
+
+    Parameters
+    ----------
+    address : GatewayAddress
+    token : str
+    fields : dict
+        What the gateway learns of this process.
+    keepalive : KeepAlive
+    shared : bool
+        Whether several threads use the connection at the same time.
+
+    Raises
+    ------
+    Failure
+        AuthError: the gateway refuses, does not know the token, or speaks no version that this
+        side does. What else the gateway refuses.
+    OSError, WireError
+        If it cannot be reached, or violates the protocol.
+    """
+    sock, binding = _secured(address, keepalive)
+    connection = Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
+    try:
+        side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL), binding)
+        connection.send(Kind.HELLO, side.hello())
+        connection.send(Kind.PROOF, side.prove(connection.recv(CONNECT_TIMEOUT_S)))
+        connection.map_limit = frames.MAP_LIMIT
+        welcome = connection.expect(Kind.WELCOME, _welcome_timeout_s(fields)).body
+        sock.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    if not shared:
+        return connection, welcome
+    # Nothing follows the WELCOME before this side sends: no byte is left in `connection`.
+    return SharedConnection(SharedSocket(sock)), welcome
+
+
+def _welcome_timeout_s(fields: Body) -> float:
+    return CONNECT_TIMEOUT_S + float(fields.get("timeout_s", 0.0))
+
+
+def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[socket.socket, bytes]:
+    """A connected socket, and the digest of the certificate at its other end."""
+    host = address.host
+    raw = socket.create_connection((host, address.port), timeout=CONNECT_TIMEOUT_S)
+    try:
+        sockets.tune(raw, keepalive)
+        if not address.tls:
+            return raw, b""
+        sock = _context(address).wrap_socket(raw, server_hostname=host)
+    except ssl.SSLError as error:
+        raw.close()
+        raise Failure(
+            "AuthError",
+            f"no TLS with {address}: {error.reason or error}. Is a gateway at this address, and is "
+            "its certificate valid?",
+        ) from None
+    except BaseException:
+        raw.close()
+        raise
+    seen = hashlib.sha256(sock.getpeercert(binary_form=True) or b"")
+    wanted = address.fingerprint
+    if wanted and not hmac.compare_digest(seen.hexdigest(), wanted):
+        sock.close()
+        raise Failure(
+            "AuthError",
+            f"the certificate of {address} has the fingerprint {seen.hexdigest()}, not {wanted}",
+        )
+    return sock, seen.digest()
+
+
+def _context(address: GatewayAddress) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if address.cafile:
+        context.load_verify_locations(address.cafile)
+    else:  # the proof of the token covers the certificate: see `credentials`
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,1 @@
+"""The gateway itself: runs on the head of a Ray cluster."""

@@ -1,0 +1,196 @@
+"""The gateway as an actor on the head of a Ray cluster: `serve`, `find` and `stop`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from alchemist_ray.errors import SessionError
+from alchemist_ray.gateway.protocol import PORT, SCHEME, is_loopback
+from alchemist_ray.gateway.server.gateway import Gateway
+from alchemist_ray.runtime.driver import HEAD, start_actor
+from alchemist_ray.runtime.names import NAMESPACE
+from alchemist_ray.runtime.ray_calls import ask
+
+NAME = "alchemist-gateway"
+READY_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayInfo:
+    """A gateway that listens.
+
+    Attributes
+    ----------
+    host : str
+        Address of the head of the Ray cluster; clients may need another name for it.
+    port : int
+    tls : bool
+    fingerprint : str
+        SHA-256 of its certificate, in hexadecimal.
+    tokens, audit : str
+        Paths of the file of tokens and of the audit log, on the head.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    fingerprint: str
+    tokens: str
+    audit: str
+
+    @property
+    def address(self) -> str:
+        """For ``AlchemistSession(address=...)``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}://{host}:{self.port}" + ("" if self.tls else "?tls=off")
+
+    def stop(self) -> None:
+        """End the gateway, with the private gangs of its clients."""
+        stop()
+
+
+class GatewayActor:
+    """Actor: a `Gateway` in a process of its own. Ray starts it again if it dies."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._gateway = Gateway(**options)
+        self._options = options
+
+    def about(self) -> dict[str, Any]:
+        """The fields of `GatewayInfo`."""
+        host = self._options["host"]
+        gateway = self._gateway
+        if host in ("0.0.0.0", "::"):
+            host = ray.util.get_node_ip_address()
+        return {
+            "host": host,
+            "port": gateway.port,
+            "tls": self._options.get("tls", True),
+            "fingerprint": gateway.fingerprint,
+            "tokens": str(gateway.tokens.path),
+            "audit": str(gateway.audit.path),
+        }
+
+    def close(self) -> None:
+        """End the gangs of clients, and stop listening."""
+        self._gateway.close()
+
+
+def serve(
+    host: str = "0.0.0.0",
+    port: int = PORT,
+    *,
+    tls: bool = True,
+    certfile: str | None = None,
+    keyfile: str | None = None,
+    tokens: str | None = None,
+    audit: str | None = None,
+) -> GatewayInfo:
+    """Start the gateway of the Ray cluster that this process is in, or find the one that runs.
+
+    Parameters
+    ----------
+    host, port
+        Where it listens on the head node. Port 0 chooses one.
+    tls : bool
+        Off only with ``host="127.0.0.1"``.
+    certfile, keyfile : str, optional
+        Files on the head. Default: a self-signed certificate, generated once.
+    tokens, audit : str, optional
+        Files on the head. Default: ``~/.config/alchemist/tokens.json`` and
+        ``~/.config/alchemist/gateway/audit.log``.
+
+    Returns
+    -------
+    GatewayInfo
+
+    Raises
+    ------
+    SessionError
+        If it cannot listen there, or another gateway of the cluster listens elsewhere.
+    AuthError
+        If the certificate cannot be used.
+    """
+    options = {
+        "host": host, "port": port, "tls": tls, "certfile": certfile, "keyfile": keyfile,
+        "tokens": tokens, "audit": audit,
+    }  # fmt: skip
+    if not tls and not is_loopback(host):
+        raise SessionError(f"without TLS a gateway listens on loopback only, not on {host}")
+    found = _find()
+    if found is not None:
+        running = _about(found)
+        if port not in (0, running.port) or tls != running.tls:
+            raise SessionError(
+                f"this cluster has a gateway at {running.address}: `alchemist gateway --stop` "
+                "ends it"
+            )
+        return running
+    actor = start_actor(
+        GatewayActor,
+        {
+            "name": NAME,
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "max_restarts": 0 if port == 0 else -1,  # clients could not know another port
+            "max_concurrency": 8,
+            "resources": {HEAD: 0.001},
+            "scheduling_strategy": "DEFAULT",
+        },
+        options,
+    )
+    try:
+        return _about(actor)
+    except RayActorError as error:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+        cause = str(error)
+        for line in cause.splitlines():
+            if "Error: " in line and "alchemist_ray.errors." in line:
+                cause = line.partition("Error: ")[2]
+        raise SessionError(f"the gateway did not start: {cause}") from None
+
+
+def find() -> GatewayInfo | None:
+    """The gateway of the Ray cluster that this process is in, or None."""
+    actor = _find()
+    return None if actor is None else _about(actor)
+
+
+def stop() -> bool:
+    """End the gateway; whether there was one. Private gangs of its clients end with it."""
+    actor = _find()
+    if actor is None:
+        return False
+    with contextlib.suppress(Exception):  # it is ended in any case
+        ray.get(actor.close.remote(), timeout=READY_TIMEOUT_S)
+    ray.kill(actor)
+    while _find() is not None:
+        time.sleep(POLL_INTERVAL_S)
+    return True
+
+
+def _find() -> ActorHandle | None:
+    try:
+        return ray.get_actor(NAME, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _about(actor: ActorHandle) -> GatewayInfo:
+    return GatewayInfo(**ask(actor.about.remote(), READY_TIMEOUT_S))
+
+
+def as_text(info: GatewayInfo) -> str:
+    """What an operator needs to know."""
+    lines = [f"{key:<12} {value}" for key, value in asdict(info).items() if value != ""]
+    return "\n".join([f"address      {info.address}", *lines[3:]])

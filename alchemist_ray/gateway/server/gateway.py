@@ -1,0 +1,324 @@
+"""Gateway: listens for thin clients, and carries out what they ask of the Ray cluster.
+
+Connections and commands are on one event loop, in a thread of its own. What waits for Ray or for a
+gang runs in threads. A thread also serves each connection for data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import uvloop
+
+from alchemist_ray.errors import AlchemistError, SessionError, to_failure
+from alchemist_ray.gang.registry import ADDRESS_VARIABLE
+from alchemist_ray.gateway.protocol import is_loopback
+from alchemist_ray.gateway.server import own_commands
+from alchemist_ray.gateway.server.audit import Audit
+from alchemist_ray.gateway.server.certificates import certificate, server_context
+from alchemist_ray.gateway.server.link import Link
+from alchemist_ray.gateway.server.relay import Client
+from alchemist_ray.gateway.server.session_commands import SessionCommands
+from alchemist_ray.gateway.server.tokens import Token, TokenFile
+from alchemist_ray.version import __version__
+from mpi_workers.failures import Failure
+from mpi_workers.wire import sockets
+from mpi_workers.wire.acceptor import ACCEPTS_AT_ONCE, Strangers
+from mpi_workers.wire.frames import Body, Frame, Kind, WireError
+
+MAX_LINKS = 4096  # authenticated connections
+MAX_LINKS_OF_USER = 1024
+MAX_DATA_LINKS = 128  # a thread and a chunk of memory each
+THREADS = 64  # for calls that wait for Ray
+START_TIMEOUT_S = 10.0
+ACCEPT_PAUSE_S = 0.05  # when there are no file descriptors left
+
+T = TypeVar("T")
+
+
+class Gateway:
+    """See the module.
+
+    Parameters
+    ----------
+    host, port
+        Where to listen; port 0 chooses one.
+    tls : bool
+        Off only on a loopback address.
+    certfile, keyfile : str, optional
+        Default: a certificate that is generated once.
+    tokens, audit : str, optional
+        Paths; see `TokenFile` and `Audit`.
+
+    Raises
+    ------
+    SessionError
+        If it cannot listen there.
+    AuthError
+        If the certificate cannot be used.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: bool = True,
+        certfile: str | None = None,
+        keyfile: str | None = None,
+        tokens: str | None = None,
+        audit: str | None = None,
+    ) -> None:
+        if not tls and not is_loopback(host):
+            raise SessionError(f"without TLS a gateway listens on loopback only, not on {host}")
+        os.environ.pop(ADDRESS_VARIABLE, None)  # the gangs of a gateway are in its Ray cluster
+        self.tokens = TokenFile(tokens)
+        self.audit = Audit(audit)
+        self._context: ssl.SSLContext | None = None
+        self.binding = b""
+        if tls:
+            self._context, self.binding = server_context(*certificate(certfile, keyfile))
+        self.strangers: Strangers[Link] = Strangers()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server(
+                (host, port), family=family, backlog=sockets.BACKLOG
+            )
+        except OSError as error:
+            raise SessionError(f"a gateway cannot listen on {host}:{port}: {error}") from None
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._clients: dict[str, Client] = {}
+        self._links: dict[Link, str] = {}  # user
+        self._data_links = 0
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="alchemist-gateway")
+        self._sessions = SessionCommands(self.in_thread)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = uvloop.new_event_loop()
+        self._loop.call_soon(self._loop.add_reader, self._listener.fileno(), self._accept)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="alchemist-gateway", daemon=True
+        )
+        self._thread.start()
+        self.audit.write("start", host=host, port=self.port, tls=tls, version=__version__)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate, in hexadecimal; empty without TLS."""
+        return self.binding.hex()
+
+    def close(self) -> None:
+        """Stop listening, end the gangs of clients, and hang up."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(START_TIMEOUT_S)
+        self._sessions.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START_TIMEOUT_S)
+        self._loop.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.audit.close()
+
+    async def _close(self) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        for link in (*self.strangers, *self._links):
+            link.drop()
+
+    # --- connections ---
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:
+                if not self.strangers.displace():
+                    self._loop.remove_reader(self._listener.fileno())
+                    self._loop.call_later(
+                        ACCEPT_PAUSE_S, self._loop.add_reader, self._listener.fileno(), self._accept
+                    )
+                return
+            try:
+                sockets.tune(sock)
+                self.strangers.add(Link(self._loop, sock, self._context, self))
+            except OSError:
+                sock.close()
+
+    def refused(self, link: Link, why: str) -> None:
+        self.audit.write("refused", source=link.source, why=why)
+
+    def admitted(self, link: Link, fields: Body) -> None:
+        token = link.token
+        assert token is not None
+        of_user = sum(user == token.user for user in self._links.values())
+        if len(self._links) >= MAX_LINKS or of_user >= MAX_LINKS_OF_USER:
+            raise Failure(
+                "ResourceError",
+                f"this gateway has {of_user} connections of {token.user} and {len(self._links)} of "
+                f"all users; at most {MAX_LINKS_OF_USER} and {MAX_LINKS} are served",
+            )
+        if not token.allows("call"):
+            raise Failure("AuthError", "the token lacks the scope 'call'")
+        self._links[link] = token.user
+        link.on_lost = lambda: self._link_lost(link)
+        link.on_frame = _early
+        match fields.get("role"):
+            case "session":
+                self.audit.write(
+                    "session", user=token.user, token=token.id, source=link.source,
+                    where=str(fields.get("where", ""))[:200],
+                )  # fmt: skip
+                link.on_frame = lambda frame: self._command(link, frame)
+                link.send(Kind.WELCOME, {"version": __version__, "scopes": list(token.scopes)})
+            case "client":
+                self._run(self._attach(link, token, fields), link)
+            case "data":
+                self._serve_data(link, token, fields)
+            case role:
+                raise Failure("TransferError", f"unknown role {role!r}")
+
+    def _link_lost(self, link: Link) -> None:
+        self._links.pop(link, None)
+
+    def _run(self, work: Any, link: Link) -> None:
+        """Run a coroutine; its error refuses the link."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Failure as failure:
+                link.refuse(failure)
+            except AlchemistError as error:
+                link.refuse(to_failure(error))
+            except (OSError, WireError) as error:
+                link.refuse(Failure("GroupFailedError", f"the gang cannot be reached: {error}"))
+            except (KeyError, TypeError, ValueError) as error:
+                link.refuse(Failure("TransferError", f"malformed fields: {error!r}"))
+
+        task = self._loop.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def in_thread(self, action: Callable[..., T], *args: Any) -> T:
+        """Run what blocks."""
+        return await self._loop.run_in_executor(self._pool, action, *args)
+
+    # --- attached clients ---
+
+    async def _attach(self, link: Link, token: Token, fields: Body) -> None:
+        gang = await self._sessions.find(token, str(fields["gang"]))
+        ident = f"{token.user}:{str(fields['process'])[:64]}"
+        key = f"{gang.name}/{ident}"
+        client = self._clients.get(key)
+        if client is None:
+            where = f"{str(fields.get('where', ''))[:200]} as {token.user} from {link.source}"
+            client = self._clients[key] = Client(ident, token, gang, self)
+            gang.clients.add(client)
+            try:
+                await client.connect(where)
+            except BaseException:
+                self._clients.pop(key, None)
+                gang.clients.discard(client)
+                raise
+        await asyncio.wait_for(client.ready.wait(), START_TIMEOUT_S)
+        client.token = token
+
+        def lost() -> None:
+            self._link_lost(link)
+            left()
+
+        client.attach(link)
+        left, link.on_lost = link.on_lost, lost
+        if link.closed:  # while the gang was being reached
+            lost()
+        link.send(Kind.WELCOME, {"version": __version__})
+
+    def client_gone(self, client: Client) -> None:
+        gang = client.gang
+        self._clients.pop(f"{gang.name}/{client.ident}", None)
+        gang.clients.discard(client)
+        self.audit.write("left", user=client.token.user, gang=gang.name, process=client.ident)
+        if not gang.clients or gang.owner == client.ident:
+            self._sessions.release(gang)
+
+    def _serve_data(self, link: Link, token: Token, fields: Body) -> None:
+        gang = self._sessions.gang_of(token, fields.get("gang"))
+        ident = f"{token.user}:{str(fields.get('process'))[:64]}"
+        if all(client.ident != ident for client in gang.clients):
+            raise Failure("AuthError", f"this process is not attached to gang {gang.name}")
+        if self._data_links >= MAX_DATA_LINKS:
+            raise Failure(
+                "ResourceError", f"{MAX_DATA_LINKS} connections transfer data: try again later"
+            )
+        self._data_links += 1
+        link.send(Kind.WELCOME, {"version": __version__})
+        sock, received = link.give_away()
+
+        def serve() -> None:
+            try:
+                gang.transfers.serve(sock, received)
+            finally:
+                self._loop.call_soon_threadsafe(self._data_gone, link)
+
+        threading.Thread(target=serve, name="alchemist-gateway-data", daemon=True).start()
+
+    def _data_gone(self, link: Link) -> None:
+        self._data_links -= 1
+        self._links.pop(link, None)
+
+    # --- what sessions ask for ---
+
+    def _command(self, link: Link, frame: Frame) -> None:
+        token, body = link.token, frame.body
+        assert token is not None
+        if frame.kind != Kind.COMMAND or type(body.get("id")) is not int:
+            raise WireError("a session sends commands, each with a number")
+
+        async def answer() -> None:
+            result: Body
+            try:
+                self.check_token(token)
+                result = {"result": await self._sessions.carry_out(token, body)}
+            except AlchemistError as error:
+                result = {"error": to_failure(error).to_map()}
+            except Failure as failure:
+                result = {"error": failure.to_map()}
+            except (KeyError, TypeError, ValueError) as error:
+                words = f"{type(error).__name__}: {error}"
+                result = {"error": Failure("BadArgumentError", words).to_map()}
+            kind = result.get("error", {}).get("kind")
+            self.audit.write(
+                str(body.get("op")), user=token.user, token=token.id, source=link.source,
+                gang=body.get("name") or body.get("gang"), error=kind,
+            )  # fmt: skip
+            link.send(Kind.REPLY, {"id": body["id"], **result})
+
+        self._run(answer(), link)
+
+    # --- what attached clients ask of the gateway ---
+
+    def check_token(self, token: Token) -> None:
+        """Raise `Failure` if a token has been revoked, or has expired."""
+        found = self.tokens.find(token.id)
+        if found is None or found[0].expired:
+            words = f"token {token.id} has expired or was revoked: ask for another one"
+            raise Failure("AuthError", words)
+
+    async def answer(self, client: Client, body: Body) -> Body:
+        return await own_commands.answer(client, body, self.in_thread)
+
+    async def check_quota(self, token: Token, body: Body) -> None:
+        await self.in_thread(self._sessions.quotas.check_nbytes, token, body)
+
+
+def _early(frame: Frame) -> None:
+    raise WireError("frames must wait for the WELCOME")

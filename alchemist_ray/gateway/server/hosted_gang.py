@@ -1,0 +1,99 @@
+"""A gang that clients use through this gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alchemist_ray.gang import registry
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.owner import SessionGangs
+from alchemist_ray.gateway.protocol import GRACE_S
+from alchemist_ray.gateway.server.transfers import GangTransfers
+from mpi_workers.wire.frames import Body
+
+
+class HostedGang:
+    """The gateway's own connection to a gang, and what it knows of its use.
+
+    Parameters
+    ----------
+    gangs : SessionGangs
+        Has started the gang, or is attached to it.
+    connection : GangConnection
+    user : str
+        Who has started it; empty for a gang that was not started here.
+    owner : str
+        The client process with which it ends; empty if it stays.
+    """
+
+    def __init__(
+        self, gangs: SessionGangs, connection: GangConnection, user: str, owner: str
+    ) -> None:
+        self._gangs = gangs
+        self.connection = connection
+        self.user = user
+        self.owner = owner
+        self.transfers = GangTransfers(connection)
+        self.clients: set[Any] = set()  # of `relay.Client`
+        self.data_links = 0
+        self.ended = False
+        self.results: dict[str, Any] = {}  # results of functions that a client collects, by name
+
+    @property
+    def name(self) -> str:
+        return self.connection.address.gang
+
+    @property
+    def stays(self) -> bool:
+        """Whether it was started here and outlives its clients: it counts for its user's quotas."""
+        return bool(self.user) and not self.owner
+
+    @property
+    def ranks(self) -> int:
+        return self.connection.address.size
+
+    def nbytes(self) -> int:
+        """Bytes of its matrices. Blocks."""
+        return int(self.connection.request({"op": "status"})["nbytes"])
+
+    def described(self) -> Body:
+        """What a client needs to know: no secret, and no address of the cluster."""
+        address = self.connection.address
+        workers = [
+            {
+                "rank": about["rank"],
+                "node_id": about["node_id"],
+                "hostname": about["hostname"],
+                "pid": about["pid"],
+                "address": address.nodes[about["node"]].addresses[-1],
+            }
+            for about in address.workers
+        ]
+        return {
+            "gang": address.gang,
+            "session": address.session,
+            "epoch": address.epoch,
+            "incarnation": address.incarnation,
+            "workers": workers,
+            "shared": address.shared,
+            "idle_timeout_s": address.idle_timeout_s,
+            "lease_grace_s": GRACE_S,
+        }
+
+    def kill(self, why: str) -> None:
+        """End the gang at once. Blocks."""
+        self._gangs.kill(why)
+        self.close(end=True)
+
+    def close(self, *, end: bool) -> None:
+        """Leave the gang, or end it. Blocks; a second call does nothing."""
+        if self.ended:
+            return
+        self.ended = True
+        self.transfers.close()
+        if end:
+            fit = self._gangs.end(running=True)
+            registry.detach(self.connection)
+            self._gangs.close(reusable=fit)
+        else:
+            registry.leave(self.connection)

@@ -1,0 +1,97 @@
+"""Commands that the gateway carries out itself: options of gangs, and files of users' code."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from alchemist_ray.functions.uploads import Uploads
+from alchemist_ray.gateway.protocol import PART_NBYTES
+from alchemist_ray.gateway.server.relay import Client
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Body
+
+# Of `AlchemistSession`, with the types that a client may send.
+OPTIONS: dict[str, tuple[type, ...]] = {
+    "name": (str, type(None)),
+    "lifetime": (str,),
+    "idle_timeout_s": (int, float, type(None)),
+    "strategy": (str,),
+    "threads_per_worker": (int,),
+    "cpus_per_worker": (int, float, type(None)),
+    "launcher": (str,),
+    "start_timeout_s": (int, float),
+}
+MAX_STAGED_NBYTES = 256 << 20  # 256 MiB of a client's files that are under way
+MAX_RESULTS = 16  # of functions, that a client has not read to the end
+
+InThread = Callable[..., Awaitable[Any]]
+
+
+def gang_options(given: object) -> dict[str, Any]:
+    """The options of a gang as a client sent them. Raises `Failure`."""
+    if not isinstance(given, dict) or given.keys() != OPTIONS.keys():
+        raise Failure("BadArgumentError", f"a gang's options are {', '.join(OPTIONS)}")
+    for key, value in given.items():
+        if not isinstance(value, OPTIONS[key]):
+            raise Failure("BadArgumentError", f"{key}={value!r} is not valid for a gang")
+    return dict(given)
+
+
+async def answer(client: Client, body: Body, in_thread: InThread) -> Body:
+    """Carry out ``stage``, ``collect`` or ``read_part``. Raises `Failure`, `AlchemistError`."""
+    uploads: Uploads = client.gang.connection.uploads
+    match body["op"]:
+        case "stage":
+            return await _stage(client, body, uploads, in_thread)
+        case "collect":
+            results = client.gang.results
+            parts = await in_thread(uploads.collect, _name(body["name"], "result"))
+            while len(results) >= MAX_RESULTS:
+                results.pop(next(iter(results)))
+            results[body["name"]] = parts
+            return {"sizes": [int(part.nbytes) for part in parts]}
+        case _:
+            return _read_part(client, body)
+
+
+async def _stage(client: Client, body: Body, uploads: Uploads, in_thread: InThread) -> Body:
+    """A part of a file; the last one sends it to the nodes."""
+    name, content = body["name"], body["content"]
+    if not isinstance(content, bytes):
+        raise Failure("TransferError", "the content of a file is bytes")
+    staged = client.staged.setdefault(_name(name, "code", "given"), bytearray())
+    held = sum(map(len, client.staged.values())) + len(content)
+    if held > MAX_STAGED_NBYTES or body["offset"] != len(staged):
+        client.staged.pop(name, None)
+        raise Failure(
+            "ResourceError",
+            f"functions and arguments of {held} bytes are under way, and {MAX_STAGED_NBYTES} "
+            "are possible: send large data with send_matrix",
+        )
+    staged += content
+    if body["last"]:
+        await in_thread(uploads.put, name, bytes(client.staged.pop(name)))
+    return {}
+
+
+def _name(name: object, *kinds: str) -> str:
+    """The name of a file of a run: no path. Raises `Failure`."""
+    if isinstance(name, str):
+        kind, _, rest = name.partition("-")
+        if kind in kinds and len(rest) == 32 and rest.isalnum():
+            return name
+    raise Failure("TransferError", f"{name!r} is not the name of a file of a run")
+
+
+def _read_part(client: Client, body: Body) -> Body:
+    results = client.gang.results
+    if body["name"] not in results:
+        raise Failure("TransferError", "this result was read to the end, or is too old")
+    parts, number, offset = results[body["name"]], body["part"], body["offset"]
+    if not 0 <= number < len(parts) or offset < 0:
+        raise Failure("TransferError", f"the result has no part {number}")
+    content = parts[number][offset : offset + PART_NBYTES].tobytes()
+    if number == len(parts) - 1 and offset + len(content) >= parts[number].nbytes:
+        del results[body["name"]]
+    return {"content": content}

@@ -1,0 +1,172 @@
+"""What sessions ask of a gateway: to start, find, list and end gangs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.gateway.protocol import GRACE_S
+from alchemist_ray.gateway.server import own_commands
+from alchemist_ray.gateway.server.hosted_gang import HostedGang
+from alchemist_ray.gateway.server.quotas import Quotas
+from alchemist_ray.gateway.server.tokens import Token
+from alchemist_ray.runtime import ray_gangs
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Body
+
+ATTACH_TIMEOUT_S = 10.0
+GENERATED = re.compile("g[0-9a-f]{10}")  # ids of gangs without a name
+QUIET = {"progress": False, "output": False}
+
+
+class SessionCommands:
+    """The gangs that clients use through this gateway, and commands about them.
+
+    Parameters
+    ----------
+    in_thread : callable(action, *args)
+        Runs an action that blocks.
+    """
+
+    def __init__(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
+        self._in_thread = in_thread
+        self.gangs: dict[str, HostedGang] = {}
+        self.quotas = Quotas(self.gangs)
+
+    def close(self) -> None:
+        """Leave all gangs; those of clients end."""
+        for gang in list(self.gangs.values()):
+            gang.close(end=bool(gang.owner))
+
+    async def carry_out(self, token: Token, body: Body) -> Body:
+        match body.get("op"):
+            case "start_gang":
+                return await self._start_gang(token, body)
+            case "attach_gang":
+                gang = await self._attached(token, str(body["name"]), float(body["timeout_s"]))
+                return gang.described()
+            case "find_gang":
+                return (await self.find(token, str(body["gang"]))).described()
+            case "list_gangs":
+                found = await self._in_thread(_listed)
+                mine = {name for name, gang in self.gangs.items() if gang.user == token.user}
+                shown = [g for g in found
+                         if g["named"] or g["name"] in mine or token.allows("admin")]  # fmt: skip
+                return {"gangs": shown}
+            case "stop_gang":
+                return await self._stop_gang(token, str(body["name"]))
+            case "end_gang":
+                gang = self._own_gang(token, body["gang"])
+                self.gangs.pop(gang.name, None)
+                if body.get("at_once"):
+                    await self._in_thread(gang.kill, str(body.get("why", ""))[:200])
+                else:
+                    await self._in_thread(lambda: gang.close(end=True))
+                return {}
+            case op:
+                raise Failure("GroupError", f"a gateway does not know the command {op!r}")
+
+    async def _start_gang(self, token: Token, body: Body) -> Body:
+        workers, options = body["workers"], own_commands.gang_options(body["options"])
+        ident = f"{token.user}:{str(body['process'])[:64]}"
+        await self._in_thread(self._forget_ended)
+        with self.quotas.starting(token, workers):
+            gangs = await self._in_thread(
+                lambda: ray_gangs.open_gangs(
+                    str(body["session"])[:32], workers, address=None, token=None,
+                    shown=QUIET, placement="own", **options,
+                )
+            )  # fmt: skip
+            try:
+                connection = await self._in_thread(gangs.start, workers)
+            except BaseException:
+                _in_background(lambda: gangs.close(reusable=False))
+                raise
+        gang = HostedGang(gangs, connection, token.user, "" if gangs.detached else ident)
+        self.gangs[gang.name] = gang
+        asyncio.get_running_loop().call_later(GRACE_S, self._unused, gang)
+        return gang.described()
+
+    async def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
+        if name in self.gangs:
+            return self.gang_of(token, name)
+        gangs, connection = await self._in_thread(
+            lambda: ray_gangs.attach(
+                name, min(timeout_s, 600.0), address=None, token=None,
+                shown=QUIET,
+            )
+        )  # fmt: skip
+        found = self.gangs.get(name)
+        if found is not None:  # another client was faster
+            _in_background(lambda: HostedGang(gangs, connection, "", "").close(end=False))
+            return found
+        gang = self.gangs[name] = HostedGang(gangs, connection, "", "")
+        asyncio.get_running_loop().call_later(GRACE_S, self._unused, gang)
+        return gang
+
+    async def find(self, token: Token, name: str) -> HostedGang:
+        """A gang by its id, also after this gateway was started again. Raises as `gang_of`."""
+        if name not in self.gangs and not GENERATED.fullmatch(name):
+            return await self._attached(token, name, ATTACH_TIMEOUT_S)
+        return self.gang_of(token, name)
+
+    def _forget_ended(self) -> None:
+        """Detached gangs count for their user's quotas until they have ended. Blocks."""
+        for name, gang in list(self.gangs.items()):
+            if not gang.clients:
+                try:
+                    gang.connection.ping()
+                except AlchemistError:
+                    self.gangs.pop(name, None)
+                    gang.close(end=False)
+
+    def _unused(self, gang: HostedGang) -> None:
+        """A client that has asked for a gang did not attach to it."""
+        if not gang.clients:
+            self.release(gang)
+
+    async def _stop_gang(self, token: Token, name: str) -> Body:
+        gang = self.gangs.get(name)
+        if not token.allows("admin") and (gang is None or gang.user != token.user):
+            raise Failure(
+                "AuthError",
+                f"gang {name} was not started by {token.user} through this gateway: stopping it "
+                "needs a token with the scope 'admin'",
+            )
+        await self._in_thread(lambda: ray_gangs.stop_gang(name, address=None, token=None))
+        self.gangs.pop(name, None)
+        return {}
+
+    def _own_gang(self, token: Token, name: object) -> HostedGang:
+        gang = self.gang_of(token, name)
+        if gang.user != token.user:
+            raise Failure("AuthError", f"gang {name} was started by another user")
+        return gang
+
+    def release(self, gang: HostedGang) -> None:
+        """Leave a gang that no client uses; end it if it belonged to one."""
+        if self.gangs.get(gang.name) is gang and not gang.stays:
+            del self.gangs[gang.name]
+            _in_background(lambda: gang.close(end=bool(gang.owner)))
+
+    def gang_of(self, token: Token, name: object) -> HostedGang:
+        """A gang that a user may attach to. Raises `Failure`."""
+        gang = self.gangs.get(str(name))
+        if gang is None:
+            raise Failure("GroupFailedError", f"gang {name} has ended, or is not used here")
+        if not gang.connection.address.shared and gang.user != token.user:
+            raise Failure("AuthError", f"gang {name} is private to another user")
+        return gang
+
+
+def _in_background(action: Callable[[], object]) -> None:
+    threading.Thread(target=action, name="alchemist-gateway-end", daemon=True).start()
+
+
+def _listed() -> list[Body]:
+    return [asdict(gang) for gang in ray_gangs.list_gangs(address=None, token=None)]

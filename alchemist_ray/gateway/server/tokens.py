@@ -1,0 +1,163 @@
+"""The file of tokens: users, scopes, expiry, quotas, and the verifier of each secret.
+
+The file has mode 600. A gateway reads it again when it has changed, so that a token that is
+created or revoked counts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from alchemist_ray.errors import AuthError, BadArgumentError
+from alchemist_ray.gateway.credentials import Verifier, new_token
+from alchemist_ray.gateway.protocol import SCOPES
+
+FILE_VARIABLE = "ALCHEMIST_TOKENS"
+FILE = "~/.config/alchemist/tokens.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token, without its secret.
+
+    Attributes
+    ----------
+    id, user : str
+    scopes : tuple of str
+        Of `SCOPES`.
+    expires : float or None
+        Unix time.
+    ranks, gangs, nbytes : int or None
+        Quotas of the user: ranks and gangs at a time, bytes of all matrices. None: no limit.
+    """
+
+    id: str
+    user: str
+    scopes: tuple[str, ...]
+    expires: float | None = None
+    ranks: int | None = None
+    gangs: int | None = None
+    nbytes: int | None = None
+
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and time.time() >= self.expires
+
+    def allows(self, scope: str) -> bool:
+        """Whether the token has a scope; ``admin`` includes all."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class TokenFile:
+    """The tokens in a file. Each method sees the file as it is now.
+
+    Parameters
+    ----------
+    path : path_like, optional
+        Default: ``ALCHEMIST_TOKENS``, else ``~/.config/alchemist/tokens.json``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = Path(path or os.environ.get(FILE_VARIABLE) or FILE).expanduser()
+        self._stamp: tuple[int, int, int] | None = None
+        self._entries: dict[str, dict[str, Any]] = {}
+
+    def find(self, ident: str) -> tuple[Token, Verifier] | None:
+        """A token and its verifier by id."""
+        entry = self._read().get(ident)
+        if entry is None:
+            return None
+        verifier = Verifier(*(bytes.fromhex(entry[name]) for name in Verifier.__slots__))
+        return _token(ident, entry), verifier
+
+    def list(self) -> Sequence[Token]:
+        """All tokens, expired ones as well."""
+        return [_token(ident, entry) for ident, entry in self._read().items()]
+
+    def create(
+        self,
+        user: str,
+        scopes: Sequence[str] = ("call",),
+        *,
+        days: float | None = None,
+        ranks: int | None = None,
+        gangs: int | None = None,
+        nbytes: int | None = None,
+    ) -> str:
+        """A new token; its text is stored nowhere. Raises `BadArgumentError`."""
+        if not user or len(user) > 64 or not all(c.isalnum() or c in "._-@" for c in user):
+            raise BadArgumentError(
+                f"user {user!r}: 1 to 64 letters, digits, '.', '_', '-' and '@' are allowed"
+            )
+        if unknown := [scope for scope in scopes if scope not in SCOPES]:
+            raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
+        if days is not None and days <= 0:
+            raise BadArgumentError(f"a token cannot expire in {days:g} days: give a number over 0")
+        text, ident, verifier = new_token()
+        expires = None if days is None else time.time() + 86400 * days
+        token = Token(ident, user, tuple(scopes), expires, ranks, gangs, nbytes)
+        facts = {key: value for key, value in asdict(token).items() if key != "id"}
+        keys = {key: value.hex() for key, value in asdict(verifier).items()}
+        self._write({**self._read(), ident: {**facts, **keys}})
+        return text
+
+    def revoke(self, ident: str) -> Token:
+        """Remove a token. Raises `AuthError` if there is none with this id."""
+        entries = dict(self._read())
+        if ident not in entries:
+            raise AuthError(f"there is no token {ident!r} in {self.path}")
+        token = _token(ident, entries.pop(ident))
+        self._write(entries)
+        return token
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return {}
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp != self._stamp:
+            if found.st_mode & 0o077 or found.st_uid != os.geteuid():
+                raise AuthError(
+                    f"{self.path} must belong to this user and be readable by nobody else: "
+                    f"chmod 600 {self.path}"
+                )
+            try:
+                content = json.loads(self.path.read_text())
+                if content["format"] != FORMAT:
+                    raise ValueError(f"format {content['format']}")
+                self._entries = content["tokens"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise AuthError(f"{self.path} is not a file of tokens: {error}") from None
+            self._stamp = stamp
+        return self._entries
+
+    def _write(self, entries: dict[str, dict[str, Any]]) -> None:
+        """Replace the file in one step."""
+        folder = self.path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(dir=folder, prefix=".tokens-")  # mode 600
+        try:
+            with open(fd, "w") as file:
+                json.dump({"format": FORMAT, "tokens": entries}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+def _token(ident: str, entry: dict[str, Any]) -> Token:
+    facts = {name: entry.get(name) for name in ("expires", "ranks", "gangs", "nbytes")}
+    return Token(ident, entry["user"], tuple(entry["scopes"]), **facts)

@@ -1,0 +1,250 @@
+"""The gangs of a session in the Ray cluster of its process: a `SessionGangs`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+
+from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
+from alchemist_ray.gang import registry
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.info import GangInfo
+from alchemist_ray.gang.rank_channel import RankChannel, Serve
+from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
+from alchemist_ray.launchers import AUTO
+from alchemist_ray.runtime import gangs, manager_pool
+from alchemist_ray.runtime.attach import connect, connect_to_gang_of
+from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_lifetime import GangLifetime
+from alchemist_ray.runtime.gang_options import GangOptions
+from alchemist_ray.runtime.gangs import start_named
+from alchemist_ray.runtime.manager_pool import Manager
+from alchemist_ray.runtime.ray_calls import ask_manager
+from alchemist_ray.runtime.ray_cluster import check, join_ray
+
+__all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
+
+END_TIMEOUT_S = 15.0
+KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
+MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
+
+log = logging.getLogger(__name__)
+
+
+class RayGangs:
+    """See the module, and `gang.owner.SessionGangs`.
+
+    Parameters
+    ----------
+    session : str
+        Id of the session.
+    options : GangOptions
+    shown : dict
+        Options of `GangConnection` for progress and output.
+    """
+
+    def __init__(self, session: str, options: GangOptions, shown: dict[str, Any]) -> None:
+        self._session = session
+        self._options = options
+        self._shown = shown
+        self._manager: Manager | None = None
+        self._started_ray = False
+        self._driver: ActorHandle | None = None
+        self.detached = options.lifetime.detached
+        self.start_timeout_s = options.start_timeout_s
+
+    def join(self, num_workers: int | None) -> None:
+        """Join Ray, or start it; have the actors ready that a gang needs."""
+        self._started_ray = join_ray(num_workers)
+        if self.detached and self._started_ray:
+            log.warning(
+                "this process has started Ray itself: the detached gang ends with it. Run "
+                "`ray start --head` first to keep gangs"
+            )
+        self._driver = find_driver()  # without a reference, one that is not detached ends
+        self._driver.prewarm.remote()
+        if self._options.lifetime.name is None:
+            self._manager = manager_pool.take()
+
+    def move(self, address: str, port: int, *, in_use: bool) -> None:
+        wanted = f"{address}:{port}"
+        current = ray.get_runtime_context().gcs_address
+        if current == wanted or (
+            wanted.startswith("127.") and current.rpartition(":")[2] == str(port)
+        ):
+            return
+        if not self._started_ray or in_use:
+            raise SessionError(
+                f"this process is in the Ray cluster at {current}, not at {wanted}: call "
+                f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
+            )
+        check(wanted, f"the address {wanted}")
+        ray.shutdown()
+        ray.init(address=wanted, log_to_driver=True)
+        self._started_ray = False
+        self._driver = find_driver()
+        if self._options.lifetime.name is None:
+            self._manager = manager_pool.take()
+
+    def start(self, num_workers: int) -> GangConnection:
+        self._options.check_capacity(num_workers)
+        manager = self._live_manager()
+        manager.launched = True
+        request = self._options.request(num_workers, self._session)
+        limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
+        try:
+            address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
+        except (KeyboardInterrupt, GetTimeoutError) as error:
+            self._manager = None
+            # The launch goes on there: all that it starts ends with the manager.
+            manager.kill()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise LaunchError(
+                f"the gang's GroupManager did not answer within {limit_s:.0f} s: check "
+                "with `ray status` whether this node can start another process"
+            ) from None
+        except AlchemistError:
+            if self.detached:
+                self._manager = None  # it ends itself
+            raise
+        return self.connect(address, manager.actor, owner=not self.detached)
+
+    def connect(self, address: GangAddress, manager: ActorHandle, *, owner: bool) -> GangConnection:
+        """This process's connection to a gang, for one more session."""
+        return registry.join(address, lambda: connect(address, manager, owner=owner, **self._shown))
+
+    def _live_manager(self) -> Manager:
+        """The session's GroupManager; another one if it died."""
+        manager, lifetime = self._manager, self._options.lifetime
+        # One that has had no gang may still be starting, which `launch` waits for.
+        if manager is None or (manager.launched and not manager.alive()):
+            manager = manager_pool.take() if lifetime.name is None else start_named(lifetime)
+            self._manager = manager
+        return manager
+
+    def end(self, *, running: bool) -> bool:
+        fit = self._manager is not None and ray.is_initialized()
+        if running and self._manager is not None and fit:
+            try:
+                ray.get(self._manager.actor.end.remote(), timeout=END_TIMEOUT_S)
+            except Exception:  # the manager is shutting down; errors are ignored
+                fit = False
+        return fit
+
+    def kill(self, why: str) -> None:
+        if self._manager is None:
+            return
+        try:
+            ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
+        except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
+            self._manager.kill()  # ranks end with it
+            self._manager = None
+
+    def close(self, *, reusable: bool) -> None:
+        manager, self._manager = self._manager, None
+        if manager is None or self.detached:
+            return
+        if reusable:
+            manager_pool.give_back(manager)
+        else:
+            manager.kill()
+
+    def serve(self, **options: Any) -> Any:
+        return registry.gateway_actor().serve(**options)
+
+    def open_rank_channel(
+        self, connection: GangConnection, serve: Serve, timeout_s: float
+    ) -> RankChannel | None:
+        return open_channel(serve, connection.cancel, connection.address, timeout_s)
+
+
+def open_gangs(
+    session: str,
+    num_workers: int | None,
+    *,
+    address: str | None,
+    token: str | None,
+    shown: dict[str, Any],
+    name: str | None,
+    lifetime: str,
+    idle_timeout_s: float | None,
+    max_failures: int = 0,
+    checkpoint_folder: str | os.PathLike[str] | None = None,
+    placement: Any,
+    strategy: str,
+    threads_per_worker: int,
+    cpus_per_worker: float | None,
+    launcher: str,
+    start_timeout_s: float,
+) -> RayGangs:
+    """The gangs of a session; see `AlchemistSession` for the options."""
+    options = GangOptions.checked(
+        placement,
+        threads_per_worker,
+        cpus_per_worker,
+        launcher,
+        start_timeout_s,
+        strategy,
+        GangLifetime.checked(name, lifetime, idle_timeout_s),
+        max_failures=max_failures,
+        checkpoint_folder=checkpoint_folder,
+    )
+    _join_named(address)
+    opened = RayGangs(session, options, shown)
+    opened.join(num_workers)
+    return opened
+
+
+def _join_named(address: str | None) -> None:
+    """Join the cluster of an address (``host:port``). Raises `SessionError` in another one."""
+    if address is None:
+        return
+    if not ray.is_initialized():
+        check(address, f"the address {address}")
+        ray.init(address=address)
+    current = ray.get_runtime_context().gcs_address
+    if current != address:
+        raise SessionError(
+            f"this process is in the Ray cluster at {current}, not at {address}: call "
+            "ray.shutdown() before making the session. The address of a gateway begins with "
+            "alchemist://"
+        )
+
+
+def attach(
+    name: str, timeout_s: float, *, address: str | None, token: str | None, shown: dict[str, Any]
+) -> tuple[RayGangs, GangConnection]:
+    """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
+    _join_named(address)
+    join_ray(None, start=False)
+    manager = gangs.find_manager(name)
+    try:
+        found: GangAddress = ask_manager(manager.attach.remote(), timeout_s)
+    except GetTimeoutError:
+        raise SessionError(
+            f"gang {name} was not ready in {timeout_s:g} s: see AlchemistSession.list()"
+        ) from None
+    options = GangOptions.checked("own", 1, None, AUTO, timeout_s)
+    own = RayGangs(found.session, options, shown)
+    return own, own.connect(found, manager, owner=False)
+
+
+def list_gangs(*, address: str | None, token: str | None) -> list[GangInfo]:
+    """See `AlchemistSession.list`."""
+    _join_named(address)
+    join_ray(None, start=False)
+    return gangs.list_gangs()
+
+
+def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
+    """See `AlchemistSession.stop_gang`."""
+    _join_named(address)
+    join_ray(None, start=False)
+    gangs.stop(name)

@@ -1,0 +1,34 @@
+"""Uploads through Ray: between this process, the GroupManager and the nodes' agents."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from ray.exceptions import RayActorError
+
+from alchemist_ray.errors import TransferError
+from alchemist_ray.functions.node_files import carried
+from alchemist_ray.functions.uploads import Uploads
+from alchemist_ray.runtime.ray_calls import ask, ask_manager
+from alchemist_ray.transfer.object_location import agent_of
+
+
+class RayUploads(Uploads):
+    """This process's files on a gang of its Ray cluster."""
+
+    def put(self, name: str, content: bytes) -> None:
+        epoch = self.connection.address.epoch
+        ask_manager(self.connection.manager.stage.remote(epoch, name, carried(content)))
+
+    def collect(self, name: str) -> list[NDArray[np.uint8]]:
+        agent = agent_of(self.connection.address.workers[0]["node_id"])
+        collecting = agent.parts.options(max_task_retries=-1)
+        try:
+            found: list[NDArray[np.uint8]] = ask(
+                collecting.remote(self.connection.address.incarnation, name)
+            )
+        except RayActorError as error:
+            raise TransferError(
+                f"the agent on rank 0's node has ended, so the result was not read: {error}"
+            ) from error
+        return found

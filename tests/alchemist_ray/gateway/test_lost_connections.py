@@ -1,0 +1,169 @@
+"""Sessions and transfers over a link that breaks, between a client and the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import TransferError
+from alchemist_ray.gateway.server.actor import GatewayInfo
+from tests.support.traces import wait_until
+
+OUTAGE_S = 3.0
+ROWS = 6000  # of 1000 float64: 48 MB
+
+
+class BreakableLink:
+    """Passes bytes on between clients and a port of this machine, until it is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.passed = 0
+        self.plugged = True
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over:
+            for key, _ in self._selector.select(0.05):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is self._listener:
+                    self._accept()
+                else:
+                    self._pass_on(sock)
+
+    def _accept(self) -> None:
+        near, _ = self._listener.accept()
+        if not self.plugged:
+            near.close()
+            return
+        far = socket.create_connection(("127.0.0.1", self._target))
+        with self._lock:
+            for one, other in ((near, far), (far, near)):
+                self._pairs[one] = other
+                self._selector.register(one, selectors.EVENT_READ)
+
+    def _pass_on(self, sock: socket.socket) -> None:
+        with self._lock:
+            other = self._pairs.get(sock)
+        if other is None:
+            return
+        try:
+            data = sock.recv(1 << 18)
+            other.sendall(data)
+            self.passed += len(data)
+        except OSError:
+            data = b""
+        if not data:
+            self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        with self._lock:
+            for one in (sock, self._pairs.get(sock)):
+                if one is not None and self._pairs.pop(one, None) is not None:
+                    with contextlib.suppress(KeyError, ValueError):
+                        self._selector.unregister(one)
+                    one.close()
+
+    def cut(self) -> None:
+        """Break all connections."""
+        with self._lock:
+            socks = list(self._pairs)
+        for sock in socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join(5)
+        self.cut()
+        self._listener.close()
+
+
+@pytest.fixture(scope="module")
+def link(gateway: GatewayInfo) -> Iterator[BreakableLink]:
+    made = BreakableLink(gateway.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def als(link: BreakableLink, token: str) -> Iterator[AlchemistSession]:
+    address = f"alchemist://127.0.0.1:{link.port}"
+    with AlchemistSession(2, address=address, token=token) as session:
+        yield session
+
+
+def cut_at(link: BreakableLink, nbytes: int, times: int) -> int:
+    """Cut the link each time that so many bytes have passed; how often that happened."""
+    for done in range(times):
+        start = link.passed
+        if wait_until(lambda start=start: link.passed - start > nbytes, 30.0, 0.005) is None:
+            return done
+        link.cut()
+    return times
+
+
+def test_matrices_arrive_whole_over_a_link_that_breaks(
+    als: AlchemistSession, link: BreakableLink
+) -> None:
+    A = np.random.default_rng(7).random((ROWS, 1000))
+    with ThreadPoolExecutor(1) as pool:
+        cuts = pool.submit(cut_at, link, 9 << 20, 3)
+        handle = als.send_matrix(A)
+        assert cuts.result(60) == 3
+        again = pool.submit(cut_at, link, 9 << 20, 3)
+        fetched = handle.fetch()
+        assert again.result(60) == 3
+    assert np.array_equal(fetched, A)
+    assert np.array_equal(als.send_matrix(np.asfortranarray(A[:500])).fetch(), A[:500])
+
+
+def test_a_session_survives_an_outage_with_its_matrices(
+    als: AlchemistSession, link: BreakableLink
+) -> None:
+    A = np.random.default_rng(8).random((50, 40))
+    handle = als.send_matrix(A)
+    dropped = als.send_matrix(A)
+    link.plugged = False
+    link.cut()
+    number = dropped.id
+    del dropped  # the gateway is told when the client is connected again
+    timer = threading.Timer(OUTAGE_S, lambda: setattr(link, "plugged", True))
+    timer.start()
+    begun = time.monotonic()
+    assert handle.id in {one.id for one in als.list_matrices()}
+    assert time.monotonic() - begun >= OUTAGE_S - 0.5
+    assert np.array_equal(handle.fetch(), A)
+    freed = wait_until(lambda: number not in {one.id for one in als.list_matrices()}, 10.0)
+    assert freed is not None
+    assert np.isclose(float(als.load_library("linalg").norm(handle)), np.linalg.norm(A))
+
+
+def test_a_call_that_ran_at_the_cut_says_so_and_can_be_repeated(
+    als: AlchemistSession, link: BreakableLink
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(als.run, lambda comm: __import__("time").sleep(5))
+        time.sleep(1.0)
+        link.cut()
+        with pytest.raises(TransferError, match="repeat it"):
+            running.result(40)
+    assert als.run(lambda comm: comm.size) == 2

@@ -1,0 +1,103 @@
+"""Scopes, quotas, users, and the command line for tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.cli import main
+from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, SessionError
+from alchemist_ray.gateway.server.actor import GatewayInfo
+from alchemist_ray.gateway.server.tokens import TokenFile
+
+
+def test_a_token_for_calls_runs_no_code_and_touches_no_file(
+    gateway: GatewayInfo, tokens: TokenFile, tmp_path: Path
+) -> None:
+    with AlchemistSession(2, address=gateway.address, token=tokens.create("ben", ("call",))) as als:
+        A = als.send_matrix(np.eye(5))
+        assert float(als.load_library("linalg").norm(A)) == pytest.approx(np.sqrt(5))
+        library = tmp_path / "own.py"
+        library.write_text("")
+        for refused, scope in (
+            (lambda: als.run(lambda comm: 1), "run_code"),
+            (lambda: als.load_library("own", library), "run_code"),
+            (lambda: als.load_library("os"), "run_code"),
+            (lambda: als.load_matrix("/etc/passwd.npy"), "files"),
+            (lambda: A.save(tmp_path / "a.npy"), "files"),
+        ):
+            with pytest.raises(AuthError, match=scope):
+                refused()
+        assert np.array_equal(A.fetch(), np.eye(5))  # the session goes on
+
+
+def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile) -> None:
+    token = tokens.create("carl", ("call",), ranks=3, gangs=2, nbytes=1_000_000)
+    there = {"address": gateway.address, "token": token}
+    with AlchemistSession(2, **there) as first:
+        with pytest.raises(ResourceError, match="4 ranks"):
+            AlchemistSession(2, **there)
+        with AlchemistSession(1, **there), pytest.raises(ResourceError, match="3 gangs"):
+            AlchemistSession(1, **there)
+        kept = first.send_matrix(np.zeros((300, 300)))
+        with pytest.raises(ResourceError, match="quota"):
+            first.send_matrix(np.zeros((300, 300)))
+        kept.free()
+        first.send_matrix(np.zeros((300, 300)))
+    with AlchemistSession(3, **there):
+        pass
+
+
+def test_private_gangs_of_others_cannot_be_used(
+    gateway: GatewayInfo, tokens: TokenFile, token: str
+) -> None:
+    other = tokens.create("dora", ("call", "run_code"))
+    here = {"address": gateway.address, "token": other}
+    with AlchemistSession(1, address=gateway.address, token=token) as als:
+        gang = als.connection.address.gang
+        assert gang not in {one.name for one in AlchemistSession.list(**here)}
+        with pytest.raises((SessionError, AuthError, GroupFailedError)):
+            AlchemistSession.attach(gang, **here)
+        with pytest.raises(AuthError, match="admin"):
+            AlchemistSession.stop_gang(gang, **here)
+        assert als.run(lambda comm: comm.size) == 1
+        admin = tokens.create("root", ("admin",))
+        seen = AlchemistSession.list(address=gateway.address, token=admin)
+        assert gang in {one.name for one in seen}
+
+
+def test_calls_are_in_the_audit_log(gateway: GatewayInfo, tokens: TokenFile) -> None:
+    with AlchemistSession(
+        1, address=gateway.address, token=tokens.create("emil", ("call", "run_code"))
+    ) as als:
+        als.load_library("linalg").norm(als.send_matrix(np.eye(3)))
+    lines = map(json.loads, Path(gateway.audit).read_text().splitlines())
+    mine = [line for line in lines if line.get("user") == "emil"]
+    assert {"session", "start_gang", "call", "end_gang"} <= {line["event"] for line in mine}
+    (call,) = (line for line in mine if line.get("routine") == "norm")
+    assert call["library"] == "linalg"
+    assert call["seconds"] > 0
+
+
+def test_the_command_line_creates_lists_and_revokes_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = ["--tokens", str(tmp_path / "tokens.json")]
+    create = ["create", "anna", "--scopes", "call,files", "--days", "30", "--bytes", "2G"]
+    assert main(["token", *file, *create]) == 0
+    text = capsys.readouterr().out.strip()
+    assert text.startswith("alch_")
+    assert main(["token", *file, "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "anna" in listed
+    assert "call,files" in listed
+    assert "bytes=2000000000" in listed
+    ident = text.split("_")[1]
+    assert main(["token", *file, "revoke", ident]) == 0
+    assert main(["token", *file, "revoke", ident]) == 1
+    assert "there is no token" in capsys.readouterr().err
+    assert main(["token", *file, "create", "a b"]) == 1
