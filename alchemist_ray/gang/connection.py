@@ -165,17 +165,16 @@ class GangConnection:
         return self._transport.open_channel(self._hello(), self._on_renewal)
 
     def _on_renewal(self, fields: Body) -> None:
-        """The gang was started again, as the dispatcher tells all attached processes."""
+        """The dispatcher has told that the gang was started again."""
         if fields["epoch"] > self.address.epoch:
             self.renew(self.address.renewed(fields))
 
     def renew(self, address: GangAddress) -> None:
         """Use the next incarnation of the gang, which has carried over the matrices."""
         with self._lock:
-            old = self.nodes
             self._at(address)
             self._transport.renew(address)
-            self.nodes = self._transport.open_nodes(self.ping)
+            old, self.nodes = self.nodes, self._transport.open_nodes(self.ping)
         old.close()
 
     def _hello(self) -> Body:

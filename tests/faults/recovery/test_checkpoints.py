@@ -123,7 +123,9 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     begin = time.monotonic()
     saving.kill()
     np.testing.assert_allclose(B.fetch(), LARGE + 4)
-    log: list[str] = ray.get(saving.als._gangs._manager.actor.__ray_call__.remote(_made_by), timeout=30)
+    log: list[str] = ray.get(
+        saving.als._gangs._manager.actor.__ray_call__.remote(_made_by), timeout=30
+    )
     assert log == ["files.load"] * 2, time.monotonic() - begin
 
 
