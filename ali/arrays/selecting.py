@@ -139,7 +139,7 @@ def nonzero(ctx: Context, A: DistMatrix, axis: int) -> DistMatrix:
     return array_of(ctx, positions % n if axis else positions // n, numbers[chosen], (count,))
 
 
-@routine()
+@routine(writes=("A",))
 def assign(
     ctx: Context,
     A: DistMatrix,
@@ -210,7 +210,7 @@ def _is_row(A: DistMatrix, value: DistMatrix, drop: str) -> bool:
     return value.ndim == 1 and A.ndim == 2 and drop != "c"
 
 
-@routine()
+@routine(writes=("A",))
 def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMatrix) -> None:
     """Write to the elements where a mask is true: ``A[mask] = value``.
 

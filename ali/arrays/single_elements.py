@@ -58,7 +58,7 @@ def _own(A: DistMatrix, row_list: bytes, col_list: bytes) -> tuple[Array, Array,
     return mine, i[mine] // A.rows.step, j[mine] // A.cols.step
 
 
-@routine()
+@routine(writes=("A",))
 def put_elements(
     ctx: Context,
     A: DistMatrix,
