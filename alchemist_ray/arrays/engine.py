@@ -106,6 +106,13 @@ class Engine:
 
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
+        given = self._given(value, beside)
+        if isinstance(given, MatrixRef):
+            return given
+        return self.call("array", *rules.encode_operand(given))
+
+    def _given(self, value: Any, beside: Any | None) -> Any:
+        """An operand as a handle, or a small one as an array of a dtype that a matrix can have."""
         if isinstance(value, MatrixRef):
             return value
         like = beside.dtype if beside is not None else None
@@ -115,9 +122,7 @@ class Engine:
         elif not rules.is_array(value):
             raise rules.unsupported(f"a {type(value).__name__} as an operand")
         array = rules.operand(value, like)
-        if array.nbytes > rules.SMALL:
-            return self.sent(array)
-        return self.call("array", *rules.encode_operand(array))
+        return self.sent(array) if array.nbytes > rules.SMALL else array
 
     def sent(self, array: NDArray[Any], layout: str = LAYOUT) -> Any:
         """A handle of an array that is too large to travel in a command."""
@@ -128,8 +133,15 @@ class Engine:
         beside = next((v for v in (x, y) if isinstance(v, MatrixRef)), None)
         if beside is None and rules.number(x) is not None and rules.number(y) is not None:
             x, y = (np.asarray(v, np.result_type(np.asarray(x), np.asarray(y))) for v in (x, y))
-        args = (self.matrix(condition), self.matrix(x, beside), self.matrix(y, beside))
-        return self.call("where", *args)
+        mask, given = self.matrix(condition), [self._given(v, beside) for v in (x, y)]
+        handles = [v if isinstance(v, MatrixRef) else None for v in given]
+        if None not in handles:
+            return self.call("where", mask, *handles)
+        small = [rules.encode_operand(v) if h is None else (b"", [], "") for v, h in
+                 zip(given, handles, strict=True)]  # fmt: skip
+        (a, a_shape, a_dtype), (b, b_shape, b_dtype) = small
+        return self.call("choose", mask, a_shape, b_shape, handles[0], a, a_dtype, handles[1], b,
+                         b_dtype)  # fmt: skip
 
     # --- products ---
 

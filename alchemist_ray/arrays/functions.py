@@ -270,12 +270,20 @@ def _diag(engine: Engine, v: Any, k: int = 0) -> Any:
 
 @implements(np.triu)
 def _triu(engine: Engine, m: Any, k: int = 0) -> Any:
-    return engine.call("triu", m, int(k))
+    return engine.call("triu", _rows_of(engine, "np.triu", m), int(k))
 
 
 @implements(np.tril)
 def _tril(engine: Engine, m: Any, k: int = 0) -> Any:
-    return engine.call("tril", m, int(k))
+    return engine.call("tril", _rows_of(engine, "np.tril", m), int(k))
+
+
+def _rows_of(engine: Engine, name: str, m: Any) -> Any:
+    """A matrix, or as NumPy has it a square one whose rows are all the vector."""
+    if m.ndim == 1:
+        return engine.call("broadcast", m, [m.size, m.size])
+    _require_matrix(name, m)
+    return m
 
 
 @implements(np.take)

@@ -5,7 +5,7 @@ A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 
 from ali.arrays.counting import bincount, histogram
 from ali.arrays.lookup import interp, isin, nan_to_num, searchsorted, take_along_axis
-from ali.arrays.operands import array, combine, filled, plan, progression, reduce
+from ali.arrays.operands import array, choose, combine, filled, plan, progression, reduce
 from ali.arrays.quantiles import quantile
 from ali.arrays.random_numbers import draw
 from ali.arrays.rearranging import broadcast, outer, repeat, roll, tile
@@ -23,7 +23,7 @@ from ali.arrays.sorting import argsort, sort, unique, unique_all
 from ali.linalg import *  # noqa: F403
 
 __all__ = [
-    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "combine",
+    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "choose", "combine",
     "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",
     "nonzero", "outer", "part", "pick", "plan", "progression", "put_elements", "quantile",
     "reduce", "repeat", "reshape", "roll", "searchsorted", "sort", "take_along_axis", "tile",

@@ -172,6 +172,49 @@ def combine(
     return arithmetic.elementwise(ctx, op, *((B, A) if reflected else (A, B)))
 
 
+@routine("C")
+def choose(
+    ctx: Context,
+    condition: DistMatrix,
+    a_shape: list[int],
+    b_shape: list[int],
+    A: DistMatrix | None = None,
+    a_values: bytes = b"",
+    a_dtype: str = "",
+    B: DistMatrix | None = None,
+    b_values: bytes = b"",
+    b_dtype: str = "",
+) -> DistMatrix:
+    """Elements of A where a condition is not zero, else of B; small operands are in the call.
+
+    Parameters
+    ----------
+    condition : array
+    A, B : array, optional
+    a_shape, b_shape, a_values, a_dtype, b_values, b_dtype
+        In place of A or B, as in `array`.
+
+    Returns
+    -------
+    C : array
+        As `where` of linalg returns it.
+
+    Raises
+    ------
+    BadArgumentError, DtypeError, ShapeError
+        As `array` and `where`.
+
+    Notes
+    -----
+    As `where`; operands in the call need no communication.
+    """
+    if A is None:
+        A = ctx.new_replicated(_decoded("choose", a_values, a_shape, a_dtype))
+    if B is None:
+        B = ctx.new_replicated(_decoded("choose", b_values, b_shape, b_dtype))
+    return arithmetic.where(ctx, condition, A, B)
+
+
 @routine("R")
 def reduce(
     ctx: Context,

@@ -46,7 +46,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     checked first. For a few eigenvalues of a large positive semidefinite matrix use
     `truncated_svd`; for all of a large one, load the library "scalapack" or "elemental".
 
-    Error: 1000 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 4.6 times arguments and
+    Error: 500 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 5.0 times arguments and
     results.
     """
     n = require_square("eigh", A)

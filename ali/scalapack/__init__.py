@@ -9,6 +9,9 @@ come in MC_MR (Elemental's, which is ScaLAPACK's block-cyclic distribution with
 blocks of one element), small vectors in STAR_STAR. float32, float64, complex64 and complex128
 are computed as they are, integers and bool as float64. A native call cannot be interrupted: a call
 that is cancelled, or has failed on another rank, ends when ScaLAPACK returns.
+
+"Error" and "Peak memory" of docstrings are those of `ali.linalg`, measured for matrices of order
+200 (errors) and 1200 (memory) and of 2000 x 20 and 100000 x 40 numbers.
 """
 
 from __future__ import annotations

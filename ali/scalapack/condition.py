@@ -53,6 +53,8 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     An LU factorization (see `lu`), then at most 11 solves with one right-hand side and n words
     summed for each. Cannot be interrupted while it computes. Sources: ScaLAPACK Users' Guide,
     ``p?lange``, ``p?getrf``, ``p?getrs``; Higham 1988 (ACM TOMS 14, algorithm 674).
+
+    Error: 3 times at most. Peak memory: 4.8 times arguments and results.
     """
     dtype = computed_in("condest", A)
     n = require_square("condest", A)

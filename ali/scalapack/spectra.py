@@ -47,6 +47,9 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     eigenvalues lie close; half of those of the tridiagonal form are matrix-vector products, at
     the speed of memory. Memory per rank: some ``5 n^2 / ranks + 10 n`` elements. Cannot be
     interrupted while it computes. Source: ScaLAPACK Users' Guide, ``p?syevd`` (``p?heevd``).
+
+    Error: 40 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 3.7 times arguments and
+    results.
     """
     dtype = computed_in("eigh", A)
     n = require_square("eigh", A)
@@ -97,6 +100,9 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     and ``O(s^2)`` on every rank for the iteration. For a few leading vectors
     `linalg.truncated_svd` is far quicker. Memory: some 4 copies of A. Cannot be interrupted while
     it computes. Source: ScaLAPACK Users' Guide, ``p?gesvd``.
+
+    Error: 100 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 3.3 times
+    arguments and results.
     """
     dtype = computed_in("svd", A)
     (m, n), k = A.shape, min(A.shape)
@@ -130,6 +136,9 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     -----
     The bidiagonal form of `svd`, and ``O(s^2)`` flops on every rank. Cannot be interrupted while
     it computes. Source: ScaLAPACK Users' Guide, ``p?gesvd``.
+
+    Error: 15 eps, relative to the largest singular value. Peak memory: 4.8 times arguments and
+    results.
     """
     dtype = computed_in("svdvals", A)
     require_finite(ctx, "svdvals", A)

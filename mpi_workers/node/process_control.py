@@ -8,9 +8,12 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections import defaultdict
 from collections.abc import Collection
 
+END_TIMEOUT_S = 10.0  # for descendants to end after SIGKILL
+REAP_INTERVAL_S = 0.002
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,18 +52,27 @@ def end_descendants(spared: Collection[int] = ()) -> None:
     """Kill and reap all descendants of this process, which must have called `adopt_orphans`.
 
     Children in `spared` and their descendants are left alone. A process that was forked in the
-    meantime becomes our child when its parent dies, and is killed in the next turn.
+    meantime becomes our child when its parent dies, and is killed in the next turn. Gives up after
+    `END_TIMEOUT_S`: a process that waits for a dead disk or device cannot be killed.
     """
-    while True:
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < deadline:
         ours = set(_children()[os.getpid()]) - set(spared)
         if not ours:
             return
         for pid in ours | descendants(ours):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in ours:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        while (ours := {pid for pid in ours if not _reaped(pid)}) and time.monotonic() < deadline:
+            time.sleep(REAP_INTERVAL_S)
+
+
+def _reaped(pid: int) -> bool:
+    """Whether a child has ended; it is reaped."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def describe_status(status: int) -> str:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def limit_endpoints(
         return
     interface = interface_of(host) if host is not None else None
     if interface is None:
+        if host is not None:
+            sys.stderr.write(f"no interface has the address {host}: MPI listens on all of them\n")
         return
     # Without the loopback device, ranks of one node crash in UCX when they exchange messages.
     devices = dict.fromkeys([interface, LOOPBACK, *_infiniband_ports()])

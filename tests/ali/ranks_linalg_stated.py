@@ -7,6 +7,7 @@ computes the error from the arguments and the results in float64.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import scipy.linalg
 from mpi4py import MPI
 
-from ali import blocks, linalg
+from ali import blocks, registry
 from ali.linalg import creation, elimination, kernel_regression, reductions, triangular
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
@@ -81,6 +82,11 @@ def factored(a: Array, s: Array, u: Array, v: Array) -> float:
     """Backward error of an SVD, or the deviation of its vectors from orthonormal ones."""
     ones = [float(norm(x.T @ x - np.eye(x.shape[1]), 2)) for x in (u, v)]
     return max(off(a, (u * s) @ v.T), *ones)
+
+
+def unit(q: Array) -> float:
+    """How far columns are from orthonormal."""
+    return float(norm(q.T @ q - np.eye(q.shape[1]), 2))
 
 
 def means(t: Array, centers: Array, labels: Array, *_: Any) -> float:
@@ -232,11 +238,31 @@ def _sized(given: dict[str, Any], m: int, n: int) -> dict[str, Any]:
             for key, value in given.items()}  # fmt: skip
 
 
-def errors(gang: Gang) -> dict[str, float]:
+# ScaLAPACK takes the same arguments; `lu` gives the order of the rows.
+OTHERS: dict[str, list[tuple[dict[str, Any], Errors]]] = {
+    "lq": [({"A": "Q"}, lambda a, low, q: max(off(a, low @ q), unit(q.T)))],
+    "lu": [({"A": "Q"}, lambda a, low, up, order: off(a[order.ravel()], low @ up))],
+    "norm": CASES["norm"][:1],
+    "svdvals": [({"A": "Q"}, CASES["svdvals"][0][1])],
+} | {
+    name: [case for case in CASES[name] if case[0].get("assume") != "positive"]
+    for name in ("cholesky", "condest", "eigh", "lstsq", "matmul", "qr", "solve", "svd")
+}
+LIBRARIES = {"linalg": CASES, "scalapack": OTHERS}
+
+
+def loaded(gang: Gang, library: str) -> tuple[Any, Checks]:
+    module, check = importlib.import_module(registry.SHIPPED[library]), Checks(gang)
+    if hasattr(module, "load"):
+        module.load(check.ctx.state, None)
+    return module, check
+
+
+def errors(gang: Gang, library: str) -> dict[str, float]:
     """The largest error of each routine, in units of float32's epsilon."""
-    check, found = Checks(gang), {}
+    (module, check), found = loaded(gang, library), {}
     plain = data(2000, 20, 200)
-    for name, cases in CASES.items():
+    for name, cases in LIBRARIES[library].items():
         worst = 0.0
         for given, error in cases:
             kinds = {"dtype": "float32"} if name in ("eye", "full", "zeros") else {}
@@ -245,7 +271,7 @@ def errors(gang: Gang) -> dict[str, float]:
                 plain[v].astype("float32" if v not in "RC" else "int32") for v in used.values()
             ]
             matrices = {k: check.distribute(a) for k, a in zip(used, taken, strict=True)}
-            results = getattr(linalg, name)(check.ctx, **(_sized(given, 60, 7) | kinds | matrices))
+            results = getattr(module, name)(check.ctx, **(_sized(given, 60, 7) | kinds | matrices))
             results = results if isinstance(results, tuple) else (results,)
             whole = [check.whole(x) if isinstance(x, DistMatrix) else x for x in results]
             wide = [
@@ -258,19 +284,21 @@ def errors(gang: Gang) -> dict[str, float]:
     return found
 
 
-def memory(gang: Gang) -> dict[str, float]:
+def memory(gang: Gang, library: str) -> dict[str, float]:
     """Peak memory of a rank in each routine, over its share of the arguments and results."""
     # A pool that keeps nothing, so that all memory of a call is new.
     storage = Storage(gang.rank, Pool(0, shared=True))
-    check, found = Checks(Gang(MPI.COMM_WORLD, storage, lambda *_: None)), {}
-    few, plain = data(2000, 20, 200), data(100_000, 40, 2000)
+    alone = Gang(MPI.COMM_WORLD, storage, lambda *_: None)
+    (module, check), found = loaded(alone, library), {}
+    order = 2000 if library == "linalg" else 1200  # Debian's ScaLAPACK may have a slow BLAS
+    few, plain = data(2000, 20, 200), data(100_000, 40, order)
     trim = ctypes.CDLL(None).malloc_trim
     with pytest.MonkeyPatch.context() as patch:
-        for module in (blocks, reductions, kernel_regression):
-            patch.setattr(module, "PANEL", PANEL)
-        for module in (blocks, elimination, triangular):
-            patch.setattr(module, "CHUNK", PANEL // 8)
-        for name, cases in CASES.items():
+        for tuned in (blocks, reductions, kernel_regression):
+            patch.setattr(tuned, "PANEL", PANEL)
+        for tuned in (blocks, elimination, triangular):
+            patch.setattr(tuned, "CHUNK", PANEL // 8)
+        for name, cases in LIBRARIES[library].items():
             given = cases[0][0] | MEMORY.get(name, {})
             used = {k: v for k, v in given.items() if k in MATRICES}
             for sizes in (few, plain):  # the first call loads code
@@ -278,13 +306,13 @@ def memory(gang: Gang) -> dict[str, float]:
                 matrices = {k: check.distribute(sizes[v]) for k, v in used.items()}
                 arguments = _sized(given, m, n) | matrices
                 if sizes is few:
-                    getattr(linalg, name)(check.ctx, **arguments)
+                    getattr(module, name)(check.ctx, **arguments)
             held = sum(x.local.nbytes for x in matrices.values())
             trim(0)
             gang.comm.Barrier()
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
             before = _status("VmRSS")
-            results = getattr(linalg, name)(check.ctx, **arguments)
+            results = getattr(module, name)(check.ctx, **arguments)
             peak = _status("VmHWM") - before
             results = results if isinstance(results, tuple) else (results,)
             share = held + sum(x.local.nbytes for x in results if isinstance(x, DistMatrix))

@@ -9,17 +9,19 @@ from mpi_workers.testing import local_gang
 
 
 @functools.cache
-def _launched(function: str, ranks: int) -> dict[str, Any] | AssertionError:
+def _launched(
+    function: str, ranks: int, *arguments: Any, timeout: float
+) -> dict[str, Any] | AssertionError:
     try:
-        found: dict[str, Any] = local_gang.run(function, ranks, timeout=100)
+        found: dict[str, Any] = local_gang.run(function, ranks, *arguments, timeout=timeout)
     except AssertionError as error:
         return error
     return found
 
 
-def results(function: str, ranks: int) -> dict[str, Any]:
+def results(function: str, ranks: int, *arguments: Any, timeout: float = 100) -> dict[str, Any]:
     """The result of a function on so many ranks, from one launch, also if it fails."""
-    found = _launched(function, ranks)
+    found = _launched(function, ranks, *arguments, timeout=timeout)
     if isinstance(found, AssertionError):
         raise found
     return found

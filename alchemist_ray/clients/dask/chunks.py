@@ -26,6 +26,7 @@ from ray.util.dask import ray_dask_get
 from ray.util.dask.callbacks import CBS, RayCallback
 
 from alchemist_ray.clients import pandas
+from alchemist_ray.clients.dask import distributed
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
@@ -68,7 +69,7 @@ class ChunksSource:
         self._array = array
         self.columns = columns
         self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
-        self._values = values if values is not None else _computed(array)
+        self._values = values
         self.dtype = dtype
         self.ndim = ndim
         self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
@@ -82,6 +83,9 @@ class ChunksSource:
         """Compute the chunks and send each when it is finished."""
         values, self._values = self._values, None  # each is released when it has been sent
         blocks = self._blocks()
+        computing = distributed.client()
+        if computing is not None:
+            return distributed.send(self._array, blocks, computing, connection, target, progress)
         with BlockSender(connection, target, _DECODER, progress) as sender:
             if values is not None:
                 for i, value in enumerate(values):
@@ -144,8 +148,14 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
         )
     dtype = chosen_dtype(source.dtype, wanted)
     values = None
+    computing = distributed.client()
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
-        source, values = _with_known_chunks(source)
+        if computing is not None:
+            source = distributed.known(source, computing)
+        else:
+            source, values = _with_known_chunks(source)
+    if values is None and computing is None:
+        values = _computed(source)
     return ChunksSource(source, dtype, values, columns, ndim)
 
 

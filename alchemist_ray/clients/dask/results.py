@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -10,10 +11,13 @@ import numpy as np
 from dask.base import tokenize
 from numpy.typing import NDArray
 
+from alchemist_ray.clients.dask.distributed import AttachedMatrix, LostMatrix, has_client
 from alchemist_ray.clients.worker_fetch import fetch
-from alchemist_ray.errors import ShapeError
+from alchemist_ray.errors import AlchemistError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from mpi_workers.matrix.layout import check_layout
+from alchemist_ray.gang.registry import gang_of
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.matrix.layout import Distribution, check_layout
 
 
 class FetchedByIndex:
@@ -24,7 +28,7 @@ class FetchedByIndex:
 
     __slots__ = ("_handle", "dtype", "ndim", "shape")
 
-    def __init__(self, handle: MatrixRef) -> None:
+    def __init__(self, handle: MatrixRef | AttachedMatrix | LostMatrix) -> None:
         self._handle = handle
         self.shape = handle.shape
         self.ndim = len(handle.shape)
@@ -40,7 +44,9 @@ class FetchedByIndex:
         for axis, length in zip(axes, self.shape, strict=True):
             part, keys[axis] = _bounds(keys[axis], length)
             wanted.append(part)
-        found = fetch(self._handle, *wanted)
+        handle = self._handle
+        read = partial(fetch, handle) if isinstance(handle, MatrixRef) else handle.fetch
+        found = read(*wanted)
         for axis in reversed(range(self.ndim)):
             found = found[(slice(None),) * axis + (keys[axes[axis]],)]
         new = [i for i, k in enumerate(k for k in keys if not np.isscalar(k)) if k is None]
@@ -48,10 +54,27 @@ class FetchedByIndex:
 
     def __dask_tokenize__(self) -> Any:
         handle = self._handle
+        assert isinstance(handle, MatrixRef)  # in the process that makes the graph
         return "alchemist", handle.session, handle.gang, handle.epoch, handle.id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FetchedByIndex, (self._handle,)
+        handle = self._handle
+        if has_client() and isinstance(handle, MatrixRef):
+            return FetchedByIndex, (_attached(handle),)
+        return FetchedByIndex, (handle,)
+
+
+def _attached(handle: MatrixRef) -> AttachedMatrix | LostMatrix:
+    """The matrix for a process that does not know the gang."""
+    try:
+        connection = gang_of(handle)
+        connection.check(handle)
+        handle.keep()  # Dask does not report when it is done with it
+    except AlchemistError as error:
+        return LostMatrix(handle.shape, handle.dtype, error)
+    distribution = Distribution(handle.layout, handle.stored_shape, connection.grid)
+    target = TransferTarget(handle.id, distribution, handle.dtype)
+    return AttachedMatrix(connection.endpoints, target, handle.shape)
 
 
 def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:

@@ -8,6 +8,7 @@ twice.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
@@ -23,7 +24,7 @@ from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.failures import Failure
 
 MIN_RUN = 16  # rows: if consecutive runs are longer on average, they are sent as blocks
-REPORT_SCHEMA = "report string, places binary"  # of a task that sends: JSON, int64 numbers
+REPORT_SCHEMA = "report string, places binary"  # of a task that sends: JSON, `packed`
 
 COUNT_SCHEMA = "part int, rows long"  # of a task that counts
 
@@ -55,7 +56,8 @@ def task(
         report: dict[str, Any]
         places = np.empty(0, np.int64)
         context = TaskContext.get()
-        attempt = context.attemptNumber() if context is not None else 0
+        assert context is not None
+        attempt = context.attemptNumber()
         if attempt:
             for _ in batches:  # if the source raises again, its error says more
                 pass
@@ -70,11 +72,26 @@ def task(
                 report = {"failure": failure.to_map()}
             finally:
                 nodes.close()
+        report["stage"] = context.stageId()
         yield pa.RecordBatch.from_pydict(
-            {"report": [json.dumps(report)], "places": [places.tobytes()]}
+            {"report": [json.dumps(report)], "places": [packed(places)]}
         )
 
     return run
+
+
+def packed(numbers: Any) -> bytes:
+    """Numbers in a few bits each if sorted: Spark limits the size of a job's results to 1 GB."""
+    steps = np.diff(np.ravel(numbers), prepend=0)
+    longest = int(np.abs(steps).max(initial=0))
+    kind = next(kind for kind in "bhiq" if longest <= np.iinfo(kind).max)
+    return kind.encode() + zlib.compress(steps.astype(kind).tobytes(), 1)
+
+
+def unpacked(data: bytes) -> Any:
+    """The numbers that `packed` was given."""
+    steps = np.frombuffer(zlib.decompress(data[1:]), data[:1].decode())
+    return np.cumsum(steps, dtype=np.int64)
 
 
 def ordered_rows(
@@ -150,7 +167,7 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
                     raise _duplicate(f"row {rows[same[0]]}")
                 writer.write_rows(block[order], rows)
             places.append(rows)
-        return {}, np.concatenate(places)
+        return {}, np.sort(np.concatenate(places))
 
     return push
 

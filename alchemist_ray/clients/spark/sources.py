@@ -29,6 +29,7 @@ from alchemist_ray.clients.spark.executor_push import (
     numbered_rows,
     ordered_rows,
     task,
+    unpacked,
 )
 from alchemist_ray.errors import IncompleteMatrixError, TransferError
 from alchemist_ray.gang.connection import GangConnection
@@ -108,7 +109,11 @@ class SparkSource:
         """The report of each task, and the numbers of what it has sent."""
         frame = self._numbered_frame().coalesce(_cores(self._frame.sparkSession))
         answers = frame.mapInArrow(function, REPORT_SCHEMA).collect()
-        return [(json.loads(its.report), np.frombuffer(its.places, np.int64)) for its in answers]
+        found = [(json.loads(its.report), unpacked(its.places)) for its in answers]
+        for stage in {report["stage"] for report, _ in found}:
+            if (count := jobs.attempts(frame.sparkSession, stage)) > 1:
+                found[0][0]["again"] = count - 1
+        return found
 
     def _send_by_jvm(
         self, sender: Any, description: dict[str, Any]
@@ -159,8 +164,8 @@ def _check(reports: Sequence[dict[str, Any]]) -> None:
         if "again" in each:
             raise TransferError(
                 f"Spark repeated task {number} of the transfer (attempt {each['again']}), because "
-                "its executor was lost or spark.speculation is on; the matrix was freed: send "
-                "it again"
+                "its executor or a shuffle file was lost or spark.speculation is on; the matrix "
+                "was freed: send it again"
             )
 
 

@@ -70,13 +70,13 @@ def fits(check: str, message: str, library: str, expected: Expected) -> Finding 
     if "$" in wanted:
         name = wanted.partition("$")[2].partition("/")[0].strip("{}")
         return Finding(
-            check, BAD, f"{message}; the site {expected.site} wants {expected.library}",
+            check, BAD, f"{message}; the site {expected.site} requires {expected.library}",
             f"{name} is not set there: load the site's modules before Ray starts",
         )  # fmt: skip
     if os.path.realpath(wanted) == os.path.realpath(library):
         return None
     return Finding(
-        check, BAD, f"{message}; the site {expected.site} wants {wanted}",
+        check, BAD, f"{message}; the site {expected.site} requires {wanted}",
         f"set MPI4PY_LIBMPI={wanted} before Ray starts (`alchemist slurm run --site "
         f"{expected.site}` does), or correct mpi.library",
     )  # fmt: skip

@@ -65,6 +65,7 @@ def test_a_small_expression_is_one_command(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     A = session.send_matrix(np.arange(1000.0).reshape(100, 10))
+    mask = A > 3
     sent: list[str] = []
     request = GangConnection.request
 
@@ -77,7 +78,8 @@ def test_a_small_expression_is_one_command(
         lambda: A + 1, lambda: A - np.ones(10), lambda: A.sum(axis=0), lambda: float(A.mean()),
         lambda: print(A.max(axis=0)), lambda: float(A[3, 4]), lambda: A[:, 0, None],
         lambda: np.sort(A, axis=0), lambda: np.median(A).item(), lambda: np.cumsum(A).tolist(),
-        lambda: A.astype(bool), lambda: np.exp(A),
+        lambda: A.astype(bool), lambda: np.exp(A), lambda: np.where(mask, A, 0),
+        lambda: np.where(mask, 1, 0), lambda: np.where(mask, np.ones(10), A),
     ]:  # fmt: skip
         sent.clear()
         work()

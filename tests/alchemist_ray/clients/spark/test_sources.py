@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,48 @@ def test_a_source_that_changes_is_detected(
     refused(als, frame, TransferError, "partition 0", "cache")
 
 
+@pytest.mark.parametrize("way", ["JVM", "Python"])
+def test_a_stage_that_spark_runs_again_is_refused(
+    als: AlchemistSession, spark: Any, tmp_path: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task finds no shuffle file, and the tasks of the second attempt have number 0 again."""
+    from alchemist_ray.clients.spark import jvm
+
+    if way == "Python":
+        monkeypatch.setattr(jvm, "sender", lambda spark: None)
+    elif jvm.sender(spark) is None:
+        pytest.skip("the jar cannot be built")
+    folders = list(spark._jvm.org.apache.spark.SparkEnv.get().blockManager()
+                   .diskBlockManager().localDirsString())  # fmt: skip
+    counter = tmp_path / "partitions"
+
+    def lose(batches: Any) -> Any:
+        with counter.open("a") as file:
+            file.write("x")
+        if counter.stat().st_size == 5:  # the first 4 are counted
+            for folder in folders:
+                for path in Path(folder).rglob("shuffle_*"):
+                    path.unlink()
+        yield from batches
+
+    frame = spark.range(0, 4000, 1, 3).repartition(4).mapInArrow(lose, "id long")
+    refused(als, frame, TransferError, "repeated", "a shuffle file")
+    assert counter.stat().st_size > 8
+    np.testing.assert_array_equal(np.sort(als.send_matrix(frame).fetch()[:, 0]), np.arange(4000))
+
+
+def test_row_numbers_take_few_bits() -> None:
+    """Those of 16 tasks in random order are a tenth of what they were; consecutive ones nothing."""
+    from alchemist_ray.clients.spark.executor_push import packed, unpacked
+
+    random = np.random.default_rng(0)
+    mine = np.sort(random.permutation(1_600_000)[:100_000])
+    assert len(packed(mine)) < 0.13 * mine.nbytes
+    assert len(packed(np.arange(10**6))) < 10_000
+    for numbers in (mine, [], [7], [5, 5, 3, 0], [2**62, 0, 2**62 - 1], [0, 127, 255, 33_000]):
+        assert unpacked(packed(np.array(numbers, np.int64))).tolist() == list(numbers)
+
+
 def test_missing_rows_are_zero(als: AlchemistSession, spark: Any) -> None:
     from pyspark.mllib.linalg import Vectors
     from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
@@ -219,7 +262,7 @@ def test_rows_and_blocks_outside_the_matrix_are_refused(als: AlchemistSession, s
 
     context = spark.sparkContext
     rows = context.parallelize([IndexedRow(5, [1.0])], 1)
-    refused(als, IndexedRowMatrix(rows, 3, 1), ShapeError, "rows 5 to 5", "3 x 1")
+    refused(als, IndexedRowMatrix(rows, 3, 1), ShapeError, "5", "outside of a 3 x 1")
     blocks = context.parallelize([((0, 0), Matrices.dense(1, 2, [1.0, 2.0]))], 1)
     refused(als, BlockMatrix(blocks, 2, 2, 4, 2), ShapeError, "block (0, 0)", "(1, 2)")
 

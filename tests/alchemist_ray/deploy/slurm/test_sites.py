@@ -33,7 +33,7 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
     ("told", "words"),
     [
         ({"mpi": {"lancher": "srun"}}, "'mpi.lancher'.*did you mean mpi.launcher"),
-        ({"colour": "blue"}, "unknown key 'colour'; there are"),
+        ({"colour": "blue"}, "unknown key 'colour'; known keys are"),
         (
             {"mpi": {"launcher": "rsh"}},
             "mpi.launcher must be one of auto, pmi, mpiexec, srun",
