@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from mpi_workers.matrix.sizes import readable
 ITERATED_NBYTES = 16 << 20  # 16 MiB: fetched at once by an iteration
 EDGE = 3  # rows and columns at each end that are shown of a large matrix
 TEXT_TIMEOUT_S = 2.0  # for the corners of a matrix
+BUSY_S = 0.3  # longer commands are calls of which text does not wait for the end
 SHOWN = 1000  # elements: larger arrays are summarized, as NumPy does
 
 
@@ -172,8 +174,11 @@ class FetchedValues(MatrixRef):
         """
         connection = gang_of(self)
         connection.check(self)
-        if connection.request({"op": "ping"})["busy"]:
-            return None
+        patience = time.monotonic() + BUSY_S
+        while connection.request({"op": "ping"})["busy"]:
+            if time.monotonic() > patience:
+                return None
+            time.sleep(BUSY_S / 10)
         size = math.prod(self.shape)
         edges = [
             range(length) if size <= SHOWN or length <= 2 * EDGE

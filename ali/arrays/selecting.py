@@ -177,7 +177,7 @@ def assign(
     shapes = {"": (down.size, across.size), "r": (across.size,), "c": (down.size,), "rc": ()}
     shape = (down.size,) if A.ndim == 1 and drop == "" else shapes[drop]
     wanted = value.array_shape
-    while len(wanted) > len(shape) and wanted[0] == 1:
+    while shape and len(wanted) > len(shape) and wanted[0] == 1:
         wanted = wanted[1:]  # as NumPy does for the right-hand side
     try:
         fits = np.broadcast_shapes(wanted, shape) == shape

@@ -20,9 +20,10 @@ from xdist.scheduler import LoadScopeScheduling
 UNITS = (
     ("tests/deploy/slurm",),
     ("tests/deploy/container",),
+    # Before the other two of faults: they leave gangs, and tests of named gangs need the CPUs.
+    ("tests/faults",),
     ("tests/alchemist_ray/clients/spark", "tests/faults/test_spark.py"),
     ("tests/faults/test_hosts.py",),
-    ("tests/faults",),
     ("tests/envs/test_rllib.py",),
     ("tests/docs/test_examples.py",),
     ("tests/ali/test_files.py",),
@@ -38,12 +39,15 @@ UNITS = (
 
 
 def unit(nodeid: str) -> int | str:
-    """Return the unit of a test: its place in `UNITS`, or its file."""
+    """Return the unit of a test: its place in `UNITS` by the longest name, or its file."""
     file = nodeid.partition("::")[0]
-    for place, names in enumerate(UNITS):
-        if any(file == name or file.startswith(f"{name}/") for name in names):
-            return place
-    return file
+    found = [
+        (len(name), place)
+        for place, names in enumerate(UNITS)
+        for name in names
+        if file == name or file.startswith(f"{name}/")
+    ]
+    return max(found)[1] if found else file
 
 
 def position(nodeid: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -263,10 +264,11 @@ class NumberedSource(SparkSource):
         answers = []
         for text in sender.numbered(self._frame._jdf, _cores(self._frame.sparkSession), spec):
             report = json.loads(text)
-            places = report.pop("places", {"first": 0, "bits": ""})
-            bits = np.frombuffer(base64.b64decode(places["bits"]), np.uint8)
-            sent = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            answers.append((report, sent + int(places["first"])))
+            sent = np.empty(0, np.int64)
+            if (places := report.pop("places", None)) is not None:
+                bits = np.frombuffer(zlib.decompress(base64.b64decode(places["bits"])), np.uint8)
+                sent = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + places["first"]
+            answers.append((report, sent))
         return answers
 
     def _push(self) -> Push:

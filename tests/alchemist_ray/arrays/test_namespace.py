@@ -146,13 +146,13 @@ def test_the_rest_of_the_standard_works_on_handles(session: AlchemistSession) ->
 
 
 def test_errors_for_missing_functions_name_an_alternative(session: AlchemistSession) -> None:
-    with pytest.raises(AttributeError, match=r"numpy\.einsum takes A\.fetch\(\)"):
-        session.xp.einsum  # noqa: B018
+    with pytest.raises(AttributeError, match=r"numpy\.kaiser takes A\.fetch\(\)"):
+        session.xp.kaiser  # noqa: B018
     with pytest.raises(AttributeError, match="has no 'nonsense'"):
         session.xp.nonsense  # noqa: B018
     with pytest.raises(AttributeError, match="eigh"):
         session.xp.linalg.eig  # noqa: B018
-    with pytest.raises(BadArgumentError, match=r"np\.sum\(A\.fetch\(\), \.\.\.\)"):
+    with pytest.raises(BadArgumentError, match=r"np\.sum\(A\.fetch\(\), initial=3\)"):
         session.xp.sum(session.xp.ones((2, 2)), initial=3)
 
 

@@ -2,6 +2,7 @@ package alchemist.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.Serializable;
 import java.util.BitSet;
@@ -10,6 +11,8 @@ import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.zip.Deflater;
+import java.util.zip.DeflaterOutputStream;
 import org.apache.spark.TaskContext;
 import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.sql.Dataset;
@@ -149,7 +152,7 @@ public final class Sender {
             return seen;
         }
 
-        /** A number, and a bit for each row from it on: whether it was sent. */
+        /** A number, and a bit for each row from it on, compressed: whether it was sent. */
         private static Map<String, Object> numbered(
                 Iterator<Part> parts, Columns columns, Block block, Target target)
                 throws IOException {
@@ -175,8 +178,20 @@ public final class Sender {
             int first = Math.max(0, places.nextSetBit(0)) & ~7; // whole bytes
             Map<String, Object> found = new LinkedHashMap<>();
             found.put("first", first);
-            found.put("bits", places.get(first, places.length()).toByteArray());
+            found.put("bits", deflated(places.get(first, places.length()).toByteArray()));
             return found;
+        }
+
+        /** Compressed: Spark limits the size of a job's results. */
+        private static byte[] deflated(byte[] bits) throws IOException {
+            ByteArrayOutputStream found = new ByteArrayOutputStream();
+            Deflater fast = new Deflater(Deflater.BEST_SPEED);
+            try (DeflaterOutputStream stream = new DeflaterOutputStream(found, fast)) {
+                stream.write(bits);
+            } finally {
+                fast.end();
+            }
+            return found.toByteArray();
         }
     }
 }
