@@ -61,7 +61,7 @@ def broken() -> Iterator[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize(
     ("source", "kind", "words"),
     [
-        (lambda: blocks(60, 39), IncompleteMatrixError, "have 99 rows, and the matrix 100"),
+        (lambda: blocks(60, 39), IncompleteMatrixError, "have 99 rows in total; shape= has 100"),
         (lambda: blocks(), IncompleteMatrixError, "have 0 rows"),
         (lambda: [A, A[:1]], ShapeError, "block 1 ends at row 101; shape= has 100 rows"),
         (lambda: [A[:5], A[:5, :6]], ShapeError, r"block 1 \(row 5\) has shape \(5, 6\)"),
