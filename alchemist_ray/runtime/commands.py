@@ -197,7 +197,7 @@ class Commands:
 
         If it fails, what some ranks made of it is freed.
         """
-        changed = self._changed(again)
+        changed = self._changed(again) if used else []
         begin = time.monotonic()
         try:
             done = await self.nodes.round(collective=True, first=self.next_id, **again)
