@@ -252,6 +252,11 @@ class GangConnection:
     def _exchange(self, body: Body, on_progress: OnProgress | None) -> Body:
         """Send a command and wait; a connection that is lost meanwhile is restored if possible."""
         channel = self._open_channel()
+        if self.address.lease_grace_s and isinstance(channel, SocketChannel):
+            lost = channel.known_loss()
+            if isinstance(lost, GroupFailedError) and lost.facts.get("cause") == MANAGER_GONE:
+                self._resume(channel, lost)  # the command has not been sent
+                channel = self._open_channel()
         try:
             return channel.request(body, on_progress)
         except GroupFailedError as error:
