@@ -6,9 +6,7 @@ Commands go through the control channel, data through connections to the nodes. 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import platform
 import threading
 import time
 import uuid
@@ -32,6 +30,7 @@ from alchemist_ray.gang.control_channel import (
 )
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.transport import DirectTransport, Transport
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.matrix.layout import Grid, default_grid
@@ -252,6 +251,11 @@ class GangConnection:
     def _exchange(self, body: Body, on_progress: OnProgress | None) -> Body:
         """Send a command and wait; a connection that is lost meanwhile is restored if possible."""
         channel = self._open_channel()
+        if self.address.lease_grace_s and isinstance(channel, SocketChannel):
+            lost = channel.known_loss()
+            if isinstance(lost, GroupFailedError) and lost.facts.get("cause") == MANAGER_GONE:
+                self._resume(channel, lost)  # the command has not been sent
+                channel = self._open_channel()
         try:
             return channel.request(body, on_progress)
         except GroupFailedError as error:
@@ -376,15 +380,6 @@ class GangConnection:
         """Free a matrix now, whatever handles of it there are."""
         self.check(ref)
         self.request({"op": "free", "matrices": [ref.id]})
-
-
-def this_process() -> str:
-    """This process as others see it: ``user@host (pid 123)``."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container without a name for this user
-        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
-    return f"{user}@{platform.node()} (pid {os.getpid()})"
 
 
 _connections: weakref.WeakSet[GangConnection] = weakref.WeakSet()

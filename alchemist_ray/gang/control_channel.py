@@ -87,6 +87,21 @@ class SocketChannel:
         """Whether the dispatcher runs on this node."""
         return self._address.startswith("unix:")
 
+    def known_loss(self) -> AlchemistError | None:
+        """Why the connection is of no more use, if that is known before a command is sent."""
+        with self._changed:
+            if self._lost is not None or self._reading or self._calls:
+                return self._lost
+            self._reading = True
+        try:
+            if self._connection.readable(0.0):
+                self._read()
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+        return self._lost
+
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         call = self._send(body, answered=True)
         try:

@@ -16,10 +16,11 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.gang import registry
-from alchemist_ray.gang.connection import GangConnection, this_process
+from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import SocketChannel
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.calls import GatewayCalls
 from alchemist_ray.gateway.protocol import GatewayAddress

@@ -191,6 +191,9 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         if not address.tls:
             return raw, b""
         sock = _context(address).wrap_socket(raw, server_hostname=host)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # nothing listens behind a port that does
+        raw.close()
+        raise
     except ssl.SSLError as error:
         raw.close()
         raise Failure(

@@ -74,6 +74,7 @@ def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:
             gang=described["gang"],
             session=described["session"],
             epoch=described["epoch"],
+            first_epoch=described["first_epoch"],
             token="",
             addresses=(str(gateway),),
             nodes=(NodeAddress(0, len(workers), (str(gateway),)),),

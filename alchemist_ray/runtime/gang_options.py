@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from alchemist_ray.gang.connection import this_process
 from alchemist_ray.gang.owner import positive_int
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.launchers import chosen, settings
 from alchemist_ray.runtime.gang_lifetime import PRIVATE, GangLifetime
 from alchemist_ray.runtime.gang_request import GangRequest

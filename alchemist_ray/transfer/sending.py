@@ -74,6 +74,8 @@ def _send(
             **({"columns": list(source.columns)} if source.columns else {}),
         }
     )
+    # A process that connects again keeps the matrices that it has leases of.
+    lease = connection.leases.lease(created["matrix"], kept=name is not None)
     distribution = Distribution(sent_as, source.shape, connection.grid)
     target = TransferTarget(created["matrix"], distribution, source.dtype)
     nbytes = source.shape[0] * source.shape[1] * source.dtype.itemsize
@@ -98,4 +100,6 @@ def _send(
         raise
     if print_times:
         print(times_table(times, sending=True))
-    return connection.handle(record)
+    made = connection.handle(record)
+    del lease
+    return made

@@ -232,7 +232,7 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
     A number: one local pass. A vector: every rank receives all of it.
     """
     _require_mask(A, mask)
-    if value.shape == (1, 1):
+    if value.shape == (1, 1) and value.ndim < 2:
         number = ctx.to_layout(value, "STAR_STAR").local[0, 0]
         local = ctx.to_layout(mask, A.layout).local
         with np.errstate(all="ignore"):

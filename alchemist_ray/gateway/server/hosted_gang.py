@@ -73,6 +73,7 @@ class HostedGang:
             "gang": address.gang,
             "session": address.session,
             "epoch": address.epoch,
+            "first_epoch": address.first_epoch,
             "incarnation": address.incarnation,
             "workers": workers,
             "shared": address.shared,

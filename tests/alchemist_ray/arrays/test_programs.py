@@ -37,8 +37,8 @@ ORDERING: list[Any] = [
     np.sort, np.cumsum, np.argmax, np.argmin, np.diff, np.unique, np.median, np.flip,
     lambda x: np.argsort(x, kind="stable"), lambda x: np.sort(x, axis=0), lambda x: np.roll(x, 3),
     lambda x: np.cumsum(x, axis=-1), lambda x: np.unique(x, axis=0), lambda x: np.repeat(x, 2),
-    lambda x: np.quantile(x, 0.3, method="inverted_cdf"), lambda x: np.nanmean(x, axis=0),
-    lambda x: np.argsort(x, axis=0, kind="stable"), lambda x: np.prod(x, axis=0), np.triu,
+    lambda x: np.quantile(x, 0.3, method="inverted_cdf"), lambda x: np.nanmean(x, keepdims=True),
+    lambda x: np.argsort(x, axis=0, kind="stable"), lambda x: np.cumprod(x, axis=0), np.triu,
     lambda x: np.searchsorted([-2, 0, 3], x), lambda x: np.isin(x, [1, 2]), np.nan_to_num,
     lambda x: np.histogram(x, 4, (-3, 3))[0], lambda x: np.broadcast_to(x, (2, *x.shape)[-2:]),
 ]  # fmt: skip

@@ -36,17 +36,17 @@ BLOCKED = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gateway")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tokens(folder: Path) -> TokenFile:
     return TokenFile(folder / "tokens.json")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gateway(cluster: str, folder: Path, tokens: TokenFile) -> Iterator[GatewayInfo]:
     """A gateway with TLS on a free port of loopback."""
     home, os.environ["HOME"] = os.environ.get("HOME"), str(folder)
@@ -62,7 +62,7 @@ def gateway(cluster: str, folder: Path, tokens: TokenFile) -> Iterator[GatewayIn
     info.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def token(tokens: TokenFile) -> str:
     """A token of user anna that may run code and use files."""
     return tokens.create("anna", ("call", "run_code", "files"))
