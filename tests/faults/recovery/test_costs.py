@@ -43,8 +43,9 @@ def test_an_iteration_goes_on_after_three_losses(clean: None) -> None:
 
     def lose() -> None:
         for share in (0.2, 0.5, 0.3):
-            time.sleep(share * undisturbed_s)
-            gang.kill()
+            last = gang.ranks[-1]  # of ranks that are there again
+            time.sleep(max(1.0, share * undisturbed_s))  # no call is lost twice
+            gang.kill(last)
 
     losing = threading.Thread(target=lose)
     losing.start()
