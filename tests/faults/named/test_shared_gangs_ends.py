@@ -35,7 +35,7 @@ from tests.support import traces
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"lifetime": "detached"}, ValueError, "needs a name"),
+        ({"lifetime": "detached"}, ValueError, "requires name="),
         ({"lifetime": "forever"}, ValueError, "'detached'"),
         ({"name": "a/b"}, SessionError, "letters"),
         ({"name": ""}, SessionError, "letters"),
