@@ -3,6 +3,7 @@ package alchemist.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.expressions.UnsafeArrayData;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.util.ArrayData;
@@ -72,7 +73,8 @@ final class Columns {
         }
     }
 
-    private void scalar(InternalRow row, int field, int k, byte[] block, int at)
+    /** Store a field of a row, or an element of an array. */
+    private void scalar(SpecializedGetters row, int field, int k, byte[] block, int at)
             throws IOException {
         switch (types[k]) {
             case "bool":
@@ -133,29 +135,7 @@ final class Columns {
             return;
         }
         for (int j = 0; j < count; j++) {
-            int place = at + j * element.nbytes;
-            switch (types[k]) {
-                case "bool":
-                    element.store(block, place, list.getBoolean(j) ? 1L : 0L, names[k]);
-                    break;
-                case "int8":
-                    element.store(block, place, (long) list.getByte(j), names[k]);
-                    break;
-                case "int16":
-                    element.store(block, place, (long) list.getShort(j), names[k]);
-                    break;
-                case "int32":
-                    element.store(block, place, (long) list.getInt(j), names[k]);
-                    break;
-                case "int64":
-                    element.store(block, place, list.getLong(j), names[k]);
-                    break;
-                case "float32":
-                    element.store(block, place, (double) list.getFloat(j), names[k]);
-                    break;
-                default:
-                    element.store(block, place, list.getDouble(j), names[k]);
-            }
+            scalar(list, j, k, block, at + j * element.nbytes);
         }
     }
 
