@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -265,7 +266,7 @@ class Gateway:
 
         def serve() -> None:
             try:
-                gang.transfers.serve(sock, received)
+                gang.transfers.serve(sock, received, partial(self.check_token, token))
             finally:
                 self._loop.call_soon_threadsafe(self._data_gone, link)
 

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,11 @@ class GangTransfers:
         self._sockets: set[socket.socket] = set()
         self._closed = False
 
-    def serve(self, sock: socket.socket, received: bytes) -> None:
-        """Serve a client until it leaves, in the calling thread."""
+    def serve(self, sock: socket.socket, received: bytes, check_token: Callable[[], None]) -> None:
+        """Serve a client until it leaves, in the calling thread.
+
+        `check_token` is called for each chunk and raises if the client's token is no longer valid.
+        """
         with self._lock:
             self._sockets.add(sock)
             closed = self._closed
@@ -90,6 +94,7 @@ class GangTransfers:
                     buffer = np.empty(LIMIT_NBYTES, np.uint8)
                 sock.settimeout(STALL_TIMEOUT_S)
                 try:
+                    check_token()
                     self._answer(connection, frame, buffer)
                 except (AlchemistError, Failure) as error:
                     failure = to_failure(error) if isinstance(error, AlchemistError) else error

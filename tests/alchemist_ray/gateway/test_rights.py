@@ -13,6 +13,10 @@ from alchemist_ray.cli import main
 from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, SessionError
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.tokens import TokenFile
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.data.transfers import MatrixReader
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import Distribution
 
 
 def test_a_token_for_calls_runs_no_code_and_touches_no_file(
@@ -81,6 +85,29 @@ def test_calls_are_in_the_audit_log(gateway: GatewayInfo, tokens: TokenFile) -> 
     (call,) = (line for line in mine if line.get("routine") == "norm")
     assert call["library"] == "linalg"
     assert call["seconds"] > 0
+
+
+def test_a_revoked_token_ends_transfers_on_open_connections(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    text = tokens.create("finn", ("call",))
+    with AlchemistSession(1, address=gateway.address, token=text) as als:
+        A = als.send_matrix(np.eye(700))
+        distribution = Distribution(A.layout, A.stored_shape, als.connection.grid)
+        target = TransferTarget(A.id, distribution, A.dtype)
+        out = np.empty(A.shape)
+
+        def read() -> None:
+            with MatrixReader(als.connection.nodes, target) as reader:
+                reader.read_block(out, (0, 0))
+
+        read()
+        tokens.revoke(text.split("_")[1])
+        with pytest.raises(Failure, match=r"revoked|no such token"):
+            read()
+        with pytest.raises(AuthError, match="revoked"):
+            als.list_matrices()
+    assert np.array_equal(out, np.eye(700))
 
 
 def test_the_command_line_creates_lists_and_revokes_tokens(
