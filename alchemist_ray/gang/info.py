@@ -61,7 +61,8 @@ class GangInfo:
     name : str
         The gang's name, or its id.
     state : str
-        ``"starting"``, ``"ready"``, ``"failed"``, ``"ending"`` or ``"not answering"``.
+        ``"starting"``, ``"ready"``, ``"recovering"``, ``"failed"``, ``"ending"`` or
+        ``"not answering"``.
     owner : str
         The process that started it: ``user@host (pid 123)``.
     workers : int
