@@ -50,8 +50,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         How often the gang is started again after the loss of a rank or a node, with its libraries
         and the matrices that can be rebuilt (``docs/recovery.md``). Default: never.
     checkpoint_folder : path_like, optional
-        A folder that all nodes see. The gang's matrices are written there by `checkpoint`, and with
-        `max_failures` also by itself, when repeating its commands would take longer.
+        A folder that all nodes see. `checkpoint` writes the gang's matrices there; with
+        `max_failures` the gang also does it itself, when repeating its commands would cost more.
     placement : {"own", "inherit"} or Reservation
         ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
         of the Ray task or actor that creates the session. A `Reservation` uses bundles of an
@@ -293,8 +293,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         timeout_s : float, optional
             Time limit of the call in seconds, including the wait for earlier calls.
         pure : bool
-            It changes none of the matrices that it gets. Otherwise, on a gang with a name, other
-            programs fetch them before or after the call, not meanwhile.
+            It changes none of the matrices that it gets, and has no other effects. Otherwise other
+            programs cannot fetch these matrices during the call (on a gang with a name), and the
+            call is not repeated if ranks are lost (with `max_failures`).
 
         Returns
         -------

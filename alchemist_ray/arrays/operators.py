@@ -337,7 +337,8 @@ class ArrayOperators(ArrayMethods):
 
         Notes
         -----
-        Element by element, the result takes the layout of one of the full operands: the
-        one to which the other has the shorter way. Rows, columns and numbers move to it.
+        An element-wise result has the layout of one full-size operand: the layout for which
+        the busiest rank receives the fewest bytes; on a tie, that of the left operand. Row,
+        column and scalar operands are redistributed to it.
         """
         return self._engine.plan(op, self, other)

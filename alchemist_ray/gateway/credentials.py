@@ -1,7 +1,7 @@
 """Tokens, and how both sides of a connection prove that they know one.
 
-A token is ``alch_<id>_<secret>``. The gateway stores of a secret what verifies it, not the secret:
-a copy of the file of tokens does not admit anybody (the scheme is that of SCRAM, RFC 5802, with
+A token is ``alch_<id>_<secret>``. The gateway stores a verifier of the secret, not the secret: a
+copy of the file of tokens does not allow a login (the scheme is that of SCRAM, RFC 5802, with
 scrypt, RFC 7914).
 
     connecting side                          gateway
@@ -10,8 +10,8 @@ scrypt, RFC 7914).
     PROOF      proof, fields         ->
                                      <-      WELCOME    or REFUSED with the reason
 
-The proofs cover the gateway's TLS certificate as each side sees it, so that a process between
-the two, with a certificate of its own, is noticed by both, also where no authority signed it.
+The proofs cover the gateway's TLS certificate as each side sees it, so that both detect a man in
+the middle with a certificate of his own, also where the gateway's is self-signed.
 """
 
 from __future__ import annotations

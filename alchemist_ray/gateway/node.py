@@ -1,8 +1,8 @@
 """GatewayNode: transfers through a gateway, which stands for all nodes of a gang.
 
 A region travels in chunks (`protocol.chunks`), each in a frame of its own that is acknowledged.
-When a connection is lost, chunks without an acknowledgement are sent again over another one; the
-gateway writes none of them twice.
+When a connection is lost, unacknowledged chunks are sent again over another one; the gateway writes
+each chunk once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The log of a gang's commands: how each of its matrices was made.
 
-After a failure the matrices that are alive are rebuilt by repeating these commands, in order, from
-their sources: files, blocks in the object store, arrays that were kept, checkpoints.
+After a failure the live matrices are rebuilt by repeating these commands, in order, from their
+sources: files, blocks in the object store, arrays that were kept, checkpoints.
 """
 
 from __future__ import annotations
