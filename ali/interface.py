@@ -233,8 +233,8 @@ def routine(
         Results with one column that clients get as vectors.
     writes : sequence of str, optional
         Matrix parameters that the routine changes in place: on a gang that several programs
-        use, they are not fetched meanwhile. Default: not declared; recovery takes it that all may
-        be changed.
+        use, they are not fetched meanwhile. Default: not declared; recovery assumes that the
+        routine changes all of them.
     pure : bool
         It has no effects but its results and the matrices in `writes`: no files, no state. After
         the loss of a rank a gang with ``max_failures`` runs it again. A module with the variable
