@@ -55,13 +55,13 @@ QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ra
 	tests/alchemist_ray/deploy tests/deploy/kuberay tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/test_session.py
 
-# Tests that are marked `alone` measure tenths of a second: they run after the others, in one process.
+# Tests of faults measure times of tenths of a second: they run after the others, in one process.
 test: $(READY)
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(PYTEST) -m "not alone"
-	$(BIN)/python -m pytest -m alone tests/faults
+	$(PYTEST) --ignore=tests/faults
+	$(BIN)/python -m pytest tests/faults
 endif
 
 test-quick: $(READY)

@@ -178,6 +178,12 @@ class TestFiles(LibraryTests):
         Case("save", {"A": A, "path": f"{FOLDER}/saved.zarr"}, []),
         Case("save", {"A": A, "path": f"{FOLDER}/no/saved.npy"}, raises="does not exist"),
         Case("inspect", {"path": f"{FOLDER}/A.npy"}, [5, 4, "float64", []]),
+        Case("stamp", {"path": f"{FOLDER}/A.npy"},
+             [f"1 files, {(FOLDER / 'A.npy').stat().st_size} bytes, "
+              f"{(FOLDER / 'A.npy').stat().st_mtime_ns}"]),
+        Case("stamp", {"path": f"{FOLDER}/B.npy"}, raises="FileError"),
+        Case("check_folder", {"path": f"{FOLDER}/new", "token": "t"}, []),
+        Case("check_folder", {"path": f"{FOLDER}/no/new", "token": "t"}, raises="FileError"),
         Case("begin_folder", {"path": f"{FOLDER}/new", "token": "t"},
              [f"{FOLDER}/.new.t.part"]),
         Case("end_folder", {"path": f"{FOLDER}/new", "token": "t"}, []),
