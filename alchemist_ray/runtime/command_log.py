@@ -24,8 +24,8 @@ NOT_KEPT = (
     "object store"
 )
 TOO_LONG = (
-    f"more than {DEPTH_LIMIT} commands in a row have led to it: als.checkpoint(), or "
-    "checkpoint_folder=..., shortens this"
+    f"more than {DEPTH_LIMIT} commands in a row have led to it: with "
+    "AlchemistSession(..., checkpoint_folder=...) als.checkpoint() makes them few"
 )
 
 

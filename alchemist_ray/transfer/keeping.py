@@ -44,7 +44,7 @@ def keep_source(
         raise MatrixError(
             "durable=True is for arrays of a process in the gang's Ray cluster, and for blocks in "
             "its object store: save other data to a file that all nodes see and load_matrix it, "
-            "or call als.checkpoint()"
+            "or start the session with checkpoint_folder=... and call als.checkpoint()"
         )
     log.warning(
         "matrix %d of gang %s cannot be rebuilt after a failure, because it is sent from memory of "

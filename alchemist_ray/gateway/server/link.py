@@ -194,8 +194,8 @@ class Link:
         if newest < OLDEST_PROTOCOL or oldest > PROTOCOL:
             raise WireError(
                 f"this gateway (alchemist-on-ray {__version__}) speaks versions {OLDEST_PROTOCOL} "
-                f"to {PROTOCOL} of the protocol, and the client {oldest} to {newest}: pip install "
-                f"alchemist-client=={__version__}"
+                f"to {PROTOCOL} of the protocol, and the client {oldest} to {newest}: install "
+                f"alchemist-client {__version__}"
             )
         self.protocol = min(newest, PROTOCOL)
         self._ident = str(frame.body["id"])[:64]

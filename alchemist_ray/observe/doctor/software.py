@@ -98,7 +98,7 @@ def tools(expected: Expected) -> Iterator[Finding]:
 def _java() -> str:
     java = shutil.which("java")
     if java is None:
-        return "none: Spark needs Java 8 to 17"
+        return "none: Spark needs Java 8, 11 or 17"
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
