@@ -196,7 +196,7 @@ def test_another_version_is_told_which_one_it_needs(address: GatewayAddress) -> 
         connection.send(Kind.HELLO, hello)
         message = refusal(connection)
     assert "speaks versions 1 to 1" in message
-    assert "pip install alchemist-client==" in message
+    assert "install alchemist-client " in message
     later = frames.HEADER.pack(b"ALCH", frames.VERSION + 1, Kind.HELLO, 0, 0)
     with tls(address) as connection:
         connection.write(later)
