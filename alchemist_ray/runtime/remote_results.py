@@ -27,7 +27,7 @@ class RemoteResults:
     def __init__(self, connection: GangConnection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._tokens: dict[str, str] = {}  # by object id
+        self._tokens: dict[bytes, str] = {}  # by object id, as Ray's table has it
         self._watched = False
 
     def call(self, body: Body) -> Any:
@@ -36,7 +36,7 @@ class RemoteResults:
         connection = self._connection
         ref: Any = connection.manager.call.remote(connection.address.epoch, body, token)
         with self._lock:
-            self._tokens[ref.hex()] = token
+            self._tokens[ref.hex().encode()] = token
             if not self._watched:
                 self._watched = True
                 threading.Thread(

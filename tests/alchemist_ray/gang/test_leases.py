@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import MatrixNotFoundError
+from alchemist_ray.runtime import remote_results
 
 
 def held(session: AlchemistSession) -> set[int]:
@@ -119,13 +121,17 @@ def test_one_rule_holds_for_every_handle(session: AlchemistSession) -> None:
     assert held(session) == {A.id, R.id}
 
 
-def test_results_of_remote_calls_stay_with_their_reference(session: AlchemistSession) -> None:
+def test_results_of_remote_calls_stay_with_their_reference(
+    session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_results, "POLL_INTERVAL_S", 0.05)
     linalg = session.load_library("linalg")
     A = session.send_matrix(np.ones((4, 3)))
     ref = linalg.qr.remote(A)
     Q, R = ray.get(ref)
     numbers = {Q.id, R.id}
     del Q, R
+    time.sleep(0.3)  # several looks at the references
     assert held(session) == {A.id, *numbers}
     Q, R = ray.get(ref)
     assert Q.fetch().shape == (4, 3)
