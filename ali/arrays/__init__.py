@@ -21,6 +21,7 @@ from ali.arrays.selecting import (
 from ali.arrays.single_elements import pick, put_elements
 from ali.arrays.sorting import argsort, sort, unique, unique_all
 from ali.linalg import *  # noqa: F403
+from ali.linalg import PURE as PURE
 
 __all__ = [
     "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "choose", "combine",

@@ -60,7 +60,6 @@ from ali.linalg.systems import (
 PURE = True  # no routine has other effects than its results and the matrices in `writes`
 
 __all__ = [
-    "PURE",
     "add", "apply", "astype", "cholesky", "column_stats", "concatenate", "condest",
     "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise", "elementwise_scalar",
     "eye", "full", "gram", "inv", "kmeans", "least_squares", "lstsq", "matmul", "matrix_rank",

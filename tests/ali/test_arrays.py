@@ -37,6 +37,11 @@ class TestOperands(LibraryTests):
                [getattr(np, op)(A, axis=axis, keepdims=True)])
           for op in ("max", "min", "std", "prod", "nanmean", "argmax") for axis in (0, 1, None)),
         Case("reduce", {"op": "median", "A": A}, raises="sum, mean"),
+        Case("choose", {"condition": A > 0, "A": A, "a_shape": [], "b_shape": [],
+                        "b_values": np.float64(7).tobytes(), "b_dtype": "float64"},
+             [np.where(A > 0, A, 7.0)]),
+        Case("choose", {"condition": A > 0, "A": A, "a_shape": [], "b_shape": [],
+                        "b_values": b"?", "b_dtype": "float64"}, raises="BadArgumentError"),
         Case("filled", {"shape": [9, 4], "value": 2.5, "dtype": "float64"}, [np.full((9, 4), 2.5)]),
         Case("filled", {"shape": [2], "value": 1.5, "dtype": "int32"}, raises="cannot be held"),
         Case("progression", {"start": 1.0, "step": 2.0, "count": 5, "dtype": "int64"}),
@@ -50,5 +55,5 @@ def test_the_library_also_exports_all_of_linalg() -> None:
 
     found = {r["name"] for r in PythonLibrary("ali.arrays", arrays).describe()["routines"]}
     own = {r["name"] for r in PythonLibrary("operands", operands).describe()["routines"]}
-    assert own == {"array", "combine", "filled", "plan", "progression", "reduce"}
+    assert own == {"array", "choose", "combine", "filled", "plan", "progression", "reduce"}
     assert found == {*arrays.__all__, *linalg.__all__}

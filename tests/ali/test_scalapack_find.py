@@ -99,6 +99,6 @@ def test_it_runs_on_the_mpi_that_is_there() -> None:
     assert found["alias"]
     assert found["again"]
     assert found["another"].startswith("LibraryLoadError: ")
-    assert f"these ranks run on {found['loaded']} already" in found["another"]
+    assert f"these ranks have already loaded {found['loaded']}" in found["another"]
     assert found["loaded"] in found["about"]
     assert "MPICH" in found["about"]

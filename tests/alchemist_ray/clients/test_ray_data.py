@@ -140,7 +140,7 @@ def test_to_dataset_in_columns(als: AlchemistSession) -> None:
     assert list(rows[7]) == list("abcdef")
     np.testing.assert_array_equal([list(row.values()) for row in rows], A)
     for columns in (["a"], ["a"] * 6):
-        with pytest.raises(ShapeError, match="6 columns"):
+        with pytest.raises(ShapeError, match="6 different names"):
             handle.to_dataset(columns)
     with pytest.raises(DtypeError, match="complex"):
         als.send_matrix(A * 1j).to_dataset()
