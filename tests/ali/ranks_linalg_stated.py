@@ -29,7 +29,6 @@ from tests.ali.ranks_linalg_checks import Array, Checks
 Errors = Callable[..., float]
 MATRICES = ("A", "B", "W", "X", "Y", "condition", "mask")
 EPS = float(np.finfo("float32").eps)
-TOL = {"conjugate_gradient": 1e-5, "random_features_ridge": 1e-3}  # in single precision
 MEMORY: dict[str, dict[str, Any]] = {"det": {"A": "Q"}, "random_features_ridge": {"tol": 1.0}}
 PANEL = 1 << 20  # 1 MiB instead of 32: panels are stated apart
 norm = np.linalg.norm

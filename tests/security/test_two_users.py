@@ -117,7 +117,7 @@ def test_a_squatted_socket_is_not_used(users: Users) -> None:
 def test_a_forged_rank_file_is_not_read(users: Users, mode: int) -> None:
     fields = {
         "token": "", "directory": "/d", "control": "tcp:203.0.113.9:1", "size": 1, "host": None,
-        "threads": 1, "crowded": False, "keep_bytes": 0,
+        "threads": 1, "crowded": False, "keep_bytes": 0, "start_timeout_s": 60.0,
         "data": "",
     }  # fmt: skip
     users.ready(
