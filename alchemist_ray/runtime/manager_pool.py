@@ -48,6 +48,8 @@ class Manager:
 
     def kill(self) -> None:
         """End it, and its gang with it."""
+        if not ray.is_initialized():  # `ray.kill` would start Ray
+            return
         with contextlib.suppress(Exception):
             ray.kill(self.actor)
 

@@ -241,7 +241,7 @@ def test_an_mpiexec_that_fails_is_reported(gang: Gang) -> None:
 def opened(**options: Any) -> AlchemistSession:
     """A session whose GroupManager already runs, so that its start is not measured."""
     session = AlchemistSession(**options)
-    ray.get(session._live_manager().actor.__ray_ready__.remote())
+    ray.get(session._gangs._live_manager().actor.__ray_ready__.remote())
     return session
 
 
@@ -254,4 +254,4 @@ def launch_with(session: AlchemistSession, mpiexec: str) -> None:
     def set_command(self: Any, command: str) -> None:
         os.environ["ALCHEMIST_MPIEXEC"] = command
 
-    ray.get(session._live_manager().actor.__ray_call__.remote(set_command, mpiexec))
+    ray.get(session._gangs._live_manager().actor.__ray_call__.remote(set_command, mpiexec))
