@@ -126,7 +126,7 @@ def test_ranks_that_hang_when_they_start_are_ended(gang: Gang, hanging_ranks: No
     before = left()
     with opened(start_timeout_s=3.0) as session:
         start = time.monotonic()
-        with pytest.raises(LaunchError, match=r"2 workers .* 3 s: .* initialising MPI") as caught:
+        with pytest.raises(LaunchError, match=r"2 workers .* 3 s\. .* initialising MPI") as caught:
             session.request_workers(2)
         seconds = time.monotonic() - start
         assert 2.5 < seconds < 3.0 + ERROR_LIMIT_S
