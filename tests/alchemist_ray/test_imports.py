@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.thin_clients import NOT_ON_CLIENTS
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mpi_workers", "ali", "alchemist_ray", "envs")
 FORBIDDEN = {
@@ -164,22 +166,6 @@ def test_imports_where_ray_is_not_installed(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# A thin client's computer has none of these; the second line is what Windows does not have.
-NOT_ON_CLIENTS = [
-    "ray",
-    "mpi4py",
-    "cloudpickle",
-    "uvloop",
-    "threadpoolctl",
-    "tqdm",
-    "scipy",
-    "yaml",
-    "fcntl",
-    "resource",
-    "pwd",
-    "grp",
-    "termios",
-]
 POSIX_NAMES = {
     "os": "register_at_fork sched_getaffinity getuid geteuid sysconf fork",
     "socket": "AF_UNIX TCP_USER_TIMEOUT TCP_KEEPIDLE send_fds",
@@ -195,7 +181,7 @@ ON_CLIENTS = ("alchemist_ray", "alchemist_ray.session", "alchemist_ray.arrays.ha
 def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:
     program = (
         "import importlib, sys\n"
-        f"sys.modules.update(dict.fromkeys({NOT_ON_CLIENTS}))\n"
+        f"sys.modules.update(dict.fromkeys({[*NOT_ON_CLIENTS, 'cloudpickle']}))\n"
         f"for module, names in {POSIX_NAMES}.items():\n"
         "    for name in names.split():\n"
         "        delattr(importlib.import_module(module), name)\n"

@@ -12,7 +12,6 @@ from mpi4py import MPI
 from ali import linalg
 from ali.interface import Context
 from ali.linalg import gemm
-from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
@@ -23,6 +22,7 @@ from tests.ali.ranks_linalg_checks import (
     Array,
     Checks,
     failures_on_all_ranks,
+    failures_on_rank_0,
     orthonormal,
     small_panels,
     some,
@@ -242,14 +242,7 @@ def refusals(gang: Gang) -> dict[str, Any]:
         "no rows": lambda: linalg.random_normal(ctx, -1, 3, 1),
         "no columns": lambda: linalg.random_normal(ctx, 3, -1, 1),
     }
-    said: dict[str, str] = {}
-    if gang.rank == 0:
-        for name, call in calls.items():
-            try:
-                call()
-            except Failure as failure:
-                said[name] = f"{failure.kind}: {failure.message}"
-    return said
+    return failures_on_rank_0(gang, calls)
 
 
 def troubles(gang: Gang) -> dict[str, list[str]]:

@@ -142,3 +142,15 @@ def failures_on_all_ranks(ctx: Context, call: Callable[[], Any]) -> list[str]:
     except Failure as failure:
         said = f"{failure.kind}: {failure.message}"
     return list(ctx.comm.allgather(said))
+
+
+def failures_on_rank_0(gang: Gang, calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
+    """The failures of calls that are refused before any message: rank 0 makes them alone."""
+    said: dict[str, str] = {}
+    if gang.rank == 0:
+        for name, call in calls.items():
+            try:
+                call()
+            except Failure as failure:
+                said[name] = f"{failure.kind}: {failure.message}"
+    return said

@@ -17,6 +17,7 @@ from ali.native.mpi_errors import ignored_errors_raised
 from ali.scalapack import grid
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
+from tests.ali.ranks_linalg_checks import failures_on_rank_0
 from tests.ali.ranks_scalapack_checks import Checks, blocks, values
 
 COMMUNICATOR = 10  # what Cblacs_get is asked for
@@ -43,14 +44,7 @@ def refusals(gang: Gang) -> dict[str, str]:
         "norm": lambda: scalapack.norm(ctx, tall, "2"),
         "svd of nothing": lambda: scalapack.svd(ctx, empty),
     }
-    said: dict[str, str] = {}
-    if gang.rank == 0:
-        for name, call in calls.items():
-            try:
-                call()
-            except Failure as failure:
-                said[name] = f"{failure.kind}: {failure.message}"
-    return said
+    return failures_on_rank_0(gang, calls)
 
 
 def troubles(gang: Gang) -> dict[str, list[str]]:

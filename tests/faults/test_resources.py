@@ -248,7 +248,7 @@ def opened(**options: Any) -> AlchemistSession:
 def launch_with(session: AlchemistSession, mpiexec: str) -> None:
     """Have a session's gang started by this command: its manager reads it from there.
 
-    An empty one is none: the manager may serve the next session.
+    An empty command removes the setting: the manager may serve the next session.
     """
 
     def set_command(self: Any, command: str) -> None:

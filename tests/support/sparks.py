@@ -16,7 +16,7 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SPARK = [  # the marks of every file of tests with Spark
     pytest.mark.skipif(
-        shutil.which("java") is None, reason="Spark needs Java, and there is none on the PATH"
+        shutil.which("java") is None, reason="Spark needs Java, and the PATH has no java"
     ),
     pytest.mark.timeout(300, func_only=True),
     # PySpark 3.5's own.

@@ -33,7 +33,7 @@ MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_attached: set[str] = set()  # applications that have the jar
+_attached: dict[str, bool] = {}  # applications: whether they have the jar
 
 
 class NoJar(Exception):
@@ -44,14 +44,20 @@ def sender(spark: Any) -> Any:
     """The Java class `Sender` in Spark's JVM, or None: the reason has been logged."""
     context = spark.sparkContext
     with _lock:
-        try:
-            if context.applicationId not in _attached:
-                _attach(context, build())
-                _attached.add(context.applicationId)
-        except NoJar as reason:
-            log.warning("rows of Spark pass through Python workers, which is slower: %s", reason)
-            return None
-    return context._jvm.alchemist.spark.Sender
+        there = _attached.get(context.applicationId)
+        if there is None:
+            there = _attached[context.applicationId] = _tried(context)
+    return context._jvm.alchemist.spark.Sender if there else None
+
+
+def _tried(context: Any) -> bool:
+    """Attach the jar; False if that cannot be done, with a warning."""
+    try:
+        _attach(context, build())
+    except NoJar as reason:
+        log.warning("rows of Spark pass through Python workers, which is slower: %s", reason)
+        return False
+    return True
 
 
 def _attach(context: Any, jar: Path) -> None:

@@ -38,7 +38,7 @@ MAX_LINKS = 4096  # authenticated connections
 MAX_LINKS_OF_USER = 1024
 MAX_DATA_LINKS = 128  # a thread and a chunk of memory each
 THREADS = 64  # for calls that wait for Ray
-START_TIMEOUT_S = 10.0
+WAIT_TIMEOUT_S = 10.0  # for a client's connection to its gang, and for the end of the gateway
 ACCEPT_PAUSE_S = 0.05  # when there are no file descriptors left
 
 T = TypeVar("T")
@@ -119,10 +119,10 @@ class Gateway:
         """Stop listening, end the gangs of clients, and hang up."""
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(START_TIMEOUT_S)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(WAIT_TIMEOUT_S)
         self._sessions.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_TIMEOUT_S)
+        self._thread.join(WAIT_TIMEOUT_S)
         self._loop.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.audit.close()
@@ -230,7 +230,7 @@ class Gateway:
                 self._clients.pop(key, None)
                 gang.clients.discard(client)
                 raise
-        await asyncio.wait_for(client.ready.wait(), START_TIMEOUT_S)
+        await asyncio.wait_for(client.ready.wait(), WAIT_TIMEOUT_S)
         client.token = token
 
         def lost() -> None:

@@ -111,7 +111,7 @@ class TokenFile:
         return text
 
     def revoke(self, ident: str) -> Token:
-        """Remove a token. Raises `AuthError` if there is none with this id."""
+        """Remove a token. Raises `AuthError` if no token has this id."""
         entries = dict(self._read())
         if ident not in entries:
             raise AuthError(f"there is no token {ident!r} in {self.path}")

@@ -16,24 +16,10 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.tokens import TokenFile
+from tests.support.thin_clients import NOT_ON_CLIENTS
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 100.0
-# As on a computer with NumPy and msgpack alone.
-BLOCKED = [
-    "ray",
-    "mpi4py",
-    "uvloop",
-    "threadpoolctl",
-    "tqdm",
-    "scipy",
-    "yaml",
-    "fcntl",
-    "resource",
-    "pwd",
-    "grp",
-    "termios",
-]
 
 
 @pytest.fixture(scope="package")
@@ -98,7 +84,7 @@ def client(gateway: GatewayInfo, token: str, tmp_path: Path) -> Client:
 
 def blocking(*more: str) -> str:
     """The beginning of a program that cannot import what a thin client does not have."""
-    return f"import sys; sys.modules.update(dict.fromkeys({[*BLOCKED, *more]}))\n"
+    return f"import sys; sys.modules.update(dict.fromkeys({[*NOT_ON_CLIENTS, *more]}))\n"
 
 
 def thin_environment(gateway: GatewayInfo, token: str, **more: str) -> dict[str, Any]:

@@ -91,7 +91,7 @@ static int work(alchemist_call *call, const alchemist_value *in, alchemist_value
     return ALCHEMIST_OK;
 }
 
-/* A result that is none of this call's. */
+/* A result that does not belong to this call. */
 static int bad(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
     static alchemist_matrix nobody;
     (void)call;

@@ -96,7 +96,7 @@ def _objects(objects: list[Map]) -> Iterator[str]:
     accounts = [o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"]
     for component, template in pods:
         if template["spec"].get("serviceAccountName") not in accounts:
-            yield f"{component}: its service account is none of ours"
+            yield f"{component}: its service account is not in these manifests"
     for o in objects:
         yield from _one(o, objects, pods)
 

@@ -88,7 +88,7 @@ def never_waited_for(gang: Gang) -> int:
 
 
 def communicators(gang: Gang, path: str) -> list[Any]:
-    """Which failed calls use up a communicator, and what is said when there is none left."""
+    """The failed calls that use up a communicator, and the message when no more can be made."""
     waits.watch(InterruptWord(path), crowded=True)
     first = gang.comm
     gang.enter()

@@ -142,7 +142,7 @@ def test_without_a_jdk_rows_pass_through_python(
     for name in ("java", "home"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(jvm, "SOURCES", tmp_path / "java")
-    monkeypatch.setattr(jvm, "_attached", set())
+    monkeypatch.setattr(jvm, "_attached", {})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
