@@ -3,7 +3,9 @@ package alchemist.spark;
 import java.io.Closeable;
 import java.io.EOFException;
 import java.io.IOException;
+import java.io.InputStream;
 import java.net.InetSocketAddress;
+import java.net.SocketTimeoutException;
 import java.net.StandardSocketOptions;
 import java.nio.ByteBuffer;
 import java.nio.channels.SocketChannel;
@@ -33,6 +35,7 @@ final class Connection implements Closeable {
     private static final int MAP_LIMIT = 64 << 20;
     private static final int NONCE_BYTES = 32;
     private static final int CONNECT_TIMEOUT_MS = 10_000;
+    private static final int STALL_TIMEOUT_MS = 600_000; // as STALL_TIMEOUT_S of node_connection.py
     private static final int SOCKET_BYTES = 1 << 20;
 
     private final SocketChannel channel;
@@ -49,6 +52,7 @@ final class Connection implements Closeable {
         try {
             channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
             channel.socket().connect(new InetSocketAddress(host, port), CONNECT_TIMEOUT_MS);
+            channel.socket().setSoTimeout(STALL_TIMEOUT_MS);
             channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
             channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
             Connection connection = new Connection(channel, host + ":" + port);
@@ -179,12 +183,22 @@ final class Connection implements Closeable {
         return payload;
     }
 
-    /** Fill a buffer, and flip it. */
+    /** Fill a buffer with an array, and flip it. */
     void read(ByteBuffer into) throws IOException {
+        InputStream stream = channel.socket().getInputStream(); // a channel's own read has no limit
         while (into.hasRemaining()) {
-            if (channel.read(into) < 0) {
+            int found;
+            try {
+                int at = into.arrayOffset() + into.position();
+                found = stream.read(into.array(), at, into.remaining());
+            } catch (SocketTimeoutException error) {
+                throw new IOException("the data endpoint at " + name + " sent nothing for "
+                        + STALL_TIMEOUT_MS / 1000 + " s", error);
+            }
+            if (found < 0) {
                 throw new EOFException("the data endpoint at " + name + " closed the connection");
             }
+            into.position(into.position() + found);
         }
         into.flip();
     }

@@ -3,7 +3,6 @@ package alchemist.spark;
 import java.io.Closeable;
 import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 import java.util.ArrayList;
 import java.util.List;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -69,8 +68,7 @@ final class MatrixReaders implements PartitionReaderFactory {
         private long next;
         private final long stop;
         private final List<Connection> connections = new ArrayList<>();
-        private final ByteBuffer staging =
-                ByteBuffer.allocateDirect(STAGING_BYTES).order(ByteOrder.nativeOrder());
+        private final ByteBuffer staging = ByteBuffer.allocate(STAGING_BYTES);
 
         Fetcher(Target target, Rows rows) {
             this.target = target;
