@@ -73,3 +73,22 @@ def recovered_words(call: str, losses: int, restored: str) -> str:
         f"{call} was lost with a rank. {restored}. They are as they were before the call, "
         f"which was not repeated, because {why}"
     )
+
+
+def ranks_stuck(stuck: list[int], what: str, error: Body, limit_s: float) -> GroupFailedError:
+    """Ranks did not return from a call that failed or was cancelled."""
+    names = f"rank{'s' * (len(stuck) > 1)} {_enumerated(stuck)}" if stuck else "ranks"
+    return GroupFailedError(
+        f"a call {what} and {names} did not return within {limit_s:.0f} s: they are in native "
+        "code, or in a blocking MPI call (a library in C can use alchemist_wait, "
+        "alchemist_allreduce and alchemist_check). The gang was ended; request_workers() starts a "
+        "new one",
+        rank=stuck[0] if stuck else error.get("facts", {}).get("rank"),
+        cause="ranks stuck in MPI",
+    )
+
+
+def _enumerated(ranks: list[int], most: int = 8) -> str:
+    """Ranks for a message: ``0, 2, 5`` or the first ones and how many more."""
+    shown = ", ".join(map(str, ranks[:most]))
+    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

@@ -197,7 +197,7 @@ class GroupManager:
         gang.dispatcher.used()
         gang.dispatcher.commands.log.staged(name, data)
         run = (await self.gang_address()).incarnation
-        await stage(gang.agents, run, name, data)
+        await stage(gang.dispatcher.nodes, gang.agents, run, name, data)
 
     async def keep_source(self, epoch: int, matrix: int, source: Any) -> None:
         """A matrix that is being sent can be sent again from these data, after a failure."""
@@ -266,8 +266,10 @@ class GroupManager:
         if "plain" in value:
             return decode(value["plain"], lambda _: None)
         incarnation = (await self.gang_address()).incarnation
-        rank0: Any = (await self._of_epoch(epoch)).agents[0].parts.options(max_task_retries=-1)
-        return unpickled(await result_of(rank0.remote(incarnation, file)), ())
+        gang = await self._of_epoch(epoch)
+        rank0: Any = gang.agents[0].parts.options(max_task_retries=-1)
+        reading = result_of(rank0.remote(incarnation, file))
+        return unpickled(await gang.dispatcher.nodes.unless_ended(reading), ())
 
     # --- the end ---
 

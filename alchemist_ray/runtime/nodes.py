@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
 from alchemist_ray.runtime.failure_causes import (
@@ -17,6 +17,7 @@ from alchemist_ray.runtime.failure_causes import (
     endpoint_ended,
     node_leaving,
     rank_ended,
+    ranks_stuck,
 )
 from alchemist_ray.runtime.rounds import Round
 from mpi_workers.data.description import NodeAddress
@@ -30,6 +31,8 @@ DRAIN_S = 30.0  # time for ranks to return from a call that failed on another ra
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
 BLAME_S = 0.2
 REPORT_S = 0.25  # time for proxies to name the ranks that did not return
+
+T = TypeVar("T")
 
 
 class Nodes:
@@ -87,6 +90,7 @@ class Nodes:
         self.failure: AlchemistError | None = None
         self.closed = False
         self._became_idle = asyncio.Event()
+        self._ended: asyncio.Future[AlchemistError] = asyncio.get_running_loop().create_future()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -108,6 +112,11 @@ class Nodes:
         ready = {about["node"] for about in self.ranks.values()}
         return [node for node in range(self._count) if node not in ready]
 
+    def host(self, node: int) -> str:
+        """The name of a node, for messages."""
+        hosts = (about["hostname"] for about in self.ranks.values() if about["node"] == node)
+        return next(hosts, f"number {node}")
+
     def joined(self, node: int, proxy: FrameProtocol) -> None:
         """A node's proxy has connected. Raises `Failure` if the node has one."""
         if node in self._proxies or node not in range(self._count):
@@ -119,8 +128,7 @@ class Nodes:
         self._proxies.pop(node, None)
         if node in self._crashed:
             return  # it has said why
-        hosts = [r["hostname"] for r in self.ranks.values() if r["node"] == node]
-        where = hosts[0] if hosts else f"number {node}"
+        where = self.host(node)
         self.fail(
             GroupFailedError(
                 f"node {where} was lost: its part of the gang was killed, or the network to it "
@@ -253,18 +261,7 @@ class Nodes:
 
     def _fail_stuck(self, seq: int, what: str, error: Body) -> None:
         if seq in self._rounds:
-            stuck = sorted(self._running)
-            names = f"rank{'s' * (len(stuck) > 1)} {_enumerated(stuck)}" if stuck else "ranks"
-            self.fail(
-                GroupFailedError(
-                    f"a call {what} and {names} did not return within {DRAIN_S:.0f} s: "
-                    "they are in native code, or in a blocking MPI call (a library in C can "
-                    "use alchemist_wait, alchemist_allreduce and alchemist_check). The gang was "
-                    "ended; request_workers() starts a new one",
-                    rank=stuck[0] if stuck else error.get("facts", {}).get("rank"),
-                    cause="ranks stuck in MPI",
-                )
-            )
+            self.fail(ranks_stuck(sorted(self._running), what, error, DRAIN_S))
 
     def _reply(self, body: Body) -> None:
         under_way = self._rounds.get(body["seq"])
@@ -314,6 +311,19 @@ class Nodes:
             raise failure
         return under_way
 
+    async def unless_ended(self, work: Awaitable[T]) -> T:
+        """The result of work on the nodes. Raises what ends the gang, if that comes first.
+
+        Ray lets calls of an agent wait on a lost node, for its restart.
+        """
+        task = asyncio.ensure_future(work)
+        waits: list[asyncio.Future[Any]] = [task, self._ended]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        raise self._ended.result()
+
     async def idle(self) -> None:
         """Wait until every rank has returned from an earlier call (see `_give_up`)."""
         while self._rounds and self.failure is None:
@@ -342,6 +352,8 @@ class Nodes:
         for under_way in rounds:
             under_way.finish(error)
         self._became_idle.set()
+        if not self._ended.done():
+            self._ended.set_result(error)
         for proxy in list(self._proxies.values()):
             proxy.close()  # its ranks end with it
 
@@ -378,9 +390,3 @@ def _named(op: str, fields: Body) -> str:
         case "run":
             return f"{fields['name']}"
     return ""
-
-
-def _enumerated(ranks: list[int], most: int = 8) -> str:
-    """Ranks for a message: ``0, 2, 5`` or the first ones and how many more."""
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

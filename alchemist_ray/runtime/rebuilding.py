@@ -248,6 +248,6 @@ class Rebuilding:
 
     async def _stage(self, name: str, data: Any) -> None:
         try:
-            await stage(self._agents, self._address.incarnation, name, data)
+            await stage(self._nodes, self._agents, self._address.incarnation, name, data)
         except RayError as error:
             raise Failure("TransferError", f"its code is no longer there: {error}") from None

@@ -168,6 +168,27 @@ def send_until_lost(name: str) -> dict[str, Any]:
     return _lost_in(send)
 
 
+def run_until_lost(name: str) -> dict[str, Any]:
+    """Run functions until the gang is lost: their files travel through Ray."""
+
+    def run() -> None:
+        while True:
+            run_function(name)
+
+    return _lost_in(run)
+
+
+def run_function(name: str) -> int:
+    """Run a function, of which the ranks' nodes have no file yet."""
+    found: int = sessions[name].run(lambda comm, salt: comm.size, time.monotonic_ns())
+    return found
+
+
+def function_refused(name: str) -> dict[str, Any]:
+    """The error of a function that does not run."""
+    return _lost_in(lambda: run_function(name))
+
+
 def _lost_in(call: Any) -> dict[str, Any]:
     try:
         call()

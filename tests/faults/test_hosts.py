@@ -25,6 +25,11 @@ pytestmark = [
 LINK_S = 10.0  # a cut link is noticed within
 RANKS = 4
 STATES = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
+CUT_STATES = {
+    "compute_until_lost": "in MPI",
+    "send_until_lost": "sending",
+    "run_until_lost": "sent functions",
+}
 INSIDE = "tests.faults.inside"
 
 
@@ -142,9 +147,11 @@ def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhi
     assert pair.far.name in outcome["message"]
     assert seconds < ERROR_LIMIT_S
     gone_s = max(gone(pair, host, start + 1.0, ERROR_LIMIT_S) for host in (pair.near, pair.far))
-    state = {"until_lost": "idle", "compute_until_lost": "in MPI", "send_until_lost": "sending"}
     record(
-        f"2 hosts: kill -9 of a far rank, gang {state[meanwhile]}", seconds, gone_s, outcome["kind"]
+        f"2 hosts: kill -9 of a far rank, gang {STATES[meanwhile]}",
+        seconds,
+        gone_s,
+        outcome["kind"],
     )
     assert pair.unharmed()
     pair.start()
@@ -177,7 +184,7 @@ def test_a_gang_survives_a_short_break_of_the_link(pair: Pair) -> None:
     assert pair.call("total", "gang") == 6
 
 
-@pytest.mark.parametrize("meanwhile", ["compute_until_lost", "send_until_lost"])
+@pytest.mark.parametrize("meanwhile", CUT_STATES)
 def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> None:
     start = time.monotonic()
     outcome, seconds = inject_during(pair, meanwhile, pair.far.cut, LINK_S)
@@ -187,7 +194,7 @@ def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> N
         assert "network" in outcome["message"]
         assert seconds < LINK_S
         gone_s = max(gone(pair, host, start + 1.0, LINK_S) for host in (pair.near, pair.far))
-        state = STATES[meanwhile]
+        state = CUT_STATES[meanwhile]
         record(f"2 hosts: the link is cut, gang {state}", seconds, gone_s, outcome["kind"])
         assert pair.unharmed()
     finally:
@@ -204,6 +211,11 @@ def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
     gone_s = traces.wait_until(lambda: not pair.far.pids("ray::"), 3 * LINK_S, 0.1)
     assert gone_s is not None
     assert pair.call("pids", "gang") == [worker["pid"] for worker in pair.workers]
+    assert pair.call("total", "gang") == 6
+    # Functions travel through Ray, which waits for ever for an agent on a node without it.
+    refused = pair.call("function_refused", "gang", limit_s=60)
+    assert refused["kind"] == "TransferError"
+    assert pair.far.name in refused["message"]
     assert pair.call("total", "gang") == 6
     assert pair.unharmed()
 
