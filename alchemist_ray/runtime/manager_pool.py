@@ -1,7 +1,13 @@
-"""The GroupManagers of this process. One is kept when its session closes: actors start slowly.
+"""The GroupManagers of this process, and one that is kept ready: actors start slowly.
 
-A process's first session waits for its manager (Ray starts a Python process for it); the next
-ones find it warm. It ends with this process.
+A process's first session waits for its manager (Ray starts a Python process for it). A user's
+program then starts a spare one in the background, so that the next session finds it ready, also
+while the first is open. Tasks and actors rarely have a second session: they keep the manager of
+a session that closes, and start none beforehand.
+
+The spare belongs to this process and ends with it, or when no session takes it. It is not shared
+with other jobs: Ray sends an actor's output to the terminal of the job that started it, and
+starts it with that job's import path.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +28,11 @@ from alchemist_ray.runtime.group_manager import GroupManager
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 
 READY_TIMEOUT_S = 10.0
+SPARE_KEPT_S = 300.0  # each takes 140 MB
+MOST_SPARES = 2  # one was started beforehand, one comes back from a session that closes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Manager:
     """A GroupManager actor and the gangs it has had."""
 
@@ -54,18 +63,58 @@ class Manager:
             ray.kill(self.actor)
 
 
-_lock = threading.Lock()
-_spare: list[Manager] = []
+class _Spares:
+    """Managers without a gang. Safe for use by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timers: dict[Manager, threading.Timer] = {}  # the newest is last
+
+    def take(self) -> Manager | None:
+        """The manager that was kept last; it may still be starting."""
+        with self._lock:
+            if not self._timers:
+                return None
+            manager, timer = self._timers.popitem()
+        timer.cancel()
+        return manager
+
+    def keep(self, make: Callable[[], Manager], limit: int) -> bool:
+        """Keep another manager, if fewer than `limit` are kept; whether that is so."""
+        with self._lock:
+            if len(self._timers) >= limit:
+                return False
+            manager = make()
+            timer = threading.Timer(SPARE_KEPT_S, self._end, [manager])
+            timer.daemon = True
+            timer.start()
+            self._timers[manager] = timer
+        return True
+
+    def _end(self, unused: Manager) -> None:
+        with self._lock:
+            if self._timers.pop(unused, None) is None:
+                return
+        unused.kill()
+
+
+_spares = _Spares()
 
 
 def take() -> Manager:
-    """The spare manager if it answers, else a new one (which may still be starting)."""
+    """A spare manager that answers, else a new one (which may still be starting)."""
     here = ray.get_runtime_context().get_node_id()
-    with _lock:
-        found = _spare.pop() if _spare else None
-    if found is not None and found.home == here and found.alive():
-        return found
+    while (found := _spares.take()) is not None:
+        if found.home == here and found.alive():
+            return found
     return _start(None, here)
+
+
+def prepare() -> None:
+    """Start the manager of the next session in the background, in a user's program."""
+    context = ray.get_runtime_context()
+    if context.worker.mode == ray.SCRIPT_MODE:
+        _spares.keep(lambda: _start(None, context.get_node_id()), 1)
 
 
 def take_named(name: str, *, detached: bool) -> Manager:
@@ -93,8 +142,5 @@ def _start(name: str | None, here: str, *, detached: bool = False) -> Manager:
 
 def give_back(manager: Manager) -> None:
     """Keep a manager without a gang for the next session, or end it."""
-    with _lock:
-        if not _spare and manager.unnamed:
-            _spare.append(manager)
-            return
-    manager.kill()
+    if not (manager.unnamed and _spares.keep(lambda: manager, MOST_SPARES)):
+        manager.kill()

@@ -114,7 +114,9 @@ class RayGangs:
             if self.detached:
                 self._manager = None  # it ends itself
             raise
-        return self.connect(address, manager.actor, owner=not self.detached)
+        connection = self.connect(address, manager.actor, owner=not self.detached)
+        manager_pool.prepare()
+        return connection
 
     def connect(self, address: GangAddress, manager: ActorHandle, *, owner: bool) -> GangConnection:
         """This process's connection to a gang, for one more session."""
