@@ -90,7 +90,8 @@ class CommandRelay:
 
     def relay(self, body: Body) -> None:
         """Send a command to all ranks, or answer it if it needs none of them."""
-        if body["op"] == "reserve" and self._memory_shortage(body, 0) is None:
+        frees = "unreferenced" in body  # only the ranks can do that
+        if body["op"] == "reserve" and not frees and self._memory_shortage(body, 0) is None:
             self._reply(body["seq"], Pending(body, ()))  # enough memory: no rank need wake up
             return
         self._pending[body["seq"]] = Pending(body, self._ranks)

@@ -90,6 +90,18 @@ def test_sent_matrices_and_results_of_routines_are_freed_in_a_loop(
     assert sizes[-1] - sizes[10] < 32 << 20  # of 40 turns, 350 MB
 
 
+def test_a_matrix_that_is_replaced_by_another_one_gives_its_memory_to_it(
+    session: AlchemistSession,
+) -> None:
+    X = np.random.default_rng(0).standard_normal((20_000, 50))  # 8 MB
+    sizes = []
+    for _ in range(20):
+        A = session.send_matrix(X)
+        sizes.append(resident(session))
+        del A  # the next command is for memory
+    assert sizes[-1] - sizes[2] < 32 << 20  # of 17 turns, 136 MB
+
+
 def test_a_kept_matrix_is_not_freed(session: AlchemistSession) -> None:
     A = session.xp.ones((2, 2))
     assert A.temporary
