@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections import Counter, deque
-from functools import cache
-from typing import Any
 
-from ray.exceptions import RayError
-from ray.util import metrics
+from alchemist_ray.observe import metrics
 
 HOUR_S = 3600.0
 RESTARTS, TIMEOUTS, DROPPED = "gang_restarts", "step_timeouts", "dropped_steps"
-DESCRIPTIONS = {
-    RESTARTS: "Gangs that were started because the one before was lost",
-    TIMEOUTS: "Steps and resets that exceeded step_timeout_s",
-    DROPPED: "Steps of sub-environments that failed and were not simulated",
-}
+EVENTS = (RESTARTS, TIMEOUTS, DROPPED)
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -65,16 +57,12 @@ class Losses:
             self._counts[name] += count
             in_this_process[name] += count
         log.warning("simulator %s: %s +%d: %s", self._simulator, name, count, cause)
-        with contextlib.suppress(RayError, ValueError):  # metrics must not fail a step
-            _counter(name).inc(count, {"simulator": self._simulator})
+        metrics.count(f"alchemist_env_{name}_total", (self._simulator,), count)
+
+    def stepped(self, copies: int) -> None:
+        """Count a step of each of the copies, for the metrics."""
+        metrics.count("alchemist_env_steps_total", (self._simulator,), copies)
 
     def info(self) -> dict[str, int]:
         """All counts, or nothing where nothing was lost."""
-        return {name: self._counts[name] for name in DESCRIPTIONS} if self._counts else {}
-
-
-@cache
-def _counter(name: str) -> Any:
-    return metrics.Counter(
-        f"alchemist_env_{name}", description=DESCRIPTIONS[name], tag_keys=("simulator",)
-    )
+        return {name: self._counts[name] for name in EVENTS} if self._counts else {}

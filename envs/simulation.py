@@ -150,10 +150,12 @@ class Simulation:
         """
         try:
             raw = self._call("advance", actions.tobytes(), which, seeds)
-            return self._records(raw, range(self.copies))
+            records = self._records(raw, range(self.copies))
         except (SimulationError, GangLostError) as error:
             self.losses.add(DROPPED, self.copies, type(error).__name__)
             raise
+        self.losses.stepped(self.copies)
+        return records
 
     def _records(self, raw: bytes, which: Iterable[int]) -> Records:
         """Decode the numbers of a step, and check those of the copies in `which`."""

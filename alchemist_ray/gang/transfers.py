@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
 from alchemist_ray.errors import GroupRecoveredError, TransferError, from_failure
 from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
+from alchemist_ray.observe import metrics
+from mpi_workers.data.description import NodeTimes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import WireError
 
@@ -55,3 +58,14 @@ def repeated(transfer: Callable[[], T]) -> T:
             return transfer()
         except GroupRecoveredError:
             continue
+
+
+def counted(direction: str, times: dict[int, NodeTimes], seconds: float) -> None:
+    """Count a transfer that has ended, by the routes that its bytes took."""
+    routes: Counter[str] = Counter()
+    for node in times.values():
+        routes[node.route] += node.nbytes
+    for route, nbytes in routes.items():
+        metrics.count("alchemist_transferred_bytes_total", (direction, route), nbytes)
+        share = nbytes / max(1, routes.total())
+        metrics.count("alchemist_transfer_seconds_total", (direction, route), seconds * share)

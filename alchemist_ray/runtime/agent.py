@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from alchemist_ray.functions import node_files
+from alchemist_ray.observe import exporter, metrics
 from alchemist_ray.runtime.fork_server import ForkServer
 from alchemist_ray.transfer import node_jobs
 from mpi_workers.matrix.memory import available_bytes
@@ -29,6 +30,8 @@ class Agent:
         self._lock = threading.Lock()
         self._jobs = 0
         self._fork_server = ForkServer(node_jobs.forget)
+        host = os.uname().nodename
+        exporter.start(lambda: metrics.gauge("alchemist_free_bytes", available_bytes(), (host,)))
 
     def ready(self) -> dict[str, Any]:
         """Wait until ranks can be forked at once; facts about the node."""

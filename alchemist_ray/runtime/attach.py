@@ -13,6 +13,7 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_channel import RayChannel
@@ -24,6 +25,7 @@ ATTACH_TIMEOUT_S = 30.0
 
 def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangConnection:
     """A connection to a gang of this Ray cluster; `options` as for `GangConnection`."""
+    exporter.start()
     return GangConnection(
         address,
         Handle,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, to_failure
@@ -19,6 +20,7 @@ from alchemist_ray.runtime.attached_processes import AttachedProcess, AttachedPr
 from alchemist_ray.runtime.command_log import CommandLog
 from alchemist_ray.runtime.command_table import checked
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands
+from alchemist_ray.runtime.gang_measures import GangMeasures
 from alchemist_ray.runtime.job_queue import JobQueue
 from alchemist_ray.runtime.jobs import Job, late
 from alchemist_ray.runtime.listeners import Listeners, NodePeer
@@ -52,6 +54,8 @@ class Dispatcher:
         How long a process that is lost keeps its matrices.
     recovers : bool
         Whether commands are logged, to be repeated.
+    measures : GangMeasures, optional
+        Where ended commands are counted.
 
     Attributes
     ----------
@@ -66,8 +70,10 @@ class Dispatcher:
         *,
         lease_grace_s: float = 0.0,
         recovers: bool = False,
+        measures: GangMeasures | None = None,
     ) -> None:
         self.nodes = self.new_nodes(0, 0)
+        self._measures = measures or GangMeasures()
         self._processes = AttachedProcesses(lease_grace_s, lambda ident: self.commands.lost(ident))
         log = CommandLog(enabled=recovers)
         self.commands = Commands(self.nodes, self._soon, self._processes.users, log)
@@ -92,11 +98,8 @@ class Dispatcher:
 
     def new_listeners(self, token: str, nodes: Nodes) -> Listeners:
         """The sockets of an incarnation."""
-
-        def on_hello(protocol: FrameProtocol, body: Body) -> Body:
-            return self._on_hello(protocol, body, nodes)
-
-        return Listeners(self._on_frame, self._on_lost, token, on_hello)
+        joined = partial(self._on_hello, nodes)
+        return Listeners(self._on_frame, self._on_lost, token, joined)
 
     def use(self, nodes: Nodes) -> None:
         """Run commands on another incarnation from now on."""
@@ -104,7 +107,7 @@ class Dispatcher:
 
     # --- connections ---
 
-    def _on_hello(self, protocol: FrameProtocol, body: Body, nodes: Nodes) -> Body:
+    def _on_hello(self, nodes: Nodes, protocol: FrameProtocol, body: Body) -> Body:
         if body.get("role") == "proxy":
             nodes.joined(body["node"], protocol)
             protocol.peer = NodePeer(nodes, body["node"])
@@ -218,8 +221,7 @@ class Dispatcher:
             job.answer(job.malformed(error))
             return
         if len(self._queue) >= QUEUE_LIMIT:
-            words = f"{QUEUE_LIMIT} commands are waiting: wait until some have ended"
-            job.answer(Failure("GroupError", words))
+            job.answer(Failure("GroupError", f"{QUEUE_LIMIT} commands are waiting: wait"))
             return
         if (limit_s := job.body.get("timeout_s")) is not None:
             loop = asyncio.get_running_loop()
@@ -246,10 +248,12 @@ class Dispatcher:
         self._task = asyncio.get_running_loop().create_task(self._run(job))
 
     async def _run(self, job: Job) -> None:
-        result = await self._attempt(job)
-        while result is None:
-            result = await self._after_loss(job) or await self._attempt(job)
+        begun = time.monotonic()
+        while (result := await self._attempt(job)) is None:
+            if (result := await self._after_loss(job)) is not None:
+                break
         self._used = time.monotonic()
+        self._measures.ended(job, begun, result)
         if self._active is job:
             self._active = None
         if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
@@ -325,11 +329,8 @@ class Dispatcher:
     @property
     def idle_s(self) -> float:
         """Seconds since the last command, 0 while one runs."""
-        return (
-            0.0
-            if self._active is not None or self._outage.recovering
-            else time.monotonic() - self._used
-        )
+        busy = self._active is not None or self._outage.recovering
+        return 0.0 if busy else time.monotonic() - self._used
 
     def used(self) -> None:
         """The gang is used without a command."""

@@ -30,6 +30,7 @@ from alchemist_ray.functions.packing import Work, new_name, packed_values, unpic
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
+from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.driver import end_own_driver
 from alchemist_ray.runtime.gang_cpus import in_thread
@@ -72,6 +73,7 @@ class GroupManager:
         self._starting: asyncio.Future[GangAddress] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._created = time.time()
+        exporter.start()
 
     # --- start ---
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,10 +18,12 @@ from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.gang.address import GangAddress, next_token
+from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.runtime.automatic_checkpoints import AutomaticCheckpoints
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_cpus import GangCpus
+from alchemist_ray.runtime.gang_measures import GangMeasures
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
 from alchemist_ray.runtime.kept_copies import KeptCopies
@@ -76,11 +79,13 @@ class RunningGang:
         self.state = "starting"
         self.failures = 0
         self.address: GangAddress | None = None
+        self._measures = GangMeasures("" if gang == ident else gang, request.owner)
         self.dispatcher = Dispatcher(
             self._on_failure,
             self._on_orphaned,
             lease_grace_s=request.lifetime.lease_grace_s,
             recovers=request.max_failures > 0,
+            measures=self._measures,
         )
         self._driver = find_driver(gang if request.lifetime.detached else "")
         self.cpus = GangCpus(gang, f"{ident}.{epoch}", request, self._driver)
@@ -103,12 +108,16 @@ class RunningGang:
         ResourceError, LaunchError
             In time; nothing of the gang is left then.
         """
+        begun = time.monotonic()
         try:
             self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
         except BaseException:
+            self._measures.not_started()
             await self.cpus.release()
             raise
         self.state = "ready"
+        self._measures.started(time.monotonic() - begun)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._show_measures()))
         self.dispatcher.use(self._now.nodes)
         if self.request.max_failures:
             self._shorten_log()
@@ -123,6 +132,16 @@ class RunningGang:
             commands = self.dispatcher.commands
             writing = AutomaticCheckpoints(commands, self._ready_address, folder)
             self._tasks.append(loop.create_task(writing.run()))
+
+    async def _show_measures(self) -> None:
+        try:
+            while True:
+                records = self.dispatcher.commands.matrices.values()
+                status = self.dispatcher.status()
+                self._measures.show(self.state, status, self._ready_address(), records)
+                await asyncio.sleep(EXPORT_INTERVAL_S)
+        finally:
+            self._measures.hide()
 
     def _ready_address(self) -> GangAddress | None:
         return self.address if self.state == "ready" else None
@@ -160,6 +179,7 @@ class RunningGang:
 
     def _on_failure(self, error: AlchemistError) -> bool:
         """Ranks are lost; whether others are started."""
+        self._measures.lost(error)
         self._now.remove_folder()  # now: if the owner is gone, Ray kills this actor next
         if self._recovery is not None and not self._recovery.done():
             return True  # it notices
@@ -188,6 +208,7 @@ class RunningGang:
         while True:
             try:
                 await self._start_again(error)
+                self._measures.recovered(there=True)
                 return
             except AlchemistError as again:
                 error = again
@@ -196,6 +217,7 @@ class RunningGang:
             if self.failures >= self.request.max_failures:
                 break
             self.failures += 1
+        self._measures.recovered(there=False)
         self._fail()
         self.dispatcher.give_up(
             GroupFailedError(

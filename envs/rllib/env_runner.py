@@ -12,7 +12,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.runtime.placement import Reservation, within
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
-from envs.losses import DESCRIPTIONS, RestartRate, in_this_process
+from envs.losses import EVENTS, RestartRate, in_this_process
 from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 
 MAX_RESTARTS = 10  # if the environment's config has none
@@ -84,7 +84,7 @@ class GangEnvRunner(SingleAgentEnvRunner):
     def get_metrics(self) -> Any:
         """RLlib's metrics, and the losses of this process's environments."""
         reported = self._reported if self._reported is not None else Counter()
-        for name in DESCRIPTIONS:
+        for name in EVENTS:
             total = in_this_process[name]
             self.metrics.log_value(name, total - reported[name], reduce="lifetime_sum")
             reported[name] = total

@@ -1,4 +1,4 @@
-"""A Grafana dashboard for clusters with gangs, of metrics that Ray exports."""
+"""A Grafana dashboard for clusters with gangs: metrics of Alchemist and of Ray."""
 
 from __future__ import annotations
 
@@ -9,6 +9,121 @@ WIDTH, HEIGHT = 12, 8  # of a panel; Grafana's grid is 24 wide
 ONLY = 'namespace="$namespace"'
 # Title, unit, and for each line its query and legend.
 PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "Gangs by state",
+        "short",
+        ((f"sum(ray_alchemist_gangs{{{ONLY}}}) by (state)", "{{state}}"),),
+    ),
+    (
+        "MPI ranks, by gang",
+        "short",
+        ((f"sum(ray_alchemist_ranks{{{ONLY}}}) by (gang)", "{{gang}}"),),
+    ),
+    (
+        "Memory of matrices, by gang",
+        "bytes",
+        ((f"sum(ray_alchemist_held_bytes{{{ONLY}}}) by (gang)", "{{gang}}"),),
+    ),
+    (
+        "Memory for further matrices, by node",
+        "bytes",
+        ((f"max(ray_alchemist_free_bytes{{{ONLY}}}) by (node)", "{{node}}"),),
+    ),
+    (
+        "Calls per second, by library and outcome",
+        "ops",
+        (
+            (
+                f"sum(rate(ray_alchemist_calls_total{{{ONLY}}}[1m])) by (library, outcome)",
+                "{{library}} {{outcome}}",
+            ),
+        ),
+    ),
+    (
+        "Time of calls: 95th percentile, by library",
+        "s",
+        (
+            (
+                "histogram_quantile(0.95, sum(rate("
+                f"ray_alchemist_call_seconds_bucket{{{ONLY}}}[5m])) by (le, library))",
+                "{{library}}",
+            ),
+        ),
+    ),
+    (
+        "Commands that wait, and attached processes",
+        "short",
+        (
+            (f"sum(ray_alchemist_queued_calls{{{ONLY}}}) by (gang)", "{{gang}} waiting"),
+            (f"sum(ray_alchemist_processes{{{ONLY}}}) by (gang)", "{{gang}} attached"),
+        ),
+    ),
+    (
+        "Time in the queue: 95th percentile, by gang",
+        "s",
+        (
+            (
+                "histogram_quantile(0.95, sum(rate("
+                f"ray_alchemist_queue_seconds_bucket{{{ONLY}}}[5m])) by (le, gang))",
+                "{{gang}}",
+            ),
+        ),
+    ),
+    (
+        "Transfers, by direction and route",
+        "Bps",
+        (
+            (
+                f"sum(rate(ray_alchemist_transferred_bytes_total{{{ONLY}}}[1m])) "
+                "by (direction, route)",
+                "{{direction}}, {{route}}",
+            ),
+        ),
+    ),
+    (
+        "Lost ranks by cause, and recoveries, per hour",
+        "short",
+        (
+            (
+                f"sum(increase(ray_alchemist_failures_total{{{ONLY}}}[1h])) by (cause)",
+                "{{cause}}",
+            ),
+            (
+                f"sum(increase(ray_alchemist_recoveries_total{{{ONLY}}}[1h])) by (outcome)",
+                "recovered: {{outcome}}",
+            ),
+        ),
+    ),
+    (
+        "Starts of gangs per hour, and their mean time",
+        "short",
+        (
+            (
+                f"sum(increase(ray_alchemist_starts_total{{{ONLY}}}[1h])) by (outcome)",
+                "{{outcome}}",
+            ),
+            (
+                f"sum(rate(ray_alchemist_start_seconds_sum{{{ONLY}}}[1h])) / "
+                f"sum(rate(ray_alchemist_start_seconds_count{{{ONLY}}}[1h]))",
+                "mean time in s",
+            ),
+        ),
+    ),
+    (
+        "Simulations: steps per second, and restarts per hour",
+        "short",
+        (
+            (
+                f"sum(rate(ray_alchemist_env_steps_total{{{ONLY}}}[1m])) by (simulator)",
+                "{{simulator}}",
+            ),
+            (
+                f"sum(increase(ray_alchemist_env_gang_restarts_total{{{ONLY}}}[1h])) "
+                "by (simulator)",
+                "{{simulator}} restarts",
+            ),
+        ),
+    ),
     (
         "Gangs: reservations by state (PENDING: waiting for CPUs)",
         "short",

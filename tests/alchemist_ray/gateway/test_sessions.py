@@ -168,7 +168,7 @@ def test_functions_run_with_arguments_results_output_and_progress(
     def fails(comm: Any) -> None:
         raise ValueError(f"on {comm.rank}")
 
-    with pytest.raises(RoutineError, match="on 0"):
+    with pytest.raises(RoutineError, match=r"on \d"):
         als.run(fails)
     with pytest.raises(CallTimeoutError):
         als.run(lambda comm: __import__("time").sleep(30), timeout_s=0.5)

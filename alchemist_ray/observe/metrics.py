@@ -1,0 +1,150 @@
+"""The metrics of Alchemist: their table, and the counts of this process.
+
+Counting costs a dictionary update. `exporter` passes the counts on to Ray, where there is one; its
+nodes' agents export them to Prometheus, with ``ray_`` before each name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Labels = tuple[str, ...]
+SECONDS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
+MOST_TIMES = 10_000  # of a histogram between two exports: further ones are left out
+PRIVATE = "private"  # the label `gang` of gangs without a name
+MOST_LABELS = 500  # values of the label `routine` in a process; further ones are "other"
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes
+    ----------
+    kind : str
+        ``"counter"``, ``"gauge"`` or ``"histogram"``.
+    labels : tuple of str
+        Names of its labels.
+    text : str
+        What it counts, in the unit that its name ends with.
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+METRICS = {
+    "alchemist_gangs": Metric("gauge", ("gang", "state", "user"), "gangs"),
+    "alchemist_ranks": Metric("gauge", ("gang", "node"), "MPI ranks that run"),
+    "alchemist_held_bytes": Metric(
+        "gauge", ("gang", "node"), "memory of a gang's matrices on a node, copies included"
+    ),
+    "alchemist_free_bytes": Metric(
+        "gauge", ("node",), "memory that the next matrix can use on a node with ranks"
+    ),
+    "alchemist_processes": Metric("gauge", ("gang",), "attached processes"),
+    "alchemist_queued_calls": Metric("gauge", ("gang",), "commands that wait for their turn"),
+    "alchemist_queue_seconds": Metric(
+        "histogram", ("gang",), "time that commands waited for their turn"
+    ),
+    "alchemist_calls_total": Metric(
+        "counter",
+        ("gang", "library", "routine", "outcome"),
+        "commands that ended: routines, functions (library `run`) and commands of the gang itself "
+        "(library `gang`); outcome `ok`, `failed` or `cancelled`",
+    ),
+    "alchemist_call_seconds": Metric("histogram", ("library", "routine"), "time that calls ran"),
+    "alchemist_starts_total": Metric(
+        "counter", ("outcome",), "starts of gangs; outcome `ok` or `failed`"
+    ),
+    "alchemist_start_seconds": Metric("histogram", (), "time of starts that succeeded"),
+    "alchemist_failures_total": Metric(
+        "counter",
+        ("gang", "cause"),
+        "losses of ranks; cause: a signal, `node lost`, `node leaving`, `ranks stuck in MPI`, ...",
+    ),
+    "alchemist_recoveries_total": Metric(
+        "counter", ("gang", "outcome"), "gangs that were started again (max_failures)"
+    ),
+    "alchemist_transferred_bytes_total": Metric(
+        "counter", ("direction", "route"), "elements moved; direction `send` or `fetch`"
+    ),
+    "alchemist_transfer_seconds_total": Metric(
+        "counter", ("direction", "route"), "time of transfers, from begin to end"
+    ),
+    "alchemist_env_steps_total": Metric("counter", ("simulator",), "steps of environments"),
+    "alchemist_env_gang_restarts_total": Metric(
+        "counter", ("simulator",), "gangs that were started because the one before was lost"
+    ),
+    "alchemist_env_step_timeouts_total": Metric(
+        "counter", ("simulator",), "steps and resets that exceeded step_timeout_s"
+    ),
+    "alchemist_env_dropped_steps_total": Metric(
+        "counter", ("simulator",), "steps of sub-environments that failed and were not simulated"
+    ),
+}
+
+
+@dataclass(slots=True)
+class Counts:
+    """The counts of a process since the last export, by metric and labels."""
+
+    added: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    gauges: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    times: dict[tuple[str, Labels], list[float]] = field(default_factory=dict)
+
+
+_lock = threading.Lock()
+_counts = Counts()
+_seen: set[str] = set()
+
+
+def count(metric: str, labels: Sequence[str] = (), by: float = 1) -> None:
+    """Add to a counter."""
+    with _lock:
+        key = metric, tuple(labels)
+        _counts.added[key] = _counts.added.get(key, 0) + by
+
+
+def observe(metric: str, seconds: float, labels: Sequence[str] = ()) -> None:
+    """Add a time to a histogram."""
+    with _lock:
+        times = _counts.times.setdefault((metric, tuple(labels)), [])
+        if len(times) < MOST_TIMES:
+            times.append(seconds)
+
+
+def gauge(metric: str, value: float, labels: Sequence[str] = ()) -> None:
+    """Set a gauge."""
+    with _lock:
+        _counts.gauges[metric, tuple(labels)] = value
+
+
+def taken() -> Counts:
+    """The counts since the last call."""
+    global _counts
+    with _lock:
+        now, _counts = _counts, Counts()
+    return now
+
+
+def bounded(label: str) -> str:
+    """A label that users choose, or `OTHER` when there are too many of them."""
+    if label not in _seen:
+        if len(_seen) >= MOST_LABELS:
+            return OTHER
+        _seen.add(label)
+    return label
+
+
+def table() -> str:
+    """The metrics as a table in Markdown, as in ``docs/metrics.md``."""
+    lines = ["| metric | kind | labels | of |", "|---|---|---|---|"]
+    for name, about in METRICS.items():
+        labels = ", ".join(f"`{label}`" for label in about.labels) or "-"
+        lines.append(f"| `ray_{name}` | {about.kind} | {labels} | {about.text} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,132 @@
+"""What a gang counts for its operators: calls, waits, losses, memory (`observe.metrics`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.observe import metrics
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import default_grid, owners
+from mpi_workers.wire.frames import Body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from alchemist_ray.runtime.jobs import Job
+    from alchemist_ray.runtime.matrix_records import Record
+
+CANCELLED = ("CancelledError", "CallTimeoutError")
+
+
+class GangMeasures:
+    """Counts of one gang, over all its incarnations.
+
+    Parameters
+    ----------
+    gang : str
+        Its name; empty for a private one.
+    user : str
+        Its owner.
+    """
+
+    def __init__(self, gang: str = "", user: str = "") -> None:
+        self._gang = metrics.bounded(gang) if gang else metrics.PRIVATE
+        self._user = user
+        self._shown: set[tuple[str, metrics.Labels]] = set()
+
+    # --- events ---
+
+    def started(self, seconds: float) -> None:
+        """Its ranks are there."""
+        metrics.count("alchemist_starts_total", ("ok",))
+        metrics.observe("alchemist_start_seconds", seconds)
+
+    def not_started(self) -> None:
+        """Its ranks did not start."""
+        metrics.count("alchemist_starts_total", ("failed",))
+
+    def lost(self, error: AlchemistError) -> None:
+        """Ranks were lost."""
+        cause = str(error.facts.get("cause", metrics.OTHER))
+        metrics.count("alchemist_failures_total", (self._gang, metrics.bounded(cause)))
+
+    def recovered(self, *, there: bool) -> None:
+        """The gang was started again, or that was given up."""
+        outcome = "ok" if there else "failed"
+        metrics.count("alchemist_recoveries_total", (self._gang, outcome))
+
+    def ended(self, job: Job, begun: float, result: Body | Failure | None) -> None:
+        """A command ended that ran since `begun` (`time.monotonic`)."""
+        if job.own:
+            return
+        library, routine = _labels(job)
+        outcome = "ok"
+        if job.cancelled is not None or isinstance(result, Failure):
+            failure = job.cancelled or result
+            kind = failure.kind if isinstance(failure, Failure) else ""
+            outcome = "cancelled" if kind in CANCELLED else "failed"
+        metrics.count("alchemist_calls_total", (self._gang, library, routine, outcome))
+        metrics.observe("alchemist_call_seconds", time.monotonic() - begun, (library, routine))
+        metrics.observe("alchemist_queue_seconds", begun - job.since, (self._gang,))
+
+    # --- the present state ---
+
+    def show(
+        self,
+        state: str,
+        status: Body,
+        address: GangAddress | None,
+        records: Iterable[Record],
+    ) -> None:
+        """Set the gauges; those that no longer apply become 0."""
+        now: dict[tuple[str, metrics.Labels], float] = {
+            ("alchemist_gangs", (self._gang, state, self._user)): 1,
+            ("alchemist_processes", (self._gang,)): len(status["processes"]),
+            ("alchemist_queued_calls", (self._gang,)): sum(
+                call["state"] == "queued" for call in status["calls"]
+            ),
+        }
+        if address is not None:
+            hosts = [worker["hostname"] for worker in address.workers]
+            for host in set(hosts):
+                now["alchemist_ranks", (self._gang, host)] = hosts.count(host)
+            for host, nbytes in held_bytes(hosts, records).items():
+                now["alchemist_held_bytes", (self._gang, host)] = nbytes
+        self._set(now)
+
+    def hide(self) -> None:
+        """The gang has ended."""
+        self._set({})
+
+    def _set(self, now: dict[tuple[str, metrics.Labels], float]) -> None:
+        for (name, labels), value in (dict.fromkeys(self._shown, 0.0) | now).items():
+            metrics.gauge(name, value, labels)
+        self._shown = set(now)
+
+
+def held_bytes(hosts: list[str], records: Iterable[Record]) -> dict[str, float]:
+    """Memory of matrices by host, copies included; `hosts` are those of the ranks in order."""
+    grid = default_grid(len(hosts))
+    totals: dict[str, int] = {}
+    for record in records:
+        totals[record.layout] = totals.get(record.layout, 0) + record.nbytes
+    found = dict.fromkeys(hosts, 0.0)
+    for layout, nbytes in totals.items():
+        parts = owners(layout, grid)
+        for ranks in parts:
+            for rank in ranks:
+                found[hosts[rank]] += nbytes / len(parts)
+    return {host: math.ceil(nbytes) for host, nbytes in found.items()}
+
+
+def _labels(job: Job) -> tuple[str, str]:
+    match job.body:
+        case {"op": "call", "library": library, "routine": routine}:
+            return metrics.bounded(str(library)), metrics.bounded(str(routine))
+        case {"op": "run"}:  # names of functions are without number
+            return "run", ""
+    return "gang", metrics.bounded(str(job.body.get("op")))

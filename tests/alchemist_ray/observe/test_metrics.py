@@ -1,0 +1,153 @@
+"""Metrics: what Ray exports of ours, the page in docs, and the dashboard's queries."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.deploy.kubernetes.dashboard import PANELS
+from alchemist_ray.errors import RoutineError
+from alchemist_ray.observe import metrics
+from alchemist_ray.runtime.gang_measures import held_bytes
+from alchemist_ray.runtime.matrix_records import Record
+from tests.support import traces
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+EXPORT_LIMIT_S = 60.0
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scraped() -> Samples:
+    """The exported samples of ours, summed over processes: by name and the labels of ours."""
+    node = ray.nodes()[0]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    found: Samples = {}
+    for name, labels, value in re.findall(r"^ray_(alchemist_\w+)\{(.*)\} (\S+)$", text, re.M):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        own = metrics.METRICS[base if base in metrics.METRICS else name].labels
+        pairs = frozenset(
+            (key, said) for key, said in re.findall(r'(\w+)="([^"]*)"', labels) if key in own
+        )
+        if not name.endswith("_bucket"):
+            found[name, pairs] = found.get((name, pairs), 0.0) + float(value)
+    return found
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    wanted = set(labels.items())
+    return sum(
+        value for (each, pairs), value in samples.items() if each == name and wanted <= pairs
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(cluster: str) -> Iterator[Samples]:
+    """What is exported while a gang with a name runs, after some calls of it."""
+    with AlchemistSession(2, name="measured", max_failures=0) as session:
+        A = session.send_matrix(np.ones((1000, 100)), layout="MC_MR")
+        lib = session.load_library("linalg")
+        for _ in range(3):
+            lib.norm(A)
+        with pytest.raises(RoutineError):
+            lib.cholesky(session.send_matrix(-np.eye(4)))
+        A.fetch()
+
+        def there() -> bool:
+            now = scraped()
+            calls = total(now, "alchemist_calls_total", gang="measured", routine="norm")
+            held = total(now, "alchemist_held_bytes", gang="measured")
+            moved = total(now, "alchemist_transferred_bytes_total", direction="fetch")
+            return calls >= 3 and held >= 800_000 and moved >= 800_000
+
+        assert traces.wait_until(there, EXPORT_LIMIT_S, 0.5) is not None, scraped()
+        yield scraped()
+
+
+@pytest.mark.timeout(150)
+def test_calls_are_counted_by_routine_and_outcome(exported: Samples) -> None:
+    name = "alchemist_calls_total"
+    labels = {"gang": "measured", "library": "linalg"}
+    assert total(exported, name, **labels, routine="norm", outcome="ok") == 3
+    assert total(exported, name, **labels, routine="cholesky", outcome="failed") == 1
+    assert total(exported, "alchemist_call_seconds_count", routine="norm") >= 3
+    assert total(exported, "alchemist_queue_seconds_count", gang="measured") >= 4
+
+
+@pytest.mark.timeout(150)
+def test_the_state_of_a_gang_is_shown(exported: Samples) -> None:
+    assert total(exported, "alchemist_gangs", gang="measured", state="ready") == 1
+    assert total(exported, "alchemist_ranks", gang="measured") == 2
+    assert total(exported, "alchemist_processes", gang="measured") == 1
+    assert total(exported, "alchemist_held_bytes", gang="measured") >= 800_000
+    assert total(exported, "alchemist_free_bytes") > 1 << 20
+    assert total(exported, "alchemist_starts_total", outcome="ok") >= 1
+
+
+@pytest.mark.timeout(150)
+def test_transfers_are_counted_by_direction_and_route(exported: Samples) -> None:
+    name = "alchemist_transferred_bytes_total"
+    for direction in ("send", "fetch"):
+        assert total(exported, name, direction=direction, route="shared memory") >= 800_000
+        seconds = total(exported, "alchemist_transfer_seconds_total", direction=direction)
+        assert 0 < seconds < 100
+
+
+@pytest.mark.timeout(150)
+def test_a_gang_that_has_ended_shows_nothing(exported: Samples) -> None:
+    with AlchemistSession(1, name="short") as session:
+        session.send_matrix(np.ones((10, 10)))
+
+    def gone() -> bool:
+        now = scraped()
+        return total(now, "alchemist_gangs", gang="short") == 0
+
+    assert traces.wait_until(gone, EXPORT_LIMIT_S, 0.5) is not None
+
+
+@pytest.mark.timeout(150)
+def test_every_query_of_the_dashboard_finds_what_is_exported(exported: Samples) -> None:
+    names = {name for name, _ in exported}
+    absent = {"recoveries", "failures", "env"}  # nothing of them has happened here
+    for _, _, lines in PANELS:
+        for query, _ in lines:
+            for name in re.findall(r"ray_(alchemist_\w+)\{", query):
+                base = re.sub(r"_(bucket|sum|count)$", "", name)
+                about = metrics.METRICS[base if base in metrics.METRICS else name]
+                by = re.findall(r" by \(([^)]*)\)", query)
+                labels = {label.strip() for group in by for label in group.split(",")}
+                assert labels - {"le"} <= set(about.labels), query
+                if not any(f"alchemist_{word}" in name for word in absent):
+                    assert name.replace("_bucket", "_count") in names, name
+
+
+def test_the_page_has_the_table() -> None:
+    assert metrics.table() in PAGE.read_text(), "paste metrics.table() into docs/metrics.md"
+
+
+def test_labels_that_users_choose_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_seen", set())
+    labels = {metrics.bounded(f"routine{i}") for i in range(10 * metrics.MOST_LABELS)}
+    assert len(labels) == metrics.MOST_LABELS + 1
+    assert metrics.OTHER in labels
+    assert metrics.bounded("routine0") == "routine0"
+
+
+def test_memory_of_layouts_with_copies_counts_each_copy() -> None:
+    def record(layout: str) -> Record:
+        return Record(1, "A", (100, 10), "float64", layout, sealed=True, source={})
+
+    hosts = ["a", "a", "b", "b"]
+    assert held_bytes(hosts, [record("VC_STAR")]) == {"a": 4000, "b": 4000}
+    assert held_bytes(hosts, [record("STAR_STAR")]) == {"a": 16_000, "b": 16_000}
+    assert held_bytes(hosts, [record("CIRC_CIRC")]) == {"a": 8000, "b": 0}
+    both = [record("VC_STAR"), record("CIRC_CIRC")]
+    assert held_bytes(hosts, both) == {"a": 12_000, "b": 4000}
