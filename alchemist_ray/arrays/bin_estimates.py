@@ -46,7 +46,7 @@ def number_of_bins(name: str, whole: Any, range: Any) -> int:
     """As `numpy.histogram_bin_edges` estimates it, by some reductions of all elements."""
     if name == "stone":
         raise rules.unsupported(
-            "np.histogram with bins='stone'", "np.histogram(A, bins='auto') takes few reductions"
+            "np.histogram with bins='stone'", "use bins='auto', which needs few reductions"
         )
     if name not in _WIDTHS:
         raise BadArgumentError(f"np.histogram: {name!r} is not one of {', '.join(_WIDTHS)}")

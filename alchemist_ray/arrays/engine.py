@@ -44,7 +44,7 @@ class Engine:
             return (found.options(columns=columns) if columns else found)(*args, **kwargs)
         except ResourceError as error:
             shapes = " and ".join(str(x.shape) for x in args if isinstance(x, MatrixRef))
-            raise ResourceError(f"{routine} of {shapes or 'nothing'}: {error}") from None
+            raise ResourceError(f"{routine}{shapes and f' of {shapes}'}: {error}") from None
 
     def _routine(self, name: str) -> Routine:
         if self._library is None:

@@ -41,8 +41,8 @@ def _svd(
     if full_matrices and a.shape[0] != a.shape[1]:
         raise rules.unsupported(
             f"np.linalg.svd of {a.shape} with full_matrices=True",
-            "give full_matrices=False; als.load_library('linalg').truncated_svd(A, rank) takes the "
-            "largest",
+            "give full_matrices=False; als.load_library('linalg').truncated_svd(A, rank) computes "
+            "the largest ones",
         )
     S, U, V = engine.call("svd", a)
     return SVD(U, S, engine.transpose(V, conjugate=True))
@@ -103,7 +103,9 @@ def _pinv(engine: Engine, a: Any, rcond: Any = None, hermitian: bool = False, *,
 def _matrix_rank(engine: Engine, A: Any, tol: Any = None, hermitian: bool = False, *,
                  rtol: Any = None) -> Any:  # fmt: skip
     if tol is not None:
-        raise rules.unsupported("np.linalg.matrix_rank with tol=", "give rtol=, a relative one")
+        raise rules.unsupported(
+            "np.linalg.matrix_rank with tol=", "use the relative tolerance rtol="
+        )
     return np.intp(engine.call("matrix_rank", A, rcond=_rcond(None, rtol)))
 
 

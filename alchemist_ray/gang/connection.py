@@ -221,13 +221,18 @@ class GangConnection:
     def uploads(self) -> Any:
         """Brings files of user functions to the ranks. Raises `SessionError` where none can."""
         if self._upload_type is None:
-            raise SessionError("this process is not in the gang's Ray cluster: no code can be sent")
+            raise SessionError(
+                "this process is not in the gang's Ray cluster, so als.run cannot send code"
+            )
         return self.part(self._upload_type)
 
     def start_call(self, body: Body) -> Any:
         """Start a routine call; an ObjectRef of its results. Raises `SessionError` without Ray."""
         if self._result_type is None:
-            raise SessionError("this process is not in the gang's Ray cluster: call the routine")
+            raise SessionError(
+                "this process is not in the gang's Ray cluster, which .remote() needs: call the "
+                "routine directly"
+            )
         return self.part(self._result_type).call(body)
 
     # --- commands ---

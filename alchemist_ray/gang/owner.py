@@ -142,7 +142,7 @@ class GangOwner:
             If this process has joined another cluster and cannot leave it, or if no cluster that
             fits this process is there.
         AuthError
-            If that cluster wants a token that this process does not have.
+            If that cluster requires a token that this process does not have.
         """
         self._check_open()
         host = "127.0.0.1" if address == "0.0.0.0" else address

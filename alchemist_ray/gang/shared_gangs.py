@@ -132,8 +132,8 @@ class SharedGangs(GangOwner):
         self._check_open()
         if not self._detaches:
             raise SessionError(
-                "the gang is private and ends with this session: only a gang with "
-                "lifetime='detached' can be left"
+                "this session's gang is private and ends with it: detach() is for gangs with "
+                "lifetime='detached'"
             )
         self.close()
 

@@ -124,7 +124,9 @@ class GatewayGangs:
         """The gateway ends what is left, when this process's connection is gone."""
 
     def serve(self, **options: Any) -> Any:
-        raise SessionError("this session uses a gateway: another one is started in its Ray cluster")
+        raise SessionError(
+            "a session that uses a gateway cannot start one: call serve() in the Ray cluster"
+        )
 
     def open_rank_channel(self, connection: GangConnection, serve: Any, timeout_s: float) -> Any:
         return None  # ranks cannot connect to this process: calls are commands
@@ -159,7 +161,7 @@ def _checked(token: str | None) -> str:
     found = token or os.environ.get(TOKEN_VARIABLE, "")
     if not found:
         raise AuthError(
-            f"a gateway wants a token: give token=... or set {TOKEN_VARIABLE}. `alchemist token "
+            f"a gateway requires a token: give token=... or set {TOKEN_VARIABLE}. `alchemist token "
             "create USER` on the cluster makes one"
         )
     return found
@@ -216,7 +218,9 @@ def open_gangs(
 ) -> GatewayGangs:
     """The gangs of a session; see `AlchemistSession` for the options."""
     if placement != "own":
-        raise ValueError("a gang behind a gateway reserves its own CPUs: placement='own'")
+        raise ValueError(
+            f"placement={placement!r} is not possible through a gateway: use placement='own'"
+        )
     if max_failures or checkpoint_folder is not None:
         raise ValueError(
             "max_failures and checkpoint_folder are for sessions in the gang's Ray cluster: start "

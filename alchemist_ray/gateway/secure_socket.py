@@ -198,8 +198,8 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         raw.close()
         raise Failure(
             "AuthError",
-            f"no TLS with {address}: {error.reason or error}. Is a gateway at this address, and is "
-            "its certificate valid?",
+            f"the TLS handshake with {address} failed: {error.reason or error}. Is a gateway at "
+            "this address, and is its certificate valid?",
         ) from None
     except BaseException:
         raw.close()

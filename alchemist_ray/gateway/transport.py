@@ -85,4 +85,6 @@ def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:
             idle_timeout_s=described["idle_timeout_s"],
         )
     except (KeyError, TypeError) as error:
-        raise SessionError(f"{gateway} described a gang in a way unknown here: {error}") from None
+        raise SessionError(
+            f"{gateway} sent a gang description that this version cannot read: {error}"
+        ) from None

@@ -52,7 +52,7 @@ class MpiexecLauncher(Launcher):
         if len(plan.nodes) != 1:
             raise LaunchError(
                 f"launcher 'mpiexec' works on one machine, but the {plan.size} workers are on "
-                f"{len(plan.nodes)}: ask for fewer workers, or use launcher='pmi' "
+                f"{len(plan.nodes)} nodes: ask for fewer workers, or use launcher='pmi' "
                 "('srun' and 'hydra' start ranks on many nodes too)"
             )
         argv = [*find_mpiexec(self.env), "-n", str(plan.size), RANK_PROGRAM]

@@ -70,8 +70,8 @@ def recovered_words(call: str, losses: int, restored: str) -> str:
     if losses > 1:
         why = f"ranks were lost in {losses} runs of it"
     return (
-        f"{call} was lost with a rank. {restored}. They are as they were before the call, "
-        f"which was not repeated, because {why}"
+        f"{call} was interrupted by the loss of a rank. {restored}. The call was not repeated, "
+        f"because {why}"
     )
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
+from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.runtime.failure_causes import (
     ask_kubernetes,
     endpoint_ended,
@@ -187,15 +187,6 @@ class Nodes:
         self.data[node] = NodeAddress(first, len(ranks), tuple(addresses))
         for about in ranks:
             self.ranks[about["rank"]] = {**about, "node": node}
-            if about["size"] != self._size:
-                self.fail(
-                    LaunchError(
-                        f"rank {about['rank']} on {about['hostname']} is in a world of "
-                        f"{about['size']} ranks instead of {self._size}: the launcher and the MPI "
-                        "library do not speak the same PMI"
-                    )
-                )
-                return
         if len(self.ranks) == self._size and not self.ready.done():
             self.ready.set_result(None)
 

@@ -88,8 +88,8 @@ def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float)
         if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
             free = ray.available_resources().get("CPU", 0.0)
             raise ResourceError(
-                f"no room for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} within "
-                f"{timeout_s:.0f} s: free now: {counted(free, 'CPU')}. {_what_to_do()}"
+                f"not enough free CPUs for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} "
+                f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_what_to_do()}"
             )
         table: dict[str, Any] = ray.util.placement_group_table(group)
         bundles = table["bundles_to_node_id"]

@@ -46,7 +46,7 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
         If the cluster that `RAY_ADDRESS` names is not there, or is of another version of Ray or
         Python. Without `start`, also if there is no cluster.
     AuthError
-        If that cluster wants a token that this process does not have.
+        If that cluster requires a token that this process does not have.
     """
     if ray.is_initialized():
         return False

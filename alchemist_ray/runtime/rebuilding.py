@@ -208,13 +208,16 @@ class Rebuilding:
             if ident not in made or (
                 record is not None and made[ident] != (record.shape, record.dtype, record.layout)
             ):
-                raise Failure("RoutineError", "its results have another shape or dtype this time")
+                raise Failure(
+                    "RoutineError",
+                    "its results have another shape, dtype or layout than the first time",
+                )
 
     async def _check_sources(self, command: LoggedCommand) -> None:
         """Whether the file that a command reads, and its library, are those of the first time."""
         library = command.body.get("library", "")
         if self._commands.libraries.stamp(library) != command.code:
-            raise Failure("LibraryLoadError", f"library {library!r} is another one now")
+            raise Failure("LibraryLoadError", f"the file of library {library!r} has changed")
         if not command.stamp:
             return
         path = command.body["arguments"]["path"]
@@ -227,7 +230,7 @@ class Rebuilding:
             first=self._commands.next_id,
         )
         if done.value[0] != command.stamp:
-            raise Failure("FileError", f"{path} has changed since")
+            raise Failure("FileError", f"{path} has changed since it was loaded")
 
     async def _send(self, command: LoggedCommand) -> None:
         body, ident = command.body, command.made[0]
@@ -250,4 +253,4 @@ class Rebuilding:
         try:
             await stage(self._nodes, self._agents, self._address.incarnation, name, data)
         except RayError as error:
-            raise Failure("TransferError", f"its code is no longer there: {error}") from None
+            raise Failure("TransferError", f"its code is no longer available: {error}") from None

@@ -188,9 +188,11 @@ def disk_source(source: Any, wanted: Any) -> IteratorSource:
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     name = f"{source!r}"
     if shape is None or dtype is None:
-        raise DtypeError(f"{name} is not an array: choose one inside of it")
+        raise DtypeError(f"{name} is a group, not an array: choose an array inside it")
     if len(shape) not in (1, 2):
-        raise ShapeError(f"{name} is not a matrix: it must have two dimensions, not {len(shape)}")
+        raise ShapeError(
+            f"{name} is not a matrix: it must have one or two dimensions, not {len(shape)}"
+        )
     whole = (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
     chosen = chosen_dtype(np.dtype(dtype), wanted)
     origin = {"from": type(source).__module__.partition(".")[0], "array": name}

@@ -148,7 +148,7 @@ def decode_header(header: Buffer, map_limit: int) -> tuple[Kind, int, int]:
         raise WireError("not an Alchemist frame")
     if version != VERSION:
         raise WireError(
-            f"this side has protocol version {VERSION}, the other side {version}: "
+            f"the protocol version is {VERSION} here and {version} on the other side: "
             "install the same alchemist-on-ray on both sides"
         )
     try:

@@ -53,7 +53,9 @@ def test_cpus_in_use_are_waited_for_and_then_refused(gang: Gang) -> None:
     before = left()
     with opened(start_timeout_s=1.5) as session:
         start = time.monotonic()
-        with pytest.raises(ResourceError, match=r"no room for 6 workers .* free now") as caught:
+        with pytest.raises(
+            ResourceError, match=r"not enough free CPUs for 6 workers .* free now"
+        ) as caught:
             session.request_workers(6)
         seconds = time.monotonic() - start
         assert 1.0 < seconds < 1.5 + ERROR_LIMIT_S

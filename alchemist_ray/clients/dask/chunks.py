@@ -200,8 +200,7 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         index = tuple(map(int, wrong[0]))
         raise ShapeError(
             f"chunk {index} of the dask array {array.name} has shape {tuple(grid[index].tolist())}"
-            f": its row of chunks has {rows[index[0]]} rows, its column of chunks "
-            f"{cols[index[1]]} columns"
+            f", but the array declares {(rows[index[0]], cols[index[1]])} for this chunk"
         )
     known = da.Array(
         array.__dask_graph__(), array.name, (tuple(rows.tolist()), tuple(cols.tolist())),

@@ -314,7 +314,7 @@ def _start(options: argparse.Namespace) -> int:
     folder = _folder()
     if (address := folder.live_cluster()) is not None:
         raise JobError(
-            f"this job's Ray is up already, at {address.address}: use it, or `alchemist slurm stop`"
+            f"Ray already runs in this job, at {address.address}: use it, or `alchemist slurm stop`"
         )
     if not options.foreground:
         if folder.cluster() is not None:

@@ -83,7 +83,7 @@ class Supervisors:
         command = [*self._once_per_node(), *words]
         if shutil.which(command[0]) is None:
             raise JobError(
-                f"starting a step on every node needs the program {command[0]!r}, which is not here"
+                f"starting a step on every node needs {command[0]!r}, which was not found on PATH"
             )
         with open(self._folder.path / "nodes.log", "wb") as out:
             self._step = subprocess.Popen(

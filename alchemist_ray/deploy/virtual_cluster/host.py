@@ -128,7 +128,7 @@ class Host:
         there = self.hypervisor.names().intersection(guest.name for guest in guests)
         if there:
             raise JobError(
-                f"{', '.join(sorted(there))} already running: end with `alchemist "
+                f"{', '.join(sorted(there))} already running: stop with `alchemist "
                 "virtual-cluster down`, or choose another --name"
             )
         for guest in guests:
@@ -154,8 +154,8 @@ class Host:
             if time.monotonic() > end:
                 name = min(waiting)
                 raise JobError(
-                    f"{', '.join(sorted(waiting))} not ready in {self.limit_s:.0f} s (--limit "
-                    f"gives more); the console of {name} ends with:\n{self._console(name)[-TAIL:]}"
+                    f"{', '.join(sorted(waiting))} not ready in {self.limit_s:.0f} s (increase "
+                    f"--limit); the console of {name} ends with:\n{self._console(name)[-TAIL:]}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

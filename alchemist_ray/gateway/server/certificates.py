@@ -72,7 +72,7 @@ def _generate(cert: Path, key: Path) -> None:
 def server_context(cert: Path, key: Path) -> tuple[ssl.SSLContext, bytes]:
     """The context for accepted connections, and the SHA-256 of the certificate.
 
-    Raises `AuthError` if the files are no certificate and key.
+    Raises `AuthError` if the files are not a valid certificate and key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -82,5 +82,5 @@ def server_context(cert: Path, key: Path) -> tuple[ssl.SSLContext, bytes]:
         first = cert.read_text().partition("-----END CERTIFICATE-----")
         der = ssl.PEM_cert_to_DER_cert(first[0][first[0].index("-----BEGIN") :] + first[1] + "\n")
     except (OSError, ValueError) as error:
-        raise AuthError(f"{cert} and {key} are no certificate and key: {error}") from None
+        raise AuthError(f"{cert} and {key} are not a valid certificate and key: {error}") from None
     return context, hashlib.sha256(der).digest()

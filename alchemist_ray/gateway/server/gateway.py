@@ -164,8 +164,8 @@ class Gateway:
         if len(self._links) >= MAX_LINKS or of_user >= MAX_LINKS_OF_USER:
             raise Failure(
                 "ResourceError",
-                f"this gateway has {of_user} connections of {token.user} and {len(self._links)} of "
-                f"all users; at most {MAX_LINKS_OF_USER} and {MAX_LINKS} are served",
+                f"too many connections: {token.user} has {of_user} (limit {MAX_LINKS_OF_USER}), "
+                f"all users have {len(self._links)} (limit {MAX_LINKS})",
             )
         if not token.allows("call"):
             raise Failure("AuthError", "the token lacks the scope 'call'")

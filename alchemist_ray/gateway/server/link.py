@@ -193,15 +193,15 @@ class Link:
         oldest, newest = frame.body["protocols"]
         if newest < OLDEST_PROTOCOL or oldest > PROTOCOL:
             raise WireError(
-                f"this gateway (alchemist-on-ray {__version__}) speaks versions {OLDEST_PROTOCOL} "
-                f"to {PROTOCOL} of the protocol, and the client {oldest} to {newest}: install "
+                f"this gateway (alchemist-on-ray {__version__}) supports protocol versions "
+                f"{OLDEST_PROTOCOL} to {PROTOCOL}, the client {oldest} to {newest}: install "
                 f"alchemist-client {__version__}"
             )
         self.protocol = min(newest, PROTOCOL)
         self._ident = str(frame.body["id"])[:64]
         found = self._owner.tokens.find(self._ident)
         if found is None:
-            raise WireError("there is no such token: it was revoked, or is of another gateway")
+            raise WireError("unknown token: it was revoked or belongs to another gateway")
         nonce = field_of(frame.body, "nonce")
         if len(nonce) != NONCE_BYTES:
             raise WireError("malformed handshake: no valid 'nonce'")

@@ -66,8 +66,8 @@ async def _stage(client: Client, body: Body, uploads: Uploads, in_thread: InThre
         client.staged.pop(name, None)
         raise Failure(
             "ResourceError",
-            f"functions and arguments of {held} bytes are under way, and {MAX_STAGED_NBYTES} "
-            "are possible: send large data with send_matrix",
+            f"functions and arguments of {held} bytes exceed the limit of {MAX_STAGED_NBYTES} "
+            "bytes: send large data with send_matrix",
         )
     staged += content
     if body["last"]:
@@ -81,7 +81,7 @@ def _name(name: object, *kinds: str) -> str:
         kind, _, rest = name.partition("-")
         if kind in kinds and len(rest) == 32 and rest.isalnum():
             return name
-    raise Failure("TransferError", f"{name!r} is not the name of a file of a run")
+    raise Failure("TransferError", f"{name!r} is not a file name of a running call")
 
 
 def _read_part(client: Client, body: Body) -> Body:

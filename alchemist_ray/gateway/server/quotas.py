@@ -47,7 +47,7 @@ class Quotas:
             if most is not None and wanted > most:
                 raise Failure(
                     "ResourceError",
-                    f"{token.user} would have {wanted} {what}, and the quota of this gateway is "
+                    f"{token.user} would have {wanted} {what}, more than the quota of this token, "
                     f"{most}: end a gang first (yield_workers, stop_gang)",
                 )
         self._starting[token.user] += 1
@@ -73,5 +73,5 @@ class Quotas:
             raise Failure(
                 "ResourceError",
                 f"the matrices of {token.user} have {readable(held)}, and {readable(new)} more "
-                f"would exceed the quota of this gateway, {readable(token.nbytes)}: free some",
+                f"would exceed the quota of this token, {readable(token.nbytes)}: free some",
             )

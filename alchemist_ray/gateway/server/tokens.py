@@ -101,7 +101,7 @@ class TokenFile:
         if unknown := [scope for scope in scopes if scope not in SCOPES]:
             raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
         if days is not None and days <= 0:
-            raise BadArgumentError(f"a token cannot expire in {days:g} days: give a number over 0")
+            raise BadArgumentError(f"days must be greater than 0; got {days:g}")
         text, ident, verifier = new_token()
         expires = None if days is None else time.time() + 86400 * days
         token = Token(ident, user, tuple(scopes), expires, ranks, gangs, nbytes)

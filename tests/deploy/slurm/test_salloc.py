@@ -37,7 +37,7 @@ def test_start_run_stop_from_the_login_host(slurm: Slurm) -> None:
     assert done.returncode == 11, said
     assert "Ray is up on 2 nodes with 4 CPUs" in done.stdout
     assert "als.connect_to_alchemist(" in done.stdout
-    assert "this job's Ray is up already" in done.stderr
+    assert "Ray already runs in this job" in done.stderr
     assert done.stdout.count("code 3") == 2, said
     assert done.stdout.count(f'"host": "{node}", "nodes": 2') == 2
     assert "no Ray of `alchemist slurm start` runs in this job" in done.stderr

@@ -350,7 +350,7 @@ def test_a_library_that_has_changed_is_not_loaded_again(gang: Recovering, tmp_pa
     path.write_text(LIBRARY.read_text().replace("2 * A.local", "3 * A.local"))
     gang.kill(gang.ranks[0])
     np.testing.assert_array_equal(A.fetch(), X)
-    with pytest.raises(StaleHandleError, match="'mine' is another one now"):
+    with pytest.raises(StaleHandleError, match="library 'mine' has changed"):
         B.fetch()
     with pytest.raises(LibraryNotFoundError, match="mine"):
         lib.doubled(A)

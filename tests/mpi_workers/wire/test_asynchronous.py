@@ -135,7 +135,7 @@ def test_a_blocking_and_an_asyncio_end_exchange_frames(
         (frames.encode(Kind.COMMAND, {"nonce": bytes(32)}), "open with HELLO"),
         (frames.encode(Kind.HELLO, {"nonce": bytes(32)}, 5), "payload"),
         (frames.encode(Kind.HELLO, {"x": "x" * 5000}), "over the limit"),
-        (frames.HEADER.pack(b"ALCH", 1, 1, 0, 0), "this side has protocol version 2"),
+        (frames.HEADER.pack(b"ALCH", 1, 1, 0, 0), "the protocol version is 2 here and 1 "),
         (b"x" * 100, "not an Alchemist frame"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_value_that_no_map_can_hold_is_refused_before_anything_is_sent() -> No
         (frames.HEADER.pack(b"HTTP", 2, 1, 0, 0), "not an Alchemist frame"),
         (
             frames.HEADER.pack(b"ALCH", 99, 1, 0, 0),
-            "this side has protocol version 2, the other side 99",
+            "the protocol version is 2 here and 99 on the other side",
         ),
         (frames.HEADER.pack(b"ALCH", 2, 0, 0, 0), "unknown kind of frame 0"),
         (frames.HEADER.pack(b"ALCH", 2, 999, 0, 0), "unknown kind of frame 999"),
