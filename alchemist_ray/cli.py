@@ -34,6 +34,8 @@ GANGS = {
     "cancel": "cancel the calls of a gang",
 }
 
+LOGS = {"logs": "print the output of a gang's ranks, and its manager's log"}
+
 BATCH = {"slurm": "Slurm", "pbs": "PBS"}
 
 
@@ -53,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     kuberay.add_parser(commands)
     for name, (_, what) in OWN_PARSERS.items():
         commands.add_parser(name, help=what, add_help=False)
-    for name, what in (GANGS | GATEWAY).items():
+    for name, what in (GANGS | LOGS | GATEWAY).items():
         commands.add_parser(name, help=what, add_help=False)
     for name, system in BATCH.items():
         commands.add_parser(name, help=f"run Ray and gangs in a {system} job", add_help=False)
@@ -65,6 +67,10 @@ def main(argv: list[str] | None = None) -> int:
         from alchemist_ray.observe import status  # noqa: PLC0415
 
         return status.main(argv)
+    if argv and argv[0] in LOGS:
+        from alchemist_ray.observe import logs_command  # noqa: PLC0415
+
+        return logs_command.main(argv[1:])
     if argv and argv[0] in GATEWAY:
         module = importlib.import_module("alchemist_ray.gateway.server.cli")
         return int(module.main(argv))

@@ -57,6 +57,7 @@ class GangPlan:
     manager: tuple[str, ...]
     keep_bytes: int
     start_timeout_s: float
+    log_folder: str = ""
 
     @property
     def size(self) -> int:
@@ -129,6 +130,7 @@ class Launcher(ABC):
             threads=plan.threads,
             keep_bytes=plan.keep_bytes,
             start_timeout_s=plan.start_timeout_s,
+            log_folder=plan.log_folder,
         )
         if start is not None:
             spec.start = list(start.argv)

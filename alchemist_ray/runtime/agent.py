@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import ray
 
 from alchemist_ray.functions import node_files
-from alchemist_ray.observe import exporter, metrics
+from alchemist_ray.observe import exporter, logs, metrics
 from alchemist_ray.runtime.fork_server import ForkServer
 from alchemist_ray.transfer import node_jobs
 from mpi_workers.matrix.memory import available_bytes
@@ -51,6 +52,8 @@ class Agent:
 
     def launch(self, spec: ProxySpec) -> int:
         """Start a gang's part on this node; the proxy's pid."""
+        if spec.log_folder:
+            spec = replace(spec, log_folder=str(logs.folder(spec.log_folder)))
         return self._live_fork_server().fork(spec)
 
     def wait_gone(self, gang: str, timeout_s: float) -> bool:
@@ -87,6 +90,10 @@ class Agent:
         finally:
             with self._lock:
                 self._jobs -= 1
+
+    def log_lines(self, gang: str, since: dict[str, int]) -> logs.NodeLog | None:
+        """Lines of a gang's newest log files on this node, after positions in them."""
+        return logs.read(gang, since)
 
     def idle(self) -> bool:
         """Whether this agent can be ended: no gang on its node, no job under way."""

@@ -1,7 +1,8 @@
-"""What a gang counts for its operators: calls, waits, losses, memory (`observe.metrics`)."""
+"""What a gang tells its operators: its counts (`observe.metrics`), and lines in its log."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from alchemist_ray.runtime.jobs import Job
     from alchemist_ray.runtime.matrix_records import Record
+
+log = logging.getLogger(__name__)
 
 CANCELLED = ("CancelledError", "CallTimeoutError")
 
@@ -40,24 +43,28 @@ class GangMeasures:
 
     # --- events ---
 
-    def started(self, seconds: float) -> None:
-        """Its ranks are there."""
+    def started(self, seconds: float, ranks: str) -> None:
+        """Its ranks are there; `ranks`: how many and where."""
         metrics.count("alchemist_starts_total", ("ok",))
         metrics.observe("alchemist_start_seconds", seconds)
+        log.info("gang started in %.2f s: %s", seconds, ranks)
 
-    def not_started(self) -> None:
+    def not_started(self, error: BaseException) -> None:
         """Its ranks did not start."""
         metrics.count("alchemist_starts_total", ("failed",))
+        log.error("gang not started: %s", error)
 
     def lost(self, error: AlchemistError) -> None:
         """Ranks were lost."""
         cause = str(error.facts.get("cause", metrics.OTHER))
         metrics.count("alchemist_failures_total", (self._gang, metrics.bounded(cause)))
+        log.error("ranks lost: %s", str(error).partition("\n")[0])  # the rest is in its own file
 
     def recovered(self, *, there: bool) -> None:
         """The gang was started again, or that was given up."""
         outcome = "ok" if there else "failed"
         metrics.count("alchemist_recoveries_total", (self._gang, outcome))
+        log.warning("gang %s", "started again" if there else "not started again: it has ended")
 
     def ended(self, job: Job, begun: float, result: Body | Failure | None) -> None:
         """A command ended that ran since `begun` (`time.monotonic`)."""
@@ -72,6 +79,7 @@ class GangMeasures:
         metrics.count("alchemist_calls_total", (self._gang, library, routine, outcome))
         metrics.observe("alchemist_call_seconds", time.monotonic() - begun, (library, routine))
         metrics.observe("alchemist_queue_seconds", begun - job.since, (self._gang,))
+        log.debug("%s: %s after %.4f s", job.name, outcome, time.monotonic() - begun)
 
     # --- the present state ---
 
@@ -101,6 +109,7 @@ class GangMeasures:
     def hide(self) -> None:
         """The gang has ended."""
         self._set({})
+        log.info("gang ended")
 
     def _set(self, now: dict[tuple[str, metrics.Labels], float]) -> None:
         for (name, labels), value in (dict.fromkeys(self._shown, 0.0) | now).items():

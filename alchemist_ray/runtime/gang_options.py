@@ -9,6 +9,7 @@ from pathlib import Path
 from alchemist_ray.gang.owner import positive_int
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.launchers import chosen, settings
+from alchemist_ray.observe.logs import log_settings
 from alchemist_ray.runtime.gang_lifetime import PRIVATE, GangLifetime
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import (
@@ -92,7 +93,7 @@ class GangOptions:
             start_timeout_s=self.start_timeout_s,
             inherited=None if self.placement == "own" else self._given(workers),
             session=session,
-            settings=settings(),
+            settings=settings() | log_settings(os.environ),
             strategy=self.strategy,
             lifetime=self.lifetime,
             owner=this_process(),

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.observe.logs import folder_name
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang_cpus import GangCpus
@@ -146,6 +147,7 @@ class Incarnation:
             manager=tuple(self._listeners.addresses),
             keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
             start_timeout_s=request.start_timeout_s,
+            log_folder=folder_name(self._gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"
         specs = launcher.specs(plan)

@@ -18,7 +18,9 @@ from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.gang.address import GangAddress, next_token
+from alchemist_ray.observe import logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.automatic_checkpoints import AutomaticCheckpoints
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
@@ -79,6 +81,7 @@ class RunningGang:
         self.state = "starting"
         self.failures = 0
         self.address: GangAddress | None = None
+        self._log = logs.write_to(logs.folder_name(gang, ident), request.settings)
         self._measures = GangMeasures("" if gang == ident else gang, request.owner)
         self.dispatcher = Dispatcher(
             self._on_failure,
@@ -111,12 +114,14 @@ class RunningGang:
         begun = time.monotonic()
         try:
             self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
-        except BaseException:
-            self._measures.not_started()
+        except BaseException as error:
+            self._measures.not_started(error)
+            logs.close(self._log)
             await self.cpus.release()
             raise
         self.state = "ready"
-        self._measures.started(time.monotonic() - begun)
+        ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
+        self._measures.started(time.monotonic() - begun, ranks)
         self._tasks.append(asyncio.get_running_loop().create_task(self._show_measures()))
         self.dispatcher.use(self._now.nodes)
         if self.request.max_failures:
@@ -299,6 +304,7 @@ class RunningGang:
             task.cancel()
         await self._now.release(serve=serve)
         await self.cpus.release()
+        logs.close(self._log)
 
     async def cleared(self) -> None:
         """Wait until a gang that has failed is cleaned up."""

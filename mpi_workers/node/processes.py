@@ -81,7 +81,7 @@ class LocalRanks:
         self._starter: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self.by_rank = {rank: RankProcess(rank) for rank in spec.local_ranks}
-        self.output = RankOutput()
+        self.output = RankOutput(spec.log_folder)
         self.pmi: dict[int, socket.socket] = {}
         self.endpoint_pid = 0
         self.endpoint_end: str | None = None

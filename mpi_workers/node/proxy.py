@@ -304,12 +304,12 @@ class Proxy:
         elif not lines:
             return
         elif (newest := self._relay.newest) is not None:
-            self.send_event("output", seq=newest, lines=lines.take())
+            self.send_event("output", seq=newest, lines=self._local.output.take())
         else:
             self._log_lines()
 
     def _log_lines(self) -> None:
-        for rank, _, text in self._local.output.lines.take():
+        for rank, _, text in self._local.output.take():
             print(f"[rank {rank}] {text}" if rank >= 0 else text, flush=True)
 
     # --- commands ---

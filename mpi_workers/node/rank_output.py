@@ -8,7 +8,8 @@ import re
 import select
 from collections import deque
 
-from mpi_workers.node.output_lines import OutputLines
+from mpi_workers.node.output_lines import Line, OutputLines
+from mpi_workers.node.rank_logs import RankLogs
 
 TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last output are part of the error
 READ_BYTES = 64 << 10  # 64 KiB: the capacity of a pipe
@@ -43,6 +44,11 @@ class _Tail:
 class RankOutput:
     """The output of this node's ranks.
 
+    Parameters
+    ----------
+    log_folder : str
+        Where it is logged; empty: nowhere.
+
     Attributes
     ----------
     pipes : dict of (int, int) to int
@@ -52,7 +58,8 @@ class RankOutput:
         Lines that were not passed on yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log_folder: str = "") -> None:
+        self._logs = RankLogs(log_folder)
         self.pipes: dict[Source, int] = {}
         self.lines = OutputLines()
         self._tails: dict[int, _Tail] = {}
@@ -85,6 +92,12 @@ class RankOutput:
                 if pipe in ready:
                     self.read(source)
         self.lines.finish(rank)
+
+    def take(self) -> list[Line]:
+        """Remove and return the lines so far; they are appended to the log files first."""
+        lines = self.lines.take()
+        self._logs.write(lines)
+        return lines
 
     def tail(self, rank: int) -> str:
         """The end of a rank's output, or of its launcher's if the rank has printed nothing."""

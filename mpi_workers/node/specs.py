@@ -36,6 +36,9 @@ class ProxySpec:
     start_drops: list[str] = field(default_factory=list)  # prefixes of variables it must not get
     start_files: dict[str, str] = field(default_factory=dict)  # texts, by variables for their paths
     start_advice: str = ""  # for an MPI that does not match the launcher
+    log_folder: str = (
+        ""  # for the output of ranks; its name, until the node's agent makes it a path
+    )
     across_nodes: bool = False  # the command starts ranks on other nodes, by daemons of the site
 
     @property
