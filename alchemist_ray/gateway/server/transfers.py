@@ -90,12 +90,10 @@ class GangTransfers:
         try:
             while not closed:
                 frame = connection.recv()
-                if buffer.size == 0:
-                    buffer = np.empty(LIMIT_NBYTES, np.uint8)
                 sock.settimeout(STALL_TIMEOUT_S)
                 try:
                     check_token()
-                    self._answer(connection, frame, buffer)
+                    buffer = self._answer(connection, frame, buffer)
                 except (AlchemistError, Failure) as error:
                     failure = to_failure(error) if isinstance(error, AlchemistError) else error
                     connection.refuse(failure)
@@ -124,7 +122,8 @@ class GangTransfers:
             for sock in self._sockets:
                 hang_up(sock)
 
-    def _answer(self, connection: Connection, frame: Frame, buffer: Any) -> None:
+    def _answer(self, connection: Connection, frame: Frame, buffer: Any) -> Any:
+        """Receive or send a chunk; the buffer for the next one."""
         if frame.kind not in (Kind.PUT, Kind.GET) or (frame.kind == Kind.GET) != (
             not frame.payload_nbytes
         ):
@@ -137,6 +136,8 @@ class GangTransfers:
         if not 0 < nbytes <= LIMIT_NBYTES:
             raise Failure("TransferError", f"a chunk has 1 to {LIMIT_NBYTES} bytes, not {nbytes}")
         order = "F" if frame.body.get("order") == "F" else "C"
+        if buffer.size < nbytes:
+            buffer = np.empty(nbytes, np.uint8)
         raw = buffer[:nbytes]
         block = raw.view(target.dtype).reshape(shape, order=order)
         origin = (region.row0, region.col0)
@@ -145,7 +146,7 @@ class GangTransfers:
             with MatrixReader(nodes, target) as reader:
                 reader.read_block(block, origin)
             connection.send(Kind.DATA, {}, raw.data)
-            return
+            return buffer
         if frame.payload_nbytes != nbytes:
             raise frames.WireError(f"{frame.payload_nbytes} bytes came for {nbytes}")
         begun = time.perf_counter()
@@ -161,6 +162,7 @@ class GangTransfers:
                 arrivals.end(region, written=written)
         placed = time.perf_counter() - arrived
         connection.send(Kind.SYNC, {"receive_s": arrived - begun, "place_s": placed})
+        return buffer
 
     def _arrivals(self, matrix: object) -> _Arrivals:
         if type(matrix) is not int:

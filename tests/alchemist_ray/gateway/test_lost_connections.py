@@ -15,6 +15,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
+from alchemist_ray.gateway import protocol
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from tests.support.traces import wait_until
 
@@ -122,8 +123,9 @@ def cut_at(link: BreakableLink, nbytes: int, times: int) -> int:
 
 
 def test_matrices_arrive_whole_over_a_link_that_breaks(
-    als: AlchemistSession, link: BreakableLink
+    als: AlchemistSession, link: BreakableLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(protocol, "CHUNK_NBYTES", 4 << 20)  # 4 MiB: a client chooses the size
     A = np.random.default_rng(7).random((ROWS, 1000))
     with ThreadPoolExecutor(1) as pool:
         cuts = pool.submit(cut_at, link, 9 << 20, 3)
