@@ -18,6 +18,7 @@ from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo
 from alchemist_ray.gang.libraries import Library, named
+from alchemist_ray.gang.narration import matrix_text, narrated
 from alchemist_ray.gang.shared_gangs import SharedGangs
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
@@ -74,6 +75,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
     output : bool
         Show lines that ranks print during a call, with their rank, on this process's stdout
         and stderr.
+    verbose : bool
+        Print the workers, the libraries that are loaded, the matrices that move, and each call
+        with its arguments and its time.
 
     Raises
     ------
@@ -153,10 +157,11 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         """
         if shape is not None or is_sparse(matrix) or is_sparse_blocks(matrix):
             return send_sparse(self.connection, matrix, dtype, shape=shape, name=name)
-        return sending.send(
-            self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
-            print_times=print_times,
-        )  # fmt: skip
+        with narrated(self.connection, f"Send of {name or 'a matrix'} as {layout}"):
+            return sending.send(
+                self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
+                print_times=print_times,
+            )  # fmt: skip
 
     def fetch_matrix(
         self,
@@ -170,7 +175,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         connection = self.connection
         if not isinstance(handle, Handle):
             raise MatrixError(f"fetch_matrix takes a handle, not a {type(handle).__name__}")
-        return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
+        with narrated(connection, f"Fetch of {matrix_text(handle)}"):
+            return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
 
     def list_matrices(self) -> list[Handle]:
         """Handles of all matrices of the gang."""
@@ -212,7 +218,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
         if not isinstance(name, str) or not name:
             raise LibraryNotFoundError(f"a library's name must be a string, not {name!r}")
         given = None if path is None else str(Path(path).expanduser().absolute())
-        described = connection.request({"op": "load", "library": name, "path": given})
+        with narrated(connection, f"Library {name}" + f" from {given}" * (given is not None)):
+            described = connection.request({"op": "load", "library": name, "path": given})
         library = Library(connection, described)
         self._loaded()[name] = library
         return library

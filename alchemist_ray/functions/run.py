@@ -11,6 +11,7 @@ from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import new_name, pack, result_of
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import checked_timeout
+from alchemist_ray.gang.narration import narrated
 from alchemist_ray.gang.progress import RoutineBar
 from alchemist_ray.object_refs import resolved
 from mpi_workers.wire.frames import Body
@@ -84,7 +85,7 @@ def _run(
         body["timeout_s"] = timeout_s
     once: list[str] = []
     bar = RoutineBar(task["name"], connection.progress)
-    with uploads.code(code) as task["code"]:
+    with narrated(connection, f"Function {task['name']}"), uploads.code(code) as task["code"]:
         try:
             if given is not None:
                 task["given"] = new_name("given")

@@ -130,6 +130,7 @@ class GangConnection:
             self._open_channel()
 
     _forked = False
+    verbose = False  # print what happens (`gang.narration`)
 
     def _at(self, address: GangAddress) -> None:
         self.address = address
@@ -244,8 +245,7 @@ class GangConnection:
                 f"gang {self.address.incarnation} has ended, with its libraries and matrices: "
                 "load_library(...) again in the session's new gang"
             )
-        if not self.output:
-            body = {**body, "output": False}
+        body = body if self.output else {**body, "output": False}
         try:
             self.leases.sweep()
             return self._exchange(body, on_progress)

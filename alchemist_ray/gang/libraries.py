@@ -18,6 +18,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.narration import call_text, narrated
 from alchemist_ray.gang.progress import RoutineBar
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
@@ -113,10 +114,11 @@ class Routine:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         body = self._bound(args, kwargs)
         bar = RoutineBar(self.__qualname__, self._connection.progress)
-        try:
-            reply = self._connection.request(body, bar)
-        finally:
-            bar.close()
+        with narrated(self._connection, call_text(self.__qualname__, args, kwargs)):
+            try:
+                reply = self._connection.request(body, bar)
+            finally:
+                bar.close()
         return results_of(reply, self._connection.handle)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from alchemist_ray.errors import AlchemistError, GroupError, ResourceError, Sess
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import WorkerInfo, workers_of
+from alchemist_ray.gang.narration import say, workers_table
 
 START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
 END_TIMEOUT_S = 15.0
@@ -87,8 +88,9 @@ class GangOwner:
         start_timeout_s: float = START_TIMEOUT_S,
         progress: bool | None = None,
         output: bool = True,
+        verbose: bool = False,
     ) -> None:
-        self._begin(progress, output)
+        self._begin(progress, output, verbose=verbose)
         self._gangs = registry.access(address).open_gangs(
             self.id,
             num_workers,
@@ -115,10 +117,11 @@ class GangOwner:
                 self.close()
                 raise
 
-    def _begin(self, progress: bool | None, output: bool) -> None:
+    def _begin(self, progress: bool | None, output: bool, *, verbose: bool) -> None:
         self.id = f"s{uuid.uuid4().hex[:10]}"
         self._progress = progress
         self._output = output
+        self._verbose = verbose
         self._connection = None
         self._closed = False
         self._attached = False  # to a gang that another session has started
@@ -131,6 +134,7 @@ class GangOwner:
         self._gangs = gangs
         self._attached = True
         self._connection = connection
+        connection.verbose = self._verbose
         _sessions.add(self)
 
     def connect_to_alchemist(self, address: str, port: int) -> None:
@@ -188,6 +192,7 @@ class GangOwner:
                 )
             self._drop_client()
             self._connection = self._gangs.start(num_workers)
+            self._connection.verbose = self._verbose
             try:
                 self._check_started()
             except BaseException:
@@ -196,7 +201,10 @@ class GangOwner:
             if self._closed:  # by another thread, which did not wait for this start
                 self._drop_client()
                 self._gangs.close(reusable=False)
-            return self.list_workers()
+            workers = self.list_workers()
+            if self._verbose:
+                say(workers_table(workers))
+            return workers
 
     def _check_started(self) -> None:
         """Check what only a gang that is ready can tell."""

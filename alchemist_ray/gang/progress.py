@@ -9,7 +9,7 @@ from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
 
 try:
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 except ImportError:  # no bars
     tqdm = None
 

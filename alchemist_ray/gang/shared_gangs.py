@@ -24,6 +24,7 @@ class SharedGangs(GangOwner):
         token: str | None = None,
         progress: bool | None = None,
         output: bool = True,
+        verbose: bool = False,
     ) -> Self:
         """A session on a gang that another process has started, at the same time as others.
 
@@ -33,7 +34,7 @@ class SharedGangs(GangOwner):
             Of a gang in the Ray cluster of this process; see `list`.
         timeout_s : float
             Time limit if the gang is being started, in seconds.
-        address, token, progress, output
+        address, token, progress, output, verbose
             As for `AlchemistSession`.
 
         Returns
@@ -65,7 +66,7 @@ class SharedGangs(GangOwner):
             shown={"progress": progress, "output": output},
         )
         session = cls.__new__(cls)
-        session._begin(progress, output)
+        session._begin(progress, output, verbose=verbose)
         session._attach_to(gangs, connection)
         return session
 
