@@ -56,5 +56,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext alchemist_ray`` in IPython and Jupyter."""
+    importlib.import_module("alchemist_ray.notebook").register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})

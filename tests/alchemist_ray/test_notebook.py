@@ -1,0 +1,103 @@
+"""``%load_ext alchemist_ray``: cells on the ranks, in a real IPython shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import RoutineError
+
+IPython = pytest.importorskip("IPython")
+
+
+@pytest.fixture
+def shell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    from IPython.core.interactiveshell import InteractiveShell  # noqa: PLC0415
+    from traitlets.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    made = InteractiveShell(config=config)
+    made.run_line_magic("load_ext", "alchemist_ray")
+    yield made
+    made.reset(new_session=False)
+
+
+def test_a_cell_runs_on_every_rank(
+    shell: Any, session: AlchemistSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shell.user_ns["als"] = session
+    shell.run_cell_magic("mpi", "", "total = comm.allreduce(rank + 1)\nprint('rank', rank)\ntotal")
+    out = capfd.readouterr().out
+    count = len(session.list_workers())
+    for rank in range(count):
+        assert f"[rank {rank}] rank {rank}" in out
+        assert f"[rank {rank}] {count * (count + 1) // 2}" in out
+
+
+def test_variables_stay_on_the_ranks_and_travel_when_asked(
+    shell: Any, session: AlchemistSession
+) -> None:
+    A = np.arange(12.0).reshape(6, 2)
+    shell.user_ns.update(als=session, A=session.send_matrix(A), factor=3.0)
+    shell.run_cell_magic("mpi", "als --put A,factor", "A.local[...] *= factor\nkept = size")
+    shell.run_cell_magic("mpi", "--get A,kept,top", "top = A.local.max()")
+    assert isinstance(shell.user_ns["A"], Handle)
+    assert np.array_equal(shell.user_ns["A"].fetch(), 3 * A)
+    assert shell.user_ns["kept"] == len(session.list_workers())
+    assert shell.user_ns["top"] > 0
+
+
+def test_an_error_has_the_traceback_of_the_cell(shell: Any, session: AlchemistSession) -> None:
+    shell.user_ns["als"] = session
+    with pytest.raises(RoutineError, match=r"(?s)%%mpi cell \d+.*1 / \(rank - rank\)"):
+        shell.run_cell_magic("mpi", "", "x = 2\ny = 1 / (rank - rank)")
+    with pytest.raises(RoutineError, match="no variable absent"):
+        shell.run_cell_magic("mpi", "--get absent", "x = 2")
+    with pytest.raises(RoutineError, match="SyntaxError"):
+        shell.run_cell_magic("mpi", "", "x = = 2")
+
+
+def test_what_is_missing_is_named(shell: Any, session: AlchemistSession) -> None:
+    usage = IPython.core.error.UsageError
+    with pytest.raises(usage, match=r"no session with workers: `%%mpi -n 4`"):
+        shell.run_cell_magic("mpi", "", "1")
+    shell.user_ns.update(als=session, other=AlchemistSession(1))
+    try:
+        with pytest.raises(usage, match="name one of the sessions als, other"):
+            shell.run_cell_magic("mpi", "", "1")
+        with pytest.raises(usage, match="no variable nothing"):
+            shell.run_cell_magic("mpi", "als --put nothing", "1")
+        with pytest.raises(usage, match="x is not an AlchemistSession"):
+            shell.run_cell_magic("mpi", "x", "1")
+    finally:
+        shell.user_ns["other"].close()
+
+
+def test_a_session_is_started_attached_and_listed(
+    shell: Any, cluster: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell_magic("mpi", "-n 1 --get size", "size")
+    started = shell.user_ns["als"]
+    assert shell.user_ns["size"] == 1
+    started.close()
+    with AlchemistSession(1, name="by-magic"):
+        shell.run_line_magic("mpi_attach", "by-magic")
+        shell.run_cell_magic("mpi", "als --get size", "size")
+        capfd.readouterr()
+        shell.run_line_magic("mpi_status", "")
+        assert "by-magic" in capfd.readouterr().out
+        shell.user_ns["als"].detach()
+
+
+def test_matrices_and_sessions_are_shown(shell: Any, session: AlchemistSession) -> None:
+    shell.user_ns.update(als=session, A=session.send_matrix(np.eye(3), name="shown"))
+    shown, _ = shell.display_formatter.format(shell.user_ns["A"])
+    assert "shown" in shown["text/html"]
+    shown, _ = shell.display_formatter.format(session)
+    assert "workers" in shown["text/plain"]
