@@ -19,6 +19,7 @@ CHOICES = {
     "out_of_bounds": ("clip", "refuse"),
 }
 VECTOR_ONLY = ("copies", "agents", "gangs")
+MAX_RESTARTS = 10  # of gangs within an hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class EnvConfig:
     start_timeout_s: float = START_TIMEOUT_S
     placement: str | Reservation = "own"
     cpus_per_worker: float | None = None
-    max_restarts: int = 10
+    max_restarts: int = MAX_RESTARTS
     on_failure: str = "raise"
     check_finite: bool = True
     out_of_bounds: str = "clip"

@@ -11,11 +11,11 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.runtime.placement import Reservation, within
+from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
 from envs.losses import EVENTS, RestartRate, in_this_process
 from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 
-MAX_RESTARTS = 10  # if the environment's config has none
 # Errors that a new environment may fix. Other errors of this package end the sampling.
 TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
 SINGLE_AGENT = (

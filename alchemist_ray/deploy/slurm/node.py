@@ -19,12 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alchemist_ray.deploy.slurm import ports, processes, sharing
+from alchemist_ray.deploy.slurm import ports, sharing
 from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.ray_node import RayNode
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.runtime.network import local_address
+from mpi_workers.node import process_control
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
 
@@ -137,7 +138,7 @@ class Supervisor:
             self._ray.end()
         if self._relay is not None:
             self._relay.close()
-        processes.kill_descendants()
+        process_control.end_descendants()
         self._folder.remove()
         self._tell("gone")
         if self._connection is not None:
@@ -146,7 +147,7 @@ class Supervisor:
 
 def main(argv: list[str]) -> int:
     """Supervise this node until the end. Returns the exit code."""
-    processes.adopt_orphans()
+    process_control.adopt_orphans()
     supervisor = Supervisor(NodeTask(**json.loads(argv[0])))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, supervisor.stop)

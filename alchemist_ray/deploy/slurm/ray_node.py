@@ -15,7 +15,7 @@ from typing import Any
 
 from alchemist_ray.deploy.slurm import container, ports
 from alchemist_ray.deploy.slurm.folder import NodeFolder
-from alchemist_ray.deploy.slurm.processes import kill_descendants
+from mpi_workers.node.process_control import end_descendants
 
 END_TIMEOUT_S = 4.0  # for an orderly end of Ray
 OUTPUT_NBYTES = 4 << 10  # the end of Ray's output that errors quote
@@ -138,7 +138,7 @@ class RayNode:
             else:
                 yield "again", told
                 # The next start profits from the file system's cache.
-                kill_descendants(spare=self._waiting)
+                end_descendants([] if self._waiting is None else [self._waiting.pid])
                 shutil.rmtree(self._folder.ray, ignore_errors=True)
                 self._try()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from alchemist_ray.launchers.srun import srun_command
+from mpi_workers.node.process_control import die_with_parent
 
 END_TIMEOUT_S = 5.0
-PR_SET_PDEATHSIG = 1
 
 
 def start(
@@ -40,7 +40,7 @@ def start(
     return subprocess.Popen(
         command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         errors="replace",
-        preexec_fn=_end_with_parent,
+        preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
     )  # fmt: skip
 
 
@@ -53,7 +53,3 @@ def end(step: subprocess.Popen[Any]) -> None:
         except subprocess.TimeoutExpired:
             stop()
     step.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
