@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.errors import DtypeError
-from mpi_workers.matrix.dist_matrix import DTYPES, check_dtype
+from mpi_workers.matrix import dist_matrix
+from mpi_workers.matrix.dist_matrix import DTYPES
 
 __all__ = ["DTYPES", "check_range", "chosen_dtype"]
 
@@ -34,15 +35,9 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         If a matrix cannot have that dtype, or the elements cannot be cast to it.
     """
     try:
-        dtype = check_dtype(source if wanted is None else wanted)
+        return dist_matrix.chosen_dtype(source, wanted)
     except ValueError as error:
-        hint = ""
-        if wanted is None and source.kind in "biuf":
-            hint = "; choose one to convert to, e.g. send_matrix(..., dtype='float64')"
-        raise DtypeError(f"{error}{hint}") from None
-    if source.kind not in "biufc" or not np.can_cast(source, dtype, "same_kind"):
-        raise DtypeError(f"elements of dtype {source} cannot be sent as {dtype} without loss")
-    return np.dtype(dtype.name)
+        raise DtypeError(str(error)) from None
 
 
 def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:

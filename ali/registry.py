@@ -15,19 +15,9 @@ from ali.interface import PythonLibrary
 from ali.mpi_family import refuse_second_mpi
 from ali.native import NativeLibrary
 from mpi_workers.failures import Failure
+from mpi_workers.wire.library_names import ENTRY_POINTS, SHIPPED
 
-SHIPPED = {
-    "linalg": "ali.linalg",
-    "scalapack": "ali.scalapack",
-    "elemental": "ali.elemental",
-    "files": "ali.files",
-    "sparse": "ali.sparse",
-    "simulator": "ali.simulator",
-    "hpc": "ali.hpc",
-    "echo": "ali.echo",
-}
 FOUND_BY_PATH = ("scalapack", "elemental")  # `path` is the path of their shared object
-ENTRY_POINTS = "alchemist.libraries"
 
 
 def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:

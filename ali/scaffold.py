@@ -9,10 +9,9 @@ import sysconfig
 from importlib import resources
 from pathlib import Path
 
-SHIPPED = (
-    "linalg", "scalapack", "elemental", "files", "arrays", "simulator", "sparse", "echo",
-    "rayleigh_benard", "lammps_crystal", "hpc",
-)  # fmt: skip
+from mpi_workers.wire.library_names import SHIPPED
+
+RESERVED = {*SHIPPED, "arrays", "rayleigh_benard", "lammps_crystal"}  # also those of `envs`
 LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@.py"}
 
 
@@ -68,7 +67,7 @@ def new_library(name: str, language: str, parent: Path) -> Path:
             f"{name!r} is not a valid library name: use lower-case letters, digits and _, as for a "
             "Python module"
         )
-    if name in SHIPPED:
+    if name in RESERVED:
         raise ValueError(f"{name!r} is the name of a shipped library: choose another")
     if language == "python" and importlib.util.find_spec(name) is not None:
         raise ValueError(f"{name!r} is the name of an installed Python module: choose another")

@@ -16,8 +16,8 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.sending import send
+from mpi_workers.wire.library_names import ARRAYS
 
-LIBRARY = "ali.arrays"  # linalg under a name of its own: a user's is left alone
 LAYOUT = "VC_STAR"  # of arrays that are sent
 COMPARISONS: dict[str, Any] = {
     "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
@@ -48,7 +48,7 @@ class Engine:
 
     def _routine(self, name: str) -> Routine:
         if self._library is None:
-            described = self.connection.request({"op": "load", "library": LIBRARY, "path": None})
+            described = self.connection.request({"op": "load", "library": ARRAYS, "path": None})
             self._library = Library(self.connection, described, read_only=True)
         return self._library.routine(name)
 

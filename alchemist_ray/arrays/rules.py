@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from mpi_workers.matrix.dist_matrix import check_dtype
 
 SMALL = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
 EXACT = 1 << 53  # integers up to here travel as they are
@@ -84,19 +85,18 @@ def matrix_dtype(have: np.dtype[Any], beside: np.dtype[Any] | None = None) -> np
     elif common == np.float16:
         common = np.dtype(np.float32)
     if common.name not in DTYPES:
-        raise DtypeError(f"dtype {have} is not supported: convert to one of {', '.join(DTYPES)}")
+        raise DtypeError(
+            f"a matrix cannot have dtype {have}: convert to one of {', '.join(DTYPES)}"
+        )
     return common
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
     """One of `DTYPES`. Raises `DtypeError`."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
-        raise DtypeError(f"{dtype!r} is not a dtype") from None
-    if found.name not in DTYPES:
-        raise DtypeError(f"dtype {found}: it must be one of {', '.join(DTYPES)}")
-    return found
+        return check_dtype(dtype)
+    except ValueError as error:
+        raise DtypeError(str(error)) from None
 
 
 def encode_operand(array: NDArray[Any]) -> tuple[bytes, list[int], str]:

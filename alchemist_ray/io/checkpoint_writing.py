@@ -15,9 +15,8 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.io.saving import files_library, leaving_nothing
+from mpi_workers.wire.file_names import CHECKPOINT_FORMAT
 
-MANIFEST = "manifest.json"
-FORMAT = "alchemist-on-ray checkpoint"
 VERSION = 1
 KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
 
@@ -44,7 +43,7 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
                 kept = {key: about[key] for key in KEPT}
                 entries.append({"file": file, **kept, "columns": about.get("columns", [])})
             manifest = {
-                "format": FORMAT,
+                "format": CHECKPOINT_FORMAT,
                 "version": VERSION,
                 "workers": len(connection.address.workers),
                 "matrices": entries,

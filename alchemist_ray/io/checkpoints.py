@@ -19,8 +19,9 @@ from alchemist_ray.errors import (
     MatrixNotFoundError,
 )
 from alchemist_ray.gang.owner import GangOwner
-from alchemist_ray.io.checkpoint_writing import FORMAT, KEPT, MANIFEST, VERSION, write_checkpoint
+from alchemist_ray.io.checkpoint_writing import KEPT, VERSION, write_checkpoint
 from alchemist_ray.io.saving import as_path, files_library, renamed
+from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
 
 
 class SessionCheckpoints(GangOwner):
@@ -150,7 +151,7 @@ def _checked(text: str, where: str) -> dict[str, Any]:
         )
     except (ValueError, KeyError, TypeError):
         format, version, whole = None, None, False
-    if format != FORMAT or not isinstance(version, int):
+    if format != CHECKPOINT_FORMAT or not isinstance(version, int):
         whole = False
     elif version > VERSION:
         raise FileError(

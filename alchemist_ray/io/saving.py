@@ -19,8 +19,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
-
-TABLES = (".csv", ".parquet")  # formats whose columns have names
+from mpi_workers.wire.file_names import TABLES
 
 
 def save(

@@ -37,13 +37,13 @@ class NumPySource:
         if array.dtype.name in WIDENED:
             if wanted is None:
                 raise DtypeError(
-                    f"a matrix cannot have dtype {array.dtype}; choose one to convert to, e.g. "
-                    "send_matrix(..., dtype='float32')"
+                    f"a matrix cannot have dtype {array.dtype}: choose one to convert to, e.g. "
+                    "dtype='float32'"
                 )
             array = array.astype(np.float32)
         if array.dtype.kind not in "biufc":
             raise DtypeError(
-                f"elements of dtype {array.dtype} are not numbers; a matrix is one of "
+                f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
                 + ", ".join(DTYPES)
             )
         if array.ndim not in (1, 2):

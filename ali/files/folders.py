@@ -9,9 +9,7 @@ from pathlib import Path
 from ali.files.paths import Place, agree_on, hidden, remove, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
-
-MANIFEST = "manifest.json"
-FORMAT = "alchemist-on-ray checkpoint"
+from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
 
 
 @routine("folder")
@@ -147,4 +145,4 @@ def _is_checkpoint(folder: Path) -> bool:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return isinstance(found, dict) and found.get("format") == CHECKPOINT_FORMAT

@@ -1,4 +1,4 @@
-"""The interface of a file format, and the table of formats.
+"""The interface of a file format.
 
 A format is a module with a `Format` named `FORMAT`. Reading: `open` returns a `Source` on all
 ranks at once; it describes the file and reads any rows and columns on its own. Writing: `create`
@@ -20,19 +20,11 @@ from ali.files.boxes import Box, Grain, Pick
 from ali.files.paths import Place
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import check_dtype
+from mpi_workers.matrix.dist_matrix import chosen_dtype
 from mpi_workers.matrix.layout import ArrayShape, Shape
+from mpi_workers.wire.file_names import SUFFIXES
 
 Array = NDArray[Any]
-
-SUFFIXES = {
-    ".npy": "npy",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".zarr": "zarr3",
-    ".parquet": "parquet",
-    ".csv": "text",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +152,9 @@ def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype
     Conversions to a narrower dtype are allowed; `casting` checks the elements.
     """
     try:
-        dtype = check_dtype(have.newbyteorder("=") if wanted is None else wanted)
+        return chosen_dtype(have, wanted)
     except ValueError as error:
-        hint = ""
-        if wanted is None and have.kind in "biuf":
-            hint = "; choose one to convert to, such as dtype='float64'"
-        raise Failure("DtypeError", f"{path}: {error}{hint}") from None
-    if have.kind not in "biufc" or not np.can_cast(have, dtype, "same_kind"):
-        raise Failure(
-            "DtypeError", f"{path}: elements of dtype {have} cannot become {dtype} without loss"
-        )
-    return dtype.newbyteorder("=")
+        raise Failure("DtypeError", f"{path}: {error}") from None
 
 
 def checked_shape(shape: Sequence[int], path: str) -> ArrayShape:

@@ -25,8 +25,26 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError:
         raise ValueError(f"{dtype!r} is not a dtype") from None
     if found.name not in DTYPES:
-        raise ValueError(f"dtype {found} cannot be sent; it must be one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype {found}: it must be one of {', '.join(DTYPES)}")
     return found
+
+
+def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
+    """The dtype of the matrix that elements of dtype `have` become; by default the same one.
+
+    Raises `ValueError` if a matrix cannot have the dtype, or the elements cannot be cast to it.
+    """
+    if wanted is None and have.kind in "biufc" and have.name not in DTYPES:
+        last = "complex128" if have.kind == "c" else "float64"
+        wider = (name for name in ("int32", "int64", "float32") if np.can_cast(have, name))
+        raise ValueError(
+            f"a matrix cannot have dtype {have}: choose one to convert to, e.g. "
+            f"dtype={next(wider, last)!r}"
+        )
+    dtype = check_dtype(have if wanted is None else wanted)
+    if have.kind not in "biufc" or not np.can_cast(have, dtype, "same_kind"):
+        raise ValueError(f"elements of dtype {have} cannot become {dtype} without loss")
+    return np.dtype(dtype.name)
 
 
 def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) -> int:

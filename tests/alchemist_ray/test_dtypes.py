@@ -49,5 +49,12 @@ def test_a_kind_of_numbers_is_never_changed() -> None:
     for source, wanted in (("float64", "int64"), ("complex128", "float64"), ("U3", "float64")):
         with pytest.raises(DtypeError, match="without loss"):
             chosen_dtype(np.dtype(source), wanted)
-    with pytest.raises(DtypeError, match="choose one to convert to"):
-        chosen_dtype(np.dtype("int16"), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "wider"),
+    [("int16", "int32"), ("uint32", "int64"), ("uint64", "float64"), (">f2", "float32")],
+)
+def test_the_error_names_a_dtype_that_holds_the_elements(source: str, wider: str) -> None:
+    with pytest.raises(DtypeError, match=f"choose one to convert to, e.g. dtype='{wider}'"):
+        chosen_dtype(np.dtype(source), None)

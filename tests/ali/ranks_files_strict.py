@@ -66,7 +66,7 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         with pytest.MonkeyPatch.context() as patch:
             if fails:
                 patch.setattr(paths, "_swap", full)
-            text = f'{{"format": "{folders.FORMAT}", "number": {number}}}'
+            text = f'{{"format": "{folders.CHECKPOINT_FORMAT}", "number": {number}}}'
             said = check.said(lambda: folders.end_folder(check.ctx, place, "t", text))  # noqa: B023
         if fails != ("No space left" in said) or check.left():
             wrong.append(f"checkpoint {number}: {said}, left {check.left()}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ali import registry, scaffold
+from ali import scaffold
 from tests.support.build import needs_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -88,10 +88,6 @@ def test_a_name_must_not_mean_something_else(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):
         scaffold.new_library("mine", "python", tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_names_of_shipped_libraries_are_known() -> None:
-    assert set(registry.SHIPPED) <= set(scaffold.SHIPPED)
 
 
 def test_a_language_must_be_known(tmp_path: Path) -> None:

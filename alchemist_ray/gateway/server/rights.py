@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from alchemist_ray.gateway.server.tokens import Token
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.library_names import ARRAYS, ENTRY_POINTS, SHIPPED
 
 # Commands of `runtime.commands` and of the dispatcher. `discard` and `end_lease` are internal.
 OPEN = frozenset(
@@ -15,10 +16,11 @@ OPEN = frozenset(
      "sources", "list_libraries", "ping"}
 )  # fmt: skip
 CODE = frozenset({"run", "remove_files", "stage", "collect", "read_part"})
-# Without `run_code` a client loads these, and libraries that are installed as entry points.
-LIBRARIES = frozenset({"linalg", "scalapack", "elemental", "sparse", "echo", "ali.arrays"})
-FILES = "files"
-ENTRY_POINTS = "alchemist.libraries"
+# Scopes that shipped libraries need besides `call`, and the reason.
+NEEDED = {
+    "files": ("files", "load_matrix, save and checkpoints use the server's files"),
+    "simulator": ("run_code", "the library 'simulator' loads simulators from the server's files"),
+}
 
 
 def check(token: Token, body: Body, *, own: bool) -> None:
@@ -40,8 +42,7 @@ def check(token: Token, body: Body, *, own: bool) -> None:
     elif op == "load":
         _check_load(token, body.get("library"), body.get("path"))
     elif op == "call":
-        if body.get("library") == FILES:
-            _require(token, "files", "load_matrix, save and checkpoints use the server's files")
+        _check_shipped(token, body.get("library"))
     elif op == "free":
         if body.get("forced"):
             raise Failure("AuthError", "a client cannot force a free")
@@ -54,18 +55,22 @@ def check(token: Token, body: Body, *, own: bool) -> None:
 
 def _check_load(token: Token, name: object, path: object) -> None:
     if path is not None:
-        _require(token, "run_code", f"loading a library from the server's file {path}")
-    elif name == FILES:
-        _require(token, "files", "load_matrix, save and checkpoints use the server's files")
-    elif name not in LIBRARIES and name not in entry_points(group=ENTRY_POINTS).names:
-        _require(token, "run_code", f"loading the module {name!r}, which is not installed as a "
-                 "library,")  # fmt: skip
+        _require(token, "run_code", f"the library is loaded from the server's file {path}")
+    elif name in SHIPPED or name == ARRAYS:
+        _check_shipped(token, name)
+    elif name not in entry_points(group=ENTRY_POINTS).names:
+        _require(token, "run_code", f"{name!r} is neither shipped nor installed as a library")
 
 
-def _require(token: Token, scope: str, what: str) -> None:
+def _check_shipped(token: Token, name: object) -> None:
+    if (needed := NEEDED.get(str(name))) is not None:
+        _require(token, *needed)
+
+
+def _require(token: Token, scope: str, why: str) -> None:
     if not token.allows(scope):
         raise Failure(
             "AuthError",
-            f"{what}: that needs a token with the scope {scope!r}, and this one has "
-            f"{', '.join(token.scopes)}. `alchemist token create --scopes ...` makes one",
+            f"{why}: this requires a token with the scope {scope!r}; this token has: "
+            f"{', '.join(token.scopes)}. Create one with `alchemist token create --scopes ...`",
         )

@@ -11,12 +11,14 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
 from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, SessionError
+from alchemist_ray.gateway.server import rights
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.tokens import TokenFile
+from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
+from mpi_workers.wire import library_names
 
 
 def test_a_token_for_calls_runs_no_code_and_touches_no_file(
@@ -25,18 +27,30 @@ def test_a_token_for_calls_runs_no_code_and_touches_no_file(
     with AlchemistSession(2, address=gateway.address, token=tokens.create("ben", ("call",))) as als:
         A = als.send_matrix(np.eye(5))
         assert float(als.load_library("linalg").norm(A)) == pytest.approx(np.sqrt(5))
+        assert len(als.load_library("hpc").about()) == 2  # shipped: no other scope is needed
         library = tmp_path / "own.py"
         library.write_text("")
         for refused, scope in (
             (lambda: als.run(lambda comm: 1), "run_code"),
             (lambda: als.load_library("own", library), "run_code"),
-            (lambda: als.load_library("os"), "run_code"),
+            (lambda: als.load_library("os"), "neither shipped nor installed.*run_code"),
+            (lambda: als.load_library("simulator"), "run_code"),
             (lambda: als.load_matrix("/etc/passwd.npy"), "files"),
             (lambda: A.save(tmp_path / "a.npy"), "files"),
         ):
             with pytest.raises(AuthError, match=scope):
                 refused()
         assert np.array_equal(A.fetch(), np.eye(5))  # the session goes on
+
+
+@pytest.mark.parametrize("library", library_names.SHIPPED)
+def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: str) -> None:
+    for body in ({"op": "load", "library": library}, {"op": "call", "library": library}):
+        needed = {"files": "files", "simulator": "run_code"}.get(library, "call")
+        rights.check(Token("0", "ben", ("call", needed), None), body, own=False)
+        if needed != "call":  # another user of a shared gang may have loaded it
+            with pytest.raises(Failure, match=f"requires a token with the scope '{needed}'"):
+                rights.check(Token("0", "ben", ("call",), None), body, own=False)
 
 
 def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile) -> None:

@@ -1,0 +1,14 @@
+"""Names of libraries that a gang's ranks find without a path; for both sides, without MPI."""
+
+SHIPPED = {  # names, and the ranks' modules
+    "linalg": "ali.linalg",
+    "scalapack": "ali.scalapack",
+    "elemental": "ali.elemental",
+    "files": "ali.files",
+    "sparse": "ali.sparse",
+    "simulator": "ali.simulator",
+    "hpc": "ali.hpc",
+    "echo": "ali.echo",
+}
+ARRAYS = "ali.arrays"  # linalg under another name: a library `linalg` of the user is left alone
+ENTRY_POINTS = "alchemist.libraries"  # the group in which packages name their libraries
