@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,19 @@ def _step(what: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     print(f"  {time.perf_counter() - start:.2f} s", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``alchemist demo``. Returns 0."""
+    parser = argparse.ArgumentParser(
+        prog="alchemist demo",
+        description="Send an array to MPI ranks, compute its singular values there, and draw them.",
+    )
+    parser.add_argument("--workers", type=int, default=4, help="MPI ranks (default: 4)")
+    parser.add_argument("--out", default="out", help="folder for the picture (default: out)")
+    asked = parser.parse_args(argv[1:])
+    run(asked.workers, asked.out)
+    return 0
 
 
 def run(workers: int = 4, out: str | Path = "out") -> Path:

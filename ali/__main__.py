@@ -15,19 +15,26 @@ def main(argv: list[str]) -> int:
     """Run a subcommand; its exit code (2 for wrong usage, 1 for an error)."""
     parser = argparse.ArgumentParser(prog="alchemist")
     commands = parser.add_subparsers(dest="command", required=True)
-    new = commands.add_parser("new-library", help="create a small library with its build and test")
-    new.add_argument("name", help="a lower-case identifier, also the name of the folder")
+    new = commands.add_parser(
+        "new-library", description="Create a library in C, C++ or Python, with its build and test."
+    )
+    new.add_argument("name", help="name of the library and of its folder: a lower-case identifier")
     new.add_argument(
         "--language",
         choices=list(scaffold.LANGUAGES),
         default="c",
         help="language of the code (default: c)",
     )
-    new.add_argument("--folder", default=".", type=Path, help="parent folder (default: this one)")
-    commands.add_parser("include", help="print the folder of alchemist.h")
-    for compiler in ("mpicc", "mpicxx"):
-        commands.add_parser(compiler, help=f"print the path of the gang's {compiler}")
-    commands.add_parser("mpi", help="print the MPI that is found, as JSON")
+    new.add_argument(
+        "--folder", default=".", type=Path, help="parent folder (default: the current folder)"
+    )
+    for command, text in (
+        ("include", "Print the folder of alchemist.h."),
+        ("mpicc", "Print the path of the gang's mpicc."),
+        ("mpicxx", "Print the path of the gang's mpicxx."),
+        ("mpi", "Print the MPI that is found, as JSON."),
+    ):
+        commands.add_parser(command, description=text)
     options = parser.parse_args(argv)
     try:
         match options.command:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.runtime import gangs
 from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.subcommands import sentence
 from mpi_workers.matrix.sizes import readable
 
 WATCH_S = 2.0
@@ -39,19 +40,14 @@ def status() -> list[GangInfo]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``alchemist status``, ``stop`` or ``cancel``. Returns 0, or 1 for an error."""
+    """Run ``alchemist status``, ``stop`` or ``cancel``. Returns 0."""
     asked = _parser(argv[0]).parse_args(argv[1:])
-    try:
-        if argv[0] == "status":
+    if argv[0] == "status":
+        with contextlib.suppress(KeyboardInterrupt):  # the end of --watch
             _show(asked)
-        else:
-            join_ray(None, start=False)
-            {"stop": gangs.stop, "cancel": gangs.cancel}[argv[0]](asked.name)
-    except AlchemistError as error:
-        sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
-        return 1
-    except KeyboardInterrupt:  # the end of --watch
-        return 0
+    else:
+        join_ray(None, start=False)
+        {"stop": gangs.stop, "cancel": gangs.cancel}[argv[0]](asked.name)
     return 0
 
 
@@ -111,7 +107,7 @@ def _age(seconds: float) -> str:
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"alchemist {command}",
-        description=HELP[command],
+        description=sentence(HELP[command]),
         epilog="The Ray cluster is that of RAY_ADDRESS, or the one on this machine.",
     )
     if command == "status":

@@ -1,6 +1,19 @@
-"""Sizes in messages."""
+"""Sizes in messages and options."""
 
 from __future__ import annotations
+
+import re
+
+SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+SUFFIXES |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+def parse_nbytes(text: str) -> int:
+    """Convert ``8Gi`` or ``500M``, as Kubernetes writes quantities. Raises `ValueError`."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text)
+    if not found:
+        raise ValueError(f"{text!r} is not a size such as 8Gi (2^30 bytes each) or 500M (10^6)")
+    return int(float(found[1]) * SUFFIXES[found[2] or ""])
 
 
 def readable(nbytes: float) -> str:

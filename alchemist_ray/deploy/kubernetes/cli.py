@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 from alchemist_ray.deploy.kubernetes import overlays
 from alchemist_ray.deploy.kubernetes.manifests import manifests, to_yaml
-from alchemist_ray.deploy.kubernetes.options import GANG_SCHEDULERS, ClusterOptions
+from alchemist_ray.deploy.kubernetes.options import GANG_SCHEDULERS, ClusterOptions, flag_of
+from alchemist_ray.subcommands import add_subcommand
 
 HELP = {
     "name": "name of the RayCluster or RayJob",
     "namespace": "its namespace",
     "image": "image with alchemist-on-ray; a fixed tag or digest",
-    "pull_policy": "IfNotPresent, Always or Never",
+    "pull_policy": "when nodes pull the image: IfNotPresent, Always or Never",
     "workers": "number of worker pods",
     "cpus": "CPUs of each worker pod, one for each rank",
-    "memory": "memory of each worker pod",
+    "memory": "memory of each worker pod, with its unit (Gi: 2^30 bytes, G: 10^9)",
     "head_cpus": "CPUs of the head pod",
     "head_memory": "memory of the head pod",
     "storage": "disk space of each pod, for logs and spilled objects",
@@ -38,13 +39,30 @@ HELP = {
 }
 
 
-def add_parser(commands: Any) -> None:
-    """Add ``kuberay`` to the subcommands of ``alchemist``."""
-    kuberay = commands.add_parser("kuberay", help="print manifests for a cluster on Kubernetes")
-    verbs = kuberay.add_subparsers(dest="verb", required=True)
-    render = verbs.add_parser("render", help="print manifests for `kubectl apply -f -`")
+def main(argv: Sequence[str]) -> int:
+    """Run ``alchemist kuberay``. Returns 0, or 2 for invalid options."""
+    asked = _parser().parse_args(argv[1:])
+    if asked.verb == "overlays":
+        overlays.write(asked.write)
+        return 0
+    chosen = {field.name: getattr(asked, field.name) for field in fields(ClusterOptions)}
+    try:
+        text = to_yaml(manifests(ClusterOptions(**chosen)))
+    except ValueError as error:
+        sys.stderr.write(f"alchemist kuberay render: {error}\n")
+        return 2
+    sys.stdout.write(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="alchemist kuberay", description="Manifests of a Ray cluster with gangs on Kubernetes."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    render = add_subcommand(verbs, "render", "print manifests for `kubectl apply -f -`")
     for field in fields(ClusterOptions):
-        flag = f"--{field.name.replace('_', '-')}"
+        flag = flag_of(field.name)
         default = None if field.default is MISSING else field.default
         text = HELP[field.name]
         if field.name == "network_policy":
@@ -60,20 +78,8 @@ def add_parser(commands: Any) -> None:
             choices=GANG_SCHEDULERS if field.name == "gang" else None,
             help=text if default is None else f"{text} (default: {default})",
         )
-    write = verbs.add_parser("overlays", help="write the kustomize base and overlays")
-    write.add_argument("--write", type=Path, required=True, metavar="FOLDER")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run a subcommand; returns the exit code (2 for invalid options)."""
-    if arguments.verb == "overlays":
-        overlays.write(arguments.write)
-        return 0
-    chosen = {field.name: getattr(arguments, field.name) for field in fields(ClusterOptions)}
-    try:
-        text = to_yaml(manifests(ClusterOptions(**chosen)))
-    except ValueError as error:
-        sys.stderr.write(f"alchemist kuberay render: {error}\n")
-        return 2
-    sys.stdout.write(text)
-    return 0
+    write = add_subcommand(verbs, "overlays", "write the kustomize base and overlays")
+    write.add_argument(
+        "--write", type=Path, required=True, metavar="FOLDER", help="folder to write to (kuberay/)"
+    )
+    return parser

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from alchemist_ray.deploy.kubernetes.versions import IMAGE
+from mpi_workers.matrix.sizes import parse_nbytes, readable
 
 GANG_SCHEDULERS = ("scheduler-plugins", "volcano", "yunikorn", "kueue")
 QUEUES = {"volcano": "default", "yunikorn": "root.default", "kueue": "alchemist"}
@@ -16,8 +17,6 @@ CLUSTER_NAME_LIMIT = 53  # KubeRay derives longer names from it, which must be D
 JOB_NAME_LIMIT = 47
 NAMESPACE_LIMIT = 63
 GIB = 1 << 30
-SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SUFFIXES |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 # The API server of most clusters has an address in one of these (RFC 1918, RFC 6598).
 PRIVATE_NETWORKS = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 
@@ -111,7 +110,7 @@ class ClusterOptions:
         tag = self.image.rpartition("/")[2].partition(":")[2]
         if not tag or tag == "latest":
             raise ValueError(
-                f"image={self.image!r}: name a version (repository/name:tag or @sha256:...): all "
+                f"--image {self.image}: name a version (repository/name:tag or @sha256:...): all "
                 "pods of a cluster must run the same image, including pods that start later"
             )
         for option, number in (
@@ -120,36 +119,42 @@ class ClusterOptions:
             ("idle_timeout_s", self.idle_timeout_s),
         ):
             if number < 1:
-                raise ValueError(f"{option}={number}: it must be at least 1")
+                raise ValueError(f"{flag_of(option)} {number}: it must be at least 1")
         for option in ("memory", "head_memory", "storage"):
             text = getattr(self, option)
-            if quantity_bytes(text, option) < GIB:
-                raise ValueError(f"{option}={text!r}: Ray and its object store need 1Gi or more")
+            if (nbytes := quantity_bytes(text, option)) < GIB:
+                hint = f"give a unit, e.g. {text}Gi" if text.isdigit() else "give 1Gi or more"
+                raise ValueError(
+                    f"{flag_of(option)} {text} is {readable(nbytes)}, too little for Ray and its "
+                    f"object store: {hint}"
+                )
         for network in self.api_networks:
             _check_network(network)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
         if self.gang is not None and self.gang not in GANG_SCHEDULERS:
-            raise ValueError(f"gang must be one of {', '.join(GANG_SCHEDULERS)}; got {self.gang!r}")
+            raise ValueError(
+                f"--gang must be one of {', '.join(GANG_SCHEDULERS)}; got {self.gang!r}"
+            )
         if self.gang is not None and self.autoscale:
             raise ValueError(
-                "gang and autoscale exclude each other: a gang scheduler admits all pods of a "
+                "--gang and --autoscale exclude each other: a gang scheduler admits all pods of a "
                 "cluster at once, the autoscaler requests them one by one. Choose one"
             )
         if self.gang == "scheduler-plugins" and self.job is not None:
             raise ValueError(
-                "gang='scheduler-plugins' with a job: KubeRay 1.6 refuses RayJobs under it. Use "
+                "--gang scheduler-plugins with --job: KubeRay 1.6 refuses RayJobs under it. Use "
                 "another gang scheduler, or a RayCluster and `ray job submit`"
             )
         if self.queue is not None and self.gang not in QUEUES:
-            raise ValueError(f"queue={self.queue!r}: only {', '.join(QUEUES)} have queues")
+            raise ValueError(f"--queue {self.queue}: only {', '.join(QUEUES)} have queues")
         if self.rdma_resource is not None and not self.host_network:
-            raise ValueError("rdma_resource needs host_network: the devices belong to the node")
+            raise ValueError("--rdma-resource needs --host-network: the devices belong to the node")
         if self.host_network and self.network_policy:
             raise ValueError(
-                "network_policy does not apply to pods on the network of their node: leave it out "
-                "and protect the nodes with a firewall"
+                "--network-policy does not apply to pods on the network of their node: leave it "
+                "out and protect the nodes with a firewall"
             )
 
     @property
@@ -177,17 +182,22 @@ class ClusterOptions:
 
 def quantity_bytes(text: str, option: str) -> int:
     """Convert a Kubernetes quantity (``8Gi``). Raises `ValueError`, which names the option."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text)
-    if not found:
-        raise ValueError(f"{option}={text!r}: it must be a Kubernetes quantity, like 8Gi or 500M")
-    return int(float(found[1]) * SUFFIXES[found[2] or ""])
+    try:
+        return parse_nbytes(text)
+    except ValueError as error:
+        raise ValueError(f"{flag_of(option)} {error}") from None
+
+
+def flag_of(option: str) -> str:
+    """Format ``head_memory`` as ``--head-memory``."""
+    return f"--{option.replace('_', '-')}"
 
 
 def _check_name(option: str, value: str, limit: int) -> None:
     if not NAME.fullmatch(value) or len(value) > limit:
         raise ValueError(
-            f"{option}={value!r}: it must have at most {limit} characters a-z, 0-9 and -, begin "
-            "with a letter and not end with -"
+            f"{flag_of(option)} {value!r}: it must have at most {limit} characters a-z, 0-9 and -, "
+            "begin with a letter and not end with -"
         )
 
 
@@ -195,6 +205,6 @@ def _check_network(text: str) -> None:
     try:
         prefix = ipaddress.ip_network(text).prefixlen
     except ValueError as error:
-        raise ValueError(f"api_server={text!r}: {error}; give networks like 10.0.0.1/32") from None
+        raise ValueError(f"--api-server {text}: {error}; give networks like 10.0.0.1/32") from None
     if prefix == 0:
-        raise ValueError(f"api_server={text!r}: it must not be the whole Internet")
+        raise ValueError(f"--api-server {text}: it must not be the whole Internet")

@@ -1,4 +1,4 @@
-"""``alchemist slurm submit|run|start|stop`` and ``alchemist pbs submit|run``."""
+"""``alchemist slurm`` and ``alchemist pbs``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from pathlib import Path
 from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
 from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
-from alchemist_ray.errors import AlchemistError, JobError
+from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.choice import SETTINGS
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
+from alchemist_ray.subcommands import add_subcommand
 
 USAGE = """\
 Run Ray and gangs in a {system} job.
 
   alchemist {name} submit -N 3 -t 30 -- python app.py    submit a job
   alchemist {name} run -- python app.py                  in a job: start Ray, run it, stop Ray
-"""
-INSIDE = """\
-  alchemist slurm start                                 in a job: start Ray and keep it
-  alchemist slurm stop
+  alchemist {name} start                                 in a job: start Ray and keep it
+  alchemist {name} stop                                  in a job: stop the Ray of start
 """
 START_S = 120.0
 START_VARIABLE = "ALCHEMIST_START_TIMEOUT"  # seconds, overrides START_S
@@ -50,9 +49,6 @@ def main(argv: Sequence[str]) -> int:
     options.command = command
     try:
         return int(options.do(options))
-    except AlchemistError as error:
-        print(f"alchemist: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     except Terminated as ending:
         print(f"alchemist: ended by {ending}", file=sys.stderr)
         return 128 + ending.number
@@ -62,17 +58,19 @@ def _parser(system: str) -> argparse.ArgumentParser:
     usage = USAGE.format(system={"slurm": "Slurm", "pbs": "PBS"}[system], name=system)
     parser = argparse.ArgumentParser(
         prog=f"alchemist {system}",
-        description=usage + (INSIDE if system == "slurm" else ""),
+        description=usage,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(system=system)
     commands = parser.add_subparsers(dest="verb", required=True)
     usage = f"alchemist {system} {{}} [options] -- COMMAND"
-    submit = commands.add_parser(
-        "submit", help="write a job script and submit it", usage=usage.format("submit")
+    submit = add_subcommand(
+        commands, "submit", "write a job script and submit it", usage=usage.format("submit")
     )
-    submit.add_argument("-N", "--nodes", type=int, default=1, help="nodes (default: 1)")
-    submit.add_argument("-t", "--time", default="60", help="minutes or H:MM:SS (default: 60)")
+    submit.add_argument("-N", "--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    submit.add_argument(
+        "-t", "--time", default="60", help="time limit, in minutes or H:MM:SS (default: 60)"
+    )
     submit.add_argument("-c", "--cpus", type=int, help="CPUs on each node (default: whole nodes)")
     submit.add_argument(
         "--mem", default="", help="memory on each node, in the notation of the batch system"
@@ -99,8 +97,8 @@ def _parser(system: str) -> argparse.ArgumentParser:
     )
     submit.add_argument("--dry-run", action="store_true", help="only print the script")
     submit.set_defaults(do=_submit)
-    run = commands.add_parser(
-        "run", help="start Ray, run a program, stop Ray", usage=usage.format("run")
+    run = add_subcommand(
+        commands, "run", "start Ray, run a program, stop Ray", usage=usage.format("run")
     )
     run.add_argument(
         "--spare",
@@ -109,12 +107,12 @@ def _parser(system: str) -> argparse.ArgumentParser:
         help="time from SIGTERM to the end of the job (default: the site's)",
     )
     run.set_defaults(do=_run)
-    start = commands.add_parser("start", help="start Ray on this job's nodes and keep it")
+    start = add_subcommand(commands, "start", "start Ray on this job's nodes and keep it")
     start.add_argument("--foreground", action="store_true", help="stay until Ctrl-C or `stop`")
     start.set_defaults(do=_start)
-    stop = commands.add_parser("stop", help="stop the Ray of `start`")
+    stop = add_subcommand(commands, "stop", "stop the Ray of `start`")
     stop.set_defaults(do=_stop)
-    listed = commands.add_parser("sites", help="list all known sites")
+    listed = add_subcommand(commands, "sites", "list all known sites")
     listed.set_defaults(do=_sites)
     for command in (run, start):
         command.add_argument(

@@ -12,8 +12,8 @@ from alchemist_ray.deploy.virtual_cluster import cluster, image, kvm, topology
 from alchemist_ray.deploy.virtual_cluster.domain import domain
 from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory
 from alchemist_ray.deploy.virtual_cluster.settings import settings
-from alchemist_ray.errors import AlchemistError
 from alchemist_ray.plural import counted
+from alchemist_ray.subcommands import add_subcommand
 
 SECRET = "(created by up)"
 HELP = {
@@ -29,31 +29,31 @@ HELP = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a subcommand. Returns 0, 1 for an error, or 2 for invalid options."""
-    options = _parser().parse_args(argv)
+    """Run a subcommand. Returns 0, or 2 for invalid options."""
+    options = _parser().parse_args(argv[1:])
     try:
         return int(options.do(options))
-    except AlchemistError as error:
-        sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
-        return 1
     except ValueError as error:
         sys.stderr.write(f"alchemist virtual-cluster {options.verb}: {error}\n")
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="alchemist virtual-cluster", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="alchemist virtual-cluster",
+        description="Run Ray in virtual machines, several per host.",
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    made = verbs.add_parser("image", help="make the files that guests boot from")
+    made = add_subcommand(verbs, "image", "make the files that guests boot from")
     made.add_argument("--root", type=Path, required=True, help="an unpacked container image")
     made.add_argument("--kernel", type=Path, default=Path("/"), help="an unpacked kernel package")
     made.add_argument("--busybox", type=Path, default=image.BUSYBOX, help="a static busybox")
     made.add_argument("--out", type=Path, required=True, help="folder to write to")
     made.set_defaults(do=_image)
-    render = verbs.add_parser("render", help="print libvirt's definitions")
+    render = add_subcommand(verbs, "render", "print libvirt's definitions of the guests")
     render.add_argument("--hosts", type=int, default=1, help="number of hosts (default: 1)")
     render.add_argument(
-        "--cells", help="a host's cores by NUMA node, 0-15;16-31 (default: this one's)"
+        "--cells", help="a host's cores by NUMA node, 0-15;16-31 (default: this host's)"
     )
     render.add_argument(
         "--folder",
@@ -62,10 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         help="folder on the host for definitions and settings",
     )
     render.add_argument(
-        "--settings", action="store_true", help="print the guests' settings instead"
+        "--settings",
+        action="store_true",
+        help="print the guests' settings instead of the definitions",
     )
     render.set_defaults(do=_render)
-    up = verbs.add_parser("up", help="start guests with Ray, here or on the hosts of the job")
+    up = add_subcommand(verbs, "up", "start guests with Ray, here or on the hosts of the job")
     up.add_argument(
         "--connect", default="qemu:///system", help="libvirt's URI (default: qemu:///system)"
     )
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="of the guests' start (default: 300)",
+        help="time limit for the guests to start (default: 300)",
     )
     up.set_defaults(do=_up)
     for verb in (render, up):
@@ -85,14 +87,18 @@ def _parser() -> argparse.ArgumentParser:
                 shown = HELP[field.name] + ("" if default is None else f" (default: {default})")
                 kind = int if field.name == "cpus" else type(default)
                 verb.add_argument(f"--{field.name}", type=kind, default=default, help=shown)
-        verb.add_argument("--memory", default="8G", help="memory of each guest (default: 8G)")
+        verb.add_argument(
+            "--memory",
+            default="8G",
+            help="memory of each guest, in M, G or T: 2^20, 2^30, 2^40 bytes (default: 8G)",
+        )
         verb.add_argument(
             "--emulate", action="store_true", help="emulate the guests even if KVM works (slow)"
         )
         verb.add_argument(
             "--no-huge-pages", action="store_true", help="use ordinary pages for guests' memory"
         )
-    down = verbs.add_parser("down", help="end the guests and remove everything")
+    down = add_subcommand(verbs, "down", "end the guests and remove everything")
     down.add_argument(
         "--name", default=Options().name, help=f"cluster to end (default: {Options().name})"
     )

@@ -61,7 +61,7 @@ class Options:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", self.name):
             raise ValueError(
-                f"name {self.name!r}: it may contain lower-case letters, digits and - only"
+                f"--name {self.name!r}: it may contain lower-case letters, digits and - only"
             )
         for what, value, least in (
             ("hosts", self.hosts, 1),
@@ -71,9 +71,11 @@ class Options:
             ("first", self.first, 1),
         ):
             if value < least:
-                raise ValueError(f"{what}={value}: it must be at least {least}")
+                raise ValueError(f"--{what} {value}: it must be at least {least}")
         if self.memory_mib % PAGE_MIB:
-            raise ValueError(f"memory={self.memory_mib} MiB: it must be a multiple of {PAGE_MIB}")
+            raise ValueError(
+                f"--memory of {self.memory_mib} MiB: it must be a multiple of {PAGE_MIB} MiB"
+            )
         room = self.net.num_addresses - self.first - 1
         if self.hosts * self.guests > room:
             raise ValueError(
@@ -132,7 +134,7 @@ def parse_memory(text: str) -> int:
     """Convert ``"8G"`` to MiB. Raises `ValueError`."""
     match = re.fullmatch(r"(\d+)([MGT])(iB)?", text)
     if match is None:
-        raise ValueError(f"memory {text!r}: give a whole number and M, G or T, as in 8G")
+        raise ValueError(f"--memory {text!r}: give a whole number and M, G or T, as in 8G")
     return int(match[1]) * UNITS[match[2]]
 
 

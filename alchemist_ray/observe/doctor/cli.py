@@ -20,7 +20,7 @@ from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, Ra
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
 
 USAGE = """\
-Checks every node for common problems of Ray and MPI, and prints advice for each.
+Check every node for common problems of Ray and MPI, and print advice for each.
 
   alchemist doctor                          this machine, its Ray cluster or its Slurm job
   alchemist slurm run -- alchemist doctor   in a job: also Ray and gangs
@@ -168,12 +168,8 @@ class Examination:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``alchemist doctor``. Returns 0, or 1 if a finding is bad."""
-    options = _parser().parse_args(argv)
-    try:
-        examination = Examination(options)
-    except AlchemistError as error:
-        sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
-        return 1
+    options = _parser().parse_args(argv[1:])
+    examination = Examination(options)
 
     def give_up() -> None:
         """Report and exit if a stage exceeds even its own time limit."""

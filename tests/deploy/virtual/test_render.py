@@ -176,10 +176,10 @@ def test_settings_are_words_of_a_shell() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--guests", "0"], "guests=0: it must be at least 1"),
-        (["--memory", "lots"], "memory 'lots'"),
+        (["--guests", "0"], "--guests 0: it must be at least 1"),
+        (["--memory", "lots"], "--memory 'lots'"),
         (["--memory", "1025M"], "a multiple of 2"),
-        (["--name", "My Cluster"], "name 'My Cluster'"),
+        (["--name", "My Cluster"], "--name 'My Cluster'"),
         (["--cells", "0-3;3"], "each core only once"),
         (["--cells", "all"], "as in 0-15;16-31"),
         (["--cells", "0-3", "--guests", "5"], "5 guests with 1 cores each do not fit"),
