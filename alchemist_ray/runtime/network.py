@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import fnmatch
 import socket
-import struct
 from collections.abc import Iterable
 
 from alchemist_ray.errors import JobError
+from mpi_workers.wire.interfaces import interfaces
 
-SIOCGIFADDR = 0x8915
 DISCARD_PORT = 9  # nothing is sent there
-
-
-def interfaces() -> dict[str, str]:
-    """Return the IPv4 address of every interface that has one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no address
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
 
 
 def address_of(patterns: Iterable[str], here: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import GangInfo
+from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
 from alchemist_ray.launchers import AUTO
@@ -32,7 +33,6 @@ __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs
 
 END_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
-MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from mpi_workers.data.description import MAX_KNOWN
 from mpi_workers.data.node_memory import Loan, NodeMemory
 from mpi_workers.data.streams import Order, Share, receive_stream, send_stream
 from mpi_workers.failures import Failure
@@ -37,7 +38,6 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 
 MAX_PEERS = 4096  # authenticated clients, a thread each
 MAX_ROWS_BYTES = 64 << 20  # 64 MiB of rows in one frame
-MAX_KNOWN = 1024  # segments of a rank that a client may report as mapped
 STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple, TypeGuard
 
+from mpi_workers.data.description import MAX_KNOWN
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.memory import MemoryBlock
 from mpi_workers.matrix.storage import Entry, Storage
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import connect
 from mpi_workers.wire.frames import Body, Kind
-
-MAX_KNOWN = 1024  # segments that the endpoint may report as mapped
 
 
 class LentBlock(NamedTuple):

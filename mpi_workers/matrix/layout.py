@@ -18,9 +18,6 @@ from functools import lru_cache
 from math import gcd, isqrt, lcm
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 Grid = tuple[int, int]
 Shape = tuple[int, int]
 ArrayShape = tuple[int, ...]  # of an array with up to two dimensions
@@ -141,36 +138,6 @@ def local_indices(layout: str, shape: Shape, grid: Grid, rank: int) -> LocalIndi
     (row0, row_step), (col0, col_step) = both
     rows, cols = range(row0, shape[0], row_step), range(col0, shape[1], col_step)
     return LocalIndices(rows, cols) if rows and cols else NOTHING
-
-
-def owned_indices(
-    layout: str, shape: Shape, grid: Grid, rank: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Global indices of the rows and columns that `rank` holds.
-
-    Parameters
-    ----------
-    layout : str
-        One of `LAYOUTS`.
-    shape : (int, int)
-        Shape ``(m, n)`` of the matrix.
-    grid : (int, int)
-        ``(height, width)`` of the grid of ranks.
-    rank : int
-        ``0 <= rank < height * width``.
-
-    Returns
-    -------
-    rows, cols : ndarray of int64, shapes (local_m,) and (local_n,)
-        Ascending; both empty if the rank takes no part or holds no element.
-
-    Raises
-    ------
-    ValueError
-        If the layout is unknown or the rank is not on the grid.
-    """
-    rows, cols = local_indices(layout, shape, grid, rank)
-    return np.array(rows, dtype=np.int64), np.array(cols, dtype=np.int64)
 
 
 @lru_cache(maxsize=256)

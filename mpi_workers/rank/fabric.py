@@ -8,15 +8,14 @@ InfiniBand devices. A site's own settings are kept.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
-import struct
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-SIOCGIFADDR = 0x8915
+from mpi_workers.wire.interfaces import interfaces
+
 IF_INET6 = Path("/proc/net/if_inet6")
 INFINIBAND = Path("/sys/class/infiniband")
 # UCX: loopback and shared memory (System V, POSIX, CMA). UCX removes the names of its segments as
@@ -65,14 +64,7 @@ def interface_of(host: str) -> str | None:
                 if line.startswith(wanted):
                     return line.split()[-1]
         return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(sock, SIOCGIFADDR, request)
-                if socket.inet_ntoa(answer[20:24]) == host:
-                    return name
-    return None
+    return next((name for name, address in interfaces().items() if address == host), None)
 
 
 def _infiniband_ports() -> list[str]:

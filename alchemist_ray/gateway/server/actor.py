@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from alchemist_ray.errors import SessionError
-from alchemist_ray.gateway.protocol import PORT, SCHEME, is_loopback
+from alchemist_ray.gateway.protocol import PORT, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.runtime.driver import HEAD, start_actor
 from alchemist_ray.runtime.names import NAMESPACE
@@ -49,8 +49,7 @@ class GatewayInfo:
     @property
     def address(self) -> str:
         """For ``AlchemistSession(address=...)``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{SCHEME}://{host}:{self.port}" + ("" if self.tls else "?tls=off")
+        return str(GatewayAddress(self.host, self.port, self.tls))
 
     def stop(self) -> None:
         """End the gateway, with the private gangs of its clients."""

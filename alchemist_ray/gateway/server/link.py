@@ -18,6 +18,7 @@ from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway import credentials
 from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
 from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
+from alchemist_ray.gateway.secure_socket import WAITS
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
@@ -39,7 +40,6 @@ READS = 16  # of one client before others get their turn
 BACKLOG_NBYTES = 32 << 20  # 32 MiB that a client does not read: then it is dropped
 LINGER_S = 1.0  # time for a refused peer to read the reason
 CLOSE_TIMEOUT_S = 5.0  # for a peer to read what is queued
-WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
 
 class Owner(Protocol):

@@ -22,7 +22,8 @@ from typing import Any
 
 from alchemist_ray.errors import JobError
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
-from alchemist_ray.runtime.network import address_of, address_towards, interfaces
+from alchemist_ray.runtime.network import address_of, address_towards
+from mpi_workers.wire.interfaces import interfaces
 
 ALL_PAIRS = 16
 DIAL_TIMEOUT_S = 5.0

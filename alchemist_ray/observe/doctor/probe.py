@@ -21,7 +21,7 @@ from alchemist_ray.observe.doctor import (
     software,
 )
 from alchemist_ray.observe.doctor.finding import LIMIT_S, Check, Expected, run_checks, to_map
-from alchemist_ray.runtime.network import interfaces
+from mpi_workers.wire.interfaces import interfaces
 
 PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -126,8 +125,3 @@ def assert_clean(hosts: list[Host]) -> None:
 
     if traces.wait_until(clean, CLEAN_S, 0.2) is None:
         pytest.fail(f"left behind: {json.dumps(left, indent=1)}", pytrace=False)
-
-
-def run_at(slurm: Slurm, *words: Any, **options: Any) -> subprocess.Popen[str]:
-    """A command on the login host that goes on."""
-    return subprocess.Popen(slurm.command(*words), env=slurm.environment(), text=True, **options)

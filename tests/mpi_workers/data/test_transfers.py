@@ -19,8 +19,8 @@ from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import owned_indices
 from tests.support import ranks as support
+from tests.support.owned_indices import owned_indices
 from tests.support.transfers import (
     COPIED,
     RANKS,

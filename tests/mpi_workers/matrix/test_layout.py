@@ -19,9 +19,9 @@ from mpi_workers.matrix.layout import (
     default_grid,
     intersect,
     local_indices,
-    owned_indices,
     positions,
 )
+from tests.support.owned_indices import owned_indices
 
 ELEMENTAL = json.loads((Path(__file__).parents[2] / "data" / "elemental_layouts.json").read_text())
 

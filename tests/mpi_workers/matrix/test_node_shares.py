@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_workers.matrix.copy_kernels import RankPart
-from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid, owned_indices
+from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
 from mpi_workers.matrix.node_shares import boxes, elements_of, exchange, products
 from mpi_workers.matrix.regions import Region
 from mpi_workers.matrix.row_shares import place, row_groups, taken
+from tests.support.owned_indices import owned_indices
 
 
 @st.composite

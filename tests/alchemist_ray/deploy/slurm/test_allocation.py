@@ -14,6 +14,7 @@ from alchemist_ray.deploy.slurm.allocation import MEBI, Node
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.hostlist import expand
 from alchemist_ray.runtime import network
+from mpi_workers.wire.interfaces import interfaces
 
 JOB = {
     "SLURM_JOB_ID": "4711",
@@ -107,7 +108,7 @@ def test_the_interface_by_name_or_by_the_way() -> None:
     assert network.address_of(["ib*", "hsn*"], here) == "10.1.0.1"
     with pytest.raises(JobError, match=r"no interface ib0 .*nodes.interface.*eth0 \(10.0.0.1\)"):
         network.address_of(["ib0"], here)
-    assert network.interfaces()["lo"] == "127.0.0.1"
+    assert interfaces()["lo"] == "127.0.0.1"
     assert network.local_address(["lo"], "tcp:10.0.0.1:1") == "127.0.0.1"
     assert network.local_address([], "tcp:127.0.0.1:1") == "127.0.0.1"
     with pytest.raises(JobError, match="has no route to"):
