@@ -11,7 +11,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: client-wheel help env demo test test-quick test-long soak test-kube docs lint format bench lock image clean-image clean
+.PHONY: client-wheel dist help env demo test test-quick test-long soak test-kube docs lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results"
 	@echo "make image   the container image, by podman; make clean-image removes it"
+	@echo "make dist    wheel and sdist, checked, in dist"
 	@echo "make client-wheel  the wheel alchemist-client, for computers without Ray"
 	@echo "make env     only set up $(VENV); make lock updates constraints.txt; make clean removes all"
 
@@ -97,6 +98,12 @@ bench: $(READY)
 # The part of this project that a client without Ray and MPI needs.
 client-wheel: $(BARE)
 	$(BIN)/uv build --wheel alchemist_ray/gateway/wheel --out-dir dist
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist .
+	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir dist
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 
 image:
 	podman build --tag alchemist-on-ray:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version.py) .

@@ -1,0 +1,85 @@
+"""The distribution alchemist-on-ray: `make dist` builds it; it works without this repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUILD_TIMEOUT_S = 100.0
+# Matrices, a shipped library, a library built with its C compiler, and a file, from the wheel.
+PROGRAM = """
+import sys
+import numpy as np
+import ray
+import alchemist_ray
+from alchemist_ray import AlchemistSession
+
+assert alchemist_ray.__file__.startswith(sys.argv[1]), alchemist_ray.__file__
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+A = np.random.default_rng(0).random((300, 20))
+with AlchemistSession(2) as als:
+    S, U, V = als.load_library("linalg").truncated_svd(als.send_matrix(A), rank=3)
+    assert np.allclose(S.fetch(), np.linalg.svd(A, compute_uv=False)[:3])
+    where = als.run(lambda comm: __import__("mpi_workers").__file__)
+    assert where.startswith(sys.argv[1]), where
+ray.shutdown()
+print("done")
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        pytest.skip("needs uv, which `make env` installs")
+    out = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [uv, "build", "--quiet", "--out-dir", out, ROOT],
+        timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.timeout(150)
+def test_twine_finds_nothing_to_complain_about(built: Path) -> None:
+    files = [*built.glob("*.whl"), *built.glob("*.tar.gz")]
+    assert len(files) == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(150)
+def test_the_wheel_works_without_the_repository(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    packages = tmp_path / "packages"
+    uv = Path(sys.executable).with_name("uv")
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", packages, wheel]
+    subprocess.run(install, check=True, timeout=60)
+    env = {**os.environ, "PYTHONPATH": str(packages)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, packages],
+        check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+
+
+def test_the_sdist_has_what_a_build_needs(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "pyproject.toml", "LICENSE", "README.md", "alchemist_ray/version.py",
+        "mpi_workers/matrix/build_kernel.py", "mpi_workers/matrix/copy_kernel.c",
+        "ali/include/alchemist.h", "envs/rayleigh_benard/library.c", "cray/alchemist.sbatch",
+    } <= names  # fmt: skip
+    assert not any(".venv" in name or name.endswith(".pyc") for name in names)
