@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import signal
+import _signal  # the functions of `signal` make enumerations: 5 of the 6 us of a context
 import threading
+from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -19,9 +20,9 @@ class DeferredInterrupt:
         self._pending: tuple[int, FrameType | None] | None = None
         self._handler: Any = None
         if threading.current_thread() is threading.main_thread():
-            self._handler = signal.getsignal(signal.SIGINT)
+            self._handler = _signal.getsignal(SIGINT)
             if callable(self._handler):
-                signal.signal(signal.SIGINT, self._note)
+                _signal.signal(SIGINT, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -34,6 +35,6 @@ class DeferredInterrupt:
         trace: TracebackType | None,
     ) -> None:
         if callable(self._handler):
-            signal.signal(signal.SIGINT, self._handler)
+            _signal.signal(SIGINT, self._handler)
             if self._pending is not None:
                 self._handler(*self._pending)
