@@ -85,7 +85,7 @@ def _restart(report: Report, idle: str) -> None:
         for _ in range(3):
             env.reset(seed=0)
             session: Any = env._simulation._session  # type: ignore[union-attr]
-            os.kill(session.connection.address.workers[1]["pid"], signal.SIGKILL)
+            os.kill(session.list_workers()[1].pid, signal.SIGKILL)
             start = time.perf_counter()
             try:
                 while True:

@@ -213,7 +213,7 @@ def send_sparse(
     """
     rows = as_csr(data, shape, dtype)
     m, n = (int(length) for length in rows.shape)
-    size = len(connection.address.workers)
+    size = connection.address.size
     parts = [rows[rank::size] for rank in range(size)]
     longest, most = max(part.nnz for part in parts), -(-m // size)
     named = [None if name is None else name + end for end in ("", *PARTS)]

@@ -26,8 +26,8 @@ class GangAddress:
         Of the dispatcher: ``unix:path`` first, then ``tcp:host:port``.
     nodes : tuple of NodeAddress
         The data endpoint of each node.
-    workers : tuple of dict
-        What each rank reported of itself, in rank order.
+    hosts, node_ids : tuple of str
+        The name and the Ray id of each node. What each rank is, `list_workers` asks the gang.
     incarnation : str
         Name of this incarnation: of its processes, folders and reservation.
     shared : bool
@@ -51,8 +51,9 @@ class GangAddress:
     token: str = field(repr=False)
     addresses: tuple[str, ...]
     nodes: tuple[NodeAddress, ...]
-    workers: tuple[dict[str, Any], ...]
     incarnation: str
+    hosts: tuple[str, ...] = ()
+    node_ids: tuple[str, ...] = ()
     shared: bool = False
     lease_grace_s: float = 0.0
     idle_timeout_s: float | None = None
@@ -66,13 +67,19 @@ class GangAddress:
         """Number of ranks."""
         return sum(node.count for node in self.nodes)
 
+    def hosts_of_ranks(self) -> list[str]:
+        """The name of each rank's node."""
+        places = zip(self.nodes, self.hosts, strict=True)
+        return [host for node, host in places for _ in range(node.count)]
+
     def renewal(self) -> dict[str, Any]:
         """The address for attached processes of the incarnation before, without the secret."""
         return {
             "epoch": self.epoch,
             "addresses": list(self.addresses),
             "nodes": [[node.first, node.count, list(node.addresses)] for node in self.nodes],
-            "workers": list(self.workers),
+            "hosts": list(self.hosts),
+            "node_ids": list(self.node_ids),
             "incarnation": self.incarnation,
             "stale": [[ident, reason] for ident, reason in self.stale.items()],
         }
@@ -85,7 +92,8 @@ class GangAddress:
             token=next_token(self.token),
             addresses=tuple(fields["addresses"]),
             nodes=tuple(NodeAddress(first, n, tuple(its)) for first, n, its in fields["nodes"]),
-            workers=tuple(fields["workers"]),
+            hosts=tuple(fields["hosts"]),
+            node_ids=tuple(fields["node_ids"]),
             incarnation=fields["incarnation"],
             stale=dict(map(tuple, fields["stale"])),
         )

@@ -24,19 +24,9 @@ class WorkerInfo:
 
 def workers_of(connection: GangConnection) -> list[WorkerInfo]:
     """The ranks of a gang. Raises what ended it."""
-    status = "busy" if connection.request({"op": "ping", "wait": True})["busy"] else "idle"
-    nodes = connection.address.nodes
-    return [
-        WorkerInfo(
-            rank=about["rank"],
-            node_id=about["node_id"],
-            hostname=about["hostname"],
-            address=about.get("address") or nodes[about["node"]].addresses[-1],
-            pid=about["pid"],
-            status=status,
-        )
-        for about in connection.address.workers
-    ]
+    found = connection.request({"op": "ping", "wait": True, "workers": True})
+    status = "busy" if found["busy"] else "idle"
+    return [WorkerInfo(**about, status=status) for about in found["workers"]]
 
 
 @dataclass(frozen=True, slots=True)

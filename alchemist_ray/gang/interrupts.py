@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import _signal  # the functions of `signal` make enumerations: 5 of the 6 us of a context
+# The same functions of `signal` make enumerations, which takes ten times as long.
+import _signal  # type: ignore[import-not-found]
 import threading
 from signal import SIGINT
 from types import FrameType, TracebackType

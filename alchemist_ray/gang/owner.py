@@ -182,7 +182,7 @@ class GangOwner:
         with self._changing_workers():
             if self._connection is not None and self._alive():
                 raise GroupError(
-                    f"the session has {len(self._connection.address.workers)} workers already: "
+                    f"the session has {self._connection.address.size} workers already: "
                     "yield_workers() first, or open another session"
                 )
             if self._attached:
@@ -282,7 +282,7 @@ class GangOwner:
         state = "closed" if self._closed else "no workers"
         if self._connection is not None:
             address = self._connection.address
-            state = f"{len(address.workers)} workers, epoch {address.epoch}"
+            state = f"{address.size} workers, epoch {address.epoch}"
         return f"<AlchemistSession {self.id}: {state}>"
 
     # --- inside ---

@@ -69,7 +69,6 @@ class GatewayTransport:
 def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:
     """The address of a gang as the gateway describes it: all its ranks are behind one node."""
     try:
-        workers = tuple({**about, "node": 0} for about in described["workers"])
         return GangAddress(
             gang=described["gang"],
             session=described["session"],
@@ -77,14 +76,13 @@ def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:
             first_epoch=described["first_epoch"],
             token="",
             addresses=(str(gateway),),
-            nodes=(NodeAddress(0, len(workers), (str(gateway),)),),
-            workers=workers,
+            nodes=(NodeAddress(0, int(described["size"]), (str(gateway),)),),
             incarnation=described["incarnation"],
             shared=described["shared"],
             lease_grace_s=described["lease_grace_s"],
             idle_timeout_s=described["idle_timeout_s"],
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise SessionError(
             f"{gateway} sent a gang description that this version cannot read: {error}"
         ) from None

@@ -45,7 +45,7 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
             manifest = {
                 "format": CHECKPOINT_FORMAT,
                 "version": VERSION,
-                "workers": len(connection.address.workers),
+                "workers": connection.address.size,
                 "matrices": entries,
             }
             text = json.dumps(manifest, indent=1, default=repr)

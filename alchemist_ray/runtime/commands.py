@@ -17,6 +17,7 @@ from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.logged_command import matrices_of
 from alchemist_ray.runtime.matrix_records import Record
 from alchemist_ray.runtime.nodes import Nodes
+from alchemist_ray.runtime.worker_table import table_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
@@ -373,8 +374,9 @@ class Commands:
         return {"libraries": self.libraries.described()}
 
     def ping(self, body: Body, holder: str) -> Body:
-        """The gang lives. Whether a command runs."""
-        return {"busy": self.nodes.busy}
+        """The gang lives. Whether a command runs; if asked, where each rank runs."""
+        ranks = {"workers": table_of(self.nodes)} if body.get("workers") else {}
+        return {"busy": self.nodes.busy, **ranks}
 
     def checkpointed(self, body: Body, holder: str) -> Body:
         """Matrices are in files now, in these versions: they are rebuilt from there."""

@@ -99,7 +99,7 @@ class GangMeasures:
             ),
         }
         if address is not None:
-            hosts = [worker["hostname"] for worker in address.workers]
+            hosts = address.hosts_of_ranks()
             for host in set(hosts):
                 now["alchemist_ranks", (self._gang, host)] = hosts.count(host)
             for host, nbytes in held_bytes(hosts, records).items():

@@ -133,6 +133,7 @@ class Incarnation:
         self.agents = [agent for agent, _ in found]
         facts = [about for _, about in found]
         self.nodes = self._dispatcher.new_nodes(len(nodes), request.workers)
+        self.nodes.node_ids = tuple(node for node, _ in nodes)
         self._listeners = self._dispatcher.new_listeners(token, self.nodes)
         self._folder = PrivateFolder(f"manager-{self.run}")
         await self._listeners.open(ray.util.get_node_ip_address(), self._folder.socket("manager"))
@@ -157,7 +158,6 @@ class Incarnation:
         ]
         await asyncio.wait_for(asyncio.gather(*starting), left())
         await self._checked_in(plan, deadline)
-        node_ids = [node for node, _ in nodes]
         self.address = GangAddress(
             gang=self._gang,
             session=request.session,
@@ -165,11 +165,9 @@ class Incarnation:
             token=token,
             addresses=tuple(self._listeners.addresses),
             nodes=tuple(about for _, about in sorted(self.nodes.data.items())),
-            workers=tuple(
-                {**about, "node_id": node_ids[about["node"]], "ip": plan.nodes[about["node"]].ip}
-                for _, about in sorted(self.nodes.ranks.items())
-            ),
             incarnation=self.run,
+            hosts=tuple(map(self.nodes.host, range(len(nodes)))),
+            node_ids=self.nodes.node_ids,
             shared=request.lifetime.name is not None,
             lease_grace_s=request.lifetime.lease_grace_s,
             idle_timeout_s=request.lifetime.idle_timeout_s,
@@ -208,8 +206,7 @@ class Incarnation:
 
     def hosts(self) -> list[str]:
         """Names of the hosts of a gang that is ready."""
-        workers = () if self.address is None else self.address.workers
-        return sorted({worker["hostname"] for worker in workers})
+        return [] if self.address is None else sorted(set(self.address.hosts))
 
     async def free_nbytes(self, limit_s: float) -> int | None:
         """Free memory of all nodes; None if one of them does not answer."""

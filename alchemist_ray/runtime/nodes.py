@@ -55,6 +55,8 @@ class Nodes:
     ----------
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
+    node_ids : tuple of str
+        Ray's ids of the nodes.
     data : dict of int to NodeAddress
         The data endpoint of each node whose ranks have checked in.
     ready : Future
@@ -86,6 +88,7 @@ class Nodes:
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
         self.ranks: dict[int, Body] = {}
+        self.node_ids: tuple[str, ...] = ()
         self.data: dict[int, NodeAddress] = {}
         self.failure: AlchemistError | None = None
         self.closed = False
@@ -109,13 +112,12 @@ class Nodes:
 
     def not_ready(self) -> list[int]:
         """Nodes whose ranks have not all checked in."""
-        ready = {about["node"] for about in self.ranks.values()}
-        return [node for node in range(self._count) if node not in ready]
+        return [node for node in range(self._count) if node not in self.data]
 
     def host(self, node: int) -> str:
         """The name of a node, for messages."""
-        hosts = (about["hostname"] for about in self.ranks.values() if about["node"] == node)
-        return next(hosts, f"number {node}")
+        place = self.data.get(node)
+        return f"number {node}" if place is None else str(self.ranks[place.first]["hostname"])
 
     def joined(self, node: int, proxy: FrameProtocol) -> None:
         """A node's proxy has connected. Raises `Failure` if the node has one."""
@@ -265,8 +267,9 @@ class Nodes:
             self._note_idle()
 
     def _send_all(self, body: Body) -> None:
+        data = encode(Kind.COMMAND, body)
         for proxy in self._proxies.values():
-            proxy.send(Kind.COMMAND, body)
+            proxy.send_encoded(data)
 
     # --- a round over all nodes ---
 

@@ -25,7 +25,7 @@ class RayUploads(Uploads):
 
     def collect(self, name: str) -> list[NDArray[np.uint8]]:
         incarnation = self.connection.address.incarnation
-        agent = agent_of(self.connection.address.workers[0]["node_id"])
+        agent = agent_of(self.connection.address.node_ids[0])
         reading = agent.parts.options(max_task_retries=-1).remote(incarnation, name)
         while not ray.wait([reading], timeout=POLL_INTERVAL_S)[0]:
             self.connection.ping()  # raises if the gang is lost: Ray would wait for its node

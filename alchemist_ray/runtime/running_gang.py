@@ -164,8 +164,7 @@ class RunningGang:
     @property
     def nodes(self) -> list[str]:
         """Names of its hosts."""
-        workers = () if self.address is None else self.address.workers
-        return sorted({worker["hostname"] for worker in workers})
+        return [] if self.address is None else sorted(set(self.address.hosts))
 
     def valid(self, epoch: int) -> bool:
         """Whether matrices of an epoch were carried over to the current one."""

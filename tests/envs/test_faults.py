@@ -41,7 +41,7 @@ def new(kind: Any = HPCSimulatorEnv, sim: dict[str, Any] | None = None, **config
 def pids(env: Any) -> list[int]:
     """The ranks of an environment's gang."""
     (simulation,) = simulations(env)
-    return [worker["pid"] for worker in simulation._session.connection.address.workers]
+    return [worker.pid for worker in simulation._session.list_workers()]
 
 
 def simulations(env: Any) -> list[Any]:

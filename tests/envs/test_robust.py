@@ -117,7 +117,7 @@ def test_one_gang_of_several_is_lost_and_the_other_copies_do_not_notice(make_vec
 
 
 def pids_of(simulation: Any) -> list[int]:
-    return [worker["pid"] for worker in simulation._session.connection.address.workers]
+    return [worker.pid for worker in simulation._session.list_workers()]
 
 
 def test_a_vector_environment_with_one_gang_truncates_all_and_goes_on(make_vector: Any) -> None:

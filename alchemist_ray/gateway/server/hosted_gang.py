@@ -59,23 +59,13 @@ class HostedGang:
     def described(self) -> Body:
         """What a client needs to know: no secret, and no address of the cluster."""
         address = self.connection.address
-        workers = [
-            {
-                "rank": about["rank"],
-                "node_id": about["node_id"],
-                "hostname": about["hostname"],
-                "pid": about["pid"],
-                "address": address.nodes[about["node"]].addresses[-1],
-            }
-            for about in address.workers
-        ]
         return {
             "gang": address.gang,
             "session": address.session,
             "epoch": address.epoch,
             "first_epoch": address.first_epoch,
             "incarnation": address.incarnation,
-            "workers": workers,
+            "size": address.size,
             "shared": address.shared,
             "idle_timeout_s": address.idle_timeout_s,
             "lease_grace_s": GRACE_S,
