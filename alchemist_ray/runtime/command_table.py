@@ -55,14 +55,18 @@ COMMANDS: dict[str, Command] = {
     "remove_files": Command(("names",), immediate=Commands.remove_files),
 }
 
+_NEEDED = {
+    op: tuple(name for name in command.fields if not name.endswith("?"))
+    for op, command in COMMANDS.items()
+}
+
 
 def checked(body: Body) -> Command:
     """The command that a body asks for. Raises `Failure` if it is unknown or lacks fields."""
     op = body.get("op")
     command = COMMANDS.get(op) if isinstance(op, str) else None
-    if command is None:
+    if command is None or not isinstance(op, str):
         raise Failure("GroupError", f"unknown command {op!r}")
-    missing = [name for name in command.fields if not name.endswith("?") and name not in body]
-    if missing:
+    if missing := [name for name in _NEEDED[op] if name not in body]:
         raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")
     return command

@@ -252,13 +252,13 @@ class Dispatcher:
         while (result := await self._attempt(job)) is None:
             if (result := await self._after_loss(job)) is not None:
                 break
-        self._used = time.monotonic()
-        self._measures.ended(job, begun, result)
         if self._active is job:
             self._active = None
         if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
             self._soon({"op": "free", "matrices": [result["matrix"]]})
         job.answer(job.cancelled or result)
+        self._used = time.monotonic()
+        self._measures.ended(job, begun, result)
         self._next()
 
     async def _attempt(self, job: Job) -> Body | Failure | None:

@@ -19,7 +19,6 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.specs import ProxySpec
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.wire import frames
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
@@ -88,17 +87,16 @@ class CommandRelay:
         """Send no more signals: the ranks are exiting."""
         self._closed = True
 
-    def relay(self, body: Body) -> None:
-        """Send a command to all ranks, or answer it if it needs none of them."""
+    def relay(self, body: Body, encoded: bytes) -> None:
+        """Send a command's frame to all ranks, or answer it if it needs none of them."""
         frees = "unreferenced" in body  # only the ranks can do that
         if body["op"] == "reserve" and not frees and self._memory_shortage(body, 0) is None:
             self._reply(body["seq"], Pending(body, ()))  # enough memory: no rank need wake up
             return
         self._pending[body["seq"]] = Pending(body, self._ranks)
-        data = frames.encode(Kind.COMMAND, body)
         for process in self._ranks.values():
             if process.control is not None and process.control.transport is not None:
-                process.control.transport.write(data)
+                process.control.transport.write(encoded)
 
     def interrupt(self, seq: int, *, with_signal: bool) -> None:
         """End the calls up to this number; with SIGINT for code that does not read the word."""

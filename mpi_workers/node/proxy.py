@@ -128,7 +128,7 @@ class Proxy:
     async def _connect_to_manager(self) -> bool:
         def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
             if frame.kind == Kind.COMMAND:
-                self._command(frame.body)
+                self._command(frame)
             elif frame.kind == Kind.REFUSED:
                 self._stop()
 
@@ -314,7 +314,8 @@ class Proxy:
 
     # --- commands ---
 
-    def _command(self, body: Body) -> None:
+    def _command(self, frame: Frame) -> None:
+        body = frame.body
         match body["op"]:
             case "pmi_release":
                 if self._pmi is not None:
@@ -328,7 +329,7 @@ class Proxy:
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:
-                self._relay.relay(body)
+                self._relay.relay(body, frame.encoded)
 
     def _from_rank(self, protocol: FrameProtocol, frame: Frame) -> None:
         self._relay.receive(protocol.peer.rank, frame)

@@ -61,6 +61,7 @@ class Connection:
         self.take_fds = take_fds and self.unix
         self._buffer = bytearray(received)
         self._fds: list[int] = []
+        self._poll: select.poll | None = None
 
     def __enter__(self) -> Connection:
         return self
@@ -130,9 +131,10 @@ class Connection:
         """Whether there are bytes to read, or the end, within `timeout_s` (None: wait)."""
         if self._buffer:
             return True
-        poller = select.poll()
-        poller.register(self.sock, select.POLLIN)
-        return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.sock, select.POLLIN)
+        return bool(self._poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
     def begin(self, kind: Kind, body: Body, payload_nbytes: int) -> None:
         """Send the header and map of a frame whose payload follows through `write`."""
@@ -154,9 +156,7 @@ class Connection:
         if deadline is None and self.sock.gettimeout() is not None:  # setting it is a system call
             self.sock.settimeout(None)
         self._fill(HEADER.size, deadline)
-        kind, map_nbytes, payload_nbytes = decode_header(
-            self._buffer[: HEADER.size], self.map_limit
-        )
+        kind, map_nbytes, payload_nbytes = decode_header(self._buffer, self.map_limit)
         end = HEADER.size + map_nbytes
         self._fill(end, deadline)
         body = decode_body(memoryview(self._buffer)[HEADER.size : end].tobytes())

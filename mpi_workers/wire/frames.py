@@ -51,6 +51,9 @@ class Kind(IntEnum):
     PROOF = 14
 
 
+_KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}
+
+
 class WireError(Exception):
     """The bytes on a connection violate the protocol."""
 
@@ -60,10 +63,13 @@ class ConnectionLost(WireError):
 
 
 class Frame(NamedTuple):
+    """A frame without its payload; `encoded` are its bytes, where it may be passed on."""
+
     kind: Kind
     body: Body
     payload_nbytes: int
     fds: tuple[int, ...] = ()
+    encoded: bytes = b""
 
 
 class FrameBuffer:
@@ -86,15 +92,16 @@ class FrameBuffer:
         """The next frame, or None until it is complete. Raises `WireError`."""
         if len(self._data) < HEADER.size:
             return None
-        kind, map_nbytes, payload_nbytes = decode_header(self._data[: HEADER.size], self.map_limit)
+        kind, map_nbytes, payload_nbytes = decode_header(self._data, self.map_limit)
         if payload_nbytes:
             raise WireError(f"a {kind.name} must not have a payload here")
         end = HEADER.size + map_nbytes
         if len(self._data) < end:
             return None
-        body = decode_body(memoryview(self._data)[HEADER.size : end].tobytes())
+        encoded = bytes(memoryview(self._data)[:end])
+        body = decode_body(memoryview(encoded)[HEADER.size :])
         del self._data[:end]
-        return Frame(kind, body, 0)
+        return Frame(kind, body, 0, encoded=encoded)
 
     def clear(self) -> bytes:
         """Remove and return the bytes after the last frame."""
@@ -142,8 +149,11 @@ def pack(body: Body) -> bytes:
 
 
 def decode_header(header: Buffer, map_limit: int) -> tuple[Kind, int, int]:
-    """Kind, bytes of the map, bytes of the payload. Raises `WireError` on an invalid header."""
-    magic, version, kind, map_nbytes, payload_nbytes = HEADER.unpack(header)
+    """Kind, bytes of the map, bytes of the payload, from the beginning of a frame.
+
+    Raises `WireError` on an invalid header.
+    """
+    magic, version, number, map_nbytes, payload_nbytes = HEADER.unpack_from(header)
     if magic != MAGIC:
         raise WireError("not an Alchemist frame")
     if version != VERSION:
@@ -151,10 +161,9 @@ def decode_header(header: Buffer, map_limit: int) -> tuple[Kind, int, int]:
             f"the protocol version is {VERSION} here and {version} on the other side: "
             "install the same alchemist-on-ray on both sides"
         )
-    try:
-        kind = Kind(kind)
-    except ValueError:
-        raise WireError(f"unknown kind of frame {kind}") from None
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise WireError(f"unknown kind of frame {number}")
     if map_nbytes > map_limit:
         raise WireError(f"a map of {map_nbytes} bytes is over the limit of {map_limit}")
     return kind, map_nbytes, payload_nbytes
@@ -170,6 +179,6 @@ def decode_body(packed: Buffer) -> Body:
         raise
     except Exception as error:  # msgpack raises a dozen types on malformed input
         raise WireError(f"malformed map in a frame: {type(error).__name__}") from None
-    if not isinstance(body, dict) or not all(isinstance(key, str) for key in body):
+    if not isinstance(body, dict) or bytes in map(type, body):  # other keys are refused above
         raise WireError("the map of a frame must have string keys")
     return body
