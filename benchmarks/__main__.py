@@ -18,6 +18,7 @@ from benchmarks import (
     launch,
     linalg,
     recovery,
+    scale,
     transfer,
 )
 
@@ -26,6 +27,7 @@ def main() -> None:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
     for benchmark in (
         launch,
+        scale,
         recovery,
         hpc,
         transfer,

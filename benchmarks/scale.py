@@ -1,46 +1,43 @@
 """The control path of gangs of up to 8192 ranks on 64 nodes, simulated on one machine.
 
 The dispatcher, the wire protocol and the user's control channel are the real ones, and so is node
-0: a proxy with its PMI server, and a process for each rank, which answers commands without MPI.
-The other nodes are connections that answer with the combined reply of a proxy. A real gang's nodes
-work at the same time, so a call takes as long as the dispatcher and one node.
+0: a proxy with its PMI server, and a process for each rank. These have no core each, as ranks have:
+they start, and one process answers commands for all of them. The other nodes are connections that
+answer with the combined reply of a proxy. A real gang's nodes work at the same time, so a call
+takes as long as the dispatcher and one node.
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
 import math
 import multiprocessing
-import os
 import pickle
-import socket
 import statistics
+import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-import uvloop
-
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.control_channel import SocketChannel, open_socket_channel
-from alchemist_ray.runtime.dispatcher import Dispatcher
 from benchmarks.harness import Report, timed
-from mpi_workers.node import proxy
-from mpi_workers.node.specs import ProxySpec, RankConfig
-from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
-from mpi_workers.wire.blocking import connect
-from mpi_workers.wire.frames import Body, Frame, Kind
+from benchmarks.simulated_gang import (
+    LIMIT_S,
+    crowd,
+    full_node,
+    light_nodes,
+    manager,
+    memory,
+)
+from mpi_workers.wire.frames import Body
 
-TOKEN = "simulated"
 SIZES = ((2, 1), (128, 1), (1024, 8), (2048, 16), (4096, 32), (8192, 64))  # ranks, nodes
-BARRIERS = 3  # the first one with keys; the last one is measured, when all have read them
-CARD = "description#node0000.example.com$port#40000$ifname#10.0.0.1$" + "x" * 40
 CALLS, BATCHES = 100, 5
-LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,156 +73,6 @@ HEAD = (
 )
 
 
-def memory() -> int:
-    """Resident bytes of this process that it shares with no file."""
-    with open("/proc/self/smaps_rollup") as file:
-        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("Anonymous"))
-
-
-# --- the manager ---
-
-
-def manager(pipe: Pipe, counts: list[int], folder: str) -> None:
-    """A process with the dispatcher of a gang."""
-    uvloop.run(_manage(pipe, counts, folder))
-
-
-async def _manage(pipe: Pipe, counts: list[int], folder: str) -> None:
-    dispatcher = Dispatcher(lambda error: False, lambda: None)
-    before = memory()
-    nodes = dispatcher.new_nodes(len(counts), sum(counts))
-    listeners = dispatcher.new_listeners(TOKEN, nodes)
-    await listeners.open("127.0.0.1", f"{folder}/manager")
-    dispatcher.use(nodes)
-    pipe.send(listeners.addresses)
-    await nodes.ready
-    address = GangAddress(
-        gang="simulated",
-        session="simulated",
-        epoch=1,
-        token=TOKEN,
-        addresses=tuple(listeners.addresses),
-        nodes=tuple(about for _, about in sorted(nodes.data.items())),
-        incarnation="simulated.1",
-        hosts=tuple(map(nodes.host, range(len(counts)))),
-        node_ids=tuple(f"{node:056x}" for node in range(len(counts))),
-    )
-    pipe.send(address)
-    await asyncio.to_thread(pipe.recv)  # the client has measured
-    pipe.send(memory() - before)
-    await asyncio.to_thread(pipe.recv)
-
-
-# --- the nodes ---
-
-
-def full_node(pipe: Pipe, counts: list[int], addresses: list[str]) -> None:
-    """Node 0: a proxy, and a process for each rank."""
-    spec = ProxySpec(
-        gang=f"simulated{os.getpid()}.1", manager=addresses, token=TOKEN, node=0, counts=counts,
-        host="127.0.0.1", kvs_name="simulated", threads=1, keep_bytes=0, start_timeout_s=LIMIT_S,
-    )  # fmt: skip
-    pipe.send("ready")
-    pipe.recv()
-    proxy.main(spec, _rank)
-
-
-def _rank(config: RankConfig) -> None:
-    """A rank that answers each command at once."""
-    rank = int(os.environ["PMI_RANK"])
-    pmi = socket.socket(fileno=int(os.environ["PMI_FD"])).makefile("rw")
-
-    def ask(line: str) -> str:
-        pmi.write(line + "\n")
-        pmi.flush()
-        return pmi.readline()
-
-    ask("cmd=init pmi_version=1 pmi_subversion=1")
-    ask(f"cmd=put kvsname=simulated key=card-{rank} value={CARD}")
-    for _ in range(BARRIERS - 1):
-        ask("cmd=barrier_in")
-    barrier_s = timed(lambda: ask("cmd=barrier_in"))
-    about = {
-        "role": "rank", "rank": rank, "size": config.size, "pid": os.getpid(),
-        "hostname": "node0", "mpi": "none", "segments": [],
-    }  # fmt: skip
-    control, _ = connect(config.control, config.token, about, take_fds=False)
-    while (body := control.recv().body)["op"] != "exit":
-        reply: Body = {"seq": body["seq"]}
-        match body.get("routine"):
-            case "die" if rank == 0:
-                os._exit(1)
-            case "barrier" if rank == 0:
-                reply["value"] = [barrier_s]
-            case "nothing" if rank == 0:
-                reply["value"] = []
-        if body["op"] == "load" and rank == 0:
-            reply["value"] = _described()
-        control.send(Kind.REPLY, reply)
-    os._exit(0)
-
-
-def _described() -> Body:
-    names = ("nothing", "barrier", "die")
-    routines = [{"name": name, "parameters": [], "results": [], "doc": ""} for name in names]
-    return {"name": "simulated", "doc": "", "routines": routines}
-
-
-def light_nodes(pipe: Pipe, counts: list[int], addresses: list[str]) -> None:
-    """All nodes but the first."""
-    uvloop.run(_light_nodes(pipe, counts, addresses))
-
-
-async def _light_nodes(pipe: Pipe, counts: list[int], addresses: list[str]) -> None:
-    pipe.send("ready")
-    await asyncio.to_thread(pipe.recv)
-    nodes = [_LightNode(number, counts) for number in range(1, len(counts))]
-    for node in nodes:
-        await node.connect(addresses[-1])
-    await asyncio.gather(*(node.ended.wait() for node in nodes))
-
-
-class _LightNode:
-    """A connection that answers as a proxy does."""
-
-    def __init__(self, number: int, counts: list[int]) -> None:
-        self._number = number
-        first = sum(counts[:number])
-        self._ranks = range(first, first + counts[number])
-        self._size = sum(counts)
-        self._barriers = 0
-        self.ended = asyncio.Event()
-
-    async def connect(self, address: str) -> None:
-        host, _, port = address.removeprefix("tcp:").rpartition(":")
-        fields = {"role": "proxy", "node": self._number}
-        protocol = ConnectingProtocol(self._on_frame, lambda _: self.ended.set(), TOKEN, fields)
-        await asyncio.get_running_loop().create_connection(lambda: protocol, host, int(port))
-        await protocol.welcome
-        puts = {f"card-{rank}": CARD for rank in self._ranks}
-        self._event(protocol, "pmi_barrier", puts=puts)
-
-    def _event(self, protocol: FrameProtocol, op: str, **fields: Any) -> None:
-        protocol.send(Kind.EVENT, {"op": op, "node": self._number, **fields})
-
-    def _on_frame(self, protocol: FrameProtocol, frame: Frame) -> None:
-        body = frame.body
-        if "seq" in body:
-            protocol.send(Kind.REPLY, {"seq": body["seq"], "node": self._number})
-        elif body["op"] == "pmi_release":
-            self._barriers += 1
-            if self._barriers < BARRIERS:
-                self._event(protocol, "pmi_barrier", puts={})
-                return
-            ranks = [
-                {"rank": r, "size": self._size, "pid": r, "hostname": f"node{self._number}",
-                 "mpi": "none"}
-                for r in self._ranks
-            ]  # fmt: skip
-            where = [f"unix:/nowhere/{self._number}", "tcp:127.0.0.1:1"]
-            self._event(protocol, "ready", ranks=ranks, addresses=where)
-
-
 # --- the client ---
 
 
@@ -235,7 +82,10 @@ def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES)
     with tempfile.TemporaryDirectory(prefix="scale-") as folder, _Processes() as processes:
         managing = processes.start(manager, counts, folder)
         addresses = managing.recv()
-        parts = [processes.start(full_node, counts, addresses)]
+        parts = [
+            processes.start(full_node, counts, addresses, folder),
+            processes.start(crowd, counts[0], folder),
+        ]
         if nodes > 1:
             parts.append(processes.start(light_nodes, counts, addresses))
         for part in parts:
@@ -340,7 +190,7 @@ def run() -> Report:
     few, last = simulate(512, 64), found[-1]
     report.add(
         "empty call at 8192 ranks on 64 nodes, p50", last.call_s * 1e3, 5.0, "ms", at_most=True,
-        detail="128 rank processes on one node, 63 nodes that answer at once",
+        detail="128 ranks of one node, 63 nodes that answer at once",
     )  # fmt: skip
     report.add(
         "what a user's process learns of a gang on 64 nodes, 8192 ranks to 512",
@@ -358,5 +208,5 @@ def run() -> Report:
     return report
 
 
-if __name__ == "__main__":
-    run().save()
+if __name__ == "__main__":  # ranks, nodes, calls: one gang, as JSON
+    print(json.dumps(asdict(simulate(*map(int, sys.argv[1:])))))
