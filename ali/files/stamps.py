@@ -1,4 +1,4 @@
-"""What tells one state of a file from another."""
+"""Stamps, which differ if a file has changed."""
 
 from __future__ import annotations
 
