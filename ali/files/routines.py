@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files import boxes, exchange, own, remote
+from ali.files import boxes, exchange, own_elements, remote
 from ali.files.casting import converted
 from ali.files.formats import (
     About,
@@ -98,7 +98,7 @@ def load(
     Each rank reads contiguous parts of the file, in boxes of about 16 MiB (or one chunk of the
     file, if that is larger), and the ranks exchange them over MPI. Where elements are stored
     plainly (.npy, contiguous HDF5, uncompressed Zarr), ranks on one node read their own elements
-    if that is less work: see `ali.files.own`.
+    if that is less work: see `ali.files.own_elements`.
     """
     place = Place(path)
     if layout not in LAYOUTS:
@@ -129,8 +129,8 @@ def load(
         A = ctx.empty(shape[: there.ndim], kind, layout)
         names = [there.names[j] for j in across] if there.names else []
         one_cache = len(set(nodes)) == 1 and not place.is_url
-        if one_cache and own.pays(source, A, down, across, ctx.size):
-            own.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
+        if one_cache and own_elements.pays(source, A, down, across, ctx.size):
+            own_elements.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
             return A, names
         order = _reading_order(down, there.grain)
         in_order = down if order is None else np.asarray(down)[order]

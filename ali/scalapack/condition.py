@@ -16,7 +16,7 @@ from ali.blocks import require_choice, require_square
 from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic, indices
-from ali.scalapack.parts import phases
+from ali.scalapack.triangles import phases
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from ali.blocks import require, shape_text
 from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call
-from ali.scalapack.parts import (
+from ali.scalapack.triangles import (
     diagonal,
     keep_lower,
     keep_upper,

@@ -10,7 +10,7 @@ from ali.blocks import require, require_square, shape_text
 from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic, indices
-from ali.scalapack.parts import keep_lower, keep_upper, set_real_diagonal
+from ali.scalapack.triangles import keep_lower, keep_upper, set_real_diagonal
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ali.native import NativeLibrary
-from ali.native.prepared import PreparedCall
+from ali.native.repeated_calls import PreparedCall
 from ali.simulator.spec import Spec, parse
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix

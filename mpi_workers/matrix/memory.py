@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.cgroup import MemoryCgroup
 from mpi_workers.matrix.mapping import PrivateMapping, SharedMapping
+from mpi_workers.matrix.memory_cgroup import MemoryCgroup
 from mpi_workers.matrix.sizes import readable
 
 PAGE = mmap.PAGESIZE

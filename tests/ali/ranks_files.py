@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ali.files import boxes, exchange, own, raw, routines, text, zarr3
+from ali.files import boxes, exchange, own_elements, raw, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
@@ -47,7 +47,7 @@ def small() -> pytest.MonkeyPatch:
     patch.setattr(exchange, "MESSAGE", 64)
     patch.setattr(raw, "STRIP", 100)
     patch.setattr(raw, "APART", 20)
-    patch.setattr(own, "PIECE", 200)
+    patch.setattr(own_elements, "PIECE", 200)
     patch.setattr(zarr3, "CHUNK", 120)
     patch.setattr(zarr3, "PLAIN", 1)
     patch.setattr(text, "BLOCK", 50)
@@ -155,7 +155,7 @@ def agreed(gang: Gang, examples: int) -> Any:
 
 
 # Ranks exchange what they read, or read their own elements: never, if it pays, always.
-WAYS = st.sampled_from([0, own.EXCHANGE, 1000])
+WAYS = st.sampled_from([0, own_elements.EXCHANGE, 1000])
 
 
 # --- whole matrices there and back ---
@@ -182,7 +182,7 @@ def round_trips(gang: Gang, folder: Path) -> int:
         suffix: str, shape: tuple[int, ...], dtype: str, layouts: tuple[str, str], salt: int,
         way: int,
     ) -> None:  # fmt: skip
-        own.EXCHANGE = way
+        own_elements.EXCHANGE = way
         table = suffix in (".parquet", ".csv")
         if table and dtype.startswith("complex"):
             dtype = dtype.replace("complex", "float").replace("128", "64")
@@ -339,7 +339,7 @@ def parts(gang: Gang, folder: Path) -> int:
         file: Any, rows: Any, cols: Any, by_name: bool, dtype: Any, layout: str, remote: bool,
         way: int,
     ) -> None:  # fmt: skip
-        own.EXCHANGE = way
+        own_elements.EXCHANGE = way
         name, options, named = file
         asked = {**options, "layout": layout, **({"dtype": dtype} if dtype else {})}
         wanted = BASE

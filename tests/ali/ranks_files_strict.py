@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali.files import exchange, folders, own, paths, routines, text
+from ali.files import exchange, folders, own_elements, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
@@ -145,8 +145,8 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
     for number, (value, have, want) in enumerate((*TOO_LARGE, *FITS)):
         array = np.ones((M, N), have)
         array[M - 2, 3] = value
-        for way in (0, own.EXCHANGE, 1000):
-            own.EXCHANGE = way
+        for way in (0, own_elements.EXCHANGE, 1000):
+            own_elements.EXCHANGE = way
             for suffix in (".npy", ".h5"):
                 path = folder / f"{number}{way}{suffix}"
 
@@ -174,7 +174,7 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
                     good = np.array_equal(check.whole(found), array.astype(want), equal_nan=True)
                 if not good:
                     wrong.append(f"{value} from {have} to {want}, {suffix} {way}: {said}")
-    own.EXCHANGE = 3
+    own_elements.EXCHANGE = 3
     return wrong
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.matrix.cgroup import MemoryCgroup
+from mpi_workers.matrix.memory_cgroup import MemoryCgroup
 
 
 @contextlib.contextmanager

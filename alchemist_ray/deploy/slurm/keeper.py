@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from alchemist_ray.deploy.slurm import ports, sharing
+from alchemist_ray.deploy.slurm import ports, shared_nodes
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.deploy.slurm.supervisors import Supervisors
@@ -103,7 +103,7 @@ class RayInJob:
         nodes = self._allocation.nodes
         self._supervisors.start()
         self._await(lambda: len(self._hello) == len(nodes), self._missing)
-        self.warnings += sharing.check(self._allocation, self._hello, self._site.nodes.shared)
+        self.warnings += shared_nodes.check(self._allocation, self._hello, self._site.nodes.shared)
         first = self._block()
         here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         head = next((node for node in nodes if node.name == here), nodes[0])

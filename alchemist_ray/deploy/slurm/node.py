@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alchemist_ray.deploy.slurm import ports, sharing
+from alchemist_ray.deploy.slurm import ports, shared_nodes
 from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.ray_node import RayNode
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
@@ -99,7 +99,7 @@ class Supervisor:
                 "ip": ip,
                 "free": ports.free_attempts(task.job, ip),
                 "cores": os.cpu_count() or 1,
-                "others": sharing.other_users(),
+                "others": shared_nodes.other_users(),
             }
             self._connection, _ = connect(
                 task.keeper, self._token, hello, timeout_s=KEEPER_TIMEOUT_S

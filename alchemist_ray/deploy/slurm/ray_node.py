@@ -112,7 +112,13 @@ class RayNode:
 
     def await_nodes(self, address: str, nodes: int, limit_s: float) -> None:
         """Start to wait until the cluster has this many nodes."""
-        words = ["-m", "alchemist_ray.deploy.slurm.ready", address, str(nodes), str(limit_s)]
+        words = [
+            "-m",
+            "alchemist_ray.deploy.slurm.wait_for_nodes",
+            address,
+            str(nodes),
+            str(limit_s),
+        ]
         self._waiting = self._spawn([*self._python, *words], self._ready_log)
 
     def news(self) -> Iterator[News]:

@@ -15,7 +15,15 @@ import ray
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.gang.owner import START_TIMEOUT_S
-from alchemist_ray.observe.doctor import compare, joining, machine, pmi, ranks, report, software
+from alchemist_ray.observe.doctor import (
+    cluster_join,
+    compare,
+    machine,
+    pmi,
+    ranks,
+    report,
+    software,
+)
 from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
 
@@ -51,7 +59,7 @@ class Examination:
 
     def run(self) -> None:
         """Check the job's nodes, Ray's nodes, or this one."""
-        self.add([*joining.authentication(), *machine.threads()])
+        self.add([*cluster_join.authentication(), *machine.threads()])
         names = self._job_without_ray()
         if names:
             self._in_job(names)
@@ -60,7 +68,7 @@ class Examination:
 
     def _job_without_ray(self) -> list[str]:
         """Return the nodes of this Slurm job, if its Ray is not running."""
-        if joining.named_address(self.options.address)[0]:
+        if cluster_join.named_address(self.options.address)[0]:
             return []
         try:
             job = allocation.current(os.environ)
@@ -86,7 +94,7 @@ class Examination:
 
     def _on_ray(self) -> None:
         self.stage = "joining Ray"
-        self.add(joining.join(self.options.address, start=not self.options.no_ranks))
+        self.add(cluster_join.join(self.options.address, start=not self.options.no_ranks))
         try:
             if not ray.is_initialized():
                 self._probed(LocalProbe)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.observe.doctor import step
+from alchemist_ray.observe.doctor import slurm_step
 from alchemist_ray.observe.doctor.probe import Probe
 
 MODULE = "alchemist_ray.observe.doctor.probe"
@@ -122,7 +122,7 @@ class StepProbes:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names: Sequence[str] = list(names)
-        self._step = step.start(
+        self._step = slurm_step.start(
             names, MODULE, options=["--kill-on-bad-exit=0"], stdin=subprocess.PIPE
         )
         self._answers: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
@@ -174,4 +174,4 @@ class StepProbes:
         assert self._step.stdin is not None
         with contextlib.suppress(OSError):
             self._step.stdin.close()  # the probes end
-        step.end(self._step)
+        slurm_step.end(self._step)

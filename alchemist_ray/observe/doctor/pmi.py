@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from alchemist_ray.launchers.srun import DEFAULT_PMI, PMI
-from alchemist_ray.observe.doctor import step
+from alchemist_ray.observe.doctor import slurm_step
 from alchemist_ray.observe.doctor.fanout import StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, OK, Expected, Finding
 
@@ -28,7 +28,7 @@ def world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list
         f"for Cray MPICH, pmix for Open MPI; {PMI} or mpi.pmi of the site file sets it"
     )
     began = time.monotonic()
-    ranks = step.start(
+    ranks = slurm_step.start(
         names, "mpi_workers", "world", pmi=pmi, tasks_per_node=ranks_per_node,
         options=["--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none", "--input=none"],
     )  # fmt: skip
@@ -41,7 +41,7 @@ def world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list
         found = Finding("PMI of srun", BAD, message, advice)
         ranks.terminate()
     finally:
-        step.end(ranks)
+        slurm_step.end(ranks)
     if found.status == BAD:
         clean(names, time.monotonic() - began)
     return [found]

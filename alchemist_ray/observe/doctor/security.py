@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from alchemist_ray.deploy.slurm.sharing import other_users
+from alchemist_ray.deploy.slurm.shared_nodes import other_users
 from alchemist_ray.observe.doctor.finding import INFO, OK, WARN, Expected, Finding
 from alchemist_ray.runtime.batch_job import job_id
 

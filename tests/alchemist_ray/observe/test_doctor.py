@@ -19,10 +19,10 @@ import pytest
 
 from alchemist_ray import cli
 from alchemist_ray.deploy.slurm import sites
-from alchemist_ray.observe.doctor import joining, machine, network, report, software
+from alchemist_ray.observe.doctor import cluster_join, machine, network, report, software
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
-from mpi_workers.matrix.cgroup import MemoryCgroup
+from mpi_workers.matrix.memory_cgroup import MemoryCgroup
 
 ROOT = Path(__file__).parents[3]
 SITE = Expected("ours", ("hsn0",), "$NOWHERE_DIR/lib/libmpi.so.12")
@@ -271,7 +271,7 @@ def test_the_token_is_there(
         path.chmod(mode)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-    (found,) = joining.authentication()
+    (found,) = cluster_join.authentication()
     assert found.status == status
     assert message in found.message
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.matrix import memory
-from mpi_workers.matrix.cgroup import MemoryCgroup
 from mpi_workers.matrix.memory import available_bytes
+from mpi_workers.matrix.memory_cgroup import MemoryCgroup
 from tests.support.cgroups import limited_memory
 
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""Wait until a Ray cluster has N nodes: ``python -m alchemist_ray.deploy.slurm.ready``."""
+"""Wait until a Ray cluster has N nodes: ``python -m alchemist_ray.deploy.slurm.wait_for_nodes``."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.matrix.cgroup import V1 as V1_NAMES
-from mpi_workers.matrix.cgroup import MemoryCgroup
-from mpi_workers.node.cgroup import OomWatch
+from mpi_workers.matrix.memory_cgroup import V1 as V1_NAMES
+from mpi_workers.matrix.memory_cgroup import MemoryCgroup
+from mpi_workers.node.oom_watch import OomWatch
 from tests.support.cgroups import limited_memory
 
 KILLED = 9  # as waitpid says it
@@ -110,7 +110,7 @@ GREEDY = """
 import os, sys
 with open(sys.argv[1], "w") as procs:
     procs.write(str(os.getpid()))
-from mpi_workers.node.cgroup import OomWatch
+from mpi_workers.node.oom_watch import OomWatch
 from tests.support.cgroups import limited_memory
 watch = OomWatch()
 for greed in (0, 1 << 30):
