@@ -175,7 +175,7 @@ def _packed(
     except OSError as error:
         raise Failure(
             "ResourceError",
-            f"rank {rank} cannot write what {task['name']} returned to {path.parent}: {error}. "
+            f"rank {rank} cannot write the result of {task['name']} to {path.parent}: {error}. "
             "Return large results as a DistMatrix",
             rank=rank,
         ) from error

@@ -118,9 +118,7 @@ def axis_index(axis: Any, ndim: int) -> int:
     try:
         return range(ndim)[operator.index(axis)]
     except (IndexError, TypeError):
-        raise ShapeError(
-            f"axis={axis!r} is not an axis of an array with {ndim} dimensions"
-        ) from None
+        raise ShapeError(f"axis={axis!r} is not an axis of a {ndim}-D array") from None
 
 
 def axis_of(axis: Any, ndim: int = 2) -> int | None:

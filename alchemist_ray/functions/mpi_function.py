@@ -20,6 +20,7 @@ from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.owner import START_TIMEOUT_S, positive_int
 from alchemist_ray.launchers import AUTO
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_options import GangOptions
@@ -113,7 +114,7 @@ class MpiFunction:
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", repr(self.function))
-        return f"<mpi_function {name} on {self._options.num_workers} workers>"
+        return f"<mpi_function {name} on {counted(self._options.num_workers, 'worker')}>"
 
 
 def _no_handle(handle: MatrixRef) -> int:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.plural import counted
 from mpi_workers.matrix.sizes import readable
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def say(text: str) -> None:
 
 def workers_table(workers: Sequence[WorkerInfo]) -> str:
     """The ranks of a gang, a line for each."""
-    lines = [f"Allocated {len(workers)} workers:"]
+    lines = [f"Allocated {counted(len(workers), 'worker')}:"]
     lines += [
         f"  rank {worker.rank} on {worker.hostname} at {worker.address} (pid {worker.pid})"
         for worker in workers

@@ -21,6 +21,7 @@ from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import WorkerInfo, workers_of
 from alchemist_ray.gang.narration import say, workers_table
+from alchemist_ray.plural import counted
 
 START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
 END_TIMEOUT_S = 15.0
@@ -182,7 +183,7 @@ class GangOwner:
         with self._changing_workers():
             if self._connection is not None and self._alive():
                 raise GroupError(
-                    f"the session has {self._connection.address.size} workers already: "
+                    f"the session has {counted(self._connection.address.size, 'worker')} already: "
                     "yield_workers() first, or open another session"
                 )
             if self._attached:
@@ -282,7 +283,7 @@ class GangOwner:
         state = "closed" if self._closed else "no workers"
         if self._connection is not None:
             address = self._connection.address
-            state = f"{address.size} workers, epoch {address.epoch}"
+            state = f"{counted(address.size, 'worker')}, epoch {address.epoch}"
         return f"<AlchemistSession {self.id}: {state}>"
 
     # --- inside ---

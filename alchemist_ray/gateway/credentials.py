@@ -54,7 +54,7 @@ def parts_of(token: str) -> tuple[str, str]:
     if len(parts) != 3 or parts[0] != PREFIX or not all(parts):
         raise AuthError(
             f"this is not a token of a gateway, which begins with {PREFIX}_: give token=... or set "
-            "ALCHEMIST_TOKEN to what `alchemist token create` printed"
+            "ALCHEMIST_TOKEN to the one that `alchemist token create` printed"
         )
     return parts[1], parts[2]
 

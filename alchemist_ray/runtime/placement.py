@@ -35,7 +35,7 @@ class Reservation:
         """Itself, if it is for so many. Raises `ResourceError`."""
         room = sum(ranks for _, ranks in self.nodes)
         if room != workers:
-            raise ResourceError(f"the bundles given are for {room} workers, not for {workers}")
+            raise ResourceError(f"the bundles are for {counted(room, 'worker')}, not for {workers}")
         return self
 
 
@@ -140,7 +140,8 @@ def inherited(workers: int, cpus: float) -> Reservation:
     given = context.get_assigned_resources().get("CPU", 0.0)
     if given + 1e-9 < workers * cpus:
         raise ResourceError(
-            f"placement='inherit': this task or actor has {given:g} CPUs and {workers} workers "
-            f"need {workers * cpus:g}: give it num_cpus={workers * cpus:g} or more"
+            f"placement='inherit': this task or actor has {counted(given, 'CPU')}, and "
+            f"num_workers={workers} needs {workers * cpus:g}: give it "
+            f"num_cpus={workers * cpus:g} or more"
         )
     return Reservation(((context.get_node_id(), workers),))

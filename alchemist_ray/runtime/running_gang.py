@@ -304,8 +304,3 @@ class RunningGang:
         await self._now.release(serve=serve)
         await self.cpus.release()
         logs.close(self._log)
-
-    async def cleared(self) -> None:
-        """Wait until a gang that has failed is cleaned up."""
-        if self._clearing is not None:
-            await self._clearing

@@ -12,6 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune import PlacementGroupFactory
 
 from alchemist_ray.errors import ResourceError
+from alchemist_ray.plural import counted
 from envs.errors import EnvConfigError
 
 RUNNER_CPUS = 1  # of an env runner without its gangs
@@ -71,17 +72,17 @@ def check_capacity(config: AlgorithmConfig, ranks: int) -> None:
         needed = runners * each + max(1, runners) * ranks * cpus
         if needed > total:
             raise ResourceError(
-                f"{runners} env runners and their gangs of {ranks} ranks need {needed:g} CPUs, and "
-                f"the cluster has {total:g}: use fewer, or add nodes"
+                f"{counted(runners, 'env runner')} and gangs of {counted(ranks, 'rank')} need "
+                f"{needed:g} CPUs, and the cluster has {total:g}: use fewer, or add nodes"
             )
         return
     if _fitting(rooms, each) < runners:
         raise ResourceError(
-            f"{runners} env runners with {each:g} CPUs each (1, and {ranks} ranks with {cpus:g}) "
-            f"do not fit: the cluster has {total:g} CPUs on {len(rooms)} node(s), at most "
-            f"{largest:g} on one. Use fewer runners or workers, add nodes, start Ray with more "
-            "CPUs (ray.init(num_cpus=...)) if ranks may share cores, or let gangs span nodes "
-            "(ranks_per_bundle)"
+            f"{counted(runners, 'env runner')} of {counted(each, 'CPU')} (1, and "
+            f"{counted(ranks, 'rank')} of {cpus:g}) do not fit: the cluster has {total:g} CPUs on "
+            f"{counted(len(rooms), 'node')}, at most {largest:g} on one. Use fewer runners "
+            "or workers, add nodes, start Ray with more CPUs (ray.init(num_cpus=...)) if "
+            "ranks may share cores, or let gangs span nodes (ranks_per_bundle)"
         )
     _check_trial(runners, each)
 
@@ -94,8 +95,9 @@ def _check_trial(runners: int, each: float) -> None:
     rooms = [bundle.get("CPU", 0.0) for bundle in group.bundle_specs[1:]]  # 0 is the trainable's
     if _fitting(rooms, each) < runners:
         raise EnvConfigError(
-            f"this process is in a Tune trial, whose bundles do not hold {runners} env runners "
-            f"with {each:g} CPUs each. Reserve them with the trial:\n"
+            "this process is in a Tune trial, whose bundles do not hold "
+            f"{counted(runners, 'env runner')} of {counted(each, 'CPU')}. Reserve them "
+            "with the trial:\n"
             "tune.with_resources(trainable, tune.PlacementGroupFactory("
             f'[{{"CPU": 1}}] + [{{"CPU": {each:g}}}] * {runners}))'
         )

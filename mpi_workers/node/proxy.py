@@ -193,7 +193,7 @@ class Proxy:
             raise Failure(
                 "LaunchError",
                 f"rank {body['rank']} was started on {os.uname().nodename}, which has ranks "
-                f"{list(self._ranks)}: the launcher has put ranks on other nodes than requested",
+                f"{list(self._ranks)}: the launcher placed ranks on the wrong nodes",
             )
         process.hello = {key: body[key] for key in HELLO_FIELDS}
         if not self._local.forked:

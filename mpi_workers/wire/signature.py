@@ -133,7 +133,9 @@ class Signature:
         """
         names = [parameter.name for parameter in self.parameters]
         if len(args) > len(names):
-            raise self._bad(f"takes {len(names)} arguments, not {len(args)}")
+            raise self._bad(
+                f"takes {len(names)} argument{'s' * (len(names) != 1)}, not {len(args)}"
+            )
         given = dict(zip(names, args, strict=False))
         for name, value in kwargs.items():
             if name not in names:

@@ -277,7 +277,7 @@ def wait_for_cpu() -> None:
         if time.monotonic() > deadline:
             total = ray.cluster_resources().get("CPU", 0)
             raise ResourceError(
-                f"all {total:g} CPUs of the cluster are in use, and computing the chunks needs "
-                "one: request fewer workers, or persist() the array before starting the gang"
+                f"no CPU of the cluster's {total:g} is free, and computing the chunks needs one: "
+                "request fewer workers, or persist() the array before starting the gang"
             )
         time.sleep(0.2)

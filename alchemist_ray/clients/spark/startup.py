@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.ray_cluster import join_ray
 
 OPENED = (
@@ -268,9 +269,9 @@ def _check_cpus(executors: int, cores: int) -> None:
     if needed > free:
         total = ray.cluster_resources().get("CPU", 0.0)
         raise ResourceError(
-            f"Spark executors ({executors} with {cores} CPUs each) and RayDP's master need "
-            f"{needed} CPUs; {free:g} of the Ray cluster's {total:g} are free: request fewer, or "
-            "free some"
+            f"Spark executors ({executors}, each of {counted(cores, 'CPU')}) and RayDP's master "
+            f"need {needed} CPUs; {free:g} of the Ray cluster's {total:g} are free: request "
+            "fewer, or free some"
         )
 
 

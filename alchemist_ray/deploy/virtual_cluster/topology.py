@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from alchemist_ray.plural import counted
+
 NODES = Path("/sys/devices/system/node")
 
 
@@ -86,8 +88,8 @@ def shares(cells: Sequence[Cell], guests: int, cpus: int | None) -> list[tuple[C
     each = len(every) // guests if cpus is None else cpus
     if each < 1 or each * guests > len(every):
         raise ValueError(
-            f"{guests} guests with {max(each, 1)} cores each do not fit on a host with "
-            f"{len(every)}: use fewer guests or cores; vCPUs do not share cores"
+            f"{counted(guests, 'guest')} of {counted(max(each, 1), 'core')} do not fit on a host "
+            f"with {len(every)}: use fewer guests or cores; vCPUs do not share cores"
         )
     found = []
     for guest in range(guests):

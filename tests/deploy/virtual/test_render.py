@@ -182,7 +182,7 @@ def test_settings_are_words_of_a_shell() -> None:
         (["--name", "My Cluster"], "--name 'My Cluster'"),
         (["--cells", "0-3;3"], "each core only once"),
         (["--cells", "all"], "as in 0-15;16-31"),
-        (["--cells", "0-3", "--guests", "5"], "5 guests with 1 cores each do not fit"),
+        (["--cells", "0-3", "--guests", "5"], "5 guests of 1 core do not fit"),
         (["--network", "10.78.0.0/29"], "do not fit into 10.78.0.0/29"),
         (["--network", "somewhere"], "somewhere"),
     ],
