@@ -143,7 +143,7 @@ def test_expired_and_revoked_tokens_are_refused_also_on_open_connections(
             assert answer["error"]["kind"] == "AuthError"
     with pytest.raises(AuthError, match="expired"):
         ask(address, expiring, {"op": "list_gangs"})
-    with pytest.raises(AuthError, match="no such token"):
+    with pytest.raises(AuthError, match="unknown token"):
         ask(address, revoked, {"op": "list_gangs"})
 
 

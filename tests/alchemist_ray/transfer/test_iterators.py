@@ -109,7 +109,7 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
         for bad, kind in ((np.zeros((2, 2, 2)), ShapeError), (["a"], DtypeError)):
             with pytest.raises(kind):
                 session.send_matrix(file.create_dataset(kind.__name__, data=bad))
-        with pytest.raises(DtypeError, match="is not an array"):
+        with pytest.raises(DtypeError, match="is a group, not an array"):
             session.send_matrix(file)
     stored = zarr.create_array(str(tmp_path / "a.zarr"), data=A, chunks=(30, 3), shards=(30, 6))
     Z = session.send_matrix(stored)
