@@ -1,4 +1,4 @@
-"""What a gang tells its operators: its counts (`observe.metrics`), and lines in its log."""
+"""Reports of a gang for operators: its counts (`observe.metrics`), and lines in its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a node print, in files: ``rank3.log`` in a folder per gang, of mode 700.
+"""The output of a node's ranks, in files: ``rank3.log`` in a folder per gang, of mode 700.
 
 A file that has grown to `FILE_LIMIT` becomes ``rank3.log.1``, and a new one begins. A line is its
 time (UTC), its stream (``out`` or ``err``) and its text.
