@@ -1,4 +1,4 @@
-"""What `max_failures` costs: per call, and for an iteration whose ranks are killed."""
+"""The cost of `max_failures`: per call, and for an iteration whose ranks are killed."""
 
 from __future__ import annotations
 

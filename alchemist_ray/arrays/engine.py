@@ -26,7 +26,7 @@ COMPARISONS: dict[str, Any] = {
 
 
 class Engine:
-    """What handles of one gang do as arrays.
+    """Computes expressions on handles of one gang.
 
     Parameters
     ----------

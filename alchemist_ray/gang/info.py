@@ -1,4 +1,4 @@
-"""What a session reports of gangs, their ranks and their calls."""
+"""Reports of a session: gangs, their ranks and their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session with ``verbose=True`` prints: workers, libraries, matrices, and calls."""
+"""The output of a session with ``verbose=True``: workers, libraries, matrices, and calls."""
 
 from __future__ import annotations
 

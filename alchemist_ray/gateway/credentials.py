@@ -35,7 +35,7 @@ CONTEXT = b"alchemist-on-ray gateway "
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What a gateway knows of a secret."""
+    """The data with which a gateway checks a secret."""
 
     salt: bytes
     stored_key: bytes
@@ -60,7 +60,7 @@ def parts_of(token: str) -> tuple[str, str]:
 
 
 def verifier_of(secret: str, salt: bytes) -> Verifier:
-    """What a gateway stores of a secret."""
+    """The data that a gateway stores of a secret."""
     client_key, gateway_key = _keys(secret, salt)
     return Verifier(salt, hashlib.sha256(client_key).digest(), gateway_key)
 

@@ -1,4 +1,4 @@
-"""What both ends of a connection to a gateway agree on: addresses, versions, sizes."""
+"""Definitions for both ends of a connection to a gateway: addresses, versions, sizes."""
 
 from __future__ import annotations
 

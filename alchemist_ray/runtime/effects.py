@@ -1,4 +1,4 @@
-"""What commands do besides returning results: which matrices they change, which can be repeated."""
+"""Effects of commands: the matrices that they change, and whether they can be repeated."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ TAIL_LIMIT = 4 << 10  # 4 KiB of a rank's last output are part of the error
 READ_BYTES = 64 << 10  # 64 KiB: the capacity of a pipe
 READS = 4  # from one pipe before others have their turn
 LAUNCHER = -1  # source of the output of ranks that have no pipes of their own yet
-# What MPICH (and its relatives) and Open MPI print in MPI_Abort: code and rank, rank and code.
+# Messages of MPI_Abort in MPICH (and its relatives) and Open MPI: code and rank, rank and code.
 MPICH_ABORT = re.compile(rb"Abort\((-?\d+)\) on node (\d+)")
 OPEN_MPI_ABORT = re.compile(
     rb"MPI_ABORT was invoked on rank (\d+) in.{1,99}?with errorcode (-?\d+)", re.DOTALL

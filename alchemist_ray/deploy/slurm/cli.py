@@ -36,7 +36,7 @@ START_VARIABLE = "ALCHEMIST_START_TIMEOUT"  # seconds, overrides START_S
 STOP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.1
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
-# What `sbatch --test-only` says of a request that no free node will ever satisfy.
+# Messages of `sbatch --test-only` about a request that no free node will ever satisfy.
 NEVER = re.compile(r"node configuration is not available|time limit is invalid|more .* than", re.I)
 
 

@@ -190,6 +190,6 @@ def _about(actor: ActorHandle) -> GatewayInfo:
 
 
 def as_text(info: GatewayInfo) -> str:
-    """What an operator needs to know."""
+    """The description for operators."""
     lines = [f"{key:<12} {value}" for key, value in asdict(info).items() if value != ""]
     return "\n".join([f"address      {info.address}", *lines[3:]])

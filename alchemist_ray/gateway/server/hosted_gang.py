@@ -57,7 +57,7 @@ class HostedGang:
         return int(self.connection.request({"op": "status"})["nbytes"])
 
     def described(self) -> Body:
-        """What a client needs to know: no secret, and no address of the cluster."""
+        """The description for clients, without secrets and addresses of the cluster."""
         address = self.connection.address
         return {
             "gang": address.gang,

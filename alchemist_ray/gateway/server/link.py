@@ -43,7 +43,7 @@ CLOSE_TIMEOUT_S = 5.0  # for a peer to read what is queued
 
 
 class Owner(Protocol):
-    """What a link needs of the gateway."""
+    """The gateway as a link uses it."""
 
     tokens: TokenFile
     binding: bytes

@@ -34,7 +34,7 @@ PENDING = 10_000  # commands of a client without an answer
 
 
 class Service(Protocol):
-    """What a client needs of the gateway."""
+    """The gateway as a client's commands use it."""
 
     audit: Audit
 
@@ -288,7 +288,7 @@ class Client:
 
 
 def _facts(body: Body) -> Body:
-    """What the audit log says of a command: no values."""
+    """The entry of a command in the audit log, without values."""
     logged = ("op", "library", "routine", "path", "shape", "name")
     kept: Body = {key: body[key] for key in logged if key in body}
     if isinstance(body.get("task"), dict):

@@ -1,4 +1,4 @@
-"""What sessions ask of a gateway: to start, find, list and end gangs."""
+"""Commands of sessions to a gateway: start, find, list and end gangs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-# What users import, and what is imported by name: `gang.registry`, `transfer.sources`.
+# Modules that users import, or that are imported by name: `gang.registry`, `transfer.sources`.
 ROOTS = (
     "alchemist_ray",
     "alchemist_ray.session",
