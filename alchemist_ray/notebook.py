@@ -90,10 +90,10 @@ class AlchemistMagics(Magics):
 def _parser() -> MagicArgumentParser:
     parser = MagicArgumentParser(prog="%%mpi", add_help=False)
     add = parser.add_argument
-    add("session", nargs="?", help="variable of the session; default: the only one there is")
-    add("-n", "--workers", type=int, help="start so many ranks if there is no session")
-    add("--put", default="", help="variables to bring to the ranks: A,b (handles as parts)")
-    add("--get", default="", help="variables to bring back from rank 0: C,total")
+    add("session", nargs="?", help="variable of the session (default: the only session)")
+    add("-n", "--workers", type=int, help="number of ranks to start if there is no session")
+    add("--put", default="", help="variables to copy to the ranks: A,b (handles become parts)")
+    add("--get", default="", help="variables to copy from rank 0: C,total")
     return parser
 
 

@@ -116,5 +116,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lines", type=int, default=LINES, help=f"the last N lines (default: {LINES}; 0: all)"
     )
-    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--follow", action="store_true", help="print new lines until Ctrl-C")
     return parser

@@ -143,9 +143,13 @@ def evaluate(policy: Policy, seeds: Sequence[int] = SEEDS, **config: Any) -> NDA
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table of baselines."""
-    parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.baselines")
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.rayleigh_benard.baselines",
+        description="Print the results of no control and of proportional control.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--episodes", type=int, default=len(SEEDS), help="episodes of each policy")
-    parser.add_argument("--num-workers", type=int, default=1, help="MPI ranks (default: 1)")
+    parser.add_argument("--num-workers", type=int, default=1, help="MPI ranks")
     options = parser.parse_args(argv)
     seeds = range(SEEDS[0], SEEDS[0] + options.episodes)
     print("| policy | Nusselt number | last 100 actions | episodes from .. to |")

@@ -197,22 +197,24 @@ def _place(path: str | Path) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Play an episode and draw it."""
-    parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.render")
-    parser.add_argument(
-        "--policy", choices=list(POLICIES), default="p", help="policy to show (default: p)"
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.rayleigh_benard.render",
+        description="Play an episode and draw it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument("--policy", choices=list(POLICIES), default="p", help="policy to show")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("out/rayleigh_benard.gif"),
-        help="file: a film (.gif) or a strip of pictures (.png)",
+        help="file: an animation (.gif) or an image strip (.png)",
     )
     parser.add_argument("--seed", type=int, default=SEEDS[0], help="seed of the episode")
     parser.add_argument("--steps", type=int, default=200, help="number of actions")
-    parser.add_argument("--num-workers", type=int, default=1, help="MPI ranks (default: 1)")
+    parser.add_argument("--num-workers", type=int, default=1, help="MPI ranks")
     options = parser.parse_args(argv)
     if options.out.suffix not in (".gif", ".png"):
-        parser.error(f"--out {options.out}: it must end with .gif (a film) or .png (a strip)")
+        parser.error(f"--out {options.out}: it must end with .gif (an animation) or .png (a strip)")
     from envs import HPCSimulatorEnv  # noqa: PLC0415 - pictures need no environment
 
     config = {

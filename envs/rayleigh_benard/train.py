@@ -237,7 +237,11 @@ def start_ray(options: Options) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, train, print the table."""
-    parser = argparse.ArgumentParser(prog="python -m envs.rayleigh_benard.train")
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.rayleigh_benard.train",
+        description="Train a policy, and compare it with no control and proportional control.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     defaults = Options()
     parser.add_argument(
         "--minutes", type=float, default=defaults.minutes, help="minutes of training"
@@ -251,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--copies", type=int, default=defaults.copies, help="simulated cells per gang"
     )
-    parser.add_argument("--address", default=None, help="address of a Ray cluster to join")
+    parser.add_argument("--address", default=None, help="Ray cluster to join; None: start one")
     options = Options(**vars(parser.parse_args(argv)))
     try:
         import ray  # noqa: PLC0415

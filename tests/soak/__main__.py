@@ -17,11 +17,13 @@ from tests.support import traces
 def main() -> int:
     """Run the soak; 1 if something has grown beyond its limit."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long (default: 600)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random choices (default: 0)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="duration (default: 600)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random choices (default: 0)"
+    )
     parser.add_argument(
         "--sessions", type=int, metavar="N",
-        help="open and close N sessions instead, and print the growth for each",
+        help="open and close N sessions instead, and print the growth per session",
     )  # fmt: skip
     options = parser.parse_args()
     tempfile.tempdir = tempfile.mkdtemp(prefix="at-", dir="/tmp")
