@@ -23,6 +23,10 @@ COMMANDS = {
         "alchemist_ray.observe.logs_command",
         "print the output of a gang's ranks, and its manager's log",
     ),
+    "trace": (
+        "alchemist_ray.observe.trace_command",
+        "write what a gang's ranks did lately, as a timeline",
+    ),
     "doctor": ("alchemist_ray.observe.doctor.cli", "check every node for common MPI problems"),
     "bench": ("alchemist_ray.observe.bench.cli", "run a small HPC benchmark on a gang"),
     "slurm": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a Slurm job"),

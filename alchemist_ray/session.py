@@ -22,12 +22,13 @@ from alchemist_ray.gang.narration import matrix_text, narrated
 from alchemist_ray.gang.shared_gangs import SharedGangs
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
+from alchemist_ray.observe.trace import SessionTraces
 from alchemist_ray.transfer import fetching, sending
 
 __all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
 
 
-class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints):
+class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTraces):
     """A session: a gang of MPI ranks, the matrices on it, and the libraries that it runs.
 
     Parameters

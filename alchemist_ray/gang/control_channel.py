@@ -17,6 +17,7 @@ from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError,
 from alchemist_ray.gang import rank_output
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.interrupts import DeferredInterrupt
+from alchemist_ray.observe import timeline
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, connect
@@ -103,6 +104,7 @@ class SocketChannel:
         return self._lost
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
+        begun = timeline.now()
         call = self._send(body, answered=True)
         try:
             while True:
@@ -122,6 +124,7 @@ class SocketChannel:
             self._cancel(call)
             raise
         finally:
+            timeline.add(timeline.command_name(body), "command", begun)
             with self._changed:
                 self._calls.pop(call.ident, None)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from alchemist_ray.errors import GroupRecoveredError, TransferError, from_failure
 from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
-from alchemist_ray.observe import metrics
+from alchemist_ray.observe import metrics, timeline
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import WireError
@@ -60,8 +60,10 @@ def repeated(transfer: Callable[[], T]) -> T:
             continue
 
 
-def counted(direction: str, times: dict[int, NodeTimes], seconds: float) -> None:
+def counted(direction: str, times: dict[int, NodeTimes], begun: timeline.Moment) -> None:
     """Count a transfer that has ended, by the routes that its bytes took."""
+    nbytes = sum(node.nbytes for node in times.values())
+    seconds = timeline.add(direction, "transfer", begun, nbytes=nbytes)
     routes: Counter[str] = Counter()
     for node in times.values():
         routes[node.route] += node.nbytes

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from alchemist_ray.observe.timeline import command_name
 from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.output_relay import Relay
 from mpi_workers.failures import Failure
@@ -78,12 +79,7 @@ class Job:
     @property
     def name(self) -> str:
         """The running command, for users: ``linalg.svd``, or the name of a function or command."""
-        match self.body:
-            case {"op": "call", "library": library, "routine": routine}:
-                return f"{library}.{routine}"
-            case {"op": "run", "task": {"name": name}}:
-                return str(name)
-        return str(self.body.get("op"))
+        return command_name(self.body)
 
     def described(self, state: str) -> Body:
         """The call for the catalogue."""

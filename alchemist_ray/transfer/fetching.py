@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.result_arrays import result_array
 from alchemist_ray.gang.transfers import counted, repeated, watched
+from alchemist_ray.observe import timeline
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.matrix.layout import Distribution
@@ -62,9 +62,9 @@ def _fetched(
         return reader.times
 
     with connection.reading(ref):
-        begun = time.perf_counter()
+        begun = timeline.now()
         times = watched(connection, read)
-    counted("fetch", times, time.perf_counter() - begun)
+    counted("fetch", times, begun)
     if print_times:
         print(times_table(times, sending=False))
     if not row_step == col_step == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 from alchemist_ray.errors import (
@@ -15,6 +14,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.transfers import counted, repeated, watched
+from alchemist_ray.observe import timeline
 from alchemist_ray.transfer.iterators import IteratorSource
 from alchemist_ray.transfer.keeping import keep_source
 from alchemist_ray.transfer.sources import MatrixSource, source_for
@@ -83,9 +83,9 @@ def _send(
     try:
         keep_source(connection, target.matrix, source, durable=durable)
         with transfer_bar("send", nbytes, connection.progress) as progress:
-            begun = time.perf_counter()
+            begun = timeline.now()
             times = watched(connection, lambda: source.send(connection, target, progress))
-        counted("send", times, time.perf_counter() - begun)
+        counted("send", times, begun)
         record = connection.request({"op": "seal", "matrix": target.matrix})
         if sent_as != layout:
             record = connection.request(

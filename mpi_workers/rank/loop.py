@@ -8,8 +8,10 @@ reported in the reply, and the loop continues.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
 from mpi_workers.node.specs import RankConfig
-from mpi_workers.rank import output, waits
+from mpi_workers.rank import history, output, waits
 from mpi_workers.rank.commands import INTERRUPTIBLE, OPERATIONS, RankCommands, Runner
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal
@@ -55,6 +57,7 @@ class RankLoop:
         end_on_signal(waits.interrupted, INTERRUPTIBLE)
         gang = Gang(world, storage, self._report)
         self._rank = gang.rank
+        self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._commands = RankCommands(gang, storage, Path(config.directory), loader, runner)
         self._control, _ = connect(
             config.control,
@@ -82,7 +85,7 @@ class RankLoop:
             if body["op"] == "exit":
                 self._commands.close()
                 return
-            self._reply(body, self._execute(body))
+            self._reply(body, self._noted(body))
 
     def _reply(self, body: Body, reply: Body) -> None:
         try:
@@ -90,6 +93,16 @@ class RankLoop:
         except (Failure, TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
             failure = self._routine_failure(error, body)
             self._control.send(Kind.REPLY, {"seq": body["seq"], "error": failure.to_map()})
+
+    def _noted(self, body: Body) -> Body:
+        """Execute a command and note it in the history, which costs 3 us."""
+        begun, counter, waited_s = time.time(), time.perf_counter(), waits.waited_s()
+        reply = self._execute(body)
+        seconds, mpi_s = time.perf_counter() - counter, waits.waited_s() - waited_s
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
+        history.add(body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="error" in reply)
+        return reply
 
     def _execute(self, body: Body) -> Body:
         reply: Body = {"seq": body["seq"]}

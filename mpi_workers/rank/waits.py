@@ -29,6 +29,7 @@ class _Process:
     word: InterruptWord | None = None
     call = 0
     crowded = False
+    waited_s = 0.0
 
 
 def watch(word: InterruptWord, *, crowded: bool) -> None:
@@ -61,6 +62,21 @@ def until(ready: Callable[[], T]) -> T:
     Interrupted
         If the current call ends first.
     """
+    if answer := ready():
+        return answer
+    begun = time.perf_counter()
+    try:
+        return _waited(ready)
+    finally:
+        _Process.waited_s += time.perf_counter() - begun
+
+
+def waited_s() -> float:
+    """Seconds that this process has spent in waits."""
+    return _Process.waited_s
+
+
+def _waited(ready: Callable[[], T]) -> T:
     turns = 0
     while not (answer := ready()):
         turns += 1
