@@ -11,6 +11,10 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint cons
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
+RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version.py)
+TAG ?= alchemist-on-ray:$(RELEASE)
+COMMA := ,
+
 .PHONY: client-wheel dist help env demo test test-quick test-long soak test-kube docs lint format bench lock image clean-image clean
 
 help:
@@ -23,7 +27,8 @@ help:
 	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results"
-	@echo "make image   the container image, by podman; make clean-image removes it"
+	@echo "make image   the container image, by podman; make clean-image removes it. TAG=name:tag,"
+	@echo "             BASE=image of Debian 12, EXTRAS=\"demo spark rllib\", PACKAGES, CA=certificates of a proxy"
 	@echo "make dist    wheel and sdist, checked, in dist"
 	@echo "make client-wheel  the wheel alchemist-client, for computers without Ray"
 	@echo "make env     only set up $(VENV); make lock updates constraints.txt; make clean removes all"
@@ -106,7 +111,9 @@ dist: $(READY)
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 
 image:
-	podman build --tag alchemist-on-ray:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version.py) .
+	podman build --tag $(TAG) $(if $(CA),--secret 'id=ca$(COMMA)src=$(CA)') \
+	  $(foreach name,BASE EXTRAS PACKAGES,$(if $($(name)),--build-arg '$(name)=$($(name))')) \
+	  --build-arg VERSION=$(RELEASE) --build-arg REVISION=$(shell git rev-parse HEAD) .
 
 clean-image: $(READY)
 	$(BIN)/python -m tests.deploy.container.images clean
