@@ -47,9 +47,9 @@ class ArrayMethods(FetchedValues):
         """Cumulative products, see `cumsum`."""
         return np.cumprod(self, axis, dtype)
 
-    def prod(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
-        """Products of columns (``axis=0``), rows (1) or all; int32 in int64. One pass."""
-        return np.prod(self, axis=axis, dtype=dtype, keepdims=keepdims)
+    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+        """Products of columns (``axis=0``), rows (1) or all; int32 in int64; see `sum`."""
+        return np.prod(self, axis, dtype, out, **options)
 
     def nonzero(self) -> Any:
         """Indices of the elements that are not 0, a vector for each axis."""

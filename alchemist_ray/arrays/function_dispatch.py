@@ -13,7 +13,9 @@ from alchemist_ray.arrays import (
     functions,
     linear,
     ordering,
+    outputs,
     rearranging,
+    reductions,
     rules,
     statistics,
 )
@@ -29,6 +31,7 @@ IMPLEMENTED_IN = (
     linear,
     ordering,
     rearranging,
+    reductions,
     statistics,
 )  # fmt: skip  (these fill the table)
 INSTEAD = {  # of functions that are missing: code that runs as it is here, and when it is the same
@@ -64,19 +67,21 @@ def apply_function(
         local = f"{_fetching(name, args, kwargs)} computes it here"
         raise rules.unsupported(name, INSTEAD.get(function.__name__, local))
     known = inspect.signature(implementation).parameters
+    plain, rest, out = outputs.separate(function, args, kwargs)
     told = {
-        key: value for key, value in kwargs.items()
-        if key in known or (value is not None and value is not np._NoValue)
+        key: value for key, value in rest.items()
+        if value is not np._NoValue and (key in known or value is not None)
     }  # fmt: skip
     try:
-        bound = inspect.signature(implementation).bind(engine, *args, **told)
+        bound = inspect.signature(implementation).bind(engine, *plain, **told)
     except TypeError as error:
         taken = ", ".join(list(known)[1:])
         raise BadArgumentError(
             f"{name} of a matrix on ranks: {error}; it takes ({taken}). "
             f"{_fetching(name, args, kwargs)} computes it here"
         ) from None
-    return implementation(*bound.args, **bound.kwargs)
+    found = implementation(*bound.args, **bound.kwargs)
+    return found if out is None else outputs.write_whole(name, found, out)
 
 
 def _fetching(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
-"""NumPy's functions on handles: ``np.mean(A, axis=0)``, ``np.concatenate([A, B])``, ...
+"""NumPy's functions on handles: ``np.reshape(A, -1)``, ``np.concatenate([A, B])``, ...
 
 Each implementation has the parameters that it supports and no others; `function_dispatch`
-refuses the rest by name. The functions of `numpy.linalg` are in `linear.py`.
+refuses the rest by name. Reductions are in `reductions.py`, those of `numpy.linalg` in `linear.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from alchemist_ray.arrays import creation, rules
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.function_table import Implementation, implements
+from alchemist_ray.arrays.function_table import implements
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
@@ -56,83 +55,7 @@ def _may_share_memory(engine: Engine, a: Any, b: Any, max_work: Any = None) -> b
     return both and (a.gang, a.epoch, a.id) == (b.gang, b.epoch, b.id)
 
 
-# --- reductions -------------------------------------------------------------------------
-
-
-@implements(np.sum)
-def _sum(engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False) -> Any:
-    whole = a if dtype is None else engine.astype(a, dtype, copy=False)
-    found = engine.reduce("sum", whole, axis, keepdims=bool(keepdims))
-    return found if dtype is None else engine.astype(found, dtype, copy=False)
-
-
-@implements(np.mean)
-def _mean(
-    engine: Engine, a: Any, axis: Any = None, dtype: Any = None, *, keepdims: Any = False
-) -> Any:
-    whole = a if dtype is None else engine.astype(a, dtype, copy=False)
-    return engine.reduce("mean", whole, axis, keepdims=bool(keepdims))
-
-
-def _deviation(op: str) -> Implementation:
-    def deviation(
-        engine: Engine,
-        a: Any,
-        axis: Any = None,
-        dtype: Any = None,
-        *,
-        ddof: Any = 0,
-        correction: Any = None,
-        keepdims: Any = False,
-    ) -> Any:
-        a = a if dtype is None else engine.astype(a, dtype, copy=False)
-        less = ddof if correction is None else correction
-        whole = less == int(less) and less >= 0
-        found = engine.reduce(
-            op, a, axis, keepdims=bool(keepdims), ddof=int(less) if whole else 0
-        )  # fmt: skip
-        if whole:
-            return found
-        along = None if axis == () else rules.axis_of(axis, a.ndim)
-        count = 1 if axis == () else a.size if along is None else a.shape[along]
-        factor = count / (count - less) if count > less else math.nan
-        return found * (math.sqrt(factor) if op == "std" else factor)
-
-    return deviation
-
-
-implements(np.var)(_deviation("var"))
-implements(np.std)(_deviation("std"))
-
-
-@implements(np.min, np.amin)
-def _min(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return engine.reduce("min", a, axis, keepdims=bool(keepdims))
-
-
-@implements(np.max, np.amax)
-def _max(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return engine.reduce("max", a, axis, keepdims=bool(keepdims))
-
-
-@implements(np.ptp)
-def _ptp(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return _max(engine, a, axis, keepdims) - _min(engine, a, axis, keepdims)
-
-
-@implements(np.any)
-def _any(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return engine.reduce("any", a, axis, keepdims=bool(keepdims))
-
-
-@implements(np.all)
-def _all(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return engine.reduce("all", a, axis, keepdims=bool(keepdims))
-
-
-@implements(np.count_nonzero)
-def _count_nonzero(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-    return engine.reduce("sum", engine.binary("not_equal", a, 0), axis, keepdims=bool(keepdims))
+# --- shapes and pieces ------------------------------------------------------------------
 
 
 @implements(np.trace, np.linalg.trace)
@@ -140,9 +63,6 @@ def _trace(engine: Engine, a: Any, /, offset: int = 0, *, dtype: Any = None) -> 
     _require_matrix("np.trace", a)
     found = _diagonal(engine, a if dtype is None else engine.astype(a, dtype), offset)
     return engine.reduce("sum", found, None)
-
-
-# --- shapes and pieces ------------------------------------------------------------------
 
 
 @implements(np.transpose, np.permute_dims)

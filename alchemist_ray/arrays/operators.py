@@ -274,37 +274,52 @@ class ArrayOperators(ArrayMethods):
 
     # --- reductions ---
 
-    def sum(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
-        """Sums of columns (``axis=0``), rows (1) or all; int32 in int64."""
-        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+        """Sums of columns (``axis=0``), rows (1) or all; int32 in int64.
 
-    def mean(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
-        """Means of columns (``axis=0``), rows (1) or all."""
-        return np.mean(self, axis=axis, dtype=dtype, keepdims=keepdims)
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+        dtype : dtype, optional
+            That of the sums.
+        out : Handle, optional
+            Array to which the result is copied.
+        keepdims : bool
+            Whether axes that are reduced stay, with a length of 1.
+        initial : number
+            Start value.
+        where : array of bool
+            Elements that count; it broadcasts to the array.
+        """
+        return np.sum(self, axis, dtype, out, **options)
 
-    def var(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
-        """Variances; sums of squares are divided by the count less `ddof`."""
-        return self._engine.reduce("var", self, axis, keepdims=keepdims, ddof=ddof)
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+        """Means of columns (``axis=0``), rows (1) or all; `keepdims`, `where` as in `sum`."""
+        return np.mean(self, axis, dtype, out, **options)
 
-    def std(self, axis: Any = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
+    def var(self, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+        """Variances: sums of squares, divided by the count less `ddof`; options as in `mean`."""
+        return np.var(self, axis, dtype, out, **options)
+
+    def std(self, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
         """Standard deviations, see `var`."""
-        return self._engine.reduce("std", self, axis, keepdims=keepdims, ddof=ddof)
+        return np.std(self, axis, dtype, out, **options)
 
-    def min(self, axis: Any = None, *, keepdims: bool = False) -> Any:
-        """Smallest elements; nan where there is one."""
-        return self._engine.reduce("min", self, axis, keepdims=keepdims)
+    def min(self, axis: Any = None, out: Any = None, **options: Any) -> Any:
+        """Smallest elements; nan where there is one; options as in `sum`."""
+        return np.min(self, axis, out, **options)
 
-    def max(self, axis: Any = None, *, keepdims: bool = False) -> Any:
-        """Largest elements; nan where there is one."""
-        return self._engine.reduce("max", self, axis, keepdims=keepdims)
+    def max(self, axis: Any = None, out: Any = None, **options: Any) -> Any:
+        """Largest elements; nan where there is one; options as in `sum`."""
+        return np.max(self, axis, out, **options)
 
-    def any(self, axis: Any = None, *, keepdims: bool = False) -> Any:
-        """Whether any element is not 0."""
-        return np.any(self, axis=axis, keepdims=keepdims)
+    def any(self, axis: Any = None, out: Any = None, **options: Any) -> Any:
+        """Whether any element is not 0; `keepdims`, `where` as in `sum`."""
+        return np.any(self, axis, out, **options)
 
-    def all(self, axis: Any = None, *, keepdims: bool = False) -> Any:
-        """Whether all elements are not 0."""
-        return np.all(self, axis=axis, keepdims=keepdims)
+    def all(self, axis: Any = None, out: Any = None, **options: Any) -> Any:
+        """Whether all elements are not 0; `keepdims`, `where` as in `sum`."""
+        return np.all(self, axis, out, **options)
 
     def trace(self, offset: int = 0) -> Any:
         """Sum of a diagonal, see `diagonal`."""

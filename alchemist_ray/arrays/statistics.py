@@ -1,4 +1,4 @@
-"""NumPy's statistics: products, cumulative sums, quantiles, averages without nan, covariance."""
+"""NumPy's statistics: cumulative sums, quantiles, weighted averages, covariance."""
 
 from __future__ import annotations
 
@@ -11,47 +11,6 @@ from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
-
-
-def _sum_like(op: str) -> Implementation:
-    def reduction(
-        engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False
-    ) -> Any:
-        whole = a if dtype is None else engine.astype(a, dtype, copy=False)
-        found = engine.reduce(op, whole, axis, keepdims=bool(keepdims))
-        return found if dtype is None else engine.astype(found, dtype, copy=False)
-
-    return reduction
-
-
-def _min_like(op: str) -> Implementation:
-    def reduction(engine: Engine, a: Any, axis: Any = None, keepdims: Any = False) -> Any:
-        return engine.reduce(op, a, axis, keepdims=bool(keepdims))
-
-    return reduction
-
-
-def _deviation(op: str) -> Implementation:
-    def deviation(
-        engine: Engine, a: Any, axis: Any = None, *, ddof: int = 0, correction: Any = None,
-        keepdims: Any = False,
-    ) -> Any:  # fmt: skip
-        less = ddof if correction is None else correction
-        if less != int(less) or less < 0:
-            raise BadArgumentError(f"np.{op}: ddof={less}; it must be an integer >= 0")
-        return engine.reduce(op, a, axis, keepdims=bool(keepdims), ddof=int(less))
-
-    return deviation
-
-
-_function: Any
-for _function in (np.prod, np.nansum, np.nanprod):
-    implements(_function)(_sum_like(_function.__name__))
-for _function in (np.nanmin, np.nanmax, np.nanmean):
-    implements(_function)(_min_like(_function.__name__))
-for _function in (np.nanvar, np.nanstd):
-    implements(_function)(_deviation(_function.__name__))
-
 
 # --- along the elements -----------------------------------------------------------------
 

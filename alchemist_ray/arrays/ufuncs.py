@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import linear, rules
+from alchemist_ray.arrays import linear, outputs, rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
 OURS = {"absolute": "abs", "conjugate": "conj", "true_divide": "divide", "fabs": "abs"}
-REDUCTIONS = {
-    "add": "np.sum(A, axis)", "minimum": "np.min(A, axis)", "maximum": "np.max(A, axis)",
-    "logical_and": "np.all(A, axis)", "logical_or": "np.any(A, axis)",
+REDUCTIONS: dict[str, Any] = {  # of ufunc.reduce
+    "add": np.sum, "multiply": np.prod, "minimum": np.min, "maximum": np.max,
+    "logical_and": np.all, "logical_or": np.any,
 }  # fmt: skip
 
 
@@ -27,17 +27,40 @@ def apply_ufunc(
     BadArgumentError
         For a ufunc, a method or a keyword that is not there; it says what to do.
     """
-    name = OURS.get(ufunc.__name__, ufunc.__name__)
+    name = f"np.{ufunc.__name__}"
+    if method == "reduce" and ufunc.__name__ in REDUCTIONS:
+        if "out" in kwargs:
+            kwargs["out"] = kwargs["out"][0]
+        return REDUCTIONS[ufunc.__name__](*inputs, **{"axis": 0} | kwargs)
     if method != "__call__":
-        instead = REDUCTIONS.get(name, "") if method == "reduce" else ""
-        raise rules.unsupported(f"np.{ufunc.__name__}.{method}", instead and f"use {instead}")
-    if name == "vecdot":
+        raise rules.unsupported(f"{name}.{method}")
+    if ufunc.__name__ == "vecdot":
         return linear.vecdot(engine, *inputs, **kwargs)
-    _check_keywords(ufunc.__name__, kwargs)
+    outs, where = kwargs.pop("out", ()), kwargs.pop("where", True)
+    _check_keywords(name, kwargs)
+    if where is not True and not outs:
+        raise rules.unsupported(
+            f"{name} with where= and without out=",
+            "the other elements would be undefined, so write np.where(mask, A + B, A)",
+        )
     if not all(
         isinstance(x, MatrixRef) or rules.is_array(x) or rules.number(x) is not None for x in inputs
     ):
         return NotImplemented
+    found = _computed(engine, ufunc, inputs)
+    if not outs:
+        return found
+    several = found if isinstance(found, tuple) else (found,)
+    written = tuple(
+        one if out is None else outputs.write(engine, name, one, out, where)
+        for one, out in zip(several, outs, strict=True)
+    )
+    return written if isinstance(found, tuple) else written[0]
+
+
+def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
+    """One new matrix, or two."""
+    name = OURS.get(ufunc.__name__, ufunc.__name__)
     if name == "matmul":
         return engine.matmul(*inputs)
     if name == "positive":
@@ -45,8 +68,10 @@ def apply_ufunc(
     if name == "divmod":
         return tuple(engine.binary(op, *inputs) for op in ("floor_divide", "remainder"))
     if name in rules.UNARY:
-        return engine.unary(name, inputs[0])
+        return engine.unary(name, engine.matrix(inputs[0]))
     if name in rules.BINARY:
+        if not any(isinstance(x, MatrixRef) for x in inputs):  # only out= is a handle
+            inputs = (engine.matrix(np.asarray(inputs[0])), inputs[1])
         return engine.binary(name, *inputs)
     raise rules.unsupported(
         f"np.{ufunc.__name__}",
@@ -57,13 +82,6 @@ def apply_ufunc(
 
 def _check_keywords(name: str, kwargs: dict[str, Any]) -> None:
     """Only those that change nothing are taken."""
-    if any(out is not None for out in kwargs.get("out") or ()):
-        raise rules.unsupported(
-            f"np.{name} with out=",
-            "an expression gives a new matrix: write B = A + C; to add to a NumPy array, use "
-            "A.fetch()",
-        )
-    for key, neutral in (("where", True), ("dtype", None), ("signature", None), ("subok", True)):
+    for key, neutral in (("dtype", None), ("signature", None), ("subok", True)):
         if kwargs.get(key, neutral) is not neutral:
-            instead = ".astype(dtype)" if key == "dtype" else "np.where(mask, A, B)"
-            raise rules.unsupported(f"np.{name} with {key}=", f"use {instead}")
+            raise rules.unsupported(f"{name} with {key}=", "use .astype(dtype)")

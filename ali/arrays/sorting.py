@@ -102,7 +102,7 @@ def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix
             mine = sorted_with_index(ctx, rows[:, j], start)[1]
         else:
             mine = merged(ctx, sorted_copy(ctx, rows[:, j]))
-        column = from_contiguous(ctx, mine[:, None], start_of(ctx, mine), (work.shape[0],))
+        column = from_contiguous(ctx, mine[:, None], start_of(ctx, mine), (work.shape[0], 1))
         columns.append(column)
     if work.shape[1] == 1:
         return column

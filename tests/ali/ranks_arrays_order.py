@@ -17,7 +17,7 @@ from tests.ali.ranks_linalg_checks import Array, Checks, sample
 
 LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC")
 SHAPES: tuple[tuple[int, ...], ...] = (
-    (0,), (1,), (40,), (500,), (0, 3), (4, 0), (1, 7), (300, 2), (2, 300), (17, 12),
+    (0,), (1,), (40,), (500,), (0, 3), (4, 0), (1, 7), (60, 1), (300, 2), (2, 300), (17, 12),
 )  # fmt: skip
 
 

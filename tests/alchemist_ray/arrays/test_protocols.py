@@ -143,15 +143,15 @@ def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
     ("work", "words"),
     [
         (lambda A: np.frexp(A), r"np\.frexp\(A\.fetch\(\)\).*als\.run"),
-        (lambda A: np.add.reduce(A), r"np\.sum\(A, axis\)"),
+        (lambda A: np.hypot.reduce(A), r"\.fetch\(\)"),
         (lambda A: np.multiply.outer(A, A), "outer"),
-        (lambda A: np.add(A, 1, out=np.ones((9, 4))), "gives a new matrix"),
+        (lambda A: np.add(A, 1, out=np.ones((9, 4))), r"\(A \+ C\)\.fetch\(\)"),
         (lambda A: np.add(A, 1, where=np.ones((9, 4), bool)), r"np\.where"),
         (lambda A: np.add(A, 1, dtype="float32"), r"\.astype"),
         (lambda A: np.linalg.eig(A), "eigh"),
         (lambda A: np.linalg.svd(A), "full_matrices=False"),
         (lambda A: np.linalg.qr(A, mode="complete"), "reduced"),
-        (lambda A: np.mean(A, axis=0, out=np.ones(4)), "unexpected keyword argument 'out'"),
+        (lambda A: np.mean(A, axis=0, out=np.ones(4)), "for a new matrix"),
     ],
 )  # fmt: skip
 def test_errors_for_missing_functions_name_an_alternative(
