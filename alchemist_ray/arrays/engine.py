@@ -174,11 +174,12 @@ class Engine:
         """A^T, or A^H; a vector is its own."""
         if A.ndim < 2:
             return self.unary("conj", A) if conjugate else A
-        return self.call("transpose", A, conjugate=conjugate)
+        found = self.call("transpose", A, conjugate=conjugate)
+        return found if conjugate else found.mark_part_of(A)
 
     def reshape(self, A: Any, shape: Any) -> Any:
         """A copy in another shape; -1 stands for the length that is left."""
-        return self.call("reshape", A, list(rules.reshaped(A.shape, shape)))
+        return self.call("reshape", A, list(rules.reshaped(A.shape, shape))).mark_part_of(A)
 
     def concatenate(self, parts: Any, axis: Any = 0) -> Any:
         """Arrays joined along an axis, in pairs, so that few are copied; None: of vectors."""

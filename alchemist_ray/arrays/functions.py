@@ -92,11 +92,12 @@ def _reshape(
     if copy is False:
         raise ValueError("reshape: copy=False is not possible for arrays on ranks")
     if order == "C":
-        return engine.reshape(a, shape)
+        found = engine.reshape(a, shape)
+        return found.mark_copy() if copy else found
     if order != "F":
         raise rules.unsupported(f"np.reshape with order={order!r}", "it can be 'C' or 'F'")
     wanted = rules.reshaped(a.shape, shape)
-    return engine.transpose(engine.reshape(engine.transpose(a), wanted[::-1]))
+    return engine.transpose(engine.reshape(engine.transpose(a), wanted[::-1])).mark_copy()
 
 
 @implements(np.ravel)

@@ -70,7 +70,7 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
         return engine.call("pick", A, *lists, list(parsed.shape))
     found = engine.call("part", A, columns=_columns(A, parsed), **parsed.arguments())
     if isinstance(parsed.rows, range) and isinstance(parsed.cols, range):
-        found.mark_part_of(A.name)  # a view in NumPy
+        found.mark_part_of(A)  # a view in NumPy
     return found
 
 

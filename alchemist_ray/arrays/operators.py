@@ -135,12 +135,13 @@ class ArrayOperators(ArrayMethods):
         ShapeError
             If the index does not fit the matrix, or the value the part.
         MatrixError
-            If this handle is itself a part of another one: it is a copy, and an assignment
-            would not reach the original, as it does in NumPy.
+            If NumPy would make this array a view of another one to which a handle refers, by a
+            slice, `T`, `reshape`, `ravel` or the like: it is a copy, and an assignment would not
+            reach the original.
         """
         if self.part_of:
             raise MatrixError(
-                f"{self.name} is a copy of a part of {self.part_of}, and an assignment would not "
+                f"{self.name} is a copy of elements of {self.part_of}, and an assignment would not "
                 "change that matrix: assign to A[...] directly, or call .copy() first"
             )
         indexing.put(self._engine, self, key, value)
@@ -197,7 +198,9 @@ class ArrayOperators(ArrayMethods):
         """The elements as a vector, in C order or in Fortran's ("F"); a copy."""
         return np.ravel(self, order)  # type: ignore[call-overload]
 
-    flatten = ravel
+    def flatten(self, order: str = "C") -> Any:
+        """As `ravel`; assignments to the result are no assignments to this array."""
+        return self.ravel(order).mark_copy()
 
     def squeeze(self, axis: Any = None) -> Any:
         """Without axes of length 1; a copy."""
@@ -237,12 +240,14 @@ class ArrayOperators(ArrayMethods):
     @property
     def real(self) -> Any:
         """The real parts."""
-        return self if self.dtype.kind != "c" else self._engine.unary("real", self)
+        if self.dtype.kind != "c":
+            return self
+        return self._engine.unary("real", self).mark_part_of(self)
 
     @property
     def imag(self) -> Any:
         """The imaginary parts."""
-        return self._engine.unary("imag", self)
+        return self._engine.unary("imag", self).mark_part_of(self)
 
     def conj(self) -> Any:
         """The complex conjugates; a real array is its own."""

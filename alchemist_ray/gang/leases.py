@@ -31,18 +31,25 @@ class MatrixLease:
         no other process or library can have changed them: never on a gang that is shared.
     kept : bool
         Whether the matrix stays when no handle refers to it.
-    part_of : str
-        Name of the matrix of which this one is a copied part: assignments to it are refused.
+    originals : tuple of (str, weak reference or None)
+        Name and lease of the matrices of which NumPy would make this one a view; None: of a
+        matrix that other programs may know.
     """
 
-    __slots__ = ("__weakref__", "_elements", "_leases", "_matrix", "kept", "part_of")
+    __slots__ = ("__weakref__", "_elements", "_leases", "_matrix", "kept", "originals")
 
     def __init__(self, matrix: int, leases: MatrixLeases, *, kept: bool) -> None:
         self._matrix = matrix
         self._leases = leases
         self._elements: bytes | None = None
         self.kept = kept
-        self.part_of = ""
+        self.originals: tuple[tuple[str, weakref.ref[MatrixLease] | None], ...] = ()
+
+    @property
+    def part_of(self) -> str:
+        """Name of one of the originals to which a handle still refers, or an empty string."""
+        alive = (name for name, lease in self.originals if lease is None or lease() is not None)
+        return next(alive, "")
 
     @property
     def elements(self) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -100,13 +101,29 @@ class MatrixRef:
 
     @property
     def part_of(self) -> str:
-        """Name of the matrix of which this one is a copied part, or an empty string."""
+        """Name of the matrix of which NumPy would make this one a view, or an empty string.
+
+        It is empty too when no handle refers to that matrix any more: an assignment then changes
+        all that is left of it.
+        """
         return "" if self._lease is None else self._lease.part_of
 
-    def mark_part_of(self, name: str) -> None:
-        """The matrix is a copied part of another one."""
-        if self._lease is not None:
-            self._lease.part_of = name
+    def mark_part_of(self, other: MatrixRef) -> Self:
+        """This handle; NumPy would make its matrix a view of another one."""
+        if isinstance(self._lease, MatrixLease):
+            theirs = other._lease
+            if isinstance(theirs, MatrixLease):
+                one = (other.name, None if theirs.kept else weakref.ref(theirs))
+                self._lease.originals = (*theirs.originals, one)
+            else:
+                self._lease.originals = ((other.name, None),)
+        return self
+
+    def mark_copy(self) -> Self:
+        """This handle; NumPy would copy the elements as well."""
+        if isinstance(self._lease, MatrixLease):
+            self._lease.originals = ()
+        return self
 
     @property
     def temporary(self) -> bool:

@@ -9,6 +9,11 @@ A call is native code: it can be neither interrupted nor cancelled, and reports 
 error that Elemental finds fails the call with its message; if it leaves some ranks waiting in
 native MPI, the gang is ended.
 
+"Error" and "Peak memory" of docstrings are those of `ali.linalg`, measured on 1 to 4 ranks in
+float32 for matrices of order 200 and of 2000 x 20 numbers (errors), and on 2 ranks in float64 for
+order 1200 and 100000 x 40 (memory). Interior point methods, which hold a system of all rows and
+columns, were measured for 50 x 25 (errors) and 300 x 150 elements (memory).
+
 Source: Poulson, Marker, van de Geijn, Hammond, Romero, "Elemental: A new framework for
 distributed memory dense matrix computations", ACM TOMS 39(2), 2013.
 """

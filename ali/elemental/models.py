@@ -55,6 +55,9 @@ def nmf(
     some hundred steps; two copies of A. Between the two halves of an iteration it can be
     interrupted. The same seed begins with the same X on any number of ranks. Sources: Kim and
     Park 2008; Boyd et al. 2011 (ADMM); Ghadimi et al. 2015 (its step length).
+
+    Error: 0.01 times, |A|, as |A - X Y^T|, for an A of that rank. Peak memory: 8.5 times arguments
+    and results.
     """
     (m, n), most = A.shape, min(A.shape)
     require(1 <= rank <= most, "BadArgumentError", f"nmf: rank={rank} is not between 1 and {most}")
@@ -116,6 +119,8 @@ def rpca(
     -----
     ADMM, each step a soft threshold and an `svd` of A's size. Source: Candes, Li, Ma, Wright,
     "Robust principal component analysis?", J. ACM 58(3), 2011, whose step length it takes.
+
+    Error: 1 tol, |A - L - S| / |A|. Peak memory: 5.0 times arguments and results.
     """
     m, n = A.shape
     positive("rpca", "tol", tol)

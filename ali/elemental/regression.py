@@ -45,6 +45,9 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     Mehrotra's predictor-corrector method on the quadratic program in (x+, x-, r):
     ``O((m + n)^3 / ranks)`` flops a step, ``(4 n + 2 m)^2 / ranks`` words of memory and more.
     Sources: Chen, Donoho, Saunders 1998; Tibshirani 1996; Mehrotra 1992.
+
+    Error: 50 eps, by which the conditions of optimality are missed, relative to lam. Peak memory:
+    78.0 times arguments and results, with m = 2 n = 300.
     """
     common_rows("lasso", A, b)
     column(b, A.shape[0], "lasso", "b")
@@ -82,6 +85,9 @@ def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: f
     Notes
     -----
     Cost and method of `lasso`. Source: Zou and Hastie 2005.
+
+    Error: 0.004 times, lam1, by which the conditions of optimality are missed in float32. Peak
+    memory: 78.0 times arguments and results, with m = 2 n = 300.
     """
     common_rows("elastic_net", A, b)
     column(b, A.shape[0], "elastic_net", "b")
@@ -122,6 +128,9 @@ def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     -----
     A linear program in (x+, x-) by Mehrotra's method, ``O(m^2 n / ranks)`` flops a step. Source:
     Chen, Donoho, Saunders, "Atomic decomposition by basis pursuit", 1998.
+
+    Error: 600 eps, of a unique x, relative to its largest element. Peak memory: 38.0 times
+    arguments and results, with m = n / 2 = 150.
     """
     m, n = A.shape
     require(m <= n, "ShapeError", f"basis_pursuit: A is {m} x {n}; it must not be tall")
@@ -162,6 +171,9 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     -----
     A linear program by Mehrotra's method, cost of `lasso`. Source: Charnes, Cooper, Ferguson
     1955.
+
+    Error: 0.002 times, the least sum, in float32. Peak memory: 127.0 times arguments and results,
+    with m = 2 n = 300.
     """
     m, n = A.shape
     require(m >= n, "ShapeError", f"least_absolute: A is {m} x {n}; it must not be wide")
@@ -206,6 +218,9 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
     -----
     Mehrotra's method on a quadratic program of n + m + 1 variables, ``O((m + n)^3 / ranks)``
     flops a step. Source: Cortes and Vapnik 1995.
+
+    Error: 200 eps, relative, of the program's least value. Peak memory: 61.0 times arguments and
+    results, with m = 2 n = 300.
     """
     m, n = A.shape
     column(d, m, "svm", "d")
@@ -249,6 +264,9 @@ def nnls(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     An interior point method on the normal equations, a column of B after the other:
     ``m n^2 / ranks`` flops once and ``O(n^3 / ranks)`` a step. Sources: Lawson and Hanson 1974
     (the problem); Mehrotra 1992.
+
+    Error: 0.004 times, |A|^2 |X|, by which the conditions of optimality are missed in float32. Peak
+    memory: 6.5 times arguments and results, with m = 2 n = 300.
     """
     common_rows("nnls", A, B)
     real("nnls", A, B)

@@ -99,6 +99,9 @@ def load(
     file, if that is larger), and the ranks exchange them over MPI. Where elements are stored
     plainly (.npy, contiguous HDF5, uncompressed Zarr), ranks on one node read their own elements
     if that is less work: see `ali.files.own_elements`.
+
+    Error: 0 eps. Peak memory: 1.6 times arguments and results, of .npy, HDF5 and Zarr 1.2 times;
+    boxes and chunks are not included.
     """
     place = Place(path)
     if layout not in LAYOUTS:
@@ -221,6 +224,13 @@ def save(
         For a matrix without columns in Parquet and CSV.
     BadArgumentError
         If the format does not support an option.
+
+    Notes
+    -----
+    Ranks exchange elements in boxes of about 16 MiB and write each as it arrives.
+
+    Error: 0 eps. Peak memory: 1.7 times arguments and results, of .npy, HDF5 and Zarr 1.2 times;
+    boxes and chunks are not included.
     """
     place = Place(path)
     kind = format_of(place)

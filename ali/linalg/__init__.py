@@ -16,7 +16,7 @@ of the dtype, "tol" is the argument; norms are Frobenius norms, those of ``Q^H Q
 holds for matrices of order 200 and of 2000 x 20 standard normal numbers; sums of n terms may add a
 factor of the root of n / 200. "Peak memory" is the most that any rank holds during the call, in
 units of its share of arguments and results, which are included; panels of 32 MiB are not. It was
-measured for float64 of order 2000 and 100000 x 40 on 2 ranks. tests/ali/test_linalg_stated.py
+measured for float64 of order 2000 and 100000 x 40 on 2 ranks. tests/ali/test_stated.py
 measures both, and fails if a docstring states less.
 """
 

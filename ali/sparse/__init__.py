@@ -3,8 +3,11 @@
 A sparse matrix is three ordinary matrices in VC_STAR with one row for each rank: the elements,
 their columns, and the starts of the rows, as in SciPy's CSR format, padded to the longest; the last
 three columns of the starts have the number of columns and elements of the sparse matrix, and the
-rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p,
-... of the sparse matrix, as in VC_STAR.
+rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p, ... of the sparse matrix, as in
+VC_STAR.
+
+"Error" and "Peak memory" of docstrings are those of `ali.linalg`, measured for 2000 x 60 (errors)
+and 100000 x 120 elements (memory), a fifth of which are not zero.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
-from ali.blocks import Array, block, require, shape_text
+from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.iterative import checked_tol, column_dots, search
@@ -50,6 +53,8 @@ def matmul(
     Notes
     -----
     ``2 k nnz / ranks`` flops, ``n k`` words received and held by each rank.
+
+    Error: 2 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
     """
     A, m = _rows(ctx, data, indices, starts, n)
     _require_rows("A @ X", X, n)
@@ -82,6 +87,8 @@ def transposed_matmul(
     Notes
     -----
     ``2 k nnz / ranks`` flops; ranks add ``n k`` words, which each of them holds.
+
+    Error: 6 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
     """
     A, m = _rows(ctx, data, indices, starts, n)
     _require_rows("A.T @ X", X, m)
@@ -130,6 +137,9 @@ def truncated_svd(
     ARPACK on the Gram matrix, which is never formed: ``4 nnz / ranks`` flops and two messages of n
     words for each product. Singular values below the square root of the machine epsilon times the
     largest are noise. Source: see ali/linalg/krylov.py.
+
+    Error: 2 eps, of S, relative to the largest singular value. Peak memory: 1.4 times arguments and
+    results.
     """
     A, m = _rows(ctx, data, indices, starts, n)
     require(
@@ -138,8 +148,9 @@ def truncated_svd(
         f"truncated_svd: rank={rank} of a sparse {m} x {n} matrix: ARPACK's basis needs "
         f"{max(2 * rank + 1, 20)} vectors, fewer than the columns; send the matrix as a dense one",
     )
-    squares = sum_over_ranks(ctx.comm, np.array([np.sum(np.abs(A.data.astype(complex)) ** 2)]))
-    scale = float(np.sqrt(squares[0]))
+    wide = (A.data[part].astype(complex) for part in panels(A.data.size, CHUNK // 16))
+    squares = np.array([sum(float(np.vdot(x, x).real) for x in wide)])
+    scale = float(np.sqrt(sum_over_ranks(ctx.comm, squares)[0]))
     require(np.isfinite(scale), "RoutineError", "truncated_svd: A contains NaN or infinity")
     V = right_vectors(ctx, A, rank, scale or 1.0, tol, max_iterations)
     S, U, W = svd(ctx, ctx.new_from_rows(np.asarray(A @ V), m))
@@ -166,7 +177,7 @@ def conjugate_gradient(
         A, shape (n, n), as in `matmul`.
     B : matrix, shape (n, r) or (n,)
     tol : float
-        Largest relative residual of a column, computed from X. Negative: 1e-10, or 1e-7 in single
+        Largest relative residual of a column, computed from X. Negative: 1e-8, or 1e-5 in single
         precision.
     max_iterations : int
         0 is 10 n.
@@ -188,12 +199,15 @@ def conjugate_gradient(
     -----
     An iteration costs ``2 r nnz / ranks`` flops and ``n r`` words, which each rank holds. Source:
     see ali/linalg/iterative.py.
+
+    Error: 1 tol, the largest |A X - B| / |B| of a column. Peak memory: 4.9 times arguments and
+    results, for three elements in a row and three columns in B.
     """
     A, m = _rows(ctx, data, indices, starts, n)
     require(m == n, "ShapeError", f"conjugate_gradient: A is {m} x {n}; it must be square")
     _require_rows("conjugate_gradient", B, n)
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
-    tol = checked_tol("conjugate_gradient", tol, dtype, 1e-10, max_iterations)
+    tol = checked_tol("conjugate_gradient", tol, dtype, 1e-8, max_iterations)
     right = block(ctx.to_layout(B, "VC_STAR")).astype(dtype)
     whole = ctx.empty((n, right.shape[1]), dtype, "STAR_STAR")
 
@@ -229,11 +243,15 @@ def _rows(
     ends = starts.local[0]
     mine = int(ends[-1])
     used = int(ends[mine])
-    local = csr_array(
-        (data.local[0, :used], indices.local[0, :used], ends[: mine + 1]), shape=(mine, n)
-    )
+    parts = (_alone(data.local[0, :used]), _alone(indices.local[0, :used]), ends[: mine + 1])
+    local = csr_array(parts, shape=(mine, n))
     m = int(ctx.comm.allreduce(mine))
     return local, m
+
+
+def _alone(part: Array) -> Array:
+    """A view whose base is no larger than itself; SciPy copies views of much larger arrays."""
+    return np.frombuffer(part.data, part.dtype)[:] if part.size else part
 
 
 def _require_rows(name: str, X: DistMatrix, rows: int) -> None:

@@ -156,13 +156,31 @@ def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
     a = np.ones((5, 4))
     A = session.send_matrix(a)
     part = A[1:3]
-    with pytest.raises(MatrixError, match=r"a copy of a part of matrix\d+.*\.copy\(\)"):
+    with pytest.raises(MatrixError, match=r"a copy of elements of matrix\d+.*\.copy\(\)"):
         part[0] = 7
     mine = part.copy()
     mine[0] = 7
     same(A, a)
     chosen = A[[0, 1]]  # a copy in NumPy as well
     chosen[0] = 7
+    same(A, a)
+    views: list[Any] = [
+        lambda A: A.T, lambda A: A.reshape(-1), lambda A: A.ravel(), lambda A: A[:, None, 0],
+        lambda A: np.swapaxes(A, 0, 1), lambda A: A[1:][:, ::2], lambda A: np.flip(A.T, 0),
+        lambda A: np.expand_dims(A[:, 1], 0), lambda A: (A + 0j).real if A.size else A,
+    ]  # fmt: skip
+    for work in views[:-1]:
+        with pytest.raises(MatrixError, match=r"a copy of elements of matrix\d+"):
+            work(A)[...] = 7
+    for work in (lambda A: A.flatten(), lambda A: np.reshape(A, -1, copy=True), *views):
+        work(A + 0)[...] = 7  # no handle refers to the array that NumPy would change
+    Z = A + 1j
+    with pytest.raises(MatrixError, match="a copy of elements of"):
+        Z.real[0] = 7
+    rest = A[1:].copy()
+    rest = rest[1:]
+    rest[0] = 7
+    assert rest.fetch()[0, 0] == 7
     same(A, a)
     A[1:3] = A[:2] + 1
     A[::-1] = A

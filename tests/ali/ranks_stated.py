@@ -1,0 +1,196 @@
+"""Functions that test_stated.py runs on ranks: errors and peak memory of every routine."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ali import blocks, registry
+from ali.files import boxes, exchange, own_elements, zarr3
+from ali.files.routines import load as load_routine
+from ali.files.routines import save as save_routine
+from ali.linalg import elimination, kernel_regression, reductions, triangular
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.rank.gang import Gang
+from tests.ali import stated_elemental, stated_linalg, stated_sparse
+from tests.ali.ranks_linalg_checks import Array, Checks
+
+MATRICES = ("A", "B", "b", "d", "W", "X", "Y", "condition", "mask", "data",
+            "indices", "starts")  # fmt: skip
+EPS = float(np.finfo("float32").eps)
+MEMORY: dict[str, dict[str, Any]] = {
+    "cond": {"A": "Q"},
+    "det": {"A": "Q"},
+    "random_features_ridge": {"tol": 1.0},
+}
+PANEL = 1 << 20  # 1 MiB instead of 32: panels are stated apart
+
+
+def data(m: int, n: int, k: int, size: int) -> dict[str, Array]:
+    """Matrices by name: T and U tall, Q square, P positive definite, L triangular, ..."""
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((k, k))
+    return (
+        {
+            "T": rng.standard_normal((m, n)),
+            "U": rng.standard_normal((m, n)),
+            "Y": rng.standard_normal((m, 3)),
+            "Q": q,
+            "B": rng.standard_normal((k, 3)),
+            "P": q @ q.T + k * np.eye(k),
+            "L": np.tril(q) / k + np.eye(k),
+            "S": q[:20, :20] / 20 + np.eye(20),
+            "V": rng.standard_normal((k, 1)),
+            "W": rng.standard_normal((20, 3)),
+            "R": (rng.random((m, 1)) < 0.5).astype("int32"),
+            "C": (rng.random((1, n)) < 0.5).astype("int32"),
+        }
+        | stated_elemental.data(k)
+        | stated_sparse.data(m, n, size)
+    )
+
+
+def _shape(name: str, plain: dict[str, Array]) -> tuple[int, ...]:
+    return plain["T" if name != "eye" else "Q"].shape
+
+
+def _sized(given: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Arguments with the numbers of rows and columns."""
+    m, n = shape
+    sizes = {"m": m, "n": n, "3n": 3 * n}
+    return {key: sizes.get(x, x) if isinstance(x, str) else x for key, x in given.items()}
+
+
+FORMATS = ("npy", "h5", "zarr", "parquet", "csv")
+LIBRARIES = {
+    "linalg": stated_linalg.CASES,
+    "scalapack": stated_linalg.OTHERS,
+    "elemental": stated_elemental.CASES,
+    "sparse": stated_sparse.CASES,
+}
+
+
+def loaded(check: Checks, library: str) -> Any:
+    module = importlib.import_module(registry.SHIPPED[library])
+    if hasattr(module, "load"):
+        module.load(check.ctx.state, None)
+    return module
+
+
+def errors(gang: Gang, library: str) -> dict[str, float]:
+    """The largest error of each routine, in units of float32's epsilon."""
+    check, found = Checks(gang), {}
+    module = loaded(check, library)
+    plain = data(2000, 20, 200, gang.size)
+    for name, cases in LIBRARIES[library].items():
+        worst = 0.0
+        for given, error in cases:
+            kinds = {"dtype": "float32"} if name in ("eye", "full", "zeros") else {}
+            used = {k: v for k, v in given.items() if k in MATRICES}
+            taken = [
+                plain[v].astype("float32") if plain[v].dtype.kind == "f" else plain[v]
+                for v in used.values()
+            ]
+            matrices = {k: check.distribute(a) for k, a in zip(used, taken, strict=True)}
+            results = getattr(module, name)(
+                check.ctx, **(_sized(given, _shape(name, plain)) | kinds | matrices)
+            )
+            results = results if isinstance(results, tuple) else (results,)
+            whole = [check.whole(x) if isinstance(x, DistMatrix) else x for x in results]
+            wide = [
+                x.astype("complex128" if x.dtype.kind == "c" else "float64")
+                if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
+                for x in (*taken, *whole)
+            ]  # fmt: skip
+            worst = max(worst, float(error(*wide)))
+        found[name] = worst / EPS
+    return found
+
+
+def memory(gang: Gang, library: str) -> dict[str, float]:
+    """Peak memory of a rank in each routine, over its share of the arguments and results."""
+    check, found = _alone(gang), {}
+    module = loaded(check, library)
+    order = 2000 if library == "linalg" else 1200  # Debian's ScaLAPACK may have a slow BLAS
+    few, plain = (data(*shape, gang.size) for shape in ((2000, 20, 200), (100_000, 40, order)))
+    with pytest.MonkeyPatch.context() as patch:
+        for tuned in (blocks, reductions, kernel_regression):
+            patch.setattr(tuned, "PANEL", PANEL)
+        for tuned in (blocks, elimination, triangular):
+            patch.setattr(tuned, "CHUNK", PANEL // 8)
+        for name, cases in LIBRARIES[library].items():
+            given = cases[0][0] | MEMORY.get(name, {})
+            used = {k: v for k, v in given.items() if k in MATRICES}
+            for sizes in (few, plain):  # the first call loads code
+                matrices = {k: check.distribute(sizes[v]) for k, v in used.items()}
+                arguments = _sized(given, _shape(name, sizes)) | matrices
+                if sizes is few:
+                    getattr(module, name)(check.ctx, **arguments)
+            held = sum(x.local.nbytes for x in matrices.values())
+            results, peak = _peak(
+                gang, lambda name=name, args=arguments: getattr(module, name)(check.ctx, **args)
+            )
+            results = results if isinstance(results, tuple) else (results,)
+            share = held + sum(x.local.nbytes for x in results if isinstance(x, DistMatrix))
+            del results, matrices, arguments
+            found[name] = max(gang.comm.allgather((held + peak) / share))
+    return found
+
+
+def _alone(gang: Gang) -> Checks:
+    """A gang whose pool keeps nothing, so that all memory of a call is new."""
+    return Checks(Gang(MPI.COMM_WORLD, Storage(gang.rank, Pool(0, shared=True)), lambda *_: None))
+
+
+def _peak(gang: Gang, call: Callable[[], Any]) -> tuple[Any, int]:
+    """The results of a call, and the most memory that this rank takes meanwhile, in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)
+    gang.comm.Barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = _status("VmRSS")
+    results = call()
+    return results, _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(re.findall(rf"{key}:\s+(\d+) kB", text)[0]) * 1024
+
+
+def files(gang: Gang) -> dict[str, float]:
+    """Peak memory of `save` and `load` by format, as `memory`; elements come back exactly."""
+    check, found = _alone(gang), {}
+    folder = gang.comm.bcast(tempfile.mkdtemp() if gang.rank == 0 else None)
+    values = np.random.default_rng(1).standard_normal((100_000, 40))
+    few, all_rows = (check.distribute(values[:m]) for m in (100, 100_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "PIECE", PANEL)
+        patch.setattr(own_elements, "PIECE", PANEL)
+        patch.setattr(exchange, "MESSAGE", PANEL)
+        patch.setattr(zarr3, "CHUNK", PANEL)
+        for suffix in FORMATS:
+            path = f"{folder}/{suffix}.{suffix}"
+            for A in (few, all_rows):  # the first calls load code
+                _, written = _peak(gang, lambda A=A, path=path: save_routine(check.ctx, A, path))
+                B, read = _peak(gang, lambda path=path: load_routine(check.ctx, path)[0])
+            assert np.array_equal(B.local, A.local), suffix
+            share = A.local.nbytes
+            for name, most in (("save", written + share), ("load", read)):
+                found[f"{name} {suffix}"] = max(gang.comm.allgather(most / share))
+            del B
+    gang.comm.Barrier()
+    if gang.rank == 0:
+        shutil.rmtree(folder)
+    return found
