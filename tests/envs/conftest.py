@@ -15,31 +15,26 @@ from envs import HPCSimulatorEnv, HPCSimulatorVectorEnv
 PENDULUM = str(Path(__file__).with_name("pendulum.py"))
 
 
-@pytest.fixture
-def make(cluster: str) -> Iterator[Callable[..., HPCSimulatorEnv]]:
-    """Makes an environment: options of the pendulum, then keys of the config."""
+def _made(kind: type[Any]) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
-    def make(sim: dict[str, Any] | None = None, **options: Any) -> HPCSimulatorEnv:
+    def make(sim: dict[str, Any] | None = None, **options: Any) -> Any:
         config = {"lib_name": "pendulum", "lib_path": PENDULUM, "sim": sim or {}}
-        made.append(HPCSimulatorEnv(config, **options))
+        made.append(kind(config, **options))
         return made[-1]
 
     yield make
     for env in made:
         env.close()
+
+
+@pytest.fixture
+def make(cluster: str) -> Iterator[Callable[..., HPCSimulatorEnv]]:
+    """Makes an environment: options of the pendulum, then keys of the config."""
+    yield from _made(HPCSimulatorEnv)
 
 
 @pytest.fixture
 def make_vector(cluster: str) -> Iterator[Callable[..., HPCSimulatorVectorEnv]]:
     """The same for a vector environment."""
-    made: list[Any] = []
-
-    def make(sim: dict[str, Any] | None = None, **options: Any) -> HPCSimulatorVectorEnv:
-        config = {"lib_name": "pendulum", "lib_path": PENDULUM, "sim": sim or {}}
-        made.append(HPCSimulatorVectorEnv(config, **options))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from _made(HPCSimulatorVectorEnv)

@@ -25,3 +25,11 @@ def results(function: str, ranks: int, *arguments: Any, timeout: float = 100) ->
     if isinstance(found, AssertionError):
         raise found
     return found
+
+
+def check_refused_alike(found: dict[str, list[str]], ranks: int, words: dict[str, str]) -> None:
+    """Check that all ranks refused each call, with the same message, which begins with `words`."""
+    assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
+    wrong = {name: said[0] for name, said in found.items() if not said[0].startswith(words[name])}
+    assert wrong == {}
+    assert found.keys() == words.keys()
