@@ -14,6 +14,7 @@ from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, Ses
 from alchemist_ray.gateway.server import rights
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
+from alchemist_ray.runtime.command_table import COMMANDS
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
@@ -51,6 +52,15 @@ def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: 
         if needed != "call":  # another user of a shared gang may have loaded it
             with pytest.raises(Failure, match=f"requires a token with the scope '{needed}'"):
                 rights.check(Token("0", "ben", ("call",), None), body, own=False)
+
+
+def test_every_command_of_a_gang_is_decided() -> None:
+    """A new command is refused through gateways until it is in one of these sets."""
+    internal = {"discard", "end_lease", "resize", "keep_copies", "checkpointed", "file_stamp"}
+    assert set(COMMANDS) - rights.OPEN - rights.CODE <= {*internal, "load", "call", "free"}
+    for op in internal:
+        with pytest.raises(Failure, match="does not pass on"):
+            rights.check(Token("0", "ben", ("admin",), None), {"op": op}, own=True)
 
 
 def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile) -> None:
