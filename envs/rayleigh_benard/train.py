@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.ray_cluster import check
 from envs.rayleigh_benard.baselines import HEATERS, NO_CONTROL, P_CONTROL, SEEDS, play
 from envs.rayleigh_benard.curves import Curve
@@ -145,7 +146,10 @@ def learn(options: Options, env: Any, curve: Curve) -> tuple[HeaterPolicy, Heate
     """
     started = time.monotonic()
     algorithm = ppo(options)
-    print(f"{options.gangs} gang(s) ready after {time.monotonic() - started:.0f} s", flush=True)
+    print(
+        f"{counted(options.gangs, 'gang')} ready after {time.monotonic() - started:.0f} s",
+        flush=True,
+    )
     untrained = copy.deepcopy(algorithm.get_module())
     best = untrained
     started, validated = time.monotonic(), 0.0
@@ -206,7 +210,7 @@ def train(options: Options) -> dict[str, float]:
         }
     load = os.getloadavg()[0]
     curve.save(options.out / "curve.json", result=table, seed=options.seed, load=load)
-    title = f"PPO on {options.gangs} gang(s) of {options.workers}: Nu {table['PPO']:.3f}"
+    title = f"PPO on {counted(options.gangs, 'gang')} of {options.workers}: Nu {table['PPO']:.3f}"
     curve.draw(options.out / "curve.png", title)
     save_strip({"before training": episodes["before"], "after": episodes["after"]},
                options.out / "strip.png", moments=(0, 30, 60, 200))  # fmt: skip
