@@ -12,7 +12,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.result_arrays import result_array
-from alchemist_ray.gang.transfers import counted, repeated, watched
+from alchemist_ray.gang.transfer_retries import counted, repeated, watched
 from alchemist_ray.observe import timeline
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader

@@ -13,7 +13,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
-from alchemist_ray.gang.transfers import counted, repeated, watched
+from alchemist_ray.gang.transfer_retries import counted, repeated, watched
 from alchemist_ray.observe import timeline
 from alchemist_ray.transfer.iterators import IteratorSource
 from alchemist_ray.transfer.keeping import keep_source

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays.contiguous import contiguous_rows, exchange, gathered, replied
+from ali.arrays.row_blocks import contiguous_rows, exchange, gathered, replied
 from ali.blocks import Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.views import operand

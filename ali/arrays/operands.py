@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays import further_reductions
+from ali.arrays import extremes
 from ali.blocks import Array, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
@@ -22,10 +22,10 @@ from mpi_workers.matrix.layout import LAYOUTS, owners, stored_shape
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
-    "var": reductions.var, "std": reductions.std, **further_reductions.REDUCTIONS,
+    "var": reductions.var, "std": reductions.std, **extremes.REDUCTIONS,
 }  # fmt: skip
 DEVIATIONS = ("var", "std", "nanvar", "nanstd")  # these take a ddof
-NEED_ELEMENTS = ("min", "max", *further_reductions.NEED_ELEMENTS)
+NEED_ELEMENTS = ("min", "max", *extremes.NEED_ELEMENTS)
 TRUTH = ("any", "all")
 RESULT_IN = {"rows": "VC_STAR", "cols": "STAR_VC", "inner": "VC_STAR", "grid": "MC_MR"}
 OPERANDS_IN = {

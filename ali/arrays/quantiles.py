@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays.contiguous import gathered, replied, whole_columns
-from ali.arrays.lines import with_shape
+from ali.arrays.dimensions import with_shape
+from ali.arrays.row_blocks import gathered, replied, whole_columns
 from ali.blocks import Array, block, require_choice
 from ali.interface import Context, routine
 from ali.linalg.views import operand

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.arrays.contiguous import from_contiguous, replied
+from ali.arrays.row_blocks import from_contiguous, replied
 from ali.blocks import Array, require_choice
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.arrays.contiguous import flattened, replied
+from ali.arrays.row_blocks import flattened, replied
 from ali.blocks import Array, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays.contiguous import (
+from ali.arrays.row_blocks import (
     canonical,
     contiguous_rows,
     from_contiguous,

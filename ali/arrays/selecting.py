@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ali.arrays.dimensions import with_shape
 from ali.arrays.element_order import array_of, numbered, positions_of
-from ali.arrays.lines import with_shape
-from ali.arrays.single_elements import castable
+from ali.arrays.paired_indices import castable
 from ali.blocks import Array, block, require
 from ali.interface import Context, routine
 from ali.linalg.index_transfer import IndexMap, transfer

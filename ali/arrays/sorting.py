@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.arrays.contiguous import (
+from ali.arrays.element_order import array_of
+from ali.arrays.row_blocks import (
     canonical,
     contiguous_rows,
     exchange_pieces,
@@ -22,7 +23,6 @@ from ali.arrays.contiguous import (
     scratch,
     whole_columns,
 )
-from ali.arrays.element_order import array_of
 from ali.blocks import Array, block
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix

@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.transfers import FAILURE_NEWS_S
+from alchemist_ray.gang.transfer_retries import FAILURE_NEWS_S
 from alchemist_ray.transfer import scheduling
 from tests.faults.conftest import ERROR_LIMIT_S, Gang, agent_pids, inject_during, kill, record
 from tests.faults.test_transfers import held_by

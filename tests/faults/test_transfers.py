@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from alchemist_ray.errors import AlchemistError, TransferError
-from alchemist_ray.gang.transfers import FAILURE_NEWS_S
+from alchemist_ray.gang.transfer_retries import FAILURE_NEWS_S
 from alchemist_ray.transfer import fetching, sending
 from alchemist_ray.transfer.numpy_source import NumPySource
 from alchemist_ray.transfer.object_store import ObjectStoreSource
