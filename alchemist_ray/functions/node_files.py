@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from alchemist_ray.errors import GroupFailedError, ResourceError
 from mpi_workers.node.cleanup import folders_of
 from mpi_workers.wire import result_file
 
+FILE_NAME = re.compile(r"[a-z]+-[0-9a-f]{32}")  # see `functions.packing.new_name`
 INLINE = 64 << 10  # 64 KiB: what is larger goes through the object store, once
 
 Data = bytes | list[Any]  # the bytes, or an ObjectRef of them in a list
@@ -49,6 +51,17 @@ def put(gang: str, name: str, data: Data) -> None:
                 f"cannot write {len(content)} bytes to {folder} on {os.uname().nodename}: "
                 f"{error.strerror}. Send large arrays with send_matrix"
             ) from error
+
+
+def all_of(gang: str) -> dict[str, bytes]:
+    """The files of users' functions in a gang's folder on this node, by name."""
+    found = {}
+    for folder in folders_of(gang):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # removed at this moment
+                if FILE_NAME.fullmatch(path.name):
+                    found[path.name] = path.read_bytes()
+    return found
 
 
 def _write(folder: Path, name: str, content: Any) -> None:

@@ -48,6 +48,9 @@ class SessionGangs(Protocol):
     def start(self, num_workers: int) -> GangConnection:
         """Start a gang and connect. Raises `ResourceError`, `LaunchError`, `GroupError`."""
 
+    def resize(self, connection: GangConnection, num_workers: int) -> None:
+        """Move a gang to so many ranks. Raises `AlchemistError`; it goes on as it was then."""
+
     def end(self, *, running: bool) -> bool:
         """End the gang if one runs; whether what managed it can be used again."""
 
@@ -206,6 +209,44 @@ class GangOwner:
             if self._verbose:
                 say(workers_table(workers))
             return workers
+
+    def resize(self, num_workers: int) -> list[WorkerInfo]:
+        """Move the gang to another number of ranks, with its matrices and libraries.
+
+        Handles stay valid. Commands of all processes run until the new ranks are ready, and wait
+        while the matrices are moved.
+
+        Parameters
+        ----------
+        num_workers : int
+            More or fewer than now.
+
+        Returns
+        -------
+        list of WorkerInfo
+            One per rank.
+
+        Raises
+        ------
+        ResourceError
+            If the cluster does not have the CPUs, or a node not the memory for the matrices of
+            both the old and the new ranks.
+        LaunchError, TransferError
+            If the new ranks do not start in time, or a node is lost.
+        LibraryLoadError
+            If a library cannot be loaded on the new ranks.
+        GroupError
+            If ranks are lost.
+
+        Notes
+        -----
+        After an error, or Ctrl-C, the gang goes on as it was. The states of libraries start empty;
+        sparse matrices have to be sent again (``docs/recovery.md``). Several processes that resize
+        a gang do it one after the other.
+        """
+        positive_int("num_workers", num_workers)
+        self._gangs.resize(self.connection, int(num_workers))
+        return self.list_workers()
 
     def _check_started(self) -> None:
         """Check what only a gang that is ready can tell."""

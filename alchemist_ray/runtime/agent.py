@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -22,6 +22,13 @@ from mpi_workers.node import cleanup
 from mpi_workers.node.specs import ProxySpec
 
 POLL_INTERVAL_S = 0.01  # between checks of a gang that is ending
+
+
+class NodeJob(Protocol):
+    """Of `transfer.node_jobs` or `transfer.moving`."""
+
+    def run(self, refs: list[Any]) -> Any:
+        """Do it on this node; `refs` are objects of its store."""
 
 
 class Agent:
@@ -81,8 +88,8 @@ class Agent:
         """Remove leftovers of dead gangs and managers on this node; their number."""
         return cleanup.sweep()
 
-    def run(self, job: node_jobs.InspectJob | node_jobs.SendJob, refs: list[Any]) -> Any:
-        """Inspect or send blocks of a matrix that are on this node."""
+    def run(self, job: NodeJob, refs: list[Any]) -> Any:
+        """Inspect or send blocks of a matrix that are on this node; move matrices of a gang."""
         with self._lock:
             self._jobs += 1
         try:
@@ -102,6 +109,15 @@ class Agent:
     def stage(self, gang: str, name: str, data: node_files.Data) -> None:
         """Put a file into the folder of a gang's ranks on this node."""
         node_files.put(gang, name, data)
+
+    def files(self, gang: str) -> dict[str, bytes]:
+        """The files of users' functions in a gang's folder on this node."""
+        return node_files.all_of(gang)
+
+    def put_files(self, gang: str, files: dict[str, bytes]) -> None:
+        """Put these files into the folder of a gang on this node."""
+        for name, content in files.items():
+            node_files.put(gang, name, content)
 
     def parts(self, gang: str, name: str) -> list[Any]:
         """The parts of a result that rank 0 of a gang has left on this node."""

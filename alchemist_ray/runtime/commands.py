@@ -41,8 +41,8 @@ class Commands:
 
     Attributes
     ----------
-    copy : callable() or None
-        Keeps copies of small matrices (`kept_copies`).
+    own : dict of str to callable()
+        Operations of the GroupManager that take a turn like commands: `keep_copies`, `resize`.
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
 
@@ -61,7 +61,7 @@ class Commands:
         self.nodes = nodes
         self.log = log
         self.stale: dict[int, str] = {}
-        self.copy: Callable[[], Awaitable[None]] | None = None
+        self.own: dict[str, Callable[[], Awaitable[None]]] = {}
         self._soon = soon
         self._users = users
         self._ids = 0
@@ -74,7 +74,7 @@ class Commands:
         """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
         await self.nodes.round("reserve", **fields)
-        ident = self._new_id()
+        ident = self.new_id()
         try:
             await self.nodes.round("create", matrix=ident, **fields)
         except Failure:
@@ -121,7 +121,7 @@ class Commands:
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         await self.nodes.round("reserve", **fields)
-        ident = self._new_id()
+        ident = self.new_id()
         try:
             await self.nodes.round(
                 "redistribute",
@@ -142,10 +142,9 @@ class Commands:
         self.log.add(again, [source], [record], seconds=time.monotonic() - begin)
         return record.described()
 
-    async def keep_copies(self, body: Body, holder: str) -> Body:
-        """Keep copies of small matrices; no other command runs meanwhile."""
-        if self.copy is not None:
-            await self.copy()
+    async def run_own(self, body: Body, holder: str) -> Body:
+        """Run an operation of `own`; no command runs meanwhile."""
+        await self.own[body["op"]]()
         return {}
 
     # --- code ---
@@ -237,7 +236,8 @@ class Commands:
         """The id that the next matrix gets."""
         return self._ids + 1
 
-    def _new_id(self) -> int:
+    def new_id(self) -> int:
+        """Take an id."""
         self._ids += 1
         return self._ids
 

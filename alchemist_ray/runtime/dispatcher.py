@@ -80,7 +80,9 @@ class Dispatcher:
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
         self._connections: set[FrameProtocol] = set()
-        self._queue = JobQueue()
+        self._queue = JobQueue(
+            lambda: not all(record.sealed for record in self.commands.matrices.values())
+        )
         self._active: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
@@ -308,6 +310,7 @@ class Dispatcher:
         if job is not self._active:
             self._queue.remove(job)
             job.answer(why)
+            self._next()  # others may have waited for it
         elif not self.nodes.cancel(job.first_round, why):
             job.cancelled = why  # it runs nothing on the ranks that could be left
             self._locks.interrupt()
@@ -366,18 +369,13 @@ class Dispatcher:
         else:
             self.give_up(error)
 
-    def resume(self, restored: str, renewed: Body) -> None:
-        """Ranks are there again.
-
-        Parameters
-        ----------
-        restored : str
-            What was restored, for the callers of commands that were lost.
-        renewed : dict
-            What attached processes need to reach them; see `GangConnection.renew`.
-        """
+    def renew(self, renewed: Body) -> None:
+        """Tell attached processes how to reach the ranks; see `GangConnection.renew`."""
         for connection in list(self._connections):
             connection.send(Kind.EVENT, {"renewed": renewed})
+
+    def resume(self, restored: str) -> None:
+        """Ranks are there again; `restored`: the words for callers of commands that were lost."""
         for job in self._outage.end(restored):
             self._accept(job, None)
         self._next()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -74,11 +75,18 @@ class Driver:
     # --- reservations ---
 
     async def reserve(
-        self, gang: str, run: str, workers: int, cpus: float, node_id: str, strategy: str = "PACK"
+        self,
+        gang: str,
+        run: str,
+        workers: int,
+        cpus: float,
+        node_id: str,
+        strategy: str = "PACK",
+        nodes: Sequence[str] = (),
     ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
 
-        The GroupManager is on node `node_id`.
+        The GroupManager is on node `node_id`. `nodes`: see `ask_for`.
 
         The reservation is detached: it outlives this actor's restarts and the manager's death, so
         it is given back here.
@@ -86,7 +94,7 @@ class Driver:
         self._recover()
         if run not in self._reservations:
             name = reservation_name(gang, run)
-            group = ask_for(workers, cpus, name, strategy, self._lifetime)
+            group = ask_for(workers, cpus, name, strategy, self._lifetime, nodes)
             self._guard(gang, run, group, node_id)
         return self._reservations[run]
 

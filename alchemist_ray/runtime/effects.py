@@ -12,6 +12,8 @@ def written(libraries: LoadedLibraries, body: Body) -> list[int]:
     match body:
         case {"op": "run", "uses": uses} if not body.get("pure"):
             return list(uses)
+        case {"op": "resize", "matrices": matrices}:
+            return list(matrices)  # the old ranks end: nothing must be read from them
         case {"op": "call", "library": library, "routine": routine, "arguments": arguments}:
             given = [arguments.get(name) for name in libraries.writes(library, routine)]
             return [value["matrix"] for value in given if isinstance(value, dict)]

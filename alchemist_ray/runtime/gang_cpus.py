@@ -7,13 +7,14 @@ import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
 
+from alchemist_ray.errors import ResourceError
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import Reservation, check_capacity, reserved
 from alchemist_ray.runtime.ray_calls import result_of
@@ -26,6 +27,12 @@ class _Held:
     name: str
     reservation: Reservation | None = None  # while it is waited for
     released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ranks(self) -> list[str]:
+        """The node of each rank that has CPUs here."""
+        nodes = () if self.reservation is None else self.reservation.nodes
+        return [node for node, count in nodes for _ in range(count)]
 
     async def release(self) -> None:
         if self.reservation is not None:
@@ -53,17 +60,13 @@ class GangCpus:
         self._driver = driver
         self._held: list[_Held] = []
 
-    @property
-    def nodes(self) -> tuple[tuple[str, int], ...]:
-        """The nodes, and how many ranks have CPUs on each."""
-        counts: Counter[str] = Counter()
-        for held in self._held:
-            if held.reservation is not None:
-                counts.update(dict(held.reservation.nodes))
-        return tuple(counts.items())
+    def nodes(self, workers: int) -> tuple[tuple[str, int], ...]:
+        """The nodes of the first so many ranks that have CPUs, and how many are on each."""
+        ranks = [node for held in self._held for node in held.ranks]
+        return tuple(Counter(ranks[:workers]).items())
 
     async def reserve(self, workers: int, limit_s: float) -> None:
-        """Reserve CPUs for so many (more) ranks.
+        """Reserve CPUs, until so many ranks have some.
 
         Raises
         ------
@@ -71,25 +74,44 @@ class GangCpus:
             If the cluster does not have them, or they are not free in time.
         """
         request = self._request
+        there = [node for held in self._held for node in held.ranks]
+        more = workers - len(there)
+        if more <= 0:
+            return
         if request.inherited is not None:
+            if there:
+                raise ResourceError(
+                    f"the gang has the CPUs that its creator has reserved, for {len(there)} "
+                    "workers: only a gang with placement='own' can grow"
+                )
             self._held.append(_Held("", request.inherited))
             return
         await in_thread(check_capacity, workers, request.cpus, request.strategy)
+        nodes: list[str] = []
+        if there and request.strategy == "STRICT_PACK":
+            nodes = there[:1] * more
+        elif there and request.strategy == "STRICT_SPREAD":
+            nodes = [f"!in({','.join(there)})"] * more
         held = _Held(next(self._names))
         self._held.append(held)  # before the Driver asks for it
         try:
-            group = await asyncio.wait_for(self._asked(held.name, workers), limit_s)
-            held.reservation = await in_thread(reserved, group, workers, request.cpus, limit_s)
+            asking = self._asked(held.name, more, request.strategy, nodes)
+            group = await asyncio.wait_for(asking, limit_s)
+            held.reservation = await in_thread(reserved, group, more, request.cpus, limit_s)
         except BaseException:
-            self._held.remove(held)
-            held.released.set()
+            self._forget(held)
             raise
 
-    async def _asked(self, name: str, workers: int) -> Any:
+    def _forget(self, held: _Held) -> None:
+        if held in self._held:
+            self._held.remove(held)
+        held.released.set()
+
+    async def _asked(self, name: str, workers: int, strategy: str, nodes: Sequence[str]) -> Any:
         request, here = self._request, ray.get_runtime_context().get_node_id()
         return await result_of(
             self._driver.reserve.remote(
-                self._gang, name, workers, request.cpus, here, request.strategy
+                self._gang, name, workers, request.cpus, here, strategy, nodes
             )
         )
 
@@ -99,11 +121,37 @@ class GangCpus:
             if held.name == name:
                 await held.released.wait()
 
-    async def release(self, keep: int = 0) -> None:
-        """Give the CPUs back; `keep`: not those of the last so many reservations."""
-        old = self._held[: len(self._held) - keep]
+    async def keep(self, workers: int) -> None:
+        """Give CPUs back, except those of the first so many ranks.
+
+        A part of a placement group cannot be given back: another one is asked for on the nodes
+        of the ranks that stay, before the whole one is given back. It waits for its CPUs if other
+        work gets them first.
+        """
+        kept: list[_Held] = []
+        for held in list(self._held):
+            ranks = held.ranks[: max(0, workers)]
+            workers -= len(ranks)
+            if ranks and len(ranks) < len(held.ranks) and self._request.inherited is None:
+                part = _Held(next(self._names))
+                self._held.append(part)  # before the Driver asks for it
+                try:
+                    group = await self._asked(part.name, len(ranks), "PACK", ranks)
+                except RayError:
+                    self._forget(part)
+                    kept.append(held)
+                    continue
+                part.reservation = Reservation(tuple(Counter(ranks).items()), group)
+                kept.append(part)
+            elif ranks:
+                kept.append(held)
+        old = [held for held in self._held if held not in kept]
+        self._held = kept
         await asyncio.gather(*(held.release() for held in old))
-        self._held = [held for held in self._held if held not in old]
+
+    async def release(self) -> None:
+        """Give all CPUs back."""
+        await self.keep(0)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -19,6 +19,7 @@ import ray
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     AlchemistError,
+    CancelledError,
     GroupError,
     GroupFailedError,
     RoutineError,
@@ -116,6 +117,15 @@ class GroupManager:
         if self._gang is not None:
             await self._gang.cpus.holding(reservation)
 
+    async def resize(self, epoch: int, workers: int) -> None:
+        """Move the gang to so many ranks. Raises `AlchemistError`; see `RunningGang.resize`."""
+        await (await self._of_epoch(epoch)).resize(workers)
+
+    async def stop_resize(self) -> None:
+        """End a resize that is under way: its caller no longer waits."""
+        if self._gang is not None:
+            self._gang.resizing.stop(CancelledError("it was cancelled"))
+
     # --- about the gang ---
 
     async def about(self, *, memory: bool = False) -> Body:
@@ -137,6 +147,7 @@ class GroupManager:
                 "workers": request.workers,
                 "detached": request.lifetime.detached,
                 "idle_timeout_s": request.lifetime.idle_timeout_s,
+                **({"state": "resizing"} if gang.resizing.moving else {}),
                 "nodes": gang.nodes,
                 "failures": gang.failures,
                 "reason": "" if gang.failure is None else str(gang.failure.args[0]),
@@ -152,7 +163,7 @@ class GroupManager:
         Raises what ended it, or SessionError without a gang.
         """
         if self._gang is not None:
-            await self._gang.recovered()
+            await self._gang.settled()
         if self._gang is not None and self._gang.failure is not None:
             raise self._gang.failure
         if self._gang is None or self._gang.address is None:
@@ -198,8 +209,14 @@ class GroupManager:
         gang = await self._of_epoch(epoch)
         gang.dispatcher.used()
         gang.dispatcher.commands.log.staged(name, data)
-        run = (await self.gang_address()).incarnation
-        await stage(gang.dispatcher.nodes, gang.agents, run, name, data)
+        run = ""
+        while run != (now := (await self.gang_address()).incarnation):
+            run = now
+            try:
+                await stage(gang.dispatcher.nodes, gang.agents, run, name, data)
+            except AlchemistError:
+                if run == (await self.gang_address()).incarnation:
+                    raise
 
     async def keep_source(self, epoch: int, matrix: int, source: Any) -> None:
         """A matrix that is being sent can be sent again from these data, after a failure."""

@@ -82,7 +82,7 @@ class Incarnation:
         Parameters
         ----------
         cpus : GangCpus
-            Reserved now, if nothing is reserved yet.
+            Reserved now, as far as they are not.
         first_epoch : int
             Handles of this epoch and later ones are valid.
         token : str
@@ -120,10 +120,9 @@ class Incarnation:
 
         request = self.request
         self.stage = "waiting for CPUs"
-        if not cpus.nodes:
-            await cpus.reserve(request.workers, left())
+        await cpus.reserve(request.workers, left())
         self.stage = "waiting for the nodes' agents"
-        nodes = cpus.nodes
+        nodes = cpus.nodes(request.workers)
         found = await asyncio.wait_for(
             result_of(self._driver.agents.remote([node for node, _ in nodes])), left()
         )

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from alchemist_ray.runtime.jobs import Job
 
 
 class JobQueue:
-    """Waiting commands. Those of the dispatcher itself are urgent: they come first."""
+    """Waiting commands. Those of the dispatcher itself are urgent: they come first.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    sending : callable() -> bool
+        Whether matrices are being sent. A resize waits for them, and further ones wait for it.
+    """
+
+    def __init__(self, sending: Callable[[], bool]) -> None:
+        self._sending = sending
+        self._resize: Job | None = None
         self._urgent: deque[Job] = deque()
         self._by_sender: OrderedDict[Any, deque[Job]] = OrderedDict()
         self._count = 0
@@ -29,22 +37,39 @@ class JobQueue:
         """Queue a command of a sender."""
         self._by_sender.setdefault(sender, deque()).append(job)
         self._count += 1
+        if job.body["op"] == "resize":
+            self._resize = job
 
     def add_urgent(self, job: Job) -> None:
         """Queue a command before all others."""
         self._urgent.append(job)
 
     def next(self) -> Job | None:
-        """Take the next command: urgent ones first, then sender by sender."""
+        """Take the next command that may run: urgent ones first, then sender by sender."""
         if self._urgent:
             return self._urgent.popleft()
-        if not self._by_sender:
-            return None
-        sender, queue = self._by_sender.popitem(last=False)
-        if len(queue) > 1:
-            self._by_sender[sender] = queue  # at the end: the others come first
+        for sender, queue in self._by_sender.items():
+            job = next(filter(self._may_run, queue), None)
+            if job is not None:
+                self._by_sender.move_to_end(sender)  # the others come first
+                self._take(job, sender)
+                return job
+        return None
+
+    def _may_run(self, job: Job) -> bool:
+        if job is self._resize:
+            return not self._sending()
+        return self._resize is None or job.body["op"] != "create"
+
+    def _take(self, job: Job, sender: Any) -> None:
+        """Remove a command of a sender. Raises `ValueError` if it is not there."""
+        queue = self._by_sender[sender]
+        queue.remove(job)
         self._count -= 1
-        return queue.popleft()
+        if not queue:
+            del self._by_sender[sender]
+        if job is self._resize:
+            self._resize = None
 
     def of(self, sender: Any) -> tuple[Job, ...]:
         """The waiting commands of a sender."""
@@ -52,12 +77,9 @@ class JobQueue:
 
     def remove(self, job: Job) -> None:
         """Take a command out, wherever it waits."""
-        for sender, queue in list(self._by_sender.items()):
+        for sender in list(self._by_sender):
             with contextlib.suppress(ValueError):
-                queue.remove(job)
-                self._count -= 1
-            if not queue:
-                del self._by_sender[sender]
+                self._take(job, sender)
 
     def drop(self, sender: Any) -> None:
         """Forget the commands of a sender that is gone."""
@@ -69,4 +91,5 @@ class JobQueue:
         self._urgent.clear()
         self._by_sender.clear()
         self._count = 0
+        self._resize = None
         return waiting

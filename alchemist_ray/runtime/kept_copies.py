@@ -42,7 +42,7 @@ class KeptCopies:
     def __init__(self, dispatcher: Dispatcher, address: Callable[[], GangAddress | None]) -> None:
         self._dispatcher = dispatcher
         self._address = address
-        dispatcher.commands.copy = self._copy
+        dispatcher.commands.own["keep_copies"] = self._copy
 
     async def run(self) -> None:
         """Keep copies until this task is cancelled."""

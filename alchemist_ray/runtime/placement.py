@@ -17,6 +17,7 @@ from alchemist_ray.runtime.autoscaling import Growth
 
 PLACEMENTS = ("own", "inherit")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's, over ranks
+NODE_LABEL = "ray.io/node-id"  # every node has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,23 @@ def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
 
 
 def ask_for(
-    workers: int, cpus: float, name: str, strategy: str, lifetime: str | None
+    workers: int,
+    cpus: float,
+    name: str,
+    strategy: str,
+    lifetime: str | None,
+    nodes: Sequence[str] = (),
 ) -> PlacementGroup:
     """A placement group with a bundle per worker; not waited for.
 
-    A detached one outlives the actor that asked for it, which may be restarted by Ray: that
-    actor has to give it back.
+    `nodes`: the node of each bundle, or ``"!in(...)"`` with those to avoid. A detached group
+    outlives the actor that asked for it, which may be restarted by Ray: that actor has to give it
+    back.
     """
     bundles = [{"CPU": cpus}] * workers
+    where = [{NODE_LABEL: node} for node in nodes] or None
     group: PlacementGroup = placement_group(
-        bundles, strategy=strategy, name=name, lifetime=lifetime
+        bundles, strategy=strategy, name=name, lifetime=lifetime, bundle_label_selector=where
     )
     return group
 

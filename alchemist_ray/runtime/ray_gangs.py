@@ -122,6 +122,14 @@ class RayGangs:
         """This process's connection to a gang, for one more session."""
         return registry.join(address, lambda: connect(address, manager, owner=owner, **self._shown))
 
+    def resize(self, connection: GangConnection, num_workers: int) -> None:
+        manager = connection.manager
+        try:
+            ask_manager(manager.resize.remote(connection.address.epoch, num_workers))
+        except KeyboardInterrupt:
+            manager.stop_resize.remote()
+            raise
+
     def _live_manager(self) -> Manager:
         """The session's GroupManager; another one if it died."""
         manager, lifetime = self._manager, self._options.lifetime

@@ -24,7 +24,17 @@ class RayUploads(Uploads):
         ask_manager(self.connection.manager.stage.remote(epoch, name, carried(content)))
 
     def collect(self, name: str) -> list[NDArray[np.uint8]]:
-        incarnation = self.connection.address.incarnation
+        incarnation = ""
+        while incarnation != self.connection.address.incarnation:  # it may be moved meanwhile
+            incarnation = self.connection.address.incarnation
+            try:
+                return self._collect(incarnation, name)
+            except GroupFailedError as error:
+                lost = error
+                self.connection.ping(wait=True)
+        raise lost
+
+    def _collect(self, incarnation: str, name: str) -> list[NDArray[np.uint8]]:
         agent = agent_of(self.connection.address.node_ids[0])
         reading = agent.parts.options(max_task_retries=-1).remote(incarnation, name)
         while not ray.wait([reading], timeout=POLL_INTERVAL_S)[0]:

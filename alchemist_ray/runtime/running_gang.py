@@ -1,7 +1,8 @@
 """RunningGang: a gang from its launch to its end, over all its incarnations.
 
 When ranks are lost and `max_failures` allows it, the gang keeps its CPUs (or asks for others where
-a node was lost), starts other ranks, and rebuilds its matrices. Commands wait meanwhile.
+a node was lost), starts other ranks, and rebuilds its matrices. Commands wait meanwhile. A gang
+that is resized starts its next incarnation beside the present one, and moves its matrices there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError
 from alchemist_ray.gang.address import GangAddress, next_token
 from alchemist_ray.observe import logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
@@ -31,6 +32,7 @@ from alchemist_ray.runtime.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
 from alchemist_ray.runtime.kept_copies import KeptCopies
 from alchemist_ray.runtime.ray_calls import result_of
 from alchemist_ray.runtime.rebuilding import Rebuilding
+from alchemist_ray.runtime.resizing import Resizing
 
 STATES = {
     "starting": "is being started",
@@ -63,6 +65,8 @@ class RunningGang:
         When it is ready.
     failures : int
         How often it was started again, or was tried to.
+    resizing : Resizing
+        Moves it to another number of ranks.
     """
 
     def __init__(
@@ -93,15 +97,17 @@ class RunningGang:
         self._driver = find_driver(gang if request.lifetime.detached else "")
         self.cpus = GangCpus(gang, f"{ident}.{epoch}", request, self._driver)
         self._token = secrets.token_hex(32)
-        self._now = self._incarnation()
+        self._now = self._incarnation(request)
         self._final = False
         self._recovery: asyncio.Task[None] | None = None
+        self._one_resize = asyncio.Lock()
+        self.resizing = Resizing(self.dispatcher, self.cpus, self._use)
         self._clearing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _incarnation(self) -> Incarnation:
+    def _incarnation(self, request: GangRequest) -> Incarnation:
         run = f"{self._ident}.{self.epoch}"
-        return Incarnation(self._gang, run, self.epoch, self.request, self.dispatcher, self._driver)
+        return Incarnation(self._gang, run, self.epoch, request, self.dispatcher, self._driver)
 
     async def start(self) -> GangAddress:
         """Start the ranks.
@@ -170,10 +176,12 @@ class RunningGang:
         """Whether matrices of an epoch were carried over to the current one."""
         return self._first_epoch <= epoch <= self.epoch
 
-    async def recovered(self) -> None:
-        """Wait while it is being started again."""
-        while self.state == "recovering" and self._recovery is not None:
-            await asyncio.wait([self._recovery])
+    async def settled(self) -> None:
+        """Wait while it is being started again, or moved to other ranks."""
+        while self.resizing.moving or self.state == "recovering":
+            await self.resizing.moved()
+            if self.state == "recovering" and self._recovery is not None:
+                await asyncio.wait([self._recovery])
 
     async def free_nbytes(self, limit_s: float) -> int | None:
         """Free memory of all nodes; None if one of them does not answer."""
@@ -184,7 +192,9 @@ class RunningGang:
     def _on_failure(self, error: AlchemistError) -> bool:
         """Ranks are lost; whether others are started."""
         self._measures.lost(error)
-        self._now.remove_folder()  # now: if the owner is gone, Ray kills this actor next
+        for incarnation in filter(None, (self._now, self.resizing.next)):
+            incarnation.remove_folder()  # now: if the owner is gone, Ray kills this actor next
+        self.resizing.stop(error)
         if self._recovery is not None and not self._recovery.done():
             return True  # it notices
         if self._final or self.state != "ready" or self.failures >= self.request.max_failures:
@@ -209,6 +219,7 @@ class RunningGang:
 
     async def _recover(self, error: AlchemistError) -> None:
         """Start other ranks until that succeeds, or `max_failures` are used up."""
+        await self.resizing.ended()
         while True:
             try:
                 await self._start_again(error)
@@ -237,7 +248,7 @@ class RunningGang:
         if node_lost:
             await self.cpus.release()  # others are reserved at the start
         self.epoch += 1
-        now = self._now = self._incarnation()
+        now = self._now = self._incarnation(self.request)
         token = next_token(self._token)
         address = await now.start(self.cpus, self._first_epoch, token)
         self.dispatcher.use(now.nodes)
@@ -248,7 +259,8 @@ class RunningGang:
         self._token = token
         self.address = replace(address, stale=dict(commands.stale))
         self.state = "ready"
-        self.dispatcher.resume(restored, self.address.renewal())
+        self.dispatcher.renew(self.address.renewal())
+        self.dispatcher.resume(restored)
 
     async def _node_lost(self, error: AlchemistError) -> bool:
         """Whether a node of the gang is gone, or is being taken away."""
@@ -263,6 +275,40 @@ class RunningGang:
         except (RayError, TimeoutError):
             return True
         return False
+
+    # --- another number of ranks ---
+
+    async def resize(self, workers: int) -> None:
+        """Move to so many ranks; one resize at a time.
+
+        Raises
+        ------
+        AlchemistError
+            The gang goes on as it was then, unless it has failed.
+        """
+        async with self._one_resize:
+            await self.settled()
+            if self.failure is not None:
+                raise self.failure
+            if self.state != "ready" or self.address is None:
+                raise SessionError(f"the gang {STATES.get(self.state, 'has ended')}")
+            if workers != self.request.workers:
+                self.epoch += 1
+                new = self._incarnation(replace(self.request, workers=workers))
+                await self.resizing.run(self._now, new, self.address)
+
+    def _use(self, new: Incarnation, address: GangAddress) -> None:
+        """Let the next incarnation take the place of the present one."""
+        if new.failure is not None:
+            raise new.failure
+        commands = self.dispatcher.commands
+        new.nodes.unreferenced += self._now.nodes.unreferenced  # freed there, too
+        self._now = new
+        self.request = new.request
+        self._token = address.token
+        self.address = replace(address, stale=dict(commands.stale))
+        self.dispatcher.use(new.nodes)
+        self.dispatcher.renew(self.address.renewal())
 
     # --- the end ---
 
@@ -280,6 +326,8 @@ class RunningGang:
     async def shutdown(self) -> None:
         """End the ranks in good order."""
         self.state = "ending"
+        self.resizing.stop(SessionError("the gang is being ended"))
+        await self.resizing.ended()
         await self._stop_recovery()
         await self._now.shutdown()
 
@@ -299,6 +347,8 @@ class RunningGang:
 
     async def _clear(self, *, serve: bool) -> None:
         self.address = None
+        self.resizing.stop(SessionError("the gang has ended"))
+        await self.resizing.ended()
         for task in self._tasks:
             task.cancel()
         await self._now.release(serve=serve)

@@ -1,0 +1,185 @@
+"""IncarnationCopy: all that ranks have, for those of another incarnation of their gang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import numpy as np
+from ray.exceptions import RayError, RayTaskError
+
+from alchemist_ray.errors import (
+    AlchemistError,
+    LibraryLoadError,
+    TransferError,
+    from_failure,
+)
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.runtime.commands import Commands
+from alchemist_ray.runtime.incarnation import Incarnation
+from alchemist_ray.runtime.loaded_libraries import stamp_of
+from alchemist_ray.runtime.matrix_records import Record
+from alchemist_ray.runtime.ray_calls import result_of
+from alchemist_ray.transfer.moving import MemoryJob, MoveJob
+from alchemist_ray.transfer.sending import BASE_LAYOUT
+from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import Distribution, Grid, copies, default_grid, stored_shape
+
+T = TypeVar("T")
+
+
+class IncarnationCopy:
+    """Copies files of users' functions, libraries and matrices; the old ranks keep theirs.
+
+    Parameters
+    ----------
+    commands : Commands
+        Its matrices and libraries.
+    old, new : Incarnation
+        Both run; no command runs during `run`.
+    source, target : GangAddress
+        Their addresses.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        old: Incarnation,
+        new: Incarnation,
+        source: GangAddress,
+        target: GangAddress,
+    ) -> None:
+        self._commands = commands
+        self._old = old
+        self._new = new
+        self._source = source
+        self._target = target
+
+    async def check_memory(self) -> None:
+        """Raise `ResourceError` if the nodes do not have the memory for both incarnations."""
+        matrices = tuple(
+            self._at(record, record.id, record.layout, self._target)
+            for record in self._separate(self._records())
+        )
+        jobs = [
+            result_of(agent.run.remote(MemoryJob(range(node.first, node.first + node.count),
+                                                 matrices), []))
+            for agent, node in zip(self._new.agents, self._target.nodes, strict=True)
+        ]  # fmt: skip
+        await self._unless_lost(asyncio.gather(*jobs))
+
+    async def run(self) -> None:
+        """Copy everything. Raises `AlchemistError`."""
+        await self.check_memory()
+        await self._unless_lost(self._copy())
+
+    async def _unless_lost(self, work: Awaitable[T]) -> T:
+        try:
+            return await self._old.nodes.unless_ended(self._new.nodes.unless_ended(work))
+        except Failure as failure:
+            raise from_failure(failure) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, AlchemistError):
+                raise error.cause from None
+            raise TransferError(f"a node could not move its part: {error}") from error
+        except RayError as error:
+            raise TransferError(f"an agent has ended: {error}") from error
+
+    async def _copy(self) -> None:
+        await self._copy_files()
+        await self._load_libraries()
+        await self._copy_matrices()
+
+    async def _copy_files(self) -> None:
+        # From the node of rank 0, which has the results of functions, too.
+        rank0: Any = self._old.agents[0]
+        files = rank0.files.remote(self._old.run)
+        putting = [agent.put_files.remote(self._new.run, files) for agent in self._new.agents]
+        await asyncio.gather(*map(result_of, putting))
+
+    async def _load_libraries(self) -> None:
+        for name, stamp in self._commands.libraries.stamps().items():
+            path = stamp[0]
+            if await stamp_of(path) != stamp:
+                raise LibraryLoadError(
+                    f"{path} has changed since library {name!r} was loaded: load it again first"
+                )
+            await self._new.nodes.round("load", collective=True, library=name, path=path)
+
+    # --- matrices ---
+
+    def _records(self) -> list[Record]:
+        return [record for record in self._commands.matrices.values() if record.sealed]
+
+    def _separate(self, records: list[Record]) -> list[Record]:
+        """Those that do not have the memory of an earlier one."""
+        return [record for record in records if self._first(records, record) is record]
+
+    @staticmethod
+    def _first(records: list[Record], record: Record) -> Record:
+        """The first matrix with the same memory, shape, dtype and layout."""
+        if not record.aliases:
+            return record
+        about = record.shape, record.dtype, record.layout
+        return next(
+            other
+            for other in records
+            if (other is record or other.id in record.aliases)
+            and (other.shape, other.dtype, other.layout) == about
+        )
+
+    def _at(self, record: Record, ident: int, layout: str, address: GangAddress) -> TransferTarget:
+        grid: Grid = default_grid(address.size)
+        distribution = Distribution(layout, stored_shape(record.shape), grid)
+        return TransferTarget(ident, distribution, np.dtype(record.dtype))
+
+    async def _copy_matrices(self) -> None:
+        nodes, grid = self._new.nodes, default_grid(self._target.size)
+        records = self._records()
+        moves: list[tuple[Record, TransferTarget]] = []
+        for record in self._separate(records):
+            ident, layout = record.id, record.layout
+            if copies(layout, grid) > 1:  # the ranks make the copies
+                ident, layout = self._commands.new_id(), BASE_LAYOUT
+            moves.append((record, self._at(record, ident, layout, self._target)))
+            shape, dtype = list(record.shape), record.dtype
+            await nodes.round("create", matrix=ident, shape=shape, dtype=dtype, layout=layout)
+        await self._move(moves)
+        for record, target in moves:
+            await nodes.round("seal", matrix=target.matrix)
+            if target.matrix != record.id:
+                await self._redistribute(target.matrix, record)
+                await nodes.round("free", matrices=[target.matrix])
+        for record in records:
+            first = self._first(records, record)
+            if first is not record:
+                await self._redistribute(first.id, record)  # shares its memory
+
+    async def _redistribute(self, source: int, record: Record) -> None:
+        await self._new.nodes.round(
+            "redistribute",
+            collective=True,
+            source=source,
+            matrix=record.id,
+            layout=record.layout,
+        )
+
+    async def _move(self, moves: list[tuple[Record, TransferTarget]]) -> None:
+        matrices = tuple(
+            (self._at(record, record.id, record.layout, self._source), target)
+            for record, target in moves
+        )
+        source = DataEndpoints(self._source.token, self._source.nodes)
+        target = DataEndpoints(self._target.token, self._target.nodes)
+        agents = self._new.agents
+        if matrices:
+            await asyncio.gather(
+                *(
+                    result_of(
+                        agent.run.remote(MoveJob(source, target, matrices, i, len(agents)), [])
+                    )
+                    for i, agent in enumerate(agents)
+                )
+            )
