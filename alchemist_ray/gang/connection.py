@@ -162,12 +162,13 @@ class GangConnection:
             return self._channel
 
     def _open(self) -> ControlChannel | None:
-        return self._transport.open_channel(self._hello(), self._on_renewal)
+        return self._transport.open_channel(self._hello(), self.on_renewal)
 
-    def _on_renewal(self, fields: Body) -> None:
-        """The dispatcher has told that the gang was started again."""
-        if fields["epoch"] > self.address.epoch:
-            self.renew(self.address.renewed(fields))
+    def on_renewal(self, fields: Body) -> None:
+        """The dispatcher has told that the gang has other ranks now: started again, or resized."""
+        with self._lock:
+            if fields["epoch"] > self.address.epoch:
+                self.renew(self.address.renewed(fields))
 
     def renew(self, address: GangAddress) -> None:
         """Use the next incarnation of the gang, which has carried over the matrices."""
@@ -281,9 +282,7 @@ class GangConnection:
                 return  # another thread has done it
             here = isinstance(lost, SocketChannel) and lost.same_node
             deadline = time.monotonic() + (0.0 if here else self._transport.resume_s)
-            while (
-                channel := self._transport.open_channel(self._hello(), self._on_renewal)
-            ) is None:
+            while (channel := self._transport.open_channel(self._hello(), self.on_renewal)) is None:
                 if time.monotonic() >= deadline:
                     raise error
                 time.sleep(POLL_INTERVAL_S)

@@ -108,6 +108,15 @@ class GatewayGangs:
             )
         return self._address
 
+    def resize(self, connection: GangConnection, num_workers: int) -> None:
+        gang = {"gang": connection.address.gang}
+        try:
+            workers = {"workers": num_workers}
+            ask(self._known_address(), self._token, {"op": "resize_gang", **gang, **workers})
+        except KeyboardInterrupt:
+            ask(self._known_address(), self._token, {"op": "stop_resize", **gang})
+            raise
+
     def end(self, *, running: bool) -> bool:
         if running and self._gang:
             with contextlib.suppress(AlchemistError):  # it has ended

@@ -37,7 +37,7 @@ class GatewayTransport:
         self._process = ""
 
     def renew(self, address: GangAddress) -> None:
-        """Not called: the gateway is told, and its own address stays."""
+        """The gang has other ranks now; the gateway's address stays."""
 
     def open_channel(self, hello: Body, on_renewal: OnRenewal) -> ControlChannel | None:
         self._process = hello["process"]
@@ -53,7 +53,7 @@ class GatewayTransport:
             return None
         except Failure as failure:
             raise from_failure(failure) from None
-        return SocketChannel(connection, str(self._gateway))
+        return SocketChannel(connection, str(self._gateway), on_renewal)
 
     def open_nodes(self, watch: Callable[[], object]) -> NodeConnections:
         def fields() -> Body:

@@ -127,8 +127,12 @@ class RayGangs:
         try:
             ask_manager(manager.resize.remote(connection.address.epoch, num_workers))
         except KeyboardInterrupt:
-            manager.stop_resize.remote()
+            self.stop_resize(connection)
             raise
+
+    def stop_resize(self, connection: GangConnection) -> None:
+        """End a resize that is under way; the gang goes on as it was."""
+        connection.manager.stop_resize.remote()
 
     def _live_manager(self) -> Manager:
         """The session's GroupManager; another one if it died."""

@@ -242,6 +242,7 @@ class Gateway:
         if link.closed:  # while the gang was being reached
             lost()
         link.send(Kind.WELCOME, {"version": __version__})
+        client.tell_renewal()
 
     def client_gone(self, client: Client) -> None:
         gang = client.gang

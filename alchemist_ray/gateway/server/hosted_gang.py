@@ -6,9 +6,9 @@ from typing import Any
 
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.owner import SessionGangs
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server.transfers import GangTransfers
+from alchemist_ray.runtime.ray_gangs import RayGangs
 from mpi_workers.wire.frames import Body
 
 
@@ -17,7 +17,7 @@ class HostedGang:
 
     Parameters
     ----------
-    gangs : SessionGangs
+    gangs : RayGangs
         Has started the gang, or is attached to it.
     connection : GangConnection
     user : str
@@ -26,9 +26,7 @@ class HostedGang:
         The client process with which it ends; empty if it stays.
     """
 
-    def __init__(
-        self, gangs: SessionGangs, connection: GangConnection, user: str, owner: str
-    ) -> None:
+    def __init__(self, gangs: RayGangs, connection: GangConnection, user: str, owner: str) -> None:
         self._gangs = gangs
         self.connection = connection
         self.user = user
@@ -38,6 +36,7 @@ class HostedGang:
         self.data_links = 0
         self.ended = False
         self.results: dict[str, Any] = {}  # results of functions that a client collects, by name
+        self.renewal: Body | None = None  # for clients that do not know the ranks of now
 
     @property
     def name(self) -> str:
@@ -70,6 +69,32 @@ class HostedGang:
             "idle_timeout_s": address.idle_timeout_s,
             "lease_grace_s": GRACE_S,
         }
+
+    def resize(self, workers: int) -> None:
+        """Move the gang to so many ranks. Blocks."""
+        self._gangs.resize(self.connection, workers)
+        self.connection.ping()  # it learns the addresses of the new ranks
+
+    def stop_resize(self) -> None:
+        """End a resize that is under way."""
+        self._gangs.stop_resize(self.connection)
+
+    def renewed(self, fields: Body) -> Body:
+        """The gang has other ranks now; what clients are told of it."""
+        self.connection.on_renewal(fields)
+        address = self.connection.address
+        if self.renewal is None or self.renewal["epoch"] < address.epoch:
+            self.transfers.renew()
+            self.renewal = {
+                "epoch": address.epoch,
+                "addresses": [],
+                "nodes": [[0, address.size, []]],
+                "hosts": [],
+                "node_ids": [],
+                "incarnation": address.incarnation,
+                "stale": fields["stale"],
+            }
+        return self.renewal
 
     def kill(self, why: str) -> None:
         """End the gang at once. Blocks."""

@@ -36,11 +36,13 @@ class Quotas:
         return [gang for gang in self._gangs.values() if gang.user == token.user]
 
     @contextlib.contextmanager
-    def starting(self, token: Token, workers: Any) -> Iterator[None]:
-        """While a gang is being started. Raises `Failure` if it exceeds the quota."""
+    def starting(
+        self, token: Token, workers: Any, resized: HostedGang | None = None
+    ) -> Iterator[None]:
+        """While a gang is being started, or `resized`. Raises `Failure` if it exceeds the quota."""
         if type(workers) is not int or workers < 1:
             raise Failure("ResourceError", f"num_workers={workers!r}: give a whole number over 0")
-        mine = self._of(token)
+        mine = [gang for gang in self._of(token) if gang is not resized]
         gangs = len(mine) + self._starting[token.user] + 1
         ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
         for what, wanted, most in (("gangs", gangs, token.gangs), ("ranks", ranks, token.ranks)):

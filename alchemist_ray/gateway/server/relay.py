@@ -215,6 +215,10 @@ class Client:
                 self._link.refuse(Failure.from_map(frame.body))
             return
         body = frame.body
+        if "renewed" in body:
+            self.gang.renewed(body["renewed"])
+            self.tell_renewal()
+            return
         call = self._calls.get(body.get("id", 0))
         if call is None:
             return  # of a connection that the client has lost
@@ -227,6 +231,11 @@ class Client:
             self._link.send(frame.kind, body)
             if self._link is not None and self._link.backlog_nbytes > QUEUED_NBYTES:
                 self._read_upstream(False)
+
+    def tell_renewal(self) -> None:
+        """Tell the client of the gang's ranks, if it has others now than at its start."""
+        if self._link is not None and self.gang.renewal is not None:
+            self._link.send(Kind.EVENT, {"renewed": self.gang.renewal})
 
     def _drained(self) -> None:
         self._read_upstream(True)

@@ -58,6 +58,14 @@ class SessionCommands:
                 shown = [g for g in found
                          if g["named"] or g["name"] in mine or token.allows("admin")]  # fmt: skip
                 return {"gangs": shown}
+            case "resize_gang":
+                gang, workers = self._resizable(token, body["gang"]), body["workers"]
+                with self.quotas.starting(token, workers, gang):
+                    await self._in_thread(gang.resize, workers)
+                return {}
+            case "stop_resize":
+                self._resizable(token, body["gang"]).stop_resize()
+                return {}
             case "stop_gang":
                 return await self._stop_gang(token, str(body["name"]))
             case "end_gang":
@@ -146,6 +154,16 @@ class SessionCommands:
         gang = self.gang_of(token, name)
         if gang.user != token.user:
             raise Failure("AuthError", f"gang {name} was started by another user")
+        return gang
+
+    def _resizable(self, token: Token, name: object) -> HostedGang:
+        gang = self.gang_of(token, name)
+        if gang.user != token.user and not token.allows("admin"):
+            raise Failure(
+                "AuthError",
+                f"gang {name} was not started by {token.user} through this gateway: resizing it "
+                "needs a token with the scope 'admin'",
+            )
         return gang
 
     def release(self, gang: HostedGang) -> None:

@@ -115,6 +115,11 @@ class GangTransfers:
                 if isinstance(matrix, int):
                     self._matrices.pop(matrix, None)
 
+    def renew(self) -> None:
+        """The gang has other ranks now, among which its matrices are divided in another way."""
+        with self._lock:
+            self._matrices.clear()
+
     def close(self) -> None:
         """Hang up on all clients."""
         with self._lock:

@@ -1,0 +1,473 @@
+"""A gang moves to more or fewer ranks, or goes on as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import ali
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import (
+    AlchemistError,
+    CancelledError,
+    GroupError,
+    GroupFailedError,
+    LibraryLoadError,
+    ResourceError,
+    SessionError,
+)
+from alchemist_ray.transfer.moving import MemoryJob, panels_of
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
+from tests.faults.conftest import Call, assert_clean, left
+from tests.faults.named.named_gangs import Program
+from tests.faults.recovery.conftest import Recovering
+from tests.support import traces
+
+pytestmark = pytest.mark.timeout(90, func_only=True)
+
+HERE = Path(__file__).parent
+X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
+UNDER_WAY_S = 10.0  # until the new ranks load a library, on a loaded machine
+
+
+@pytest.fixture
+def plain(clean: None) -> Iterator[Recovering]:
+    """Two ranks that are not started again."""
+    gang = Recovering(max_failures=0)
+    yield gang
+    gang.als.close()
+
+
+def cpus() -> float:
+    return ray.available_resources().get("CPU", 0.0)
+
+
+def free_cpus(wanted: float) -> bool:
+    """Wait until so many CPUs are free: Ray reports them late."""
+    return traces.wait_until(lambda: cpus() == wanted, 10) is not None
+
+
+def same_numbers(handles: dict[Any, Handle], wanted: np.ndarray[Any, Any] = X) -> None:
+    for what, handle in handles.items():
+        np.testing.assert_array_equal(handle.fetch(), wanted, err_msg=str(what))
+
+
+# --- more and fewer ---
+
+
+def test_matrices_of_all_layouts_move(plain: Recovering) -> None:
+    als, free = plain.als, cpus()
+    handles = {layout: als.send_matrix(X, layout=layout) for layout in LAYOUTS}
+    vector, number = als.send_matrix(np.arange(7)), als.send_matrix(np.array(2.5))
+    empty = als.xp.zeros((0, 3))
+    flags = als.send_matrix(X) > 0.5
+    single = als.send_matrix(X.astype("complex64"), layout="MC_MR", name="C")
+    for workers in (5, 4, 1, 3):
+        found = als.resize(workers)
+        assert [worker.rank for worker in found] == list(range(workers))
+        assert als.run(lambda comm: comm.size) == workers
+        assert free_cpus(free + 2 - workers)
+        same_numbers(handles)
+        assert [handle.layout for handle in handles.values()] == list(handles)
+        np.testing.assert_array_equal(vector.fetch(), np.arange(7))
+        assert float(number) == 2.5
+        assert empty.fetch().shape == (0, 3)
+        np.testing.assert_array_equal(flags.fetch(), X > 0.5)
+        np.testing.assert_array_equal(als.matrix("C").fetch(), X.astype("complex64"))
+        np.testing.assert_allclose((handles["MC_MR"] @ handles["VC_STAR"].T).fetch(), X @ X.T)
+    assert single.id in {handle.id for handle in als.list_matrices()}
+    assert len(als.list_matrices()) == len(LAYOUTS) + 5
+    assert AlchemistSession.list()[0].workers == 3
+    als.close()
+    assert free_cpus(free + 2)
+
+
+def test_large_matrices_move_in_panels(plain: Recovering) -> None:
+    Y = np.random.default_rng(1).random((3000, 1500))
+    wide = Y[:2].reshape(1, -1)
+    handles = {layout: plain.als.send_matrix(Y, layout=layout) for layout in ("VC_STAR", "MC_MR")}
+    row = plain.als.send_matrix(np.tile(wide, 800))  # 19 MB
+    plain.als.resize(4)
+    same_numbers(handles, Y)
+    np.testing.assert_array_equal(row.fetch(), np.tile(wide, 800))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 7), (1, 3_000_000), (3_000_000, 1)])
+def test_panels_cover_a_matrix_once(shape: tuple[int, int]) -> None:
+    covered = sum((p.row1 - p.row0) * (p.col1 - p.col0) for p in panels_of(shape, 8))
+    assert covered == shape[0] * shape[1]
+
+
+def test_matrices_that_share_memory_still_do(plain: Recovering) -> None:
+    lib = plain.als.load_library("counting", HERE / "counting.py")
+    A = plain.als.send_matrix(X)
+    alias = lib.itself(A)
+    plain.als.resize(3)
+    lib.increment(alias, 10.0)
+    np.testing.assert_allclose(A.fetch(), X + 10)
+
+
+def test_functions_and_results_are_there_on_the_new_ranks(plain: Recovering) -> None:
+    def scaled(comm: Any, A: Any) -> Any:
+        B = ali.context().empty_like(A)
+        B.local[...] = 2 * A.local
+        return B
+
+    A = plain.als.send_matrix(X)
+    np.testing.assert_array_equal(plain.als.run(scaled, A).fetch(), 2 * X)
+    plain.als.resize(4)
+    np.testing.assert_array_equal(plain.als.run(scaled, A).fetch(), 2 * X)
+
+
+def test_the_same_number_changes_nothing(plain: Recovering) -> None:
+    before = plain.ranks
+    plain.als.resize(2)
+    assert plain.ranks == before
+
+
+def test_a_sparse_matrix_can_be_fetched_and_must_be_sent_again(plain: Recovering) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    S = sparse.random_array((60, 50), density=0.1, format="csr", rng=np.random.default_rng(0))
+    A = plain.als.send_matrix(S)
+    plain.als.resize(3)
+    assert (A.fetch() != S).nnz == 0
+    with pytest.raises(AlchemistError, match="divided among 2 ranks and the gang has 3"):
+        A @ np.ones(50)
+    again = plain.als.send_matrix(A.fetch())
+    np.testing.assert_allclose((again @ np.ones(50)).fetch(), S @ np.ones(50))
+
+
+# --- beside other work ---
+
+
+def test_calls_run_while_the_new_ranks_start_and_then_wait(plain: Recovering) -> None:
+    als = plain.als
+    lib = als.load_library("counting", HERE / "counting.py")
+    A = als.send_matrix(X)
+    results: list[Any] = []
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            results.append(lib.doubled(A).fetch())
+            B = als.send_matrix(X)
+            results.append(2 * B.fetch())
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    later = [lib.slow.remote(A, 0.1) for _ in range(3)]
+    for workers in (4, 1, 3):
+        als.resize(workers)
+    over.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    for result in results:
+        np.testing.assert_array_equal(result, 2 * X)
+    for ref in later:
+        np.testing.assert_allclose(ray.get(ref, timeout=30).fetch(), X + 1)
+    als.close()
+
+
+def test_a_resize_waits_for_blocks_that_are_being_sent(plain: Recovering) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def blocks() -> Any:
+        yield X[:100], 0, 0
+        begun.set()
+        assert go_on.wait(20)
+        yield X[100:], 100, 0
+
+    sending = Call(lambda: plain.als.send_blocks(blocks(), shape=X.shape, dtype=X.dtype))
+    assert begun.wait(20)
+    start = time.monotonic()
+    before = traces.folders()
+    resizing = Call(lambda: plain.als.resize(4))
+    assert traces.wait_until(lambda: traces.folders() > before, UNDER_WAY_S) is not None
+    time.sleep(1)  # the new ranks are ready
+    other = Call(lambda: plain.als.send_matrix(X))  # waits for the resize
+    time.sleep(0.3)
+    assert resizing.under_way
+    go_on.set()
+    A = sending.outcome(start).result
+    assert len(resizing.outcome(start).result) == 4
+    same_numbers({"blocks": A, "other": other.outcome(start).result})
+
+
+def test_two_resizes_at_once_come_one_after_the_other(plain: Recovering) -> None:
+    A = plain.als.send_matrix(X)
+    start = time.monotonic()
+    calls = [Call(lambda n=n: plain.als.resize(n)) for n in (3, 5)]
+    for call in calls:
+        outcome = call.outcome(start)
+        assert outcome.error is None
+    assert len(plain.ranks) in (3, 5)
+    same_numbers({"A": A})
+
+
+def test_a_task_keeps_its_handle(plain: Recovering) -> None:
+    A = plain.als.send_matrix(X)
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def total(handle: Any) -> float:
+        first = float(handle.fetch().sum())
+        time.sleep(3)  # the gang is resized meanwhile
+        assert float(handle.fetch().sum()) == first
+        assert handle.to_layout("MC_MR").fetch().sum() == pytest.approx(first)
+        return first
+
+    ref = total.remote(A)
+    time.sleep(2)
+    plain.als.resize(3)
+    assert ray.get(ref, timeout=60) == pytest.approx(X.sum())
+    assert ray.get(total.remote(A), timeout=60) == pytest.approx(X.sum())
+
+
+def test_attached_programs_see_the_new_ranks(clean: None, cluster: str) -> None:
+    program = """
+        with AlchemistSession.attach("sized") as als:
+            A = als.matrix("A")
+            print(len(als.list_workers()), flush=True)
+            while len(als.list_workers()) == 2:
+                time.sleep(0.05)
+            print(len(als.list_workers()), als.run(lambda comm: comm.size), A.fetch().sum(),
+                  als.send_matrix(A.fetch(), layout="MC_MR").fetch().sum(), flush=True)
+            als.resize(1)
+            print(len(als.list_workers()), flush=True)
+    """
+    with AlchemistSession(2, name="sized", lifetime="detached") as als:
+        A = als.send_matrix(np.ones((30, 30)), name="A")
+        with Program(cluster, program) as other:
+            assert other.said == "2"
+            als.resize(4)
+            assert other.line() == "4 4 900.0 900.0"
+            assert other.line() == "1"
+            assert len(als.list_workers()) == 1
+            assert A.fetch().sum() == 900
+            (entry,) = [gang for gang in AlchemistSession.list() if gang.name == "sized"]
+            assert entry.workers == 1
+        AlchemistSession.stop_gang("sized")
+
+
+# --- with recovery ---
+
+
+def test_a_resized_gang_is_rebuilt_on_its_ranks(gang: Recovering, tmp_path: Path) -> None:
+    als = gang.als
+    np.save(tmp_path / "file.npy", X)
+    lib = als.load_library("counting", HERE / "counting.py")
+    handles = {
+        "sent": als.send_matrix(X),
+        "durable": als.send_matrix(X, durable=True, layout="MC_MR"),
+        "file": als.load_matrix(tmp_path / "file.npy"),
+        "layout": als.send_matrix(X).to_layout("STAR_VC"),
+        "doubled": lib.doubled(als.send_matrix(X / 2)),
+    }
+    changed = als.send_matrix(X - 1)
+    lib.increment(changed)
+    seeded = als.xp.random.normal((20, 3), seed=7)
+    numbers = seeded.fetch()
+    for workers in (4, 1):
+        als.resize(workers)
+        gang.kill()
+        assert len(gang.ranks) == workers
+        same_numbers(handles)
+        np.testing.assert_allclose(changed.fetch(), X)
+        np.testing.assert_array_equal(seeded.fetch(), numbers)
+    assert als.connection.address.recovers
+
+
+# --- a gang that goes on as it was ---
+
+
+def trapped(gang: Recovering, folder: Path, order: str) -> Any:
+    """Load the library `trap`, which does as it is told when it is loaded again."""
+    path = folder / "trap.py"
+    shutil.copy(HERE / "trap.py", path)
+    library = gang.als.load_library("trap", path)
+    (folder / "trap.order").write_text(order)
+    return library
+
+
+def goes_on(gang: Recovering, A: Handle, ranks: list[int], before: set[str]) -> None:
+    """The same ranks and matrices; nothing of the other ranks is left; it can be resized."""
+    assert gang.ranks == ranks
+    same_numbers({"A": A})
+    assert_clean(before)
+    assert len(gang.als.resize(3)) == 3
+    same_numbers({"A": A})
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "words"),
+    [
+        ("raise", LibraryLoadError, "not today"),
+        ("die", GroupError, r"rank 3 .*SIGKILL"),
+        ("", LibraryLoadError, r"trap.py has changed"),
+    ],
+)
+def test_new_ranks_that_fail(
+    plain: Recovering, tmp_path: Path, order: str, error: type[Exception], words: str
+) -> None:
+    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
+    lib = trapped(plain, tmp_path, order)
+    assert lib.calls() == 1
+    if not order:
+        with (tmp_path / "trap.py").open("a") as file:
+            file.write("\n")
+    with pytest.raises(error, match=words) as caught:
+        plain.als.resize(4)
+    assert "goes on with its 2 workers" in str(caught.value)
+    assert not isinstance(caught.value, GroupFailedError)
+    assert lib.calls() == 2  # the old ranks have their state
+    if not order:
+        plain.als.load_library("trap", tmp_path / "trap.py")
+    (tmp_path / "trap.order").unlink()
+    goes_on(plain, A, ranks, before)
+
+
+@pytest.mark.parametrize("how", ["manager", "all calls"])
+def test_a_resize_that_is_cancelled(plain: Recovering, tmp_path: Path, how: str) -> None:
+    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
+    trapped(plain, tmp_path, "wait")
+    manager = plain.als.connection.manager
+    resizing = Call(lambda: plain.als.resize(4))
+    assert traces.wait_until(lambda: not (tmp_path / "trap.order").exists(), UNDER_WAY_S)
+    start = time.monotonic()
+    ray.get((manager.stop_resize if how == "manager" else manager.cancel).remote())
+    outcome = resizing.outcome(start)
+    assert isinstance(outcome.error, CancelledError)
+    assert outcome.seconds < 5
+    goes_on(plain, A, ranks, before)
+
+
+def test_ctrl_c_ends_a_resize(plain: Recovering, tmp_path: Path) -> None:
+    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
+    trapped(plain, tmp_path, "wait")
+
+    def interrupt() -> None:
+        if traces.wait_until(lambda: not (tmp_path / "trap.order").exists(), UNDER_WAY_S):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        plain.als.resize(4)
+    thread.join()
+    goes_on(plain, A, ranks, before)
+
+
+def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) -> Any:
+    trapped(gang, folder, "wait")
+    resizing = Call(lambda: gang.als.resize(4))
+    assert traces.wait_until(lambda: not (folder / "trap.order").exists(), UNDER_WAY_S)
+    start = time.monotonic()
+    fault()
+    return resizing.outcome(start)
+
+
+def test_old_ranks_that_are_lost_end_the_gang(plain: Recovering, tmp_path: Path) -> None:
+    A, pid = plain.als.send_matrix(X), plain.ranks[0]
+    outcome = during_the_move(plain, tmp_path, lambda: plain.kill(pid))
+    assert isinstance(outcome.error, GroupError)
+    assert "SIGKILL" in str(outcome.error)
+    with pytest.raises(GroupFailedError, match="SIGKILL"):
+        A.fetch()
+    plain.als.request_workers(1)
+
+
+def test_old_ranks_that_are_lost_are_started_again(gang: Recovering, tmp_path: Path) -> None:
+    A, pid = gang.als.send_matrix(X), gang.ranks[0]
+    outcome = during_the_move(gang, tmp_path, lambda: gang.kill(pid))
+    assert isinstance(outcome.error, GroupError)
+    same_numbers({"A": A})
+    assert len(gang.ranks) == 2
+    gang.als.resize(3)
+    same_numbers({"A": A})
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+def test_a_gang_that_is_ended_meanwhile(plain: Recovering, tmp_path: Path, how: str) -> None:
+    end = plain.als.close if how == "close" else plain.als.kill_workers
+    outcome = during_the_move(plain, tmp_path, end)
+    assert isinstance(outcome.error, AlchemistError)
+
+
+def test_a_manager_that_dies_leaves_nothing(plain: Recovering, tmp_path: Path) -> None:
+    manager = plain.als.connection.manager
+    outcome = during_the_move(plain, tmp_path, lambda: ray.kill(manager))
+    assert isinstance(outcome.error, GroupFailedError)
+
+
+def test_more_than_the_cluster_has(plain: Recovering) -> None:
+    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
+    with pytest.raises(ResourceError, match=r"goes on with its 2 workers: .*100"):
+        plain.als.resize(100)
+    goes_on(plain, A, ranks, before)
+
+
+def test_cpus_that_do_not_become_free(clean: None) -> None:
+    gang = Recovering(max_failures=0, start_timeout_s=2)
+    A, ranks = gang.als.send_matrix(X), gang.ranks
+    with AlchemistSession(int(cpus())):
+        with pytest.raises(ResourceError, match="no room for"):
+            gang.als.resize(4)
+        assert gang.ranks == ranks
+        same_numbers({"A": A})
+        gang.als.resize(1)  # always possible
+        same_numbers({"A": A})
+    gang.als.close()
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, "3", True, None])
+def test_numbers_that_are_refused(plain: Recovering, workers: Any) -> None:
+    with pytest.raises(ResourceError, match="num_workers"):
+        plain.als.resize(workers)
+
+
+def test_a_session_without_a_gang(clean: None) -> None:
+    als = AlchemistSession()
+    with pytest.raises(SessionError, match="no workers"):
+        als.resize(2)
+    als.close()
+    with pytest.raises(SessionError, match="closed"):
+        als.resize(2)
+
+
+def test_a_gang_on_the_cpus_of_a_task_can_only_shrink(clean: None) -> None:
+    @ray.remote(num_cpus=2, max_calls=1)
+    def task() -> tuple[int, str]:
+        with AlchemistSession(2, placement="inherit") as als:
+            A = als.send_matrix(np.ones((20, 20)))
+            try:
+                als.resize(3)
+            except ResourceError as error:
+                words = str(error)
+            als.resize(1)
+            assert A.fetch().sum() == 400
+            return len(als.list_workers()), words
+
+    count, words = ray.get(task.remote(), timeout=60)
+    assert count == 1
+    assert "placement='own'" in words
+
+
+def test_too_little_memory_is_known_before() -> None:
+    distribution = Distribution("VC_STAR", (1 << 24, 1 << 24), default_grid(4))
+    target = TransferTarget(1, distribution, np.dtype("float64"))
+    with pytest.raises(ResourceError, match=r"need \d+\.\d TB more"):
+        MemoryJob(range(4), (target,)).run([])
+    small = TransferTarget(1, Distribution("VC_STAR", (4, 4), default_grid(4)), target.dtype)
+    MemoryJob(range(4), (small,)).run([])
