@@ -241,7 +241,7 @@ class GangOwner:
         Notes
         -----
         After an error, or Ctrl-C, the gang goes on as it was. The states of libraries start empty;
-        sparse matrices have to be sent again (``docs/recovery.md``). Several processes that resize
+        sparse matrices have to be sent again (``docs/resize.md``). Several processes that resize
         a gang do it one after the other.
         """
         positive_int("num_workers", num_workers)

@@ -80,6 +80,43 @@ def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile
         pass
 
 
+def test_a_resize_needs_the_quota_and_a_gang_of_the_user(
+    gateway: GatewayInfo, tokens: TokenFile, token: str
+) -> None:
+    there = {"address": gateway.address, "token": tokens.create("cleo", ("call",), ranks=3)}
+    X = np.random.default_rng(0).random((200, 60))
+    with AlchemistSession(1, **there) as als:
+        A = als.send_matrix(X, layout="MC_MR")
+        assert [worker.rank for worker in als.resize(3)] == [0, 1, 2]
+        assert als.connection.grid == (1, 3)
+        np.testing.assert_array_equal(A.fetch(), X)
+        np.testing.assert_allclose((A @ A.T).fetch(), X @ X.T)
+        with pytest.raises(ResourceError, match="4 ranks"):
+            als.resize(4)
+        with pytest.raises(ResourceError, match="num_workers"):
+            als.resize(0)
+        als.resize(2)
+        np.testing.assert_array_equal(als.send_matrix(X, layout="STAR_STAR").fetch(), X)
+        assert len(als.list_workers()) == 2
+
+
+def test_another_user_cannot_resize_a_gang(
+    gateway: GatewayInfo, tokens: TokenFile, token: str
+) -> None:
+    there = {"address": gateway.address}
+    with AlchemistSession(1, **there, token=token, name="anna-resizes", lifetime="detached") as als:
+        A = als.send_matrix(np.ones((30, 30)), name="A")
+        other = tokens.create("olga", ("call",))
+        with AlchemistSession.attach("anna-resizes", **there, token=other) as attached:
+            with pytest.raises(AuthError, match="admin"):
+                attached.resize(2)
+            als.resize(2)
+            assert len(attached.list_workers()) == 2
+            assert attached.matrix("A").fetch().sum() == 900
+        assert A.fetch().sum() == 900
+        AlchemistSession.stop_gang("anna-resizes", **there, token=token)
+
+
 def test_private_gangs_of_others_cannot_be_used(
     gateway: GatewayInfo, tokens: TokenFile, token: str
 ) -> None:

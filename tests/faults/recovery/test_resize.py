@@ -69,7 +69,7 @@ def same_numbers(handles: dict[Any, Handle], wanted: np.ndarray[Any, Any] = X) -
 def test_matrices_of_all_layouts_move(plain: Recovering) -> None:
     als, free = plain.als, cpus()
     handles = {layout: als.send_matrix(X, layout=layout) for layout in LAYOUTS}
-    vector, number = als.send_matrix(np.arange(7)), als.send_matrix(np.array(2.5))
+    vector, number = als.send_matrix(np.arange(7)), als.xp.full((), 2.5)
     empty = als.xp.zeros((0, 3))
     flags = als.send_matrix(X) > 0.5
     single = als.send_matrix(X.astype("complex64"), layout="MC_MR", name="C")
@@ -86,8 +86,7 @@ def test_matrices_of_all_layouts_move(plain: Recovering) -> None:
         np.testing.assert_array_equal(flags.fetch(), X > 0.5)
         np.testing.assert_array_equal(als.matrix("C").fetch(), X.astype("complex64"))
         np.testing.assert_allclose((handles["MC_MR"] @ handles["VC_STAR"].T).fetch(), X @ X.T)
-    assert single.id in {handle.id for handle in als.list_matrices()}
-    assert len(als.list_matrices()) == len(LAYOUTS) + 5
+    assert {single.id, number.id, empty.id} <= {handle.id for handle in als.list_matrices()}
     assert AlchemistSession.list()[0].workers == 3
     als.close()
     assert free_cpus(free + 2)
