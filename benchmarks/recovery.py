@@ -1,4 +1,4 @@
-"""The cost of `max_failures`: per call, and for an iteration whose ranks are killed."""
+"""The cost of `max_failures`, per call and for an iteration whose ranks die; that of resizes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from benchmarks.harness import Report, timed
 CALLS = 10_000
 SIZE = 5000  # 200 MB
 STEPS = 150
+MOVED = 11000  # 968 MB
+SIZES = (8, 2)  # from 4
 
 
 def run() -> Report:
@@ -45,7 +47,28 @@ def run() -> Report:
         at_most=True, detail=f"{STEPS} steps, {M.nbytes / 1e6:.0f} MB in the object store: "
         f"{took_s:.1f} s and {undisturbed_s:.1f} s; the same result",
     )  # fmt: skip
+    _resize(report)
     return report
+
+
+def _resize(report: Report) -> None:
+    """4 -> 8 -> 2 ranks, compared with `to_layout` of the same bytes, also into fresh memory."""
+    with AlchemistSession(4) as als:
+        A = als.send_matrix(np.random.default_rng(0).random((MOVED, MOVED)))
+        corner = A[-3:, -3:].fetch()
+        for size in SIZES:
+            before = len(als.list_workers())
+            redistribution_s = timed(lambda: A.to_layout("MC_MR").free())
+            warm_s = timed(lambda: A.to_layout("MC_MR").free())
+            resize_s = timed(lambda size=size: als.resize(size))
+            report.add(
+                f"resize from {before} to {size} ranks / to_layout", resize_s / redistribution_s,
+                2.0, "x", at_most=True, detail=f"{A.nbytes / 1e6:.0f} MB: {resize_s:.2f} s, with "
+                f"the start of the ranks, and {redistribution_s:.2f} s ({warm_s:.2f} s into memory "
+                "that the ranks have used before)",
+            )  # fmt: skip
+        if not np.array_equal(A[-3:, -3:].fetch(), corner):
+            raise AssertionError("the matrix has changed")
 
 
 def _power_iteration(

@@ -70,7 +70,7 @@ class Incarnation:
         self.stage = ""
         self.address: GangAddress | None = None
         self.agents: list[ActorHandle] = []
-        self.nodes = dispatcher.nodes
+        self.nodes = dispatcher.new_nodes(0, 0)  # until it starts
         self._dispatcher = dispatcher
         self._listeners: Listeners | None = None
         self._driver = driver
@@ -236,8 +236,7 @@ class Incarnation:
         agents, self.agents = self.agents, []
         self.address = None
         lost = self.failure.facts.get("node") if self.failure is not None else None
-        if agents:  # else the nodes are those of another incarnation
-            self.nodes.close(SessionError("the ranks were ended"))
+        self.nodes.close(SessionError("the ranks were ended"))
         if self._listeners is not None and not serve:
             self._listeners.close()
         waits: list[Any] = []

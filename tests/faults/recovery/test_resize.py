@@ -184,10 +184,10 @@ def test_a_resize_waits_for_blocks_that_are_being_sent(plain: Recovering) -> Non
     begun, go_on = threading.Event(), threading.Event()
 
     def blocks() -> Any:
-        yield X[:100], 0, 0
+        yield X[:100]
         begun.set()
         assert go_on.wait(20)
-        yield X[100:], 100, 0
+        yield X[100:]
 
     sending = Call(lambda: plain.als.send_blocks(blocks(), shape=X.shape, dtype=X.dtype))
     assert begun.wait(20)
