@@ -210,44 +210,6 @@ class GangOwner:
                 say(workers_table(workers))
             return workers
 
-    def resize(self, num_workers: int) -> list[WorkerInfo]:
-        """Move the gang to another number of ranks, with its matrices and libraries.
-
-        Handles stay valid. Commands of all processes run until the new ranks are ready, and wait
-        while the matrices are moved.
-
-        Parameters
-        ----------
-        num_workers : int
-            More or fewer than now.
-
-        Returns
-        -------
-        list of WorkerInfo
-            One per rank.
-
-        Raises
-        ------
-        ResourceError
-            If the cluster does not have the CPUs, or a node not the memory for the matrices of
-            both the old and the new ranks.
-        LaunchError, TransferError
-            If the new ranks do not start in time, or a node is lost.
-        LibraryLoadError
-            If a library cannot be loaded on the new ranks.
-        GroupError
-            If ranks are lost.
-
-        Notes
-        -----
-        After an error, or Ctrl-C, the gang goes on as it was. The states of libraries start empty;
-        sparse matrices have to be sent again (``docs/resize.md``). Several processes that resize
-        a gang do it one after the other.
-        """
-        positive_int("num_workers", num_workers)
-        self._gangs.resize(self.connection, int(num_workers))
-        return self.list_workers()
-
     def _check_started(self) -> None:
         """Check what only a gang that is ready can tell."""
 

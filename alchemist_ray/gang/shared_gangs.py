@@ -7,12 +7,54 @@ from typing import Any, Self
 
 from alchemist_ray.errors import SessionError
 from alchemist_ray.gang import registry
-from alchemist_ray.gang.info import CallInfo, GangInfo, calls_of
-from alchemist_ray.gang.owner import GangOwner
+from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo, calls_of
+from alchemist_ray.gang.narration import narrated
+from alchemist_ray.gang.owner import GangOwner, positive_int
+from alchemist_ray.plural import counted
 
 
 class SharedGangs(GangOwner):
-    """Attaches to gangs of other sessions, lists and ends them."""
+    """Resizes gangs, attaches to those of other sessions, lists and ends them."""
+
+    def resize(self, num_workers: int) -> builtins.list[WorkerInfo]:
+        """Move the gang to another number of ranks, with its matrices and libraries.
+
+        Handles stay valid. Commands of all processes run until the new ranks are ready, and wait
+        while the matrices are moved.
+
+        Parameters
+        ----------
+        num_workers : int
+            More or fewer than now.
+
+        Returns
+        -------
+        list of WorkerInfo
+            One per rank.
+
+        Raises
+        ------
+        ResourceError
+            If the cluster does not have the CPUs, or a node not the memory for the matrices of
+            both the old and the new ranks.
+        LaunchError, TransferError
+            If the new ranks do not start in time, or a node is lost.
+        LibraryLoadError
+            If a library cannot be loaded on the new ranks.
+        GroupError
+            If ranks are lost.
+
+        Notes
+        -----
+        After an error, or Ctrl-C, the gang goes on as it was. The states of libraries start empty;
+        sparse matrices have to be sent again (``docs/resize.md``). Several processes that resize
+        a gang do it one after the other.
+        """
+        positive_int("num_workers", num_workers)
+        connection = self.connection
+        with narrated(connection, f"Resize to {counted(int(num_workers), 'worker')}"):
+            self._gangs.resize(connection, int(num_workers))
+        return self.list_workers()
 
     @classmethod
     def attach(
