@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ali import arrays
-from ali.arrays import lookup, quantiles
+from ali.arrays import lookup, quantiles, row_blocks
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import Array, Checks, sample
