@@ -33,6 +33,8 @@ HELP = {
     "network_policy": "limit traffic by NetworkPolicies (default, except with --host-network)",
     "operator_namespace": "namespace of KubeRay's operator",
     "api_server": "with --autoscale: networks of the Kubernetes API server, as 10.0.0.1/32",
+    "gateway": "start a gateway on the head, for clients without Ray",
+    "gateway_networks": "with --gateway: networks of its clients, as 192.0.2.0/24",
     "monitoring": "create a ServiceMonitor, a PodMonitor and a Grafana dashboard",
     "monitoring_namespace": "with --monitoring: namespace of Prometheus",
     "job": "shell command: render a RayJob, which creates the cluster, runs the command and ends",

@@ -7,6 +7,7 @@ from typing import Any
 from alchemist_ray.deploy.kubernetes.objects import make_object, members
 from alchemist_ray.deploy.kubernetes.options import ClusterOptions
 from alchemist_ray.deploy.kubernetes.pods import HEAD_PORTS
+from alchemist_ray.gateway.protocol import PORT
 
 Map = dict[str, Any]
 DNS_PORT = 53
@@ -19,13 +20,16 @@ def network_policies(o: ClusterOptions) -> list[Map]:
 
     Pods of the cluster reach each other on all ports, because a gang's ports are any free ones.
     KubeRay's operator and the submitter of a job reach the dashboard port, Prometheus the metrics
-    ports, and the pods the cluster's DNS server. All other traffic is refused, in and out.
+    ports, clients the gateway's port, and the pods the cluster's DNS server. All other traffic is
+    refused, in and out.
 
     Namespaces are selected by ``kubernetes.io/metadata.name``, a label that the API server sets.
     """
     policies = [_cluster_policy(o)]
     if o.autoscale:
         policies.append(_autoscaler_policy(o))
+    if o.gateway:
+        policies.append(_gateway_policy(o))
     return policies
 
 
@@ -66,6 +70,17 @@ def _autoscaler_policy(o: ClusterOptions) -> Map:
         "egress": [{"to": to, "ports": _ports(*API_PORTS)}],
     }
     name = f"{o.name}-autoscaler"
+    return make_object(o, "networking.k8s.io/v1", "NetworkPolicy", name, spec=spec)
+
+
+def _gateway_policy(o: ClusterOptions) -> Map:
+    clients = [{"ipBlock": {"cidr": network}} for network in o.client_networks]
+    spec = {
+        "podSelector": members(o, "head"),
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": clients, "ports": _ports(PORT)}],
+    }
+    name = f"{o.name}-gateway"
     return make_object(o, "networking.k8s.io/v1", "NetworkPolicy", name, spec=spec)
 
 

@@ -66,6 +66,11 @@ class ClusterOptions:
     api_server : str
         Networks of the Kubernetes API server, comma-separated, that the policy opens to the
         autoscaler. Default: all private IPv4 networks.
+    gateway : bool
+        Start a gateway on the head, for clients without Ray. Its tokens are in a Secret.
+    gateway_networks : str
+        Networks of those clients, comma-separated, that the policy admits. Default: all private
+        IPv4 networks.
     monitoring : bool
         Create a ServiceMonitor, a PodMonitor and a Grafana dashboard for the Prometheus operator.
     monitoring_namespace : str
@@ -98,6 +103,8 @@ class ClusterOptions:
     network_policy: bool | None = None
     operator_namespace: str = "default"
     api_server: str = ",".join(PRIVATE_NETWORKS)
+    gateway: bool = False
+    gateway_networks: str = ",".join(PRIVATE_NETWORKS)
     monitoring: bool = False
     monitoring_namespace: str = "monitoring"
     job: str | None = None
@@ -129,7 +136,9 @@ class ClusterOptions:
                     f"object store: {hint}"
                 )
         for network in self.api_networks:
-            _check_network(network)
+            _check_network("api_server", network)
+        for network in self.client_networks:
+            _check_network("gateway_networks", network)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -168,6 +177,11 @@ class ClusterOptions:
         return [network.strip() for network in self.api_server.split(",")]
 
     @property
+    def client_networks(self) -> list[str]:
+        """Networks of the gateway's clients."""
+        return [network.strip() for network in self.gateway_networks.split(",")]
+
+    @property
     def object_store_bytes(self) -> tuple[int, int]:
         """Sizes of the head's object store and of a worker's."""
         head = quantity_bytes(self.head_memory, "head_memory")
@@ -201,10 +215,11 @@ def _check_name(option: str, value: str, limit: int) -> None:
         )
 
 
-def _check_network(text: str) -> None:
+def _check_network(option: str, text: str) -> None:
     try:
         prefix = ipaddress.ip_network(text).prefixlen
     except ValueError as error:
-        raise ValueError(f"--api-server {text}: {error}; give networks like 10.0.0.1/32") from None
+        flag = flag_of(option)
+        raise ValueError(f"{flag} {text}: {error}; give networks like 10.0.0.1/32") from None
     if prefix == 0:
-        raise ValueError(f"--api-server {text}: it must not be the whole Internet")
+        raise ValueError(f"{flag_of(option)} {text}: it must not be the whole Internet")

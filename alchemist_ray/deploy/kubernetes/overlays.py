@@ -50,6 +50,10 @@ OVERLAYS = {
         ClusterOptions(gang="yunikorn"),
         "All pods or none. The operator runs with --batch-scheduler=yunikorn.",
     ),
+    "gateway": Overlay(
+        ClusterOptions(gateway=True),
+        "A gateway on the head. Its tokens are in the Secret `alchemist-gateway`.",
+    ),
     "hostnetwork-rdma": Overlay(
         ClusterOptions(host_network=True, rdma_resource=RDMA),
         "Worker pods on the network of their node, with its RDMA devices; no NetworkPolicy.",

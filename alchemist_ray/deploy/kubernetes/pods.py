@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from alchemist_ray.deploy.kubernetes.options import ClusterOptions
+from alchemist_ray.gateway.protocol import PORT
 
 Map = dict[str, Any]
 
@@ -40,6 +41,13 @@ PRE_STOP = (
 # KubeRay sets the variable to `ray start ...`. tini stays process 1: it reaps ranks that lost
 # their proxy, which Ray does not.
 START = 'ulimit -n 65536; eval exec "$KUBERAY_GEN_RAY_START_CMD"'
+# In the background until Ray listens; then Ray starts it again where that is needed.
+GATEWAY_FOLDER = "/var/run/secrets/alchemist-gateway"
+START_GATEWAY = f"""\
+files=({GATEWAY_FOLDER}/tls.*)
+until alchemist gateway --port {PORT} --tokens {GATEWAY_FOLDER}/tokens.json \\
+  ${{files[1]:+--certfile "${{files[0]}}" --keyfile "${{files[1]}}"}}; do sleep 5; done &
+"""
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_LIFETIME_S = 3607  # Kubernetes' own value for such tokens; the kubelet renews them
 SMALL_STORAGE = "1Gi"
@@ -150,12 +158,25 @@ def head_group(o: ClusterOptions) -> Map:
     """Return the head: Ray's control plane, the Driver and users' main programs; no ranks."""
     container = _container(o, "ray-head", o.head_cpus, o.head_memory, HEAD_PORTS)
     template = _template(o, "head", container, o.storage)
+    if o.gateway:
+        _add_gateway(o, container, template["spec"]["volumes"])
     if o.autoscale:
         # KubeRay grants this account the right to resize the cluster.
         template["spec"]["serviceAccountName"] = f"{o.name}-autoscaler"
         template["spec"]["volumes"] += [scratch("autoscaler-tmp", SMALL_STORAGE), _token_volume()]
     params = _start_params(0, o.object_store_bytes[0], **{"dashboard-host": "0.0.0.0"})
     return {"serviceType": "ClusterIP", "rayStartParams": params, "template": template}
+
+
+def _add_gateway(o: ClusterOptions, container: Map, volumes: list[Map]) -> None:
+    """Start a gateway in the head's container; its tokens may be created later."""
+    container["args"] = [START_GATEWAY + START]
+    container["ports"].append({"name": "gateway", "containerPort": PORT})
+    secret = {"secretName": f"{o.name}-gateway", "optional": True, "defaultMode": 0o440}
+    volumes.append({"name": "gateway", "secret": secret})
+    container["volumeMounts"].append(
+        {"name": "gateway", "mountPath": GATEWAY_FOLDER, "readOnly": True}
+    )
 
 
 def _token_volume() -> Map:

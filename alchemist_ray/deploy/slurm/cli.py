@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
+from alchemist_ray.deploy.slurm import allocation, container, gateway, program, script, sites
 from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.errors import JobError
+from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.launchers.choice import SETTINGS
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
 from alchemist_ray.plural import counted
@@ -80,12 +81,9 @@ def _parser(system: str) -> argparse.ArgumentParser:
     submit.add_argument("-q", "--qos", default="", help="quality of service")
     submit.add_argument("-J", "--name", default="", help="the job's name (default: the program's)")
     submit.add_argument(
-        "-o",
-        "--option",
-        action="append",
-        default=[],
+        "-o", "--option", action="append", default=[],
         help="further option of the batch system, as --option=--x=y",
-    )
+    )  # fmt: skip
     submit.add_argument(
         "--folder", help="folder for script, log and token (default: in ~/.alchemist/jobs)"
     )
@@ -109,6 +107,10 @@ def _parser(system: str) -> argparse.ArgumentParser:
     run.set_defaults(do=_run)
     start = add_subcommand(commands, "start", "start Ray on this job's nodes and keep it")
     start.add_argument("--foreground", action="store_true", help="stay until Ctrl-C or `stop`")
+    start.add_argument(
+        "--gateway", nargs="?", type=int, const=PORT, metavar="PORT",
+        help=f"also start a gateway for clients without Ray (default port: {PORT})",
+    )  # fmt: skip
     start.set_defaults(do=_start)
     stop = add_subcommand(commands, "stop", "stop the Ray of `start`")
     stop.set_defaults(do=_stop)
@@ -264,14 +266,9 @@ def _run(options: argparse.Namespace) -> int:
                 "`alchemist slurm start --container ...` starts it in one"
             )
         code = program.run(
-            options.command,
-            address,
-            folder,
-            signals,
-            base=dict(os.environ),
-            cluster=None,
-            grace_s=grace_s,
-        )
+            options.command, address, folder, signals,
+            base=dict(os.environ), cluster=None, grace_s=grace_s,
+        )  # fmt: skip
         return _last_word(signals, code)
     with _cluster(options, folder, signals) as cluster:
         assert cluster.address is not None
@@ -322,6 +319,8 @@ def _start(options: argparse.Namespace) -> int:
     with _cluster(options, folder, signals) as cluster:
         assert cluster.address is not None
         _say_up(cluster)
+        if options.gateway is not None:
+            print(gateway.serve(cluster.address, folder, options.gateway), flush=True)
         try:
             while True:
                 signals.check()
@@ -336,14 +335,9 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     log = folder.path / "keeper.log"
     words = [sys.executable, "-m", "alchemist_ray.cli", options.system, "start", "--foreground"]
     words += ["--start-timeout", str(options.start_timeout or _start_s())]
-    if options.site:
-        words += ["--site", options.site]
-    if options.cpus_per_node:
-        words += ["--cpus-per-node", str(options.cpus_per_node)]
-    if options.container:
-        words += ["--container", options.container]
-    if options.container_runtime:
-        words += ["--container-runtime", options.container_runtime]
+    for name in ("site", "cpus_per_node", "container", "container_runtime"):
+        if value := getattr(options, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     with open(log, "wb") as out:
         keeper = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -363,6 +357,8 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
         f"  export {settings}\n"
         f"  alchemist slurm stop                      stops it"
     )
+    if options.gateway is not None:
+        print(gateway.serve(address, folder, options.gateway))
     return 0
 
 

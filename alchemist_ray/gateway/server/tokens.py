@@ -126,7 +126,9 @@ class TokenFile:
             return {}
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp != self._stamp:
-            if found.st_mode & 0o077 or found.st_uid != os.geteuid():
+            # A Secret of Kubernetes belongs to root, and is readable by the group of the pod.
+            others = 0o007 if found.st_uid == 0 != os.geteuid() else 0o077
+            if found.st_mode & others or found.st_uid not in (0, os.geteuid()):
                 raise AuthError(
                     f"{self.path} must belong to this user and be readable by nobody else: "
                     f"chmod 600 {self.path}"

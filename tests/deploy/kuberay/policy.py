@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from alchemist_ray.gateway.protocol import PORT
+
 Map = dict[str, Any]
 RESTRICTED = "restricted"
 
@@ -50,7 +52,7 @@ def _pod(component: str, pod: Map) -> Iterator[str]:
     if pod.get("automountServiceAccountToken") is not False:
         yield "carries a service account's token"
     for volume in pod.get("volumes", []):
-        if set(volume) - {"name", "emptyDir", "projected"}:
+        if set(volume) - {"name", "emptyDir", "projected", "secret"}:
             yield f"mounts {volume['name']} of the node or of others"
         if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
             yield f"volume {volume['name']} may fill the node's disk"
@@ -140,10 +142,15 @@ def _budget(spec: Map, cluster: Map, pods: list[tuple[str, Map]]) -> Iterator[st
 
 def _network(spec: Map, pods: list[tuple[str, Map]]) -> Iterator[str]:
     chosen = _selected(spec["podSelector"], pods)
-    if chosen != ({"head", "worker"} if "Ingress" in spec["policyTypes"] else {"head"}):
+    ingress = spec.get("ingress", [])
+    gateway = bool(ingress) and all(
+        [port["port"] for port in rule.get("ports", [])] == [PORT] for rule in ingress
+    )
+    both = "Ingress" in spec["policyTypes"] and not gateway
+    if chosen != ({"head", "worker"} if both else {"head"}):
         yield f"NetworkPolicy: is about {sorted(chosen)}"
     for rule, peers in [
-        *((rule, rule.get("from")) for rule in spec.get("ingress", [])),
+        *((rule, rule.get("from")) for rule in ingress),
         *((rule, rule.get("to")) for rule in spec.get("egress", [])),
     ]:
         if not peers:

@@ -96,6 +96,7 @@ CHOICES = st.builds(
     autoscale=st.booleans(),
     host_network=st.booleans(),
     network_policy=st.sampled_from([None, True, False]),
+    gateway=st.booleans(),
     monitoring=st.booleans(),
     job=st.sampled_from([None, "python -c 'print(1)'"]),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from alchemist_ray import AlchemistSession
 from tests.support import traces
 
 PROGRAM = """\
@@ -71,6 +74,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
         )
         return started[-1]
 
+    start.env, start.site = env, str(site)  # type: ignore[attr-defined]
     yield start
     for process in started:
         process.kill()
@@ -115,6 +119,27 @@ def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
         assert "SIGTERM: ending the program" in said
         assert said.splitlines()[-1] == "alchemist: the job was ended by SIGTERM; exit code 15"
     assert time.monotonic() - begin < 30
+
+
+def test_a_job_serves_clients_without_ray(job: Any, tmp_path: Path) -> None:
+    alchemist = [sys.executable, "-m", "alchemist_ray.cli"]
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [*alchemist, *words], env=job.env | {"HOME": str(tmp_path)}, timeout=200,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    token = run("token", "create", "anna").strip()
+    said = run("pbs", "start", "--site", job.site, "--gateway", "0")
+    try:
+        (address,) = re.findall("^address +(alchemist://.*)$", said, re.M)
+        with AlchemistSession(2, address=address, token=token) as als:
+            assert float(als.send_matrix(np.eye(4)).sum()) == 4
+    finally:
+        run("pbs", "stop")
 
 
 def test_a_program_that_cannot_start_is_reported(job: Any, tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""The head's own command with a gateway, run here as KubeRay runs it in the pod."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests
+from alchemist_ray.deploy.kubernetes.pods import GATEWAY_FOLDER
+from alchemist_ray.errors import AuthError, SessionError
+from alchemist_ray.gateway.protocol import PORT
+from alchemist_ray.gateway.server.certificates import certificate
+from alchemist_ray.gateway.server.tokens import TokenFile
+from tests.support.traces import wait_until
+
+UP_S = 90.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["generated certificate", "given certificate"])
+def test_the_heads_command_starts_ray_and_a_gateway(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cluster,) = (o for o in manifests(ClusterOptions(gateway=True)) if o["kind"] == "RayCluster")
+    (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    port, gcs = free_port(), free_port()
+    secret = tmp_path / "secret"
+    (text,) = container["args"]
+    text = text.replace(GATEWAY_FOLDER, str(secret)).replace(f" {PORT} ", f" {port} ")
+    ray = f"ray start --head --block --port={gcs} --num-cpus=2 --include-dashboard=false"
+    env = {key: value for key, value in os.environ.items() if key != "ALCHEMIST_TOKENS"}
+    env |= {one["name"]: one["value"] for one in container["env"]} | {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "KUBERAY_GEN_RAY_START_CMD": ray,
+        "RAY_ADDRESS": f"127.0.0.1:{gcs}",
+    }
+    if given:
+        monkeypatch.setenv("HOME", str(tmp_path / "other"))
+        secret.mkdir()
+        for path, name in zip(certificate(None, None), ("tls.crt", "tls.key"), strict=True):
+            path.rename(secret / name)
+    log = tmp_path / "log.txt"
+    with log.open("wb") as out:
+        head = subprocess.Popen(
+            ["/bin/bash", "-c", text], env=env, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        address = f"alchemist://127.0.0.1:{port}"
+        up = wait_until(lambda: "fingerprint" in log.read_text(), UP_S)
+        assert up is not None, log.read_text()
+        with pytest.raises((AuthError, SessionError), match="no such token"):
+            AlchemistSession(1, address=address, token="alch_" + "0" * 12 + "_" + "0" * 64)
+        token = TokenFile(secret / "tokens.json").create("anna")  # the Secret may come later
+        found = re.findall("^fingerprint +([0-9a-f]{64})$", log.read_text(), re.M)
+        with AlchemistSession(2, address=f"{address}?fingerprint={found[0]}", token=token) as als:
+            assert float(als.send_matrix(np.eye(4)).sum()) == 4
+        own = tmp_path / ".config/alchemist/gateway/certificate.pem"
+        assert own.exists() is not given
+    finally:
+        head.send_signal(signal.SIGTERM)
+        try:
+            head.wait(30)
+        finally:
+            if head.poll() is None:
+                os.killpg(head.pid, signal.SIGKILL)
+                head.wait()
