@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     "trace": (
         "alchemist_ray.observe.trace_command",
-        "write what a gang's ranks did lately, as a timeline",
+        "write a timeline of the last commands of a gang's ranks",
     ),
     "doctor": ("alchemist_ray.observe.doctor.cli", "check every node for common MPI problems"),
     "bench": ("alchemist_ray.observe.bench.cli", "run a small HPC benchmark on a gang"),

@@ -1,4 +1,4 @@
-"""SessionTraces: a session's traces and profiles, of what its ranks and this process did."""
+"""SessionTraces: a session's traces and profiles, of its ranks and this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RankHistory:
-    """What a rank did."""
+    """The last commands of a rank."""
 
     rank: int
     host: str
@@ -34,7 +34,7 @@ class RankHistory:
 
 
 def histories(connection: GangConnection, since: float) -> list[RankHistory]:
-    """What every rank did since a time (seconds since the epoch)."""
+    """The commands of every rank since a time (seconds since the epoch)."""
     found = user_code.run(connection, collected, (since,), {}, None, pure=True)
     return [
         RankHistory(rank, host, [e for e in map(Entry._make, entries) if e.name != OWN])
@@ -158,7 +158,7 @@ class SessionTraces:
     connection: Any  # of the session
 
     def trace(self, path: str | os.PathLike[str], *, last_s: float = EARLIER_S) -> Path:
-        """Write what ranks and this process did lately, for a viewer of timelines.
+        """Write a timeline of the last commands of the ranks and of this process.
 
         Every rank keeps its last 10,000 commands, and this process its last 20,000 commands and
         transfers, always: a trace can be taken after something was slow.

@@ -1,4 +1,4 @@
-"""``alchemist trace``: what the ranks of a gang did lately, for a viewer of timelines."""
+"""``alchemist trace``: a timeline of the last commands of a gang's ranks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The Ray cluster is that of RAY_ADDRESS, or the one on this machine.",
     )
     parser.add_argument("name", help="name of the gang, as in `alchemist status`")
-    parser.add_argument("--out", metavar="FILE", help="default: NAME.json")
+    parser.add_argument("--out", metavar="FILE", help="file to write (default: NAME.json)")
     parser.add_argument(
         "--last",
         type=float,
         default=EARLIER_S,
         metavar="SECONDS",
-        help=f"how far back (default: {EARLIER_S:.0f})",
+        help=f"only commands of the last SECONDS (default: {EARLIER_S:.0f})",
     )
     return parser

@@ -1,4 +1,4 @@
-"""Where each rank of a gang runs: sent when a client asks, because it grows with the ranks."""
+"""Host and process of each rank: sent when a client asks, because it grows with the ranks."""
 
 from __future__ import annotations
 
