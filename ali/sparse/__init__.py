@@ -35,7 +35,7 @@ def matmul(
     Parameters
     ----------
     data, indices, starts : matrices
-        A, shape (m, n), as the module describes.
+        A, shape (m, n), as the module describes; indices are int32 or int64.
     n : int
         Columns of A.
     X : matrix, shape (n, k) or (n,)
@@ -243,7 +243,9 @@ def _rows(
     ends = starts.local[0]
     mine = int(ends[-1])
     used = int(ends[mine])
-    parts = (_alone(data.local[0, :used]), _alone(indices.local[0, :used]), ends[: mine + 1])
+    # SciPy would convert both to the wider one of two integer types.
+    starts_here = ends[: mine + 1].astype(indices.dtype, copy=False)
+    parts = (_alone(data.local[0, :used]), _alone(indices.local[0, :used]), starts_here)
     local = csr_array(parts, shape=(mine, n))
     m = int(ctx.comm.allreduce(mine))
     return local, m

@@ -24,7 +24,7 @@ def dealt(a: scipy.sparse.csr_array, size: int) -> list[Array]:
     """Elements, columns and starts of the rows of each rank, as ali/sparse has them."""
     parts = [a[rank::size] for rank in range(size)]
     longest = max(part.nnz for part in parts)
-    values = np.zeros((size, longest)), np.zeros((size, longest), np.int64)
+    values = np.zeros((size, longest)), np.zeros((size, longest), np.int32)
     starts = np.zeros((size, -(-a.shape[0] // size) + 4), np.int64)
     for rank, part in enumerate(parts):
         values[0][rank, : part.nnz], values[1][rank, : part.nnz] = part.data, part.indices
