@@ -62,15 +62,19 @@ def folder_name(gang: str, ident: str) -> str:
 
 def folder(name: str) -> Path:
     """The path of a gang's folder on this node. Processes of the Ray cluster only."""
-    node: Any = ray._private.worker._global_node
-    return Path(node.get_logs_dir_path()) / "alchemist" / name
+    return _all_folders() / name
+
+
+def _all_folders() -> Path:
+    node: Any = ray._private.worker._global_node  # Ray's API tells no worker its session folder
+    return Path(node.get_logs_dir_path()) / "alchemist"
 
 
 def read(gang: str, since: dict[str, int]) -> NodeLog | None:
     """Lines of the newest gang of a name, or with an id; None if there are no files of it."""
     found = [
         path
-        for path in folder("x").parent.glob("*")
+        for path in _all_folders().glob("*")
         if path.name == gang or re.fullmatch(rf"{re.escape(gang)}\.g[0-9a-f]+", path.name)
     ]
     if not found:
