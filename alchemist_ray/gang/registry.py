@@ -25,7 +25,7 @@ RAY, GATEWAY = "alchemist_ray.runtime.ray_gangs", "alchemist_ray.gateway.client"
 GATEWAY_ACTOR = "alchemist_ray.gateway.server.actor"
 
 _lock = threading.Lock()  # guards the two tables
-_attached: dict[str, GangConnection] = {}  # by gang
+_attached: dict[tuple[str, str], GangConnection] = {}  # by gang, and gateway or ""
 _connecting: dict[str, threading.Lock] = {}  # by gang
 
 
@@ -44,11 +44,18 @@ def gateway_actor() -> ModuleType:
     return importlib.import_module(GATEWAY_ACTOR)
 
 
+def _key(address: GangAddress) -> tuple[str, str]:
+    """Sessions inside and through a gateway have connections of their own to the same gang."""
+    first = next(iter(address.addresses), "")
+    return address.gang, first if first.startswith(SCHEME) else ""
+
+
 def attach(connection: GangConnection) -> None:
     """Let handles in this process find their gang. A connection to an earlier epoch is closed."""
+    key = _key(connection.address)
     with _lock:
-        old = _attached.get(connection.address.gang)
-        _attached[connection.address.gang] = connection
+        old = _attached.get(key)
+        _attached[key] = connection
     if old is not None and old is not connection:
         old.close()
 
@@ -56,16 +63,17 @@ def attach(connection: GangConnection) -> None:
 def detach(connection: GangConnection) -> None:
     """Close a connection; handles of its gang connect again when they are used."""
     connection.close()
+    key = _key(connection.address)
     with _lock:
-        if _attached.get(connection.address.gang) is connection:
-            del _attached[connection.address.gang]
+        if _attached.get(key) is connection:
+            del _attached[key]
 
 
 def join(address: GangAddress, connect: Callable[[], GangConnection]) -> GangConnection:
     """This process's connection for one more session on a gang; `leave` is its counterpart."""
     with _connecting_to(address.gang):
         with _lock:
-            connection = _attached.get(address.gang)
+            connection = _attached.get(_key(address))
         if connection is not None and not connection.closed and connection.address == address:
             connection.begin_session()
             return connection
@@ -116,12 +124,13 @@ def gang_of(ref: MatrixRef) -> GangConnection:
 
 def _known(ref: MatrixRef) -> GangConnection | None:
     with _lock:
-        connection = _attached.get(ref.gang)
-    if connection is None or connection.closed:
-        return None
-    address = connection.address
-    current = address.session == ref.session and address.epoch >= ref.epoch
-    return connection if current else None
+        found = [connection for (gang, _), connection in _attached.items() if gang == ref.gang]
+    for connection in found:
+        address = connection.address
+        current = address.session == ref.session and address.epoch >= ref.epoch
+        if current and not connection.closed:
+            return connection
+    return None
 
 
 def _after_fork_in_child() -> None:

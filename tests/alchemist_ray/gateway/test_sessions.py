@@ -346,3 +346,20 @@ def test_a_hundred_clients_at_once(gateway: GatewayInfo, token: str) -> None:
         for process in processes:
             assert process.communicate(timeout=60)[0] == "done\n"
     AlchemistSession.stop_gang("thin-many", **there)
+
+
+def test_sessions_inside_and_through_a_gateway_share_a_gang_in_one_process(
+    gateway: GatewayInfo, token: str
+) -> None:
+    there = {"address": gateway.address, "token": token}
+    with AlchemistSession(2, name="thin-both", lifetime="detached") as inside:
+        A = inside.send_matrix(np.eye(3), name="A")
+        with AlchemistSession.attach("thin-both", **there) as thin:
+            B = thin.matrix("A")
+            for handle in (A, B, A + 1, B + 1):
+                assert handle.fetch().shape == (3, 3)
+            assert not inside.connection.closed
+            assert not thin.connection.closed
+        assert np.array_equal(inside.matrix("A").fetch(), np.eye(3))
+        assert float(inside.load_library("linalg").norm(A)) == pytest.approx(np.sqrt(3))
+    AlchemistSession.stop_gang("thin-both")
