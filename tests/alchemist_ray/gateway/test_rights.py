@@ -164,7 +164,7 @@ def test_a_revoked_token_ends_transfers_on_open_connections(
 
         read()
         tokens.revoke(text.split("_")[1])
-        with pytest.raises(Failure, match=r"revoked|no such token"):
+        with pytest.raises(Failure, match=r"revoked|unknown token"):
             read()
         with pytest.raises(AuthError, match="revoked"):
             als.list_matrices()
