@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_the_heads_command_starts_ray_and_a_gateway(
     (text,) = container["args"]
     text = text.replace(GATEWAY_FOLDER, str(secret)).replace(f" {PORT} ", f" {port} ")
     ray = f"ray start --head --block --port={gcs} --num-cpus=2 --include-dashboard=false"
+    ray += f" --temp-dir={tempfile.mkdtemp(prefix='r')}"  # else ray.init() of other tests joins it
     env = {key: value for key, value in os.environ.items() if key != "ALCHEMIST_TOKENS"}
     env |= {one["name"]: one["value"] for one in container["env"]} | {
         "HOME": str(tmp_path),
