@@ -122,6 +122,8 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
                 work = lambda x: np.nonzero(x)[0]  # noqa: E731
         case "ordering":
             ours, theirs, work = (A,), (a,), draw(st.sampled_from(ORDERING))
+            if work is np.triu and a.ndim == 1 and a.size > 1000:  # it would become square
+                return None
         case "scan":
             ours, theirs, work = (A,), (a,), draw(st.sampled_from(SCANS))
         case "reduce":
