@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they would slow NumPy down
+    os.environ.pop(name, None)
 
 import ray
 
@@ -14,6 +17,7 @@ from benchmarks import (
     env_step,
     files,
     gateway,
+    heat,
     hpc,
     launch,
     linalg,
@@ -21,9 +25,11 @@ from benchmarks import (
     scale,
     transfer,
 )
+from benchmarks.harness import blas_kernels
 
 
 def main() -> None:
+    print(f"BLAS: {', '.join(blas_kernels())}", flush=True)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
     for benchmark in (
         launch,
@@ -37,9 +43,15 @@ def main() -> None:
         files,
         env_step,
         linalg,
+        heat,
     ):
         print(f"\n## {benchmark.__name__}", flush=True)
-        benchmark.run().save()
+        begin = time.monotonic()
+        report = benchmark.run()
+        report.seconds = time.monotonic() - begin
+        if report.rows:  # else its peer is not installed
+            report.save()
+        print(f"{benchmark.__name__} took {report.seconds:.0f} s", flush=True)
     ray.shutdown()
 
 

@@ -16,6 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401  # its BLAS is named
+from threadpoolctl import threadpool_info
+
 RESULTS = Path(__file__).parent / "results"
 BLUE, ORANGE = "#3b7dd8", "#d8743b"
 
@@ -72,6 +75,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    seconds: float | None = None  # what the benchmark took
 
     def add(
         self,
@@ -112,7 +116,8 @@ class Report:
     def save(self) -> None:
         """Write ``.json`` and ``.png``, and the table into ``.md``, in ``results/<name>``."""
         RESULTS.mkdir(exist_ok=True)
-        machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
+        machine: dict[str, Any] = {"cpus": os.cpu_count(), "python": platform.python_version()}
+        machine |= {"blas": blas_kernels(), "seconds": self.seconds}
         told = {"name": self.name, "machine": machine, "rows": [asdict(row) for row in self.rows]}
         if self.peers:
             told["peers"] = [asdict(peer) for peer in self.peers]
@@ -164,6 +169,12 @@ class Report:
         axes.set_xscale("log")
         axes.invert_yaxis()
         axes.set_xlabel("seconds (orange: what transfers add)")
+
+
+def blas_kernels() -> list[str]:
+    """The kernels that the BLAS libraries of this process use, as ``openblas SkylakeX``."""
+    found = [(lib["internal_api"], lib.get("architecture")) for lib in threadpool_info()]
+    return sorted({f"{name} {kernel}" for name, kernel in found if kernel})
 
 
 def best(work: Callable[[], object], rounds: int = 5) -> float:
