@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from alchemist_ray.deploy.slurm import allocation, container, gateway, program, script, sites
@@ -258,30 +259,21 @@ def _run(options: argparse.Namespace) -> int:
         raise JobError("no command: give it after --, as in `-- python app.py`")
     folder = _folder()
     signals = Signals()
-    grace_s = program.grace_s(options.spare or sites.load(options.site).job.spare_s)
+    run = partial(
+        program.run, options.command, folder=folder, signals=signals, base=dict(os.environ),
+        grace_s=program.grace_s(options.spare or sites.load(options.site).job.spare_s),
+    )  # fmt: skip
     if (address := folder.live_cluster()) is not None:  # of `start`
         if options.container and not address.container:
             raise JobError(
                 "this job's Ray runs outside an image: `alchemist slurm stop` stops it, "
                 "`alchemist slurm start --container ...` starts it in one"
             )
-        code = program.run(
-            options.command, address, folder, signals,
-            base=dict(os.environ), cluster=None, grace_s=grace_s,
-        )  # fmt: skip
-        return _last_word(signals, code)
+        return _last_word(signals, run(address=address, cluster=None))
     with _cluster(options, folder, signals) as cluster:
         assert cluster.address is not None
         _say_up(cluster)
-        code = program.run(
-            options.command,
-            cluster.address,
-            folder,
-            signals,
-            base=dict(os.environ),
-            cluster=cluster,
-            grace_s=grace_s,
-        )
+        code = run(address=cluster.address, cluster=cluster)
     return _last_word(signals, code)
 
 
