@@ -33,8 +33,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
 
     Parameters
     ----------
-    num_workers : int, optional
-        MPI ranks to start at once. Default: none, until `request_workers`.
+    num_workers : int or (int, int), optional
+        MPI ranks to start at once; see `request_workers`. Default: none, until then.
     address : str, optional
         ``"alchemist://host:port"`` of a gateway (``docs/gateway.md``), which this process reaches
         without Ray or MPI; or ``"host:port"`` of a Ray cluster. Default: that of the environment

@@ -23,6 +23,8 @@ from alchemist_ray.gang.info import WorkerInfo, workers_of
 from alchemist_ray.gang.narration import say, workers_table
 from alchemist_ray.plural import counted
 
+Workers = int | tuple[int, int]  # ranks, or the fewest and the most
+
 START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
 END_TIMEOUT_S = 15.0
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
@@ -45,7 +47,7 @@ class SessionGangs(Protocol):
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         """Use the gangs of another cluster. Raises `SessionError` if that is not possible."""
 
-    def start(self, num_workers: int) -> GangConnection:
+    def start(self, num_workers: Workers) -> GangConnection:
         """Start a gang and connect. Raises `ResourceError`, `LaunchError`, `GroupError`."""
 
     def resize(self, connection: GangConnection, num_workers: int) -> None:
@@ -75,7 +77,7 @@ class GangOwner:
 
     def __init__(
         self,
-        num_workers: int | None = None,
+        num_workers: Workers | None = None,
         *,
         address: str | None = None,
         token: str | None = None,
@@ -97,7 +99,7 @@ class GangOwner:
         self._begin(progress, output, verbose=verbose)
         self._gangs = registry.access(address).open_gangs(
             self.id,
-            num_workers,
+            None if num_workers is None else checked_workers(num_workers),
             address=address,
             token=token,
             shown={"progress": progress, "output": output},
@@ -158,8 +160,14 @@ class GangOwner:
 
     # --- workers ---
 
-    def request_workers(self, num_workers: int) -> list[WorkerInfo]:
-        """Start a gang of `num_workers` MPI ranks and wait until it is ready.
+    def request_workers(self, num_workers: Workers) -> list[WorkerInfo]:
+        """Start a gang of MPI ranks and wait until it is ready.
+
+        Parameters
+        ----------
+        num_workers : int or (int, int)
+            Ranks; or the fewest and the most, of a gang that starts with the CPUs that are free
+            and grows and shrinks with the cluster (``docs/resize.md``).
 
         Returns
         -------
@@ -182,7 +190,7 @@ class GangOwner:
         After the loss of a gang this starts the next one; handles of the lost gang are stale.
         """
         self._check_open()
-        positive_int("num_workers", num_workers)
+        num_workers = checked_workers(num_workers)
         with self._changing_workers():
             if self._connection is not None and self._alive():
                 raise GroupError(
@@ -355,6 +363,18 @@ def positive_int(name: str, value: Any) -> None:
     if not valid:
         kind = ResourceError if name == "num_workers" else ValueError
         raise kind(f"{name}={value!r}: it must be a whole number, at least 1")
+
+
+def checked_workers(value: Any) -> Workers:
+    """A number of workers, or the fewest and the most. Raises `ResourceError`."""
+    if not isinstance(value, tuple | list):
+        positive_int("num_workers", value)
+        return int(value)
+    if len(value) != 2 or value[0] > value[1]:
+        raise ResourceError(f"num_workers={value!r}: give a number, or the fewest and the most")
+    for number in value:
+        positive_int("num_workers", number)
+    return int(value[0]), int(value[1])
 
 
 _sessions: weakref.WeakSet[GangOwner] = weakref.WeakSet()

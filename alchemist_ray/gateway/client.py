@@ -11,6 +11,7 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     AlchemistError,
     AuthError,
+    ResourceError,
     SessionError,
     StaleHandleError,
     from_failure,
@@ -20,6 +21,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import SocketChannel
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.owner import Workers
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.calls import GatewayCalls
@@ -74,7 +76,11 @@ class GatewayGangs:
         ask(moved, self._token, {"op": "list_gangs"})
         self._address = moved
 
-    def start(self, num_workers: int) -> GangConnection:
+    def start(self, num_workers: Workers) -> GangConnection:
+        if not isinstance(num_workers, int):
+            raise ResourceError(
+                f"num_workers={num_workers}: through a gateway give one number, and resize()"
+            )
         address = self._known_address()
         process = uuid.uuid4().hex
         described = ask(
@@ -82,7 +88,7 @@ class GatewayGangs:
             self._token,
             {
                 "op": "start_gang",
-                "workers": int(num_workers),
+                "workers": num_workers,
                 "session": self._session,
                 "process": process,
                 "options": self._options,
@@ -215,7 +221,7 @@ def _known(address: str | None) -> GatewayAddress:
 
 def open_gangs(
     session: str,
-    num_workers: int | None,
+    num_workers: Workers | None,
     *,
     address: str | None,
     token: str | None,

@@ -116,6 +116,7 @@ class Driver:
                     break
                 except ActorUnavailableError:
                     await asyncio.sleep(UNAVAILABLE_S)
+            remove_placement_group(group)  # the manager may have given up before it was there
         except (ValueError, RayActorError):
             remove_placement_group(group)
             if self._for_one_gang:

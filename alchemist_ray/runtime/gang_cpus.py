@@ -59,11 +59,27 @@ class GangCpus:
         self._request = request
         self._driver = driver
         self._held: list[_Held] = []
+        self._avoided: set[str] = set()
+
+    def avoid(self, node: str) -> int:
+        """Use a node no longer, from the next incarnation on; the ranks with CPUs elsewhere."""
+        self._avoided.add(node)
+        return self.count
+
+    @property
+    def count(self) -> int:
+        """For how many ranks there are CPUs."""
+        return len(self._ranks())
+
+    def _ranks(self) -> list[str]:
+        return [node for held in self._held for node in self._of(held)]
+
+    def _of(self, held: _Held) -> list[str]:
+        return [node for node in held.ranks if node not in self._avoided]
 
     def nodes(self, workers: int) -> tuple[tuple[str, int], ...]:
         """The nodes of the first so many ranks that have CPUs, and how many are on each."""
-        ranks = [node for held in self._held for node in held.ranks]
-        return tuple(Counter(ranks[:workers]).items())
+        return tuple(Counter(self._ranks()[:workers]).items())
 
     async def reserve(self, workers: int, limit_s: float) -> None:
         """Reserve CPUs, until so many ranks have some.
@@ -74,7 +90,7 @@ class GangCpus:
             If the cluster does not have them, or they are not free in time.
         """
         request = self._request
-        there = [node for held in self._held for node in held.ranks]
+        there = self._ranks()
         more = workers - len(there)
         if more <= 0:
             return
@@ -90,8 +106,9 @@ class GangCpus:
         nodes: list[str] = []
         if there and request.strategy == "STRICT_PACK":
             nodes = there[:1] * more
-        elif there and request.strategy == "STRICT_SPREAD":
-            nodes = [f"!in({','.join(there)})"] * more
+        else:
+            avoided = {*self._avoided, *(there if request.strategy == "STRICT_SPREAD" else ())}
+            nodes = [f"!in({','.join(sorted(avoided))})"] * more if avoided else []
         held = _Held(next(self._names))
         self._held.append(held)  # before the Driver asks for it
         try:
@@ -130,7 +147,7 @@ class GangCpus:
         """
         kept: list[_Held] = []
         for held in list(self._held):
-            ranks = held.ranks[: max(0, workers)]
+            ranks = self._of(held)[: max(0, workers)]
             workers -= len(ranks)
             if ranks and len(ranks) < len(held.ranks) and self._request.inherited is None:
                 part = _Held(next(self._names))

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from alchemist_ray.gang.owner import positive_int
+from alchemist_ray.errors import ResourceError
+from alchemist_ray.gang.owner import Workers, positive_int
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.launchers import chosen, settings
 from alchemist_ray.observe.logs import log_settings
@@ -83,8 +84,14 @@ class GangOptions:
         else:
             self._given(workers)
 
-    def request(self, workers: int, session: str) -> GangRequest:
-        """The request for a GroupManager."""
+    def request(self, num_workers: Workers, session: str) -> GangRequest:
+        """The request for a GroupManager. Raises `ResourceError`."""
+        workers = least_of(num_workers)
+        bounds = None if isinstance(num_workers, int) else num_workers
+        if bounds is not None and self.placement != "own":
+            raise ResourceError(
+                f"num_workers={bounds}: a gang that grows reserves its CPUs, with placement='own'"
+            )
         return GangRequest(
             workers=workers,
             threads=self.threads,
@@ -99,6 +106,7 @@ class GangOptions:
             owner=this_process(),
             max_failures=self.max_failures,
             checkpoint_folder=self.checkpoint_folder,
+            bounds=bounds,
         )
 
     def _given(self, workers: int) -> Reservation:
@@ -106,6 +114,11 @@ class GangOptions:
         if not isinstance(self.placement, Reservation):
             return inherited(workers, self.cpus)
         return self.placement.of(workers)
+
+
+def least_of(workers: Workers) -> int:
+    """The number of workers, or the fewest."""
+    return workers if isinstance(workers, int) else workers[0]
 
 
 def _folder(path: str | os.PathLike[str]) -> str:

@@ -16,6 +16,8 @@ class GangRequest:
     ----------
     workers, threads : int
         Ranks, and BLAS threads of each.
+    bounds : (int, int), optional
+        Fewest and most ranks of a gang that grows and shrinks with the cluster.
     cpus : float
         CPUs to reserve for each rank.
     launcher : str
@@ -48,3 +50,4 @@ class GangRequest:
     owner: str = ""
     max_failures: int = 0
     checkpoint_folder: str | None = None
+    bounds: tuple[int, int] | None = None

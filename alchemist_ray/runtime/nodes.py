@@ -63,6 +63,8 @@ class Nodes:
         Done when all ranks have checked in; fails with the reason if they cannot.
     failure : AlchemistError or None
         The reason for the end of the gang.
+    leave : callable(error) -> bool, optional
+        Called when a node is being taken away; whether the gang moves to others.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Nodes:
         self._rounds: dict[int, Round] = {}
         self._seq = 0
         self._renew = False
+        self.leave: Callable[[AlchemistError], bool] | None = None
         self.unreferenced: list[int] = []  # matrices that the next round frees
         self._running: set[int] = set()  # ranks that did not return from a call
         self._crashed: set[int] = set()  # nodes with a rank that crashed
@@ -165,7 +168,9 @@ class Nodes:
             case "endpoint_ended":
                 self.fail(endpoint_ended(body, starting=not self.ready.done()))
             case "node_leaving":
-                self.fail(node_leaving(node, body["hostname"], starting=not self.ready.done()))
+                error = node_leaving(node, body["hostname"], starting=not self.ready.done())
+                if self.leave is None or not self.leave(error):
+                    self.fail(error)
             case "pmi_barrier":
                 self._pmi_barrier(node, body["puts"])
             case "ready":

@@ -15,7 +15,7 @@ from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S
+from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S, Workers
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
 from alchemist_ray.launchers import AUTO
@@ -23,7 +23,7 @@ from alchemist_ray.runtime import gangs, manager_pool
 from alchemist_ray.runtime.attach import connect, connect_to_gang_of
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_lifetime import GangLifetime
-from alchemist_ray.runtime.gang_options import GangOptions
+from alchemist_ray.runtime.gang_options import GangOptions, least_of
 from alchemist_ray.runtime.gangs import start_named
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_calls import ask_manager
@@ -92,8 +92,8 @@ class RayGangs:
         if self._options.lifetime.name is None:
             self._manager = manager_pool.take()
 
-    def start(self, num_workers: int) -> GangConnection:
-        self._options.check_capacity(num_workers)
+    def start(self, num_workers: Workers) -> GangConnection:
+        self._options.check_capacity(least_of(num_workers))
         manager = self._live_manager()
         manager.launched = True
         request = self._options.request(num_workers, self._session)
@@ -181,7 +181,7 @@ class RayGangs:
 
 def open_gangs(
     session: str,
-    num_workers: int | None,
+    num_workers: Workers | None,
     *,
     address: str | None,
     token: str | None,
@@ -212,7 +212,7 @@ def open_gangs(
     )
     _join_named(address)
     opened = RayGangs(session, options, shown)
-    opened.join(num_workers)
+    opened.join(None if num_workers is None else least_of(num_workers))
     return opened
 
 

@@ -25,6 +25,7 @@ from alchemist_ray.plural import counted
 from alchemist_ray.runtime.automatic_checkpoints import AutomaticCheckpoints
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.elastic import Elastic
 from alchemist_ray.runtime.gang_cpus import GangCpus
 from alchemist_ray.runtime.gang_measures import GangMeasures
 from alchemist_ray.runtime.gang_request import GangRequest
@@ -102,6 +103,7 @@ class RunningGang:
         self._recovery: asyncio.Task[None] | None = None
         self._one_resize = asyncio.Lock()
         self.resizing = Resizing(self.dispatcher, self.cpus, self._use)
+        self._elastic = Elastic(self.cpus, self._resize, self._ready_address)
         self._clearing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -119,6 +121,8 @@ class RunningGang:
         """
         begun = time.monotonic()
         try:
+            self.request = await self._elastic.started(self.request)
+            self._now.request = self.request
             self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
         except BaseException as error:
             self._measures.not_started(error)
@@ -130,6 +134,7 @@ class RunningGang:
         self._measures.started(time.monotonic() - begun, ranks)
         self._tasks.append(asyncio.get_running_loop().create_task(self._show_measures()))
         self.dispatcher.use(self._now.nodes)
+        self._elastic.watch(self.request, self._now.nodes)
         if self.request.max_failures:
             self._shorten_log()
         return self.address
@@ -247,10 +252,12 @@ class RunningGang:
         await old.release()
         if node_lost:
             await self.cpus.release()  # others are reserved at the start
+            self.request = await self._elastic.started(self.request)
         self.epoch += 1
         now = self._now = self._incarnation(self.request)
         token = next_token(self._token)
         address = await now.start(self.cpus, self._first_epoch, token)
+        self._elastic.watch(self.request, now.nodes)
         self.dispatcher.use(now.nodes)
         commands = self.dispatcher.commands
         restored = await Rebuilding(commands, now.nodes, address, now.agents).run()
@@ -286,6 +293,10 @@ class RunningGang:
         AlchemistError
             The gang goes on as it was then, unless it has failed.
         """
+        self._elastic.stop_growing()
+        await self._resize(workers)
+
+    async def _resize(self, workers: int) -> None:
         async with self._one_resize:
             await self.settled()
             if self.failure is not None:
@@ -303,6 +314,7 @@ class RunningGang:
             raise new.failure
         commands = self.dispatcher.commands
         new.nodes.unreferenced += self._now.nodes.unreferenced  # freed there, too
+        self._elastic.watch(new.request, new.nodes)
         self._now = new
         self.request = new.request
         self._token = address.token
@@ -349,6 +361,7 @@ class RunningGang:
         self.address = None
         self.resizing.stop(SessionError("the gang has ended"))
         await self.resizing.ended()
+        self._elastic.close()
         for task in self._tasks:
             task.cancel()
         await self._now.release(serve=serve)
