@@ -108,9 +108,7 @@ class Elastic:
         address = self._address()
         if address is None:
             return False
-        number = error.facts["node"]
-        gone = {about["node_id"] for about in address.workers if about["node"] == number}
-        left = min(map(self._cpus.avoid, gone), default=0)
+        left = self._cpus.avoid(address.node_ids[error.facts["node"]])
         if left < least:
             return False
         self._moving = _task(self._move_away(nodes, error, left))

@@ -36,6 +36,7 @@ from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, pro
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
 EXIT_GRACE_S = 1.0  # time limit for ranks to exit when asked
+LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)
 HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi")
 OUTPUT_S = 0.01  # between batches of lines that ranks print
 OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
@@ -58,6 +59,7 @@ class Proxy:
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
         self._server: asyncio.AbstractServer | None = None  # uvloop closes an unreferenced one
         self._leaving = False
+        self._announced = False  # that the node is being taken away
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
@@ -337,10 +339,16 @@ class Proxy:
     # --- the end ---
 
     def _node_leaving(self) -> None:
-        """The node is being taken away: report it before the connection breaks."""
-        if not self._leaving:
-            self.send_event("node_leaving", hostname=os.uname().nodename)
-        self._stop()
+        """The node is being taken away: report it, and stay while the gang may move away.
+
+        A gang that does not move closes the connection at once.
+        """
+        if self._leaving or self._announced:
+            self._stop()
+            return
+        self._announced = True
+        self.send_event("node_leaving", hostname=os.uname().nodename)
+        asyncio.get_running_loop().call_later(LEAVE_GRACE_S, self._stop)
 
     async def _shutdown(self) -> None:
         self._leaving = True

@@ -1,0 +1,169 @@
+"""``num_workers=(min, max)``: gangs that start with what there is, grow, and leave nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import ResourceError
+from alchemist_ray.runtime.autoscaling import VARIABLE
+from tests.support import traces
+
+GROW_LIMIT_S = 30.0  # on a loaded machine
+X = np.random.default_rng(0).random((300, 40))
+
+BEGIN = """
+import json, os, signal, sys, time
+import numpy as np
+import ray
+from alchemist_ray import AlchemistSession
+from tests.support import traces
+
+def late(*_):
+    raise TimeoutError("the whole test")
+
+def until(condition):
+    begin = time.monotonic()
+    while not condition():
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+signal.signal(signal.SIGALRM, late)
+signal.alarm(150)
+store = {"object_store_memory": 80 << 20}
+X = np.random.default_rng(0).random((300, 40))
+"""
+
+# Two nodes of 2 CPUs on this machine; one is taken away.
+LEAVING = (
+    BEGIN
+    + """
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
+try:
+    cluster.add_node(num_cpus=2, **store)
+    ray.init(address=cluster.address, log_to_driver=False)
+    with AlchemistSession((2, 4)) as als:
+        A = als.send_matrix(X, layout="MC_MR")
+        before = als.list_workers()
+        leaving = before[-1]
+        os.kill(traces.parent_of(leaving.pid), signal.SIGTERM)
+        seconds = until(lambda: len(als.list_workers()) == 2)
+        after = als.list_workers()
+        assert np.array_equal(A.fetch(), X)
+        print(json.dumps({"before": len(before), "after": len(after), "seconds": seconds,
+                          "there": leaving.node_id in {w.node_id for w in after}}))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+)
+
+# A head without CPUs; Ray's own autoscaler brings nodes of 2 CPUs, which are processes here.
+AUTOSCALER = (
+    BEGIN
+    + """
+from ray.cluster_utils import AutoscalingCluster
+cluster = AutoscalingCluster(
+    head_resources={"CPU": 0},
+    worker_node_types={"small": {
+        "resources": {"CPU": 2, "object_store_memory": 80 << 20},
+        "node_config": {}, "min_workers": 0, "max_workers": 2,
+    }},
+    idle_timeout_minutes=0.1,
+)
+try:
+    cluster.start()
+    ray.init("auto", log_to_driver=False)
+    with AlchemistSession((1, 4), start_timeout_s=90) as als:
+        A = als.send_matrix(X)
+        sizes = [len(als.list_workers())]
+        seconds = until(lambda: len(als.list_workers()) == 4)
+        sizes.append(len(als.list_workers()))
+        assert np.array_equal(A.fetch(), X)
+        nodes = len({w.node_id for w in als.list_workers()})
+        als.resize(1)
+        assert np.array_equal(A.fetch(), X)
+        shrunk = until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
+        assert np.array_equal(A.fetch(), X)
+        print(json.dumps({"sizes": sizes, "nodes": nodes, "seconds": seconds, "shrunk": shrunk}))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+)
+
+
+def ran(program: str, **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def test_a_gang_starts_with_what_there_is_and_grows(cluster: str) -> None:
+    with AlchemistSession(5), AlchemistSession((2, 5)) as als:
+        assert len(als.list_workers()) == 3
+        A = als.send_matrix(X)
+    with AlchemistSession((2, 5)) as als:
+        assert len(als.list_workers()) == 5
+        A = als.send_matrix(X)
+        als.resize(2)  # the user knows better
+    other = AlchemistSession(5)
+    with AlchemistSession((2, 4)) as als:
+        assert len(als.list_workers()) == 3
+        A = als.send_matrix(X, layout="MC_MR")
+        other.close()
+        grown = traces.wait_until(lambda: len(als.list_workers()) == 4, GROW_LIMIT_S, 0.1)
+        assert grown is not None
+        np.testing.assert_array_equal(A.fetch(), X)
+        als.resize(2)
+        assert traces.wait_until(lambda: len(als.list_workers()) != 2, 6, 0.2) is None
+        np.testing.assert_array_equal(A.fetch(), X)
+
+
+def test_fewer_than_the_least_are_waited_for(cluster: str) -> None:
+    with (
+        AlchemistSession(7),
+        pytest.raises(ResourceError, match="not enough free CPUs for 2 workers"),
+    ):
+        AlchemistSession((2, 5), start_timeout_s=2)
+
+
+@pytest.mark.parametrize("wrong", [(0, 2), (3, 2), (1, 2, 3), (1,), (1.5, 2), (1, "2")])
+def test_bounds_that_are_refused(cluster: str, wrong: Any) -> None:
+    with pytest.raises((ResourceError, TypeError), match="num_workers"):
+        AlchemistSession(wrong)
+
+
+def test_only_a_gang_with_cpus_of_its_own_grows(cluster: str) -> None:
+    with pytest.raises(ResourceError, match="placement='own'"):
+        AlchemistSession((1, 2), placement="inherit")
+
+
+@pytest.mark.timeout(200)
+def test_a_gang_leaves_a_node_that_is_taken_away() -> None:
+    told = ran(LEAVING)
+    assert (told["before"], told["after"], told["there"]) == (4, 2, False)
+
+
+@pytest.mark.timeout(200)
+def test_an_autoscaler_brings_nodes_and_takes_them_away() -> None:
+    told = ran(AUTOSCALER, **{VARIABLE: "2x2"})
+    assert told["sizes"][0] in (1, 2)
+    assert told["sizes"][1] == 4
+    assert told["nodes"] == 2
