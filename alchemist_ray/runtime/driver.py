@@ -29,6 +29,7 @@ from alchemist_ray.runtime.names import (
 )
 from alchemist_ray.runtime.placement import ask_for
 from alchemist_ray.runtime.ray_calls import result_of
+from alchemist_ray.runtime.user_limits import ClusterLimits
 
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 AGENT_TIMEOUT_S = 60.0
@@ -68,6 +69,7 @@ class Driver:
         self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
         self._reservations: dict[str, PlacementGroup] = {}
+        self._limits = ClusterLimits()
         self._watches: set[asyncio.Task[None]] = set()
         self._recovered = False
         self._retirement = Retirement(self._agents)
@@ -83,16 +85,20 @@ class Driver:
         node_id: str,
         strategy: str = "PACK",
         nodes: Sequence[str] = (),
+        user: str = "",
+        instead: bool = False,
     ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
 
-        The GroupManager is on node `node_id`. `nodes`: see `ask_for`.
+        The GroupManager is on node `node_id`. `nodes`: see `ask_for`;
+        `user`, `instead`: see `ClusterLimits`.
 
         The reservation is detached: it outlives this actor's restarts and the manager's death, so
         it is given back here.
         """
         self._recover()
         if run not in self._reservations:
+            self._limits.add(user, gang, run, workers, instead=instead)
             name = reservation_name(gang, run)
             group = ask_for(workers, cpus, name, strategy, self._lifetime, nodes)
             self._guard(gang, run, group, node_id)
@@ -128,6 +134,7 @@ class Driver:
                 await self.close()
         finally:
             del self._reservations[run]
+            self._limits.remove(run)
 
     def _recover(self) -> None:
         """At the first call, and so after a restart: watch over what is there."""

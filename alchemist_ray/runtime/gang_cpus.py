@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
-from alchemist_ray.errors import ResourceError
+from alchemist_ray.errors import AlchemistError, ResourceError
 from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import Reservation, check_capacity, reserved
 from alchemist_ray.runtime.ray_calls import result_of
@@ -124,13 +124,26 @@ class GangCpus:
             self._held.remove(held)
         held.released.set()
 
-    async def _asked(self, name: str, workers: int, strategy: str, nodes: Sequence[str]) -> Any:
+    async def _asked(
+        self,
+        name: str,
+        workers: int,
+        strategy: str,
+        nodes: Sequence[str],
+        *,
+        instead: bool = False,
+    ) -> Any:
         request, here = self._request, ray.get_runtime_context().get_node_id()
-        return await result_of(
-            self._driver.reserve.remote(
-                self._gang, name, workers, request.cpus, here, strategy, nodes
-            )
+        user = request.owner.partition("@")[0]
+        asking = self._driver.reserve.remote(
+            self._gang, name, workers, request.cpus, here, strategy, nodes, user, instead
         )
+        try:
+            return await result_of(asking)
+        except RayTaskError as error:
+            if isinstance(error.cause, AlchemistError):
+                raise error.cause from None
+            raise
 
     async def holding(self, name: str) -> None:
         """Return when a reservation has been given back; see `Driver.reserve`."""
@@ -153,7 +166,8 @@ class GangCpus:
                 part = _Held(next(self._names))
                 self._held.append(part)  # before the Driver asks for it
                 try:
-                    group = await self._asked(part.name, len(ranks), "PACK", ranks)
+                    asking = self._asked(part.name, len(ranks), "PACK", ranks, instead=True)
+                    group = await asking
                 except RayError:
                     self._forget(part)
                     kept.append(held)

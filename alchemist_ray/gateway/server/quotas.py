@@ -13,6 +13,7 @@ import numpy as np
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.tokens import Token
+from alchemist_ray.runtime.user_limits import check_limits
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
@@ -39,19 +40,13 @@ class Quotas:
     def starting(
         self, token: Token, workers: Any, resized: HostedGang | None = None
     ) -> Iterator[None]:
-        """While a gang is being started, or `resized`. Raises `Failure` if it exceeds the quota."""
+        """While a gang is being started, or `resized`. Raises if it exceeds the quota."""
         if type(workers) is not int or workers < 1:
             raise Failure("ResourceError", f"num_workers={workers!r}: give a whole number over 0")
         mine = [gang for gang in self._of(token) if gang is not resized]
         gangs = len(mine) + self._starting[token.user] + 1
         ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
-        for what, wanted, most in (("gangs", gangs, token.gangs), ("ranks", ranks, token.ranks)):
-            if most is not None and wanted > most:
-                raise Failure(
-                    "ResourceError",
-                    f"{token.user} would have {wanted} {what}, more than the quota of this token, "
-                    f"{most}: end a gang first (yield_workers, stop_gang)",
-                )
+        check_limits(token.user, gangs, ranks, token.gangs, token.ranks, "this token")
         self._starting[token.user] += 1
         self._ranks[token.user] += workers
         try:

@@ -1,0 +1,81 @@
+"""Advisory quotas inside a cluster: the Driver refuses gangs and ranks beyond them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from alchemist_ray.errors import ResourceError
+from alchemist_ray.runtime.user_limits import GANGS_VARIABLE, RANKS_VARIABLE, ClusterLimits
+
+PROGRAM = """
+import json, signal
+import ray
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import ResourceError
+
+signal.alarm(100)
+ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False,
+         object_store_memory=80 << 20)
+told = {}
+
+def refused(what, action):
+    try:
+        action()
+    except ResourceError as error:
+        told[what] = str(error)
+
+with AlchemistSession(2) as first:
+    refused("ranks", lambda: AlchemistSession(2))
+    with AlchemistSession(1):
+        refused("gangs", lambda: AlchemistSession(1))
+        refused("resize", lambda: first.resize(3))
+    first.resize(3)
+    first.resize(1)
+    with AlchemistSession(2):
+        told["after"] = len(first.list_workers())
+print(json.dumps(told))
+"""
+
+
+def test_a_cluster_refuses_gangs_and_ranks_beyond_its_limits() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, GANGS_VARIABLE: "2", RANKS_VARIABLE: "3"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert "would have 4 ranks, more than the quota of this cluster, 3: end a gang" in told["ranks"]
+    assert "would have 3 gangs, more than the quota of this cluster, 2" in told["gangs"]
+    assert "goes on with its 2 workers: " in told["resize"]
+    assert "would have 4 ranks" in told["resize"]
+    assert told["after"] == 1
+
+
+def test_limits_count_by_user_and_forget_what_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = ClusterLimits()
+    limits.add("anna", "g1", "r1", 100, instead=False)  # no limit is set
+    monkeypatch.setenv(RANKS_VARIABLE, "8")
+    with pytest.raises(ResourceError, match="anna would have 101 ranks"):
+        limits.add("anna", "g1", "r2", 1, instead=False)
+    limits.add("anna", "g1", "r3", 3, instead=True)
+    limits.remove("r1")
+    limits.add("anna", "g2", "r4", 5, instead=False)
+    limits.add("ben", "g3", "r5", 8, instead=False)
+    monkeypatch.setenv(GANGS_VARIABLE, "1")
+    with pytest.raises(ResourceError, match="ben would have 2 gangs"):
+        limits.add("ben", "g4", "r6", 0, instead=False)
+    limits.add("ben", "g3", "r6", 0, instead=False)  # the same gang
+    monkeypatch.setenv(RANKS_VARIABLE, "many")
+    with pytest.raises(ResourceError, match="ALCHEMIST_USER_RANKS='many'"):
+        limits.add("carl", "g5", "r7", 1, instead=False)
