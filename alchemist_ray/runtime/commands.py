@@ -74,7 +74,7 @@ class Commands:
         """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
         await self.nodes.round("reserve", **fields)
-        ident = self.new_id()
+        ident = self._new_id()
         try:
             await self.nodes.round("create", matrix=ident, **fields)
         except Failure:
@@ -121,7 +121,7 @@ class Commands:
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         await self.nodes.round("reserve", **fields)
-        ident = self.new_id()
+        ident = self._new_id()
         try:
             await self.nodes.round(
                 "redistribute",
@@ -236,8 +236,7 @@ class Commands:
         """The id that the next matrix gets."""
         return self._ids + 1
 
-    def new_id(self) -> int:
-        """Take an id."""
+    def _new_id(self) -> int:
         self._ids += 1
         return self._ids
 

@@ -56,6 +56,15 @@ class IncarnationCopy:
         self._new = new
         self._source = source
         self._target = target
+        self._created: dict[int, TransferTarget] = {}  # by the number of the old matrix
+
+    async def prepare(self) -> None:
+        """Allocate memory on the new ranks, while commands run on the old ones.
+
+        Raises `ResourceError` if a node does not have enough, and other errors as `run`.
+        """
+        await self.check_memory()
+        await self._unless_lost(self._create_matrices())
 
     async def check_memory(self) -> None:
         """Raise `ResourceError` if the nodes do not have the memory for both incarnations."""
@@ -72,7 +81,6 @@ class IncarnationCopy:
 
     async def run(self) -> None:
         """Copy everything. Raises `AlchemistError`."""
-        await self.check_memory()
         await self._unless_lost(self._copy())
 
     async def _unless_lost(self, work: Awaitable[T]) -> T:
@@ -135,17 +143,27 @@ class IncarnationCopy:
         distribution = Distribution(layout, stored_shape(record.shape), grid)
         return TransferTarget(ident, distribution, np.dtype(record.dtype))
 
-    async def _copy_matrices(self) -> None:
-        nodes, grid = self._new.nodes, default_grid(self._target.size)
-        records = self._records()
-        moves: list[tuple[Record, TransferTarget]] = []
-        for record in self._separate(records):
+    async def _create_matrices(self) -> None:
+        grid = default_grid(self._target.size)
+        for record in self._separate(self._records()):
+            if record.id in self._created:
+                continue
             ident, layout = record.id, record.layout
             if copies(layout, grid) > 1:  # the ranks make the copies
-                ident, layout = self._commands.new_id(), BASE_LAYOUT
-            moves.append((record, self._at(record, ident, layout, self._target)))
+                ident, layout = -record.id, BASE_LAYOUT
+            self._created[record.id] = self._at(record, ident, layout, self._target)
             shape, dtype = list(record.shape), record.dtype
-            await nodes.round("create", matrix=ident, shape=shape, dtype=dtype, layout=layout)
+            await self._new.nodes.round(
+                "create", matrix=ident, shape=shape, dtype=dtype, layout=layout
+            )
+
+    async def _copy_matrices(self) -> None:
+        await self._create_matrices()  # those that were made since `prepare`
+        nodes, records = self._new.nodes, self._records()
+        moves = [(record, self._created.pop(record.id)) for record in self._separate(records)]
+        if self._created:  # freed since then
+            gone = [target.matrix for target in self._created.values()]
+            await nodes.round("free", matrices=gone)
         await self._move(moves)
         for record, target in moves:
             await nodes.round("seal", matrix=target.matrix)

@@ -107,7 +107,7 @@ class Resizing:
             await self._cpus.reserve(request.workers, request.start_timeout_s)
             target = await new.start(self._cpus, address.first_epoch, next_token(address.token))
             copy = IncarnationCopy(self._dispatcher.commands, old, new, address, target)
-            await copy.check_memory()
+            await copy.prepare()
             await self._in_turn(copy, new, target)
             left, workers = old, request.workers
         finally:
