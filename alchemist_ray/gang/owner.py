@@ -370,10 +370,10 @@ def checked_workers(value: Any) -> Workers:
     if not isinstance(value, tuple | list):
         positive_int("num_workers", value)
         return int(value)
-    if len(value) != 2 or value[0] > value[1]:
-        raise ResourceError(f"num_workers={value!r}: give a number, or the fewest and the most")
     for number in value:
         positive_int("num_workers", number)
+    if len(value) != 2 or value[0] > value[1]:
+        raise ResourceError(f"num_workers={value!r}: give a number, or the fewest and the most")
     return int(value[0]), int(value[1])
 
 

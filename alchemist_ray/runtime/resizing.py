@@ -8,7 +8,6 @@ one goes on as it was.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -55,6 +54,7 @@ class Resizing:
         self.next: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
         self._moving: asyncio.Task[None] | None = None
+        self._moved = False  # whether the new ranks have taken the place of the old ones
         self._stopped: AlchemistError | None = None  # why
 
     @property
@@ -77,20 +77,24 @@ class Resizing:
         """
         self._stopped = None
         self._task = asyncio.get_running_loop().create_task(self._run(old, new, address))
+        reason: Exception
         try:
             await self._task
+            return
         except asyncio.CancelledError:
             if self._stopped is None:
                 raise
-            raise _unchanged(self._stopped, old.request.workers) from None
+            reason = self._stopped
         except Failure as failure:
-            raise _unchanged(from_failure(failure), old.request.workers) from None
+            reason = from_failure(failure)
         except (AlchemistError, RayError, OSError) as error:
-            raise _unchanged(error, old.request.workers) from error
+            reason = error
+        if not self._moved:  # else it came too late
+            raise _unchanged(reason, old.request.workers) from None
 
     def stop(self, why: AlchemistError) -> None:
-        """End the resize that is under way, if there is one."""
-        if self._task is not None and not self._task.done():
+        """End the resize that is under way, unless the new ranks have taken the place already."""
+        if self._task is not None and not self._moved:
             self._stopped = self._stopped or why
             self._task.cancel()
 
@@ -100,19 +104,21 @@ class Resizing:
             await asyncio.wait([self._task])
 
     async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
-        self.next, left, workers = new, new, old.request.workers
+        self.next, self._moved = new, False
+        request = new.request
         try:
-            request = new.request
             # Not in `start`: if there are too few, none is started.
             await self._cpus.reserve(request.workers, request.start_timeout_s)
             target = await new.start(self._cpus, address.first_epoch, next_token(address.token))
             copy = IncarnationCopy(self._dispatcher.commands, old, new, address, target)
             await copy.prepare()
             await self._in_turn(copy, new, target)
-            left, workers = old, request.workers
         finally:
             self.next = None
-            await _completed(self._end(left, workers))
+            if self._moved:
+                await _completed(self._end(old, request.workers))
+            else:
+                await _completed(self._end(new, old.request.workers))
 
     async def _in_turn(self, copy: IncarnationCopy, new: Incarnation, address: GangAddress) -> None:
         """Move all that the gang has; no command runs meanwhile."""
@@ -120,6 +126,7 @@ class Resizing:
         async def move() -> None:
             await copy.run()
             self._use(new, address)
+            self._moved = True
 
         async def in_turn() -> None:
             self._moving = asyncio.get_running_loop().create_task(move())
@@ -157,8 +164,12 @@ def _unchanged(error: Exception, workers: int) -> AlchemistError:
 
 async def _completed(work: Coroutine[Any, Any, None]) -> None:
     """Await work that is not left half done if this task is cancelled."""
-    task = asyncio.get_running_loop().create_task(work)
+    task, cancelled = asyncio.get_running_loop().create_task(work), False
     while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
     task.result()
+    if cancelled:
+        raise asyncio.CancelledError

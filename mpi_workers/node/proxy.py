@@ -59,7 +59,6 @@ class Proxy:
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
         self._server: asyncio.AbstractServer | None = None  # uvloop closes an unreferenced one
         self._leaving = False
-        self._announced = False  # that the node is being taken away
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
@@ -339,15 +338,9 @@ class Proxy:
     # --- the end ---
 
     def _node_leaving(self) -> None:
-        """The node is being taken away: report it, and stay while the gang may move away.
-
-        A gang that does not move closes the connection at once.
-        """
-        if self._leaving or self._announced:
-            self._stop()
-            return
-        self._announced = True
-        self.send_event("node_leaving", hostname=os.uname().nodename)
+        """The node is being taken away: report it; a gang that cannot move disconnects at once."""
+        if not self._leaving:
+            self.send_event("node_leaving", hostname=os.uname().nodename)
         asyncio.get_running_loop().call_later(LEAVE_GRACE_S, self._stop)
 
     async def _shutdown(self) -> None:
