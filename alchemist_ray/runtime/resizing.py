@@ -75,7 +75,7 @@ class Resizing:
         AlchemistError
             The gang goes on as it was.
         """
-        self._stopped = None
+        self._stopped, self._moved = None, False
         self._task = asyncio.get_running_loop().create_task(self._run(old, new, address))
         reason: Exception
         try:
@@ -104,7 +104,7 @@ class Resizing:
             await asyncio.wait([self._task])
 
     async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
-        self.next, self._moved = new, False
+        self.next = new
         request = new.request
         try:
             # Not in `start`: if there are too few, none is started.
