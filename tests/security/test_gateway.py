@@ -17,11 +17,13 @@ import pytest
 from alchemist_ray.errors import AlchemistError, AuthError, BadArgumentError, SessionError
 from alchemist_ray.gateway import credentials, secure_socket
 from alchemist_ray.gateway.client import ask
-from alchemist_ray.gateway.protocol import GatewayAddress
+from alchemist_ray.gateway.protocol import PROTOCOL, GatewayAddress
 from alchemist_ray.gateway.server import gateway as served
+from alchemist_ray.gateway.server import link
 from alchemist_ray.gateway.server.certificates import server_context
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.gateway.server.tokens import TokenFile
+from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.acceptor import MAX_STRANGERS
@@ -201,6 +203,23 @@ def test_another_version_is_told_which_one_it_needs(address: GatewayAddress) -> 
     with tls(address) as connection:
         connection.write(later)
         assert f"protocol version is {frames.VERSION} here" in refusal(connection)
+
+
+def test_an_older_or_newer_client_is_served_or_told_what_to_install(
+    address: GatewayAddress, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer_gateway:
+        newer_gateway.setattr(link, "PROTOCOL", PROTOCOL + 1)
+        check_served(address, token)
+        newer_gateway.setattr(link, "OLDEST_PROTOCOL", PROTOCOL + 1)
+        with pytest.raises(AuthError, match=f"install alchemist-client {__version__}"):
+            ask(address, token, {"op": "list_gangs"})
+    with monkeypatch.context() as newer_client:
+        newer_client.setattr(secure_socket, "PROTOCOL", PROTOCOL + 1)
+        check_served(address, token)
+        newer_client.setattr(secure_socket, "OLDEST_PROTOCOL", PROTOCOL + 1)
+        with pytest.raises(AuthError, match=f"install alchemist-client {__version__}"):
+            ask(address, token, {"op": "list_gangs"})
 
 
 def test_a_process_in_between_with_another_certificate_is_noticed(
