@@ -14,7 +14,7 @@ from mpi_workers.matrix.regions import Region
 PORT = 24960  # the port in the paper's listing
 SCHEME = "alchemist"
 OLDEST_PROTOCOL, PROTOCOL = 1, 1  # versions of what follows the handshake that this side speaks
-GRACE_S = 60.0  # how long a client that lost its connection keeps its matrices and its gang
+GRACE_S = 75.0  # how long a client that lost its connection keeps its matrices and its gang
 # 32 MiB: the part of a matrix in one frame. Smaller ones cost more: the nodes map memory for each.
 CHUNK_NBYTES = 32 << 20
 MIN_LINES = 64  # rows of a chunk at least (columns of a Fortran-ordered one), if there are so many

@@ -17,9 +17,10 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
 from alchemist_ray.gateway import protocol
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from tests.support.long import scaled
 from tests.support.traces import wait_until
 
-OUTAGE_S = 3.0
+OUTAGE_S = float(scaled(3, 60))
 ROWS = 6000  # of 1000 float64: 48 MB
 
 
