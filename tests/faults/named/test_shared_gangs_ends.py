@@ -19,6 +19,7 @@ from alchemist_ray.errors import (
     GroupFailedError,
     MatrixError,
     MatrixNotFoundError,
+    ResourceError,
     SessionError,
     TransferError,
 )
@@ -111,7 +112,7 @@ def test_attaching_waits_for_a_gang_that_starts(nothing_of_it_left: None) -> Non
 
 def test_a_gang_that_does_not_start_leaves_nothing(nothing_of_it_left: None) -> None:
     with AlchemistSession(6, name="first", lifetime="detached"):
-        with pytest.raises(Exception, match="no room"):
+        with pytest.raises(ResourceError, match="not enough free CPUs"):
             AlchemistSession(4, name="second", lifetime="detached", start_timeout_s=1.0)
         with pytest.raises(SessionError, match="'second'"):
             AlchemistSession.attach("second")
