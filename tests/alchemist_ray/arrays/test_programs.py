@@ -169,7 +169,7 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
         case _:
             shape = draw(st.sampled_from([-1, (-1, 1), (1, -1), (2, -1), (-1, 3)]))
             ours, theirs, work = (A,), (a,), lambda x: x.reshape(shape)
-    return compared(work, ours, theirs, sequential=kind == "scan")
+    return compared(work, ours, theirs, sequential=kind in ("scan", "reduce"))
 
 
 def enormous(op: Any, a: Any, b: Any) -> bool:
