@@ -100,7 +100,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ``(2/3 n^3 + 2 n^2 k) / ranks`` flops, ``O(n^2 (1/height + 1/width))`` words and ``O(n)``
     pivot searches; a copy of A and one of B. Source: Poulson et al., TOMS 39(2), 2013.
 
-    Error: 2 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 4.5 times arguments and results.
+    Error: 2 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 4.9 times arguments and results.
     """
     require_square("solve", A)
     common_rows("solve", A, B)

@@ -120,7 +120,7 @@ def rpca(
     ADMM, each step a soft threshold and an `svd` of A's size. Source: Candes, Li, Ma, Wright,
     "Robust principal component analysis?", J. ACM 58(3), 2011, whose step length it takes.
 
-    Error: 1 tol, |A - L - S| / |A|. Peak memory: 5.0 times arguments and results.
+    Error: 1 tol, |A - L - S| / |A|. Peak memory: 10.1 times arguments and results.
     """
     m, n = A.shape
     positive("rpca", "tol", tol)

@@ -47,7 +47,7 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     Sources: Chen, Donoho, Saunders 1998; Tibshirani 1996; Mehrotra 1992.
 
     Error: 50 eps, by which the conditions of optimality are missed, relative to lam. Peak memory:
-    78.0 times arguments and results, with m = 2 n = 300.
+    84.0 times arguments and results, with m = 2 n = 300.
     """
     common_rows("lasso", A, b)
     column(b, A.shape[0], "lasso", "b")
@@ -87,7 +87,7 @@ def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: f
     Cost and method of `lasso`. Source: Zou and Hastie 2005.
 
     Error: 0.004 times, lam1, by which the conditions of optimality are missed in float32. Peak
-    memory: 78.0 times arguments and results, with m = 2 n = 300.
+    memory: 84.0 times arguments and results, with m = 2 n = 300.
     """
     common_rows("elastic_net", A, b)
     column(b, A.shape[0], "elastic_net", "b")
@@ -129,7 +129,7 @@ def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     A linear program in (x+, x-) by Mehrotra's method, ``O(m^2 n / ranks)`` flops a step. Source:
     Chen, Donoho, Saunders, "Atomic decomposition by basis pursuit", 1998.
 
-    Error: 600 eps, of a unique x, relative to its largest element. Peak memory: 38.0 times
+    Error: 600 eps, of a unique x, relative to its largest element. Peak memory: 39.0 times
     arguments and results, with m = n / 2 = 150.
     """
     m, n = A.shape
@@ -172,7 +172,7 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     A linear program by Mehrotra's method, cost of `lasso`. Source: Charnes, Cooper, Ferguson
     1955.
 
-    Error: 0.002 times, the least sum, in float32. Peak memory: 127.0 times arguments and results,
+    Error: 0.002 times, the least sum, in float32. Peak memory: 134.0 times arguments and results,
     with m = 2 n = 300.
     """
     m, n = A.shape
@@ -219,7 +219,7 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
     Mehrotra's method on a quadratic program of n + m + 1 variables, ``O((m + n)^3 / ranks)``
     flops a step. Source: Cortes and Vapnik 1995.
 
-    Error: 200 eps, relative, of the program's least value. Peak memory: 61.0 times arguments and
+    Error: 200 eps, relative, of the program's least value. Peak memory: 70.0 times arguments and
     results, with m = 2 n = 300.
     """
     m, n = A.shape

@@ -38,28 +38,28 @@ MEMORY: dict[str, dict[str, Any]] = {
 PANEL = 1 << 20  # 1 MiB instead of 32: panels are stated apart
 
 
-def data(m: int, n: int, k: int, size: int) -> dict[str, Array]:
+def data(library: str, m: int, n: int, k: int, size: int) -> dict[str, Array]:
     """Matrices by name: T and U tall, Q square, P positive definite, L triangular, ..."""
     rng = np.random.default_rng(7)
     q = rng.standard_normal((k, k))
-    return (
-        {
-            "T": rng.standard_normal((m, n)),
-            "U": rng.standard_normal((m, n)),
-            "Y": rng.standard_normal((m, 3)),
-            "Q": q,
-            "B": rng.standard_normal((k, 3)),
-            "P": q @ q.T + k * np.eye(k),
-            "L": np.tril(q) / k + np.eye(k),
-            "S": q[:20, :20] / 20 + np.eye(20),
-            "V": rng.standard_normal((k, 1)),
-            "W": rng.standard_normal((20, 3)),
-            "R": (rng.random((m, 1)) < 0.5).astype("int32"),
-            "C": (rng.random((1, n)) < 0.5).astype("int32"),
-        }
-        | stated_elemental.data(k)
-        | stated_sparse.data(m, n, size)
-    )
+    if library == "sparse":
+        return {key: rng.standard_normal((m, cols)) for key, cols in (("T", n), ("Y", 3))} | (
+            stated_sparse.data(m, n, size)
+        )
+    return {
+        "T": rng.standard_normal((m, n)),
+        "U": rng.standard_normal((m, n)),
+        "Y": rng.standard_normal((m, 3)),
+        "Q": q,
+        "B": rng.standard_normal((k, 3)),
+        "P": q @ q.T + k * np.eye(k),
+        "L": np.tril(q) / k + np.eye(k),
+        "S": q[:20, :20] / 20 + np.eye(20),
+        "V": rng.standard_normal((k, 1)),
+        "W": rng.standard_normal((20, 3)),
+        "R": (rng.random((m, 1)) < 0.5).astype("int32"),
+        "C": (rng.random((1, n)) < 0.5).astype("int32"),
+    } | (stated_elemental.data(k) if library == "elemental" else {})
 
 
 def _shape(name: str, plain: dict[str, Array]) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def errors(gang: Gang, library: str) -> dict[str, float]:
     """The largest error of each routine, in units of float32's epsilon."""
     check, found = Checks(gang), {}
     module = loaded(check, library)
-    plain = data(2000, 20, 200, gang.size)
+    plain = data(library, 2000, 20, 200, gang.size)
     for name, cases in LIBRARIES[library].items():
         worst = 0.0
         for given, error in cases:
@@ -124,7 +124,9 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
     check, found = _alone(gang), {}
     module = loaded(check, library)
     order = 2000 if library == "linalg" else 1200  # Debian's ScaLAPACK may have a slow BLAS
-    few, plain = (data(*shape, gang.size) for shape in ((2000, 20, 200), (100_000, 40, order)))
+    few, plain = (
+        data(library, *shape, gang.size) for shape in ((2000, 20, 200), (100_000, 40, order))
+    )
     with pytest.MonkeyPatch.context() as patch:
         for tuned in (blocks, reductions, kernel_regression):
             patch.setattr(tuned, "PANEL", PANEL)

@@ -20,7 +20,7 @@ def data(k: int) -> dict[str, Array]:
     e = rng.standard_normal((m, n))
     few, fewer = np.zeros((n, 1)), np.zeros((m, 1))
     few[1::5], fewer[[1, 3]] = 2, [[1], [-2]]
-    outliers = 10 * rng.standard_normal((m, n)) * (rng.random((m, n)) < 0.04)
+    outliers = 10 * rng.standard_normal((2 * k, n)) * (rng.random((2 * k, n)) < 0.04)
     return {
         "E": e,
         "F": e @ few + 0.1 * rng.standard_normal((m, 1)),
@@ -28,7 +28,7 @@ def data(k: int) -> dict[str, Array]:
         "J": e.T @ fewer,
         "K": np.sign(e[:, :1] + 0.5 * e[:, 1:2]),
         "N": rng.random((10 * k, 3)) @ rng.random((3, n)),
-        "O": rng.standard_normal((m, 2)) @ rng.standard_normal((2, n)) + outliers,
+        "O": rng.standard_normal((2 * k, 2)) @ rng.standard_normal((2, n)) + outliers,
     }
 
 

@@ -63,7 +63,7 @@ def test_the_error_is_at_most_the_stated_one(library: str, name: str) -> None:
 def test_the_peak_memory_is_at_most_the_stated_one(library: str, name: str) -> None:
     peak, limit = results("memory", 2, library)[name], stated(library, name)[2]
     assert peak <= 1.05 * limit + 0.1
-    assert limit <= max(1.1, 1.3 * peak)
+    assert limit <= max(1.1, 1.4 * peak)
 
 
 @pytest.mark.parametrize("name", ["save", "load"])
