@@ -88,7 +88,7 @@ def transposed_matmul(
     -----
     ``2 k nnz / ranks`` flops; ranks add ``n k`` words, which each of them holds.
 
-    Error: 6 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
+    Error: 8 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
     """
     A, m = _rows(ctx, data, indices, starts, n)
     _require_rows("A.T @ X", X, m)
