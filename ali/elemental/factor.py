@@ -223,7 +223,7 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     memory, a copy of A. Sources: Businger and Golub 1965; Cheng, Gimbutas, Martinsson,
     Rokhlin, "On the compression of low rank matrices", SIAM J. Sci. Comput. 26(4), 2005.
 
-    Error: 1.5 times, the first singular value that is left out. Peak memory: 4.3 times arguments
+    Error: 1.5 times the first singular value that is left out. Peak memory: 4.3 times arguments
     and results.
     """
     m, n = A.shape

@@ -56,7 +56,7 @@ def nmf(
     interrupted. The same seed begins with the same X on any number of ranks. Sources: Kim and
     Park 2008; Boyd et al. 2011 (ADMM); Ghadimi et al. 2015 (its step length).
 
-    Error: 0.01 times, |A|, as |A - X Y^T|, for an A of that rank. Peak memory: 8.5 times arguments
+    Error: 0.01 times |A|, as |A - X Y^T|, for an A of that rank. Peak memory: 8.5 times arguments
     and results.
     """
     (m, n), most = A.shape, min(A.shape)

@@ -172,7 +172,7 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     A linear program by Mehrotra's method, cost of `lasso`. Source: Charnes, Cooper, Ferguson
     1955.
 
-    Error: 0.002 times, the least sum, in float32. Peak memory: 134.0 times arguments and results,
+    Error: 0.002 times the least sum, in float32. Peak memory: 134.0 times arguments and results,
     with m = 2 n = 300.
     """
     m, n = A.shape
@@ -265,7 +265,7 @@ def nnls(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ``m n^2 / ranks`` flops once and ``O(n^3 / ranks)`` a step. Sources: Lawson and Hanson 1974
     (the problem); Mehrotra 1992.
 
-    Error: 0.004 times, |A|^2 |X|, by which the conditions of optimality are missed in float32. Peak
+    Error: 0.004 times |A|^2 |X|, by which the conditions of optimality are missed in float32. Peak
     memory: 6.5 times arguments and results, with m = 2 n = 300.
     """
     common_rows("nnls", A, B)
