@@ -50,7 +50,9 @@ SCANS: list[Any] = [  # NumPy adds one element after the other, the ranks by blo
 REDUCTIONS = ["sum", "mean", "min", "max", "any", "all", "var"]
 # "would drop": NumPy only warns when a cast drops imaginary parts.
 REFUSALS = ["is not supported", "would drop", "up to two"]
-LONGER = {"float32": "float64", "complex64": "complex128"}
+LONGER = {"float32": "float64", "complex64": "complex128", "complex128": "clongdouble"} | (
+    dict.fromkeys(["float64", "int32", "int64", "bool"], "longdouble")
+)
 NUMBERS = [0, 1, -2, 0.5, True, 1j, np.float32(2), np.int64(3)]
 Pair = tuple[Any, Any]  # what the gang has, and what NumPy has
 
