@@ -81,3 +81,11 @@ def gang(clean: None) -> Iterator[Recovering]:
     gang = Recovering()
     yield gang
     gang.als.close()
+
+
+@pytest.fixture
+def plain(clean: None) -> Iterator[Recovering]:
+    """Two ranks that are not started again."""
+    gang = Recovering(max_failures=0)
+    yield gang
+    gang.als.close()

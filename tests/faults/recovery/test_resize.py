@@ -1,13 +1,9 @@
-"""A gang moves to more or fewer ranks, or goes on as it was."""
+"""A gang moves to more or fewer ranks."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +12,21 @@ import pytest
 import ray
 
 import ali
-from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     AlchemistError,
-    CancelledError,
-    GroupError,
-    GroupFailedError,
-    LibraryLoadError,
-    ResourceError,
-    SessionError,
 )
-from alchemist_ray.transfer.moving import MemoryJob, panels_of
-from mpi_workers.data.description import TransferTarget
-from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
-from tests.faults.conftest import Call, assert_clean, left
+from alchemist_ray.transfer.moving import panels_of
+from mpi_workers.matrix.layout import LAYOUTS
+from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import Recovering
+from tests.faults.recovery.resizes import UNDER_WAY_S, X, cpus, free_cpus, same_numbers
 from tests.support import traces
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
 
 HERE = Path(__file__).parent
-X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
-UNDER_WAY_S = 10.0  # until the new ranks load a library, on a loaded machine
-
-
-@pytest.fixture
-def plain(clean: None) -> Iterator[Recovering]:
-    """Two ranks that are not started again."""
-    gang = Recovering(max_failures=0)
-    yield gang
-    gang.als.close()
-
-
-def cpus() -> float:
-    return ray.available_resources().get("CPU", 0.0)
-
-
-def free_cpus(wanted: float) -> bool:
-    """Wait until so many CPUs are free: Ray reports them late."""
-    return traces.wait_until(lambda: cpus() == wanted, 10) is not None
-
-
-def same_numbers(handles: dict[Any, Handle], wanted: np.ndarray[Any, Any] = X) -> None:
-    for what, handle in handles.items():
-        np.testing.assert_array_equal(handle.fetch(), wanted, err_msg=str(what))
 
 
 # --- more and fewer ---
@@ -286,187 +252,3 @@ def test_a_resized_gang_is_rebuilt_on_its_ranks(gang: Recovering, tmp_path: Path
         np.testing.assert_allclose(changed.fetch(), X)
         np.testing.assert_array_equal(seeded.fetch(), numbers)
     assert als.connection.address.recovers
-
-
-# --- a gang that goes on as it was ---
-
-
-def trapped(gang: Recovering, folder: Path, order: str) -> Any:
-    """Load the library `trap`, which does as it is told when it is loaded again."""
-    path = folder / "trap.py"
-    shutil.copy(HERE / "trap.py", path)
-    library = gang.als.load_library("trap", path)
-    (folder / "trap.order").write_text(order)
-    return library
-
-
-def goes_on(gang: Recovering, A: Handle, ranks: list[int], before: set[str]) -> None:
-    """The same ranks and matrices; nothing of the other ranks is left; it can be resized."""
-    assert gang.ranks == ranks
-    same_numbers({"A": A})
-    assert_clean(before)
-    assert len(gang.als.resize(3)) == 3
-    same_numbers({"A": A})
-
-
-@pytest.mark.parametrize(
-    ("order", "error", "words"),
-    [
-        ("raise", LibraryLoadError, "not today"),
-        ("die", GroupError, r"rank 3 .*SIGKILL"),
-        ("", LibraryLoadError, r"trap.py has changed"),
-    ],
-)
-def test_new_ranks_that_fail(
-    plain: Recovering, tmp_path: Path, order: str, error: type[Exception], words: str
-) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    lib = trapped(plain, tmp_path, order)
-    assert lib.calls() == 1
-    if not order:
-        with (tmp_path / "trap.py").open("a") as file:
-            file.write("\n")
-    with pytest.raises(error, match=words) as caught:
-        plain.als.resize(4)
-    assert "goes on with its 2 workers" in str(caught.value)
-    assert not isinstance(caught.value, GroupFailedError)
-    assert lib.calls() == 2  # the old ranks have their state
-    if not order:
-        plain.als.load_library("trap", tmp_path / "trap.py")
-    (tmp_path / "trap.order").unlink()
-    goes_on(plain, A, ranks, before)
-
-
-@pytest.mark.parametrize("how", ["manager", "all calls"])
-def test_a_resize_that_is_cancelled(plain: Recovering, tmp_path: Path, how: str) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    trapped(plain, tmp_path, "wait")
-    manager = plain.als.connection.manager
-    resizing = Call(lambda: plain.als.resize(4))
-    assert traces.wait_until(lambda: not (tmp_path / "trap.order").exists(), UNDER_WAY_S)
-    start = time.monotonic()
-    ray.get((manager.stop_resize if how == "manager" else manager.cancel).remote())
-    outcome = resizing.outcome(start)
-    assert isinstance(outcome.error, CancelledError)
-    assert outcome.seconds < 5
-    goes_on(plain, A, ranks, before)
-
-
-def test_ctrl_c_ends_a_resize(plain: Recovering, tmp_path: Path) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    trapped(plain, tmp_path, "wait")
-
-    def interrupt() -> None:
-        if traces.wait_until(lambda: not (tmp_path / "trap.order").exists(), UNDER_WAY_S):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        plain.als.resize(4)
-    thread.join()
-    goes_on(plain, A, ranks, before)
-
-
-def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) -> Any:
-    trapped(gang, folder, "wait")
-    resizing = Call(lambda: gang.als.resize(4))
-    assert traces.wait_until(lambda: not (folder / "trap.order").exists(), UNDER_WAY_S)
-    start = time.monotonic()
-    fault()
-    return resizing.outcome(start)
-
-
-def test_old_ranks_that_are_lost_end_the_gang(plain: Recovering, tmp_path: Path) -> None:
-    A, pid = plain.als.send_matrix(X), plain.ranks[0]
-    outcome = during_the_move(plain, tmp_path, lambda: plain.kill(pid))
-    assert isinstance(outcome.error, GroupError)
-    assert "SIGKILL" in str(outcome.error)
-    with pytest.raises(GroupFailedError, match="SIGKILL"):
-        A.fetch()
-    plain.als.request_workers(1)
-
-
-def test_old_ranks_that_are_lost_are_started_again(gang: Recovering, tmp_path: Path) -> None:
-    A, pid = gang.als.send_matrix(X), gang.ranks[0]
-    outcome = during_the_move(gang, tmp_path, lambda: gang.kill(pid))
-    assert isinstance(outcome.error, GroupError)
-    same_numbers({"A": A})
-    assert len(gang.ranks) == 2
-    gang.als.resize(3)
-    same_numbers({"A": A})
-
-
-@pytest.mark.parametrize("how", ["close", "kill"])
-def test_a_gang_that_is_ended_meanwhile(plain: Recovering, tmp_path: Path, how: str) -> None:
-    end = plain.als.close if how == "close" else plain.als.kill_workers
-    outcome = during_the_move(plain, tmp_path, end)
-    assert isinstance(outcome.error, AlchemistError)
-
-
-def test_a_manager_that_dies_leaves_nothing(plain: Recovering, tmp_path: Path) -> None:
-    manager = plain.als.connection.manager
-    outcome = during_the_move(plain, tmp_path, lambda: ray.kill(manager))
-    assert isinstance(outcome.error, GroupFailedError)
-
-
-def test_more_than_the_cluster_has(plain: Recovering) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    with pytest.raises(ResourceError, match=r"goes on with its 2 workers: .*100"):
-        plain.als.resize(100)
-    goes_on(plain, A, ranks, before)
-
-
-def test_cpus_that_do_not_become_free(clean: None) -> None:
-    gang = Recovering(max_failures=0, start_timeout_s=2)
-    A, ranks = gang.als.send_matrix(X), gang.ranks
-    with AlchemistSession(int(cpus())):
-        with pytest.raises(ResourceError, match="not enough free CPUs for 2 workers"):
-            gang.als.resize(4)
-        assert gang.ranks == ranks
-        same_numbers({"A": A})
-        gang.als.resize(1)  # always possible
-        same_numbers({"A": A})
-    gang.als.close()
-
-
-@pytest.mark.parametrize("workers", [0, -1, 1.5, "3", True, None])
-def test_numbers_that_are_refused(plain: Recovering, workers: Any) -> None:
-    with pytest.raises(ResourceError, match="num_workers"):
-        plain.als.resize(workers)
-
-
-def test_a_session_without_a_gang(clean: None) -> None:
-    als = AlchemistSession()
-    with pytest.raises(SessionError, match="no workers"):
-        als.resize(2)
-    als.close()
-    with pytest.raises(SessionError, match="closed"):
-        als.resize(2)
-
-
-def test_a_gang_on_the_cpus_of_a_task_can_only_shrink(clean: None) -> None:
-    @ray.remote(num_cpus=2, max_calls=1)
-    def task() -> tuple[int, str]:
-        with AlchemistSession(2, placement="inherit") as als:
-            A = als.send_matrix(np.ones((20, 20)))
-            try:
-                als.resize(3)
-            except ResourceError as error:
-                words = str(error)
-            als.resize(1)
-            assert A.fetch().sum() == 400
-            return len(als.list_workers()), words
-
-    count, words = ray.get(task.remote(), timeout=60)
-    assert count == 1
-    assert "placement='own'" in words
-
-
-def test_too_little_memory_is_known_before() -> None:
-    distribution = Distribution("VC_STAR", (1 << 24, 1 << 24), default_grid(4))
-    target = TransferTarget(1, distribution, np.dtype("float64"))
-    with pytest.raises(ResourceError, match=r"need \d+\.\d TB more"):
-        MemoryJob(range(4), (target,)).run([])
-    small = TransferTarget(1, Distribution("VC_STAR", (4, 4), default_grid(4)), target.dtype)
-    MemoryJob(range(4), (small,)).run([])
