@@ -118,7 +118,7 @@ def test_dtypes(als: AlchemistSession, spark: Any) -> None:
     assert (mask.dtype, mask.columns) == (np.bool_, ("b", "c"))
     np.testing.assert_array_equal(mask.fetch(), [[True, False]])
     np.testing.assert_array_equal(als.send_matrix(flags, dtype="int32").fetch(), [[1, 0]])
-    with pytest.raises(DtypeError, match="dtype='float64'"):
+    with pytest.raises(DtypeError, match="dtype='int32'"):
         als.send_matrix(frame.selectExpr("cast(i as short) as s"))
     with pytest.raises(DtypeError, match="without loss"):
         als.send_matrix(frame, dtype="int64")
