@@ -199,7 +199,7 @@ def test_inherit_runs_inside_the_callers_bundle(cluster: str) -> None:
                 return str(error)
         return "no error"
 
-    assert "has 1 CPUs" in ray.get(too_many.remote(), timeout=60)
+    assert "has 1 CPU," in ray.get(too_many.remote(), timeout=60)
 
 
 def test_inherit_outside_of_ray_is_refused(cluster: str) -> None:
