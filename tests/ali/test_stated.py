@@ -73,5 +73,5 @@ def test_the_peak_memory_of_files_is_at_most_the_stated_one(name: str) -> None:
     peaks = found("tests.ali.ranks_stated:files", 2)
     for format in ("npy", "h5", "zarr", "parquet", "csv"):
         limit = most if format in ("parquet", "csv") else plain
-        assert peaks[f"{name} {format}"] <= 1.05 * limit, format
+        assert peaks[f"{name} {format}"] <= 1.05 * limit + 0.1, format
     assert most <= 1.3 * max(peaks[f"{name} {format}"] for format in ("parquet", "csv"))
