@@ -7,6 +7,7 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Collection
 
 import numpy as np
 import ray
@@ -15,9 +16,9 @@ from alchemist_ray import AlchemistSession
 from benchmarks.harness import Report, timed
 
 CALLS = 10_000
-SIZE = 5000  # 200 MB
+SIZE = 11_000  # 968 MB
 STEPS = 150
-MOVED = 11000  # 968 MB
+KILL_AFTER_S = 0.005  # in the middle of a step
 SIZES = (8, 2)  # from 4
 
 
@@ -36,10 +37,7 @@ def run() -> Report:
     with AlchemistSession(2, max_failures=3) as als:
         _power_iteration(als, blocks)
         wanted, undisturbed_s = _power_iteration(als, blocks)
-        killing = threading.Thread(target=_kill, args=(als, undisturbed_s))
-        killing.start()
-        found, took_s = _power_iteration(als, blocks)
-        killing.join()
+        found, took_s = _power_iteration(als, blocks, {STEPS // 4, STEPS // 2, 3 * STEPS // 4})
     if found != wanted:
         raise AssertionError(f"{found} instead of {wanted}")
     report.add(
@@ -54,7 +52,7 @@ def run() -> Report:
 def _resize(report: Report) -> None:
     """4 -> 8 -> 2 ranks, compared with `to_layout` of the same bytes, also into fresh memory."""
     with AlchemistSession(4) as als:
-        A = als.send_matrix(np.random.default_rng(0).random((MOVED, MOVED)))
+        A = als.send_matrix(np.random.default_rng(0).random((SIZE, SIZE)))
         corner = A[-3:, -3:].fetch()
         for size in SIZES:
             before = len(als.list_workers())
@@ -72,19 +70,18 @@ def _resize(report: Report) -> None:
 
 
 def _power_iteration(
-    als: AlchemistSession, blocks: list[tuple[ray.ObjectRef, int, int]]
+    als: AlchemistSession,
+    blocks: list[tuple[ray.ObjectRef, int, int]],
+    kills: Collection[int] = (),
 ) -> tuple[float, float]:
-    """The largest eigenvalue, and the seconds that it took."""
+    """The largest eigenvalue, and the seconds that it took; a rank is killed in some steps."""
     begin = time.perf_counter()
     A = als.send_matrix(blocks)
     v = als.send_matrix(np.ones(A.shape[0]))
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if step in kills:
+            victim = als.list_workers()[-1].pid
+            threading.Timer(KILL_AFTER_S, os.kill, (victim, signal.SIGKILL)).start()
         w = A @ v
         v = w / np.linalg.norm(w)
     return float(v @ (A @ v)), time.perf_counter() - begin
-
-
-def _kill(als: AlchemistSession, undisturbed_s: float) -> None:
-    for share in (0.2, 0.4, 0.3):
-        time.sleep(share * undisturbed_s)
-        os.kill(als.list_workers()[-1].pid, signal.SIGKILL)
