@@ -35,7 +35,11 @@ class RankHistory:
 
 def histories(connection: GangConnection, since: float) -> list[RankHistory]:
     """The commands of every rank since a time (seconds since the epoch)."""
-    found = user_code.run(connection, collected, (since,), {}, None, pure=True)
+    verbose, connection.verbose = connection.verbose, False  # not a call of the user's
+    try:
+        found = user_code.run(connection, collected, (since,), {}, None, pure=True)
+    finally:
+        connection.verbose = verbose
     return [
         RankHistory(rank, host, [e for e in map(Entry._make, entries) if e.name != OWN])
         for rank, host, entries in found

@@ -33,12 +33,12 @@ class GangMeasures:
     gang : str
         Its name; empty for a private one.
     user : str
-        Its owner.
+        Its owner, as `gang.process_name` names it.
     """
 
     def __init__(self, gang: str = "", user: str = "") -> None:
         self._gang = metrics.bounded(gang) if gang else metrics.PRIVATE
-        self._user = user
+        self._user = metrics.bounded(user.partition("@")[0])  # host and process are without number
         self._shown: set[tuple[str, metrics.Labels]] = set()
 
     # --- events ---

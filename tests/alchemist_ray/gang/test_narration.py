@@ -22,6 +22,8 @@ def test_a_verbose_session_prints_its_steps(
             lib.cholesky(-A)
         session.run(lambda comm: comm.size)
         session.fetch_matrix(A)
+        with session.profile():
+            pass
     out = capsys.readouterr().out
     assert "Allocated 2 workers:\n  rank 0 on " in out
     steps = (
@@ -33,6 +35,7 @@ def test_a_verbose_session_prints_its_steps(
         r"Function .*<lambda>: done in ",
         r"Fetch of A \(100 x 100, float64, MC_MR, 80\.0 kB\): done in ",
     )
+    assert "collected" not in out
     for step in steps:
         assert re.search(step, out), (step, out)
 

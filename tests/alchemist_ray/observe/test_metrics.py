@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -84,7 +85,8 @@ def test_calls_are_counted_by_routine_and_outcome(exported: Samples) -> None:
 
 @pytest.mark.timeout(150)
 def test_the_state_of_a_gang_is_shown(exported: Samples) -> None:
-    assert total(exported, "alchemist_gangs", gang="measured", state="ready") == 1
+    user = getpass.getuser()  # without host and process, which would be labels without number
+    assert total(exported, "alchemist_gangs", gang="measured", state="ready", user=user) == 1
     assert total(exported, "alchemist_ranks", gang="measured") == 2
     assert total(exported, "alchemist_processes", gang="measured") == 1
     assert total(exported, "alchemist_held_bytes", gang="measured") >= 800_000
