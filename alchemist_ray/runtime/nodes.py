@@ -317,11 +317,13 @@ class Nodes:
         """
         task = asyncio.ensure_future(work)
         waits: list[asyncio.Future[Any]] = [task, self._ended]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        raise self._ended.result()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise self._ended.result()
+        finally:
+            task.cancel()  # also if the caller is cancelled
 
     async def idle(self) -> None:
         """Wait until every rank has returned from an earlier call (see `_give_up`)."""
