@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from alchemist_ray.gateway.credentials import ClientSide
 from alchemist_ray.gateway.protocol import OLDEST_PROTOCOL, PROTOCOL, GatewayAddress
+from alchemist_ray.gateway.tls_socket import LARGE_STEP_NBYTES, TlsSocket
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection
@@ -69,9 +70,9 @@ class SharedSocket:
                 with self._lock:
                     self._ahead = self._sock.recv(READ_BYTES)
                 return True
-            except WAITS as wait:
+            except WAITS:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._wait(wait, left):
+                if not self._wait(left, writing=False):
                     return False
             except OSError:
                 return True  # `recv` raises it
@@ -84,10 +85,8 @@ class SharedSocket:
             try:
                 with self._lock:
                     return self._sock.recv(nbytes)
-            except WAITS as wait:
-                self._wait_or_fail(wait)
-            except ssl.SSLEOFError:
-                return b""
+            except WAITS:
+                self._wait_or_fail(writing=False)
 
     def recv_into(self, view: memoryview) -> int:
         data = self.recv(min(len(view), READ_BYTES))
@@ -96,20 +95,22 @@ class SharedSocket:
 
     def sendall(self, raw: Any) -> None:
         view = memoryview(raw).cast("B")
-        while view:
+        all_taken = False
+        while not all_taken:
             try:
+                all_taken = not view  # a call without bytes: see `TlsSocket.send`
                 with self._lock:
-                    sent = self._sock.send(view)
-                view = view[sent:]
-            except WAITS as wait:
-                self._wait_or_fail(wait)
+                    taken = self._sock.send(view)
+                view = view[taken:]
+            except WAITS:
+                all_taken = False
+                self._wait_or_fail(writing=True)
 
-    def _wait_or_fail(self, wait: BaseException) -> None:
-        if not self._wait(wait, self._timeout_s):
+    def _wait_or_fail(self, *, writing: bool) -> None:
+        if not self._wait(self._timeout_s, writing=writing):
             raise TimeoutError("timed out")
 
-    def _wait(self, wait: BaseException, timeout_s: float | None) -> bool:
-        writing = isinstance(wait, ssl.SSLWantWriteError)
+    def _wait(self, timeout_s: float | None, *, writing: bool) -> bool:
         fd = self._sock.fileno()
         if fd < 0:
             return True  # closed by another thread: the next call fails
@@ -173,6 +174,8 @@ def connect(
         connection.close()
         raise
     if not shared:
+        if isinstance(sock, TlsSocket):
+            sock.step_nbytes = LARGE_STEP_NBYTES
         return connection, welcome
     # Nothing follows the WELCOME before this side sends: no byte is left in `connection`.
     return SharedConnection(SharedSocket(sock)), welcome
@@ -190,7 +193,9 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         sockets.tune(raw, keepalive)
         if not address.tls:
             return raw, b""
-        sock = _context(address).wrap_socket(raw, server_hostname=host)
+        sock = TlsSocket(raw, _context(address), server_hostname=host)
+        raw = sock
+        sock.do_handshake()
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # nothing listens behind a port that does
         raw.close()
         raise
@@ -204,7 +209,7 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
     except BaseException:
         raw.close()
         raise
-    seen = hashlib.sha256(sock.getpeercert(binary_form=True) or b"")
+    seen = hashlib.sha256(sock.tls.getpeercert(binary_form=True) or b"")
     wanted = address.fingerprint
     if wanted and not hmac.compare_digest(seen.hexdigest(), wanted):
         sock.close()

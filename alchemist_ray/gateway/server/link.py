@@ -1,7 +1,7 @@
 """Link: one client's connection on the gateway's event loop, from accept to its end.
 
 asyncio's own TLS cannot give a connection away, and connections for data are served by threads.
-So the loop only watches the socket, and the calls of OpenSSL are made here.
+So the loop only watches the socket, and a `TlsSocket` encrypts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
 from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
 from alchemist_ray.gateway.secure_socket import WAITS
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
+from alchemist_ray.gateway.tls_socket import LARGE_STEP_NBYTES, TlsSocket
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake
@@ -86,7 +87,7 @@ class Link:
         sock.setblocking(False)
         self._sock: socket.socket = sock
         if context is not None:
-            self._sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self._sock = TlsSocket(sock, context)
         self._fd = self._sock.fileno()
         self._secured = context is None
         self._buffer = FrameBuffer(UNAUTHENTICATED_MAP_LIMIT)
@@ -109,8 +110,8 @@ class Link:
 
     def _readable(self) -> None:
         try:
-            if not self._secured:
-                self._sock.do_handshake()  # type: ignore[attr-defined]
+            if not self._secured and isinstance(self._sock, TlsSocket):
+                self._sock.do_handshake()
                 self._secured = True
             for _ in range(READS):
                 data = self._sock.recv(READ_BYTES)
@@ -123,7 +124,7 @@ class Link:
                 self._deliver()
                 if self._closed or self._paused or self._fd < 0:
                     return
-            if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            if isinstance(self._sock, TlsSocket) and self._sock.has_received:
                 self._loop.call_soon(self._again)  # the kernel has nothing that wakes the loop
         except ssl.SSLWantWriteError:
             self._watch_writable()
@@ -246,10 +247,12 @@ class Link:
 
     def _flush(self) -> None:
         try:
-            while self._out:
+            all_taken = False
+            while not all_taken:
+                all_taken = not self._out  # a call without bytes: see `TlsSocket.send`
                 with memoryview(self._out) as view:
-                    sent = self._sock.send(view[: READ_BYTES * READS])
-                del self._out[:sent]
+                    taken = self._sock.send(view[: READ_BYTES * READS])
+                del self._out[:taken]
         except WAITS:
             self._watch_writable()
             return
@@ -329,4 +332,6 @@ class Link:
         self._unwatch()
         self._fd = -1
         self._sock.setblocking(True)
+        if isinstance(self._sock, TlsSocket):
+            self._sock.step_nbytes = LARGE_STEP_NBYTES
         return self._sock, self._buffer.clear()
