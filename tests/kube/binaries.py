@@ -29,6 +29,7 @@ KUBERNETES = "v1.34.4"  # as controlplane/go.mod replaces it
 COSCHEDULING = "sigs.k8s.io/scheduler-plugins@v0.34.7"  # as controlplane/go.mod requires it
 KUBERAY = f"github.com/ray-project/kuberay/ray-operator@v{KUBERAY_VERSION}"
 COREDNS = "github.com/coredns/coredns@v1.12.4"
+HELM = "helm.sh/helm/v3@v3.16.4"
 KWOK = "sigs.k8s.io/kwok@v0.7.0"
 LIMIT_S = 3600.0  # a control plane takes 4 to 18 minutes here
 STAMP = "k8s.io/component-base/version"
@@ -140,6 +141,10 @@ def _make_kwok(folder: Path) -> None:
     _build(folder / "kwok", KWOK, "./cmd/kwok")
 
 
+def _make_helm(folder: Path) -> None:
+    _build(folder / "helm", HELM, "./cmd/helm")
+
+
 def _digest() -> str:
     """Of all that decides what our own program is."""
     text = hashlib.sha256(LINKED.encode())
@@ -153,7 +158,8 @@ CONTROL_PLANE = Part("controlplane", _digest(), _make_control_plane)
 OPERATOR = Part("ray-operator", KUBERAY.partition("@")[2], _make_operator)
 DNS = Part("coredns", COREDNS.partition("@")[2], _make_coredns)
 FAKES = Part("kwok", KWOK.partition("@")[2], _make_kwok)
-ALL = (CONTROL_PLANE, OPERATOR, DNS, FAKES)
+PACKAGES = Part("helm", HELM.partition("@")[2], _make_helm)
+ALL = (CONTROL_PLANE, OPERATOR, DNS, FAKES, PACKAGES)
 
 
 if __name__ == "__main__":

@@ -10,35 +10,8 @@ from pathlib import Path
 
 from alchemist_ray.deploy.kubernetes import overlays
 from alchemist_ray.deploy.kubernetes.manifests import manifests, to_yaml
-from alchemist_ray.deploy.kubernetes.options import GANG_SCHEDULERS, ClusterOptions, flag_of
+from alchemist_ray.deploy.kubernetes.options import GANG_SCHEDULERS, HELP, ClusterOptions, flag_of
 from alchemist_ray.subcommands import add_subcommand
-
-HELP = {
-    "name": "name of the RayCluster or RayJob",
-    "namespace": "its namespace",
-    "image": "image with alchemist-on-ray; a fixed tag or digest",
-    "pull_policy": "when nodes pull the image: IfNotPresent, Always or Never",
-    "workers": "number of worker pods",
-    "cpus": "CPUs of each worker pod, one for each rank",
-    "memory": "memory of each worker pod, with its unit (Gi: 2^30 bytes, G: 10^9)",
-    "head_cpus": "CPUs of the head pod",
-    "head_memory": "memory of the head pod",
-    "storage": "disk space of each pod, for logs and spilled objects",
-    "autoscale": "scale between 0 and --workers pods with the demand of gangs",
-    "idle_timeout_s": "with --autoscale: seconds after which an idle pod is removed",
-    "gang": "scheduler that starts all pods or none",
-    "queue": "queue of that scheduler",
-    "host_network": "worker pods use the network of their node, one pod per node",
-    "rdma_resource": "with --host-network: name of the RDMA devices in the device plugin",
-    "network_policy": "limit traffic by NetworkPolicies (default, except with --host-network)",
-    "operator_namespace": "namespace of KubeRay's operator",
-    "api_server": "with --autoscale: networks of the Kubernetes API server, as 10.0.0.1/32",
-    "gateway": "start a gateway on the head, for clients without Ray",
-    "gateway_networks": "with --gateway: networks of its clients, as 192.0.2.0/24",
-    "monitoring": "create a ServiceMonitor, a PodMonitor and a Grafana dashboard",
-    "monitoring_namespace": "with --monitoring: namespace of Prometheus",
-    "job": "shell command: render a RayJob, which creates the cluster, runs the command and ends",
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,9 +51,9 @@ def _parser() -> argparse.ArgumentParser:
             type=int if isinstance(default, int) else str,
             default=default,
             choices=GANG_SCHEDULERS if field.name == "gang" else None,
-            help=text if default is None else f"{text} (default: {default})",
+            help=f"{text} (default: {default})" if default else text,
         )
-    write = add_subcommand(verbs, "overlays", "write the kustomize base and overlays")
+    write = add_subcommand(verbs, "overlays", "write the kustomize folders and the Helm chart")
     write.add_argument(
         "--write", type=Path, required=True, metavar="FOLDER", help="folder to write to (kuberay/)"
     )

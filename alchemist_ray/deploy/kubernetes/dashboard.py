@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Map = dict[str, Any]
@@ -211,7 +212,7 @@ def _panel(number: int, title: str, unit: str, lines: tuple[tuple[str, str], ...
     }
 
 
-def dashboard() -> Map:
+def dashboard_text() -> str:
     """Return the dashboard, as Grafana imports it."""
     source = {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 0}
     space = {
@@ -221,7 +222,7 @@ def dashboard() -> Map:
         "query": "label_values(ray_node_cpu_utilization, namespace)",
         "refresh": 1,
     }
-    return {
+    board = {
         "title": "Alchemist on Ray",
         "uid": "alchemist-on-ray",
         "schemaVersion": 39,
@@ -230,3 +231,4 @@ def dashboard() -> Map:
         "templating": {"list": [source, space]},
         "panels": [_panel(number, *panel) for number, panel in enumerate(PANELS)],
     }
+    return json.dumps(board, indent=1) + "\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import yaml
 
-from alchemist_ray.deploy.kubernetes.dashboard import dashboard
+from alchemist_ray.deploy.kubernetes.dashboard import dashboard_text
 from alchemist_ray.deploy.kubernetes.network import METRICS_PORTS, network_policies
 from alchemist_ray.deploy.kubernetes.objects import make_object, members
 from alchemist_ray.deploy.kubernetes.options import ClusterOptions
@@ -151,7 +150,7 @@ def monitors(o: ClusterOptions) -> list[Map]:
         "selector": {"matchLabels": labels(o, "worker")},
         "podMetricsEndpoints": [{"port": "metrics"}],
     }
-    data = {"alchemist.json": json.dumps(dashboard(), indent=1) + "\n"}
+    data = {"alchemist.json": dashboard_text()}
     board = make_object(o, "v1", "ConfigMap", f"{o.name}-dashboard", data=data)
     board["metadata"]["labels"]["grafana_dashboard"] = "1"
     api = "monitoring.coreos.com/v1"

@@ -11,7 +11,9 @@ from mpi_workers.matrix.sizes import parse_nbytes, readable
 
 GANG_SCHEDULERS = ("scheduler-plugins", "volcano", "yunikorn", "kueue")
 QUEUES = {"volcano": "default", "yunikorn": "root.default", "kueue": "alchemist"}
-OBJECT_STORE_SHARE = 0.3  # of a pod's memory, Ray's own default; ranks and tasks get the rest
+# Of a pod's memory, 3 tenths, Ray's own default; ranks and tasks get the rest.
+OBJECT_STORE_TENTHS = 3
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")  # of a taint
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 CLUSTER_NAME_LIMIT = 53  # KubeRay derives longer names from it, which must be DNS labels
 JOB_NAME_LIMIT = 47
@@ -19,6 +21,38 @@ NAMESPACE_LIMIT = 63
 GIB = 1 << 30
 # The API server of most clusters has an address in one of these (RFC 1918, RFC 6598).
 PRIVATE_NETWORKS = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+
+HELP = {
+    "name": "name of the RayCluster or RayJob",
+    "namespace": "its namespace",
+    "image": "image with alchemist-on-ray; a fixed tag or digest",
+    "pull_policy": "when nodes pull the image: IfNotPresent, Always or Never",
+    "pull_secrets": "names of Secrets for pulling the image, comma-separated",
+    "workers": "number of worker pods",
+    "cpus": "CPUs of each worker pod, one for each rank",
+    "memory": "memory of each worker pod, with its unit (Gi: 2^30 bytes, G: 10^9)",
+    "head_cpus": "CPUs of the head pod",
+    "head_memory": "memory of the head pod",
+    "storage": "disk space of each pod, for logs and spilled objects",
+    "node_selector": "labels of nodes for worker pods: zone=a,disk=ssd",
+    "tolerations": "taints that worker pods tolerate: hpc=yes:NoSchedule,gpu:NoExecute",
+    "head_node_selector": "labels of nodes for the head pod",
+    "head_tolerations": "taints that the head pod tolerates",
+    "autoscale": "scale between 0 and --workers pods with the demand of gangs",
+    "idle_timeout_s": "with --autoscale: seconds after which an idle pod is removed",
+    "gang": "scheduler that starts all pods or none",
+    "queue": "queue of that scheduler",
+    "host_network": "worker pods use the network of their node, one pod per node",
+    "rdma_resource": "with --host-network: name of the RDMA devices in the device plugin",
+    "network_policy": "limit traffic by NetworkPolicies (default, except with --host-network)",
+    "operator_namespace": "namespace of KubeRay's operator",
+    "api_server": "with --autoscale: networks of the Kubernetes API server, as 10.0.0.1/32",
+    "gateway": "start a gateway on the head, for clients without Ray",
+    "gateway_networks": "with --gateway: networks of its clients, as 192.0.2.0/24",
+    "monitoring": "create a ServiceMonitor, a PodMonitor and a Grafana dashboard",
+    "monitoring_namespace": "with --monitoring: namespace of Prometheus",
+    "job": "shell command: render a RayJob, which creates the cluster, runs the command and ends",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +67,8 @@ class ClusterOptions:
         An image with alchemist-on-ray, tini, bash and a user with id 1000. It needs a tag or
         digest other than `latest`.
     pull_policy : {"IfNotPresent", "Always", "Never"}
+    pull_secrets : str
+        Names of Secrets with which nodes pull the image, comma-separated.
     workers : int
         Worker pods. Each has room for as many ranks as it has CPUs.
     cpus : int
@@ -46,6 +82,11 @@ class ClusterOptions:
     storage : str
         Disk space of each pod, a Kubernetes quantity: Ray's logs and spilled objects in /tmp.
         A pod that exceeds it is evicted.
+    node_selector, head_node_selector : str
+        Labels of the nodes that worker pods and the head pod may run on: ``key=value``,
+        comma-separated.
+    tolerations, head_tolerations : str
+        Taints that they tolerate: ``key=value:effect`` or ``key:effect``, comma-separated.
     autoscale : bool
         Scale between 0 and `workers` pods with the demand of gangs. Default: always `workers`.
     idle_timeout_s : int
@@ -88,12 +129,17 @@ class ClusterOptions:
     namespace: str = "alchemist"
     image: str = IMAGE
     pull_policy: str = "IfNotPresent"
+    pull_secrets: str = ""
     workers: int = 2
     cpus: int = 4
     memory: str = "16Gi"
     head_cpus: str = "2"
     head_memory: str = "8Gi"
     storage: str = "8Gi"
+    node_selector: str = ""
+    tolerations: str = ""
+    head_node_selector: str = ""
+    head_tolerations: str = ""
     autoscale: bool = False
     idle_timeout_s: int = 60
     gang: str | None = None
@@ -139,6 +185,10 @@ class ClusterOptions:
             _check_network("api_server", network)
         for network in self.client_networks:
             _check_network("gateway_networks", network)
+        for name in parts(self.pull_secrets):
+            _check_name("pull_secrets", name, NAMESPACE_LIMIT)
+        for option in ("node_selector", "head_node_selector", "tolerations", "head_tolerations"):
+            self.node_choice(option)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -174,24 +224,61 @@ class ClusterOptions:
     @property
     def api_networks(self) -> list[str]:
         """Networks in which the Kubernetes API server is."""
-        return [network.strip() for network in self.api_server.split(",")]
+        return parts(self.api_server)
 
     @property
     def client_networks(self) -> list[str]:
         """Networks of the gateway's clients."""
-        return [network.strip() for network in self.gateway_networks.split(",")]
+        return parts(self.gateway_networks)
 
     @property
     def object_store_bytes(self) -> tuple[int, int]:
         """Sizes of the head's object store and of a worker's."""
         head = quantity_bytes(self.head_memory, "head_memory")
         worker = quantity_bytes(self.memory, "memory")
-        return int(head * OBJECT_STORE_SHARE), int(worker * OBJECT_STORE_SHARE)
+        return head * OBJECT_STORE_TENTHS // 10, worker * OBJECT_STORE_TENTHS // 10
+
+    def node_choice(self, option: str) -> dict[str, str] | list[dict[str, str]]:
+        """An option that chooses nodes, as a pod has it. Raises `ValueError`."""
+        text = getattr(self, option)
+        return _labels(text, option) if "selector" in option else _tolerations(text, option)
 
     @property
     def queue_name(self) -> str:
         """Queue of the gang scheduler."""
         return self.queue or QUEUES.get(self.gang or "", "")
+
+
+def parts(text: str) -> list[str]:
+    """Split a comma-separated option."""
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def _labels(text: str, option: str) -> dict[str, str]:
+    """Convert ``key=value,...``. Raises `ValueError`, which names the option."""
+    found = {}
+    for part in parts(text):
+        key, equals, value = part.partition("=")
+        if not key or not equals:
+            raise ValueError(f"{flag_of(option)} {part!r}: give labels like zone=a,disk=ssd")
+        found[key] = value
+    return found
+
+
+def _tolerations(text: str, option: str) -> list[dict[str, str]]:
+    """Convert ``key=value:effect,...``. Raises `ValueError`, which names the option."""
+    found = []
+    for part in parts(text):
+        taint, _, effect = part.rpartition(":")
+        key, equals, value = taint.partition("=")
+        if not key or effect not in EFFECTS:
+            raise ValueError(
+                f"{flag_of(option)} {part!r}: give taints like hpc=yes:NoSchedule, with one of "
+                f"the effects {', '.join(EFFECTS)}"
+            )
+        match = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+        found.append({"key": key, **match, "effect": effect})
+    return found
 
 
 def quantity_bytes(text: str, option: str) -> int:

@@ -1,4 +1,4 @@
-"""The kustomize folders in ``kuberay/``, generated: a base, and overlays as patches of it."""
+"""The generated files of ``kuberay/``: a base, overlays as patches of it, the Helm chart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from alchemist_ray.deploy.kubernetes import chart
 from alchemist_ray.deploy.kubernetes.manifests import manifests, to_yaml
 from alchemist_ray.deploy.kubernetes.options import ClusterOptions
 
@@ -85,7 +86,7 @@ def files() -> dict[str, str]:
             found[f"overlays/{name}/resources.yaml"] = HEADER + to_yaml(new)
         text = f"{HEADER}# {overlay.about}\n{_kustomization(resources, patches)}"
         found[f"overlays/{name}/kustomization.yaml"] = text
-    return found
+    return found | chart.files()
 
 
 def write(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alchemist_ray.deploy.kubernetes.options import ClusterOptions
+from alchemist_ray.deploy.kubernetes.options import ClusterOptions, parts
 from alchemist_ray.gateway.protocol import PORT
 
 Map = dict[str, Any]
@@ -134,9 +134,16 @@ def _container(o: ClusterOptions, name: str, cpus: str, memory: str, ports: Map)
 
 
 def _template(o: ClusterOptions, component: str, container: Map, storage: str, **more: Any) -> Map:
+    option = "" if component == "worker" else "head_"
+    choice = {
+        "imagePullSecrets": [{"name": name} for name in parts(o.pull_secrets)],
+        "nodeSelector": o.node_choice(f"{option}node_selector"),
+        "tolerations": o.node_choice(f"{option}tolerations"),
+    }
     return {
         "metadata": {"labels": labels(o, component)},
         "spec": {
+            **{key: value for key, value in choice.items() if value},
             "serviceAccountName": o.name,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,

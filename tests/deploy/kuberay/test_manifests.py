@@ -57,7 +57,9 @@ def test_a_folder_is_what_the_renderer_makes(folder: str) -> None:
 
 def test_the_committed_folders_are_current() -> None:
     committed = {
-        path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.yaml")
+        path.relative_to(ROOT).as_posix(): path.read_text()
+        for path in ROOT.rglob("*")
+        if path.is_file() and path.parent != ROOT
     }
     assert committed == files(), "run `alchemist kuberay overlays --write kuberay`"
 
@@ -97,6 +99,9 @@ CHOICES = st.builds(
     host_network=st.booleans(),
     network_policy=st.sampled_from([None, True, False]),
     gateway=st.booleans(),
+    pull_secrets=st.sampled_from(["", "registry"]),
+    node_selector=st.sampled_from(["", "disk=ssd"]),
+    tolerations=st.sampled_from(["", "hpc:NoSchedule"]),
     monitoring=st.booleans(),
     job=st.sampled_from([None, "python -c 'print(1)'"]),
 )

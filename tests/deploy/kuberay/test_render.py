@@ -14,8 +14,8 @@ import yaml
 
 from alchemist_ray.cli import main
 from alchemist_ray.deploy.kubernetes import KUBERAY_VERSION, RAY_VERSION, ClusterOptions, manifests
-from alchemist_ray.deploy.kubernetes.cli import HELP
 from alchemist_ray.deploy.kubernetes.dashboard import PANELS
+from alchemist_ray.deploy.kubernetes.options import HELP
 from alchemist_ray.deploy.kubernetes.overlays import OVERLAYS
 from alchemist_ray.deploy.kubernetes.versions import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds
@@ -55,9 +55,28 @@ def test_it_prints_what_was_asked_for() -> None:
     assert group["rayStartParams"]["object-store-memory"] == str(int(0.3 * (64 << 30)))
 
 
+def test_pods_get_nodes_and_secrets_as_asked() -> None:
+    asked = ClusterOptions(
+        pull_secrets="a, b",
+        node_selector="disk=ssd,zone=",
+        tolerations="hpc=yes:NoSchedule,x:NoExecute",
+    )
+    cluster = manifests(asked)[2]["spec"]
+    head = cluster["headGroupSpec"]["template"]["spec"]
+    worker = cluster["workerGroupSpecs"][0]["template"]["spec"]
+    assert head["imagePullSecrets"] == worker["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    assert worker["nodeSelector"] == {"disk": "ssd", "zone": ""}
+    assert worker["tolerations"] == [
+        {"key": "hpc", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
+        {"key": "x", "operator": "Exists", "effect": "NoExecute"},
+    ]
+    assert "tolerations" not in head
+    assert "nodeSelector" not in head
+
+
 def test_overlays_are_written_by_a_command(tmp_path: Path) -> None:
     assert main(["kuberay", "overlays", "--write", str(tmp_path)]) == 0
-    for path in tmp_path.rglob("*.yaml"):
+    for path in (p for p in tmp_path.rglob("*") if p.is_file()):
         assert path.read_text() == (ROOT / "kuberay" / path.relative_to(tmp_path)).read_text()
     assert len(list((tmp_path / "overlays").iterdir())) == len(OVERLAYS)
 
@@ -92,6 +111,10 @@ def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (("--host-network", "--network-policy"), "does not apply"),
         (("--storage", "10Mi"), "--storage 10Mi"),
         (("--autoscale", "--api-server", "0.0.0.0/0"), "must not be the whole Internet"),
+        (("--node-selector", "ssd"), "give labels like zone=a,disk=ssd"),
+        (("--tolerations", "hpc=yes"), "give taints like hpc=yes:NoSchedule"),
+        (("--head-tolerations", "hpc:Always"), "--head-tolerations 'hpc:Always'"),
+        (("--pull-secrets", "Mine"), "--pull-secrets 'Mine'"),
         (("--autoscale", "--api-server", "here"), "give networks like 10.0.0.1/32"),
     ],
 )
