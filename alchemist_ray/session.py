@@ -157,7 +157,9 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         node has two streams. A layout with copies is sent once and copied by the ranks over MPI.
         """
         if shape is not None or is_sparse(matrix) or is_sparse_blocks(matrix):
-            return send_sparse(self.connection, matrix, dtype, shape=shape, name=name)
+            return send_sparse(
+                self.connection, matrix, dtype, shape=shape, name=name, durable=durable
+            )
         with narrated(self.connection, f"Send of {name or 'a matrix'} as {layout}"):
             return sending.send(
                 self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,

@@ -27,6 +27,7 @@ import numpy as np
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Grid
+from mpi_workers.wire.library_names import LOAD_STATE, SAVE_STATE
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature, coerce
 
 if typing.TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Context:
         Height and width of the grid of ranks.
     state : dict
         The library's own values, kept on this rank from call to call until the library is
-        loaded again or the gang ends.
+        loaded again or the gang ends. The routines `save_state` and `load_state` of a library
+        carry it over to other ranks (``docs/own-library.md``).
     gang : Gang
         The ranks that run the routine, for libraries that host other libraries.
     """
@@ -268,12 +270,27 @@ def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure
     )
 
 
+def check_state_routines(library: str, routines: Mapping[str, Signature]) -> None:
+    """Refuse `save_state` and `load_state` that do not fit together. Raises `Failure`."""
+    save, load = routines.get(SAVE_STATE), routines.get(LOAD_STATE)
+    if save is None or load is None:
+        return
+    given, taken = [r.type for r in save.results], [p.type for p in load.parameters]
+    if save.parameters or load.results or given != taken:
+        raise Failure(
+            "LibraryLoadError",
+            f"library {library!r}: load_state must take what save_state returns, "
+            f"({', '.join(given)}), and return nothing; save_state must take nothing",
+        )
+
+
 class PythonLibrary:
     """A module's routines, as the rank's loop calls them.
 
     The optional functions ``load(state, path)`` and ``close(state)`` of the module are called
     on every rank when the library is loaded (`path`: the shared object of a shipped library, as
-    the user gave it, or None) and when it is unloaded.
+    the user gave it, or None) and when it is unloaded. With the routines ``save_state(ctx)`` and
+    ``load_state(ctx, ...)``, which takes what the first returns, the state outlives the ranks.
     """
 
     def __init__(self, name: str, module: types.ModuleType, path: str | None = None) -> None:
@@ -291,6 +308,7 @@ class PythonLibrary:
                 f"library {name!r} ({module.__name__}) declares no routine: decorate at least one "
                 "function with @ali.routine",
             )
+        check_state_routines(name, {key: its for key, (_, its) in self._routines.items()})
         load = getattr(module, "load", None)
         if callable(load):
             load(self._state, path)

@@ -198,6 +198,7 @@ def send_sparse(
     *,
     shape: tuple[int, int] | None = None,
     name: str | None = None,
+    durable: bool = False,
 ) -> SparseHandle:
     """Send a sparse matrix, or blocks of one, row by row to the ranks in turn.
 
@@ -222,7 +223,7 @@ def send_sparse(
         whole = np.zeros((size, max(1, width)), dtype)
         for row, own in zip(whole, values, strict=True):
             row[: len(own)] = own
-        sent: Handle = send(connection, whole, name=name)
+        sent: Handle = send(connection, whole, name=name, durable=durable)
         return sent
 
     small = np.int32 if max(n, longest) < 1 << 31 else np.int64  # a quarter less to send and read
@@ -235,7 +236,7 @@ def send_sparse(
         int(rows.nnz),
         gathered(longest, rows.dtype, [part.data for part in parts], named[0]),
         gathered(longest, small, [part.indices for part in parts], named[1]),
-        send(connection, starts, name=named[2]),
+        send(connection, starts, name=named[2], durable=durable),
     )
 
 

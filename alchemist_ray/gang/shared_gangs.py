@@ -46,9 +46,9 @@ class SharedGangs(GangOwner):
 
         Notes
         -----
-        After an error, or Ctrl-C, the gang goes on as it was. The states of libraries start empty;
-        sparse matrices have to be sent again (``docs/resize.md``). Several processes that resize
-        a gang do it one after the other.
+        After an error, or Ctrl-C, the gang goes on as it was. States of libraries without
+        `save_state` and `load_state` start empty (``docs/resize.md``). Several processes that
+        resize a gang do it one after the other.
         """
         positive_int("num_workers", num_workers)
         connection = self.connection

@@ -14,6 +14,7 @@ from alchemist_ray.errors import (
     GroupRecoveredError,
 )
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.io.library_states import LibraryState, save_states
 from alchemist_ray.io.saving import files_library, leaving_nothing
 from mpi_workers.wire.file_names import CHECKPOINT_FORMAT
 
@@ -22,7 +23,7 @@ KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in th
 
 
 def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = False) -> None:
-    """Write all matrices of a gang; see `AlchemistSession.checkpoint`.
+    """Write all matrices and states of libraries of a gang; see `AlchemistSession.checkpoint`.
 
     `cut_log`: from now on the matrices are rebuilt from the checkpoint after a failure.
     """
@@ -30,6 +31,7 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
     if "://" in where:
         raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
     library = files_library(connection)
+    states = save_states(connection)
     told = connection.request({"op": "list_matrices"})["matrices"]
     with leaving_nothing(where, token):
         hidden = library.routine("begin_folder")(where, token)
@@ -47,6 +49,7 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
                 "version": VERSION,
                 "workers": connection.address.size,
                 "matrices": entries,
+                "states": [state.for_manifest() for state in states],
             }
             text = json.dumps(manifest, indent=1, default=repr)
             library.routine("end_folder")(where, token, text)
@@ -57,14 +60,17 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
             raise
     if cut_log:
         with contextlib.suppress(GroupRecoveredError):  # the log is as good as before
-            _cut_log(connection, where, told)
+            _cut_log(connection, where, told, states)
 
 
-def _cut_log(connection: GangConnection, where: str, told: list[dict[str, Any]]) -> None:
-    """Have matrices rebuilt from a checkpoint, if they have not been changed since."""
+def _cut_log(
+    connection: GangConnection, where: str, told: list[dict[str, Any]], states: list[LibraryState]
+) -> None:
+    """Have matrices and states rebuilt from a checkpoint, if they have not been changed since."""
     stamp = files_library(connection).routine("stamp")
     saved = []
     for about in told:
         path = f"{where}/{about['matrix']}.npy"
         saved.append([about["matrix"], about.get("version", 0), path, stamp(path)])
-    connection.request({"op": "checkpointed", "matrices": saved})
+    kept = [state.for_gang() for state in states]
+    connection.request({"op": "checkpointed", "matrices": saved, "states": kept})

@@ -18,10 +18,13 @@ from alchemist_ray.errors import (
     MatrixError,
     MatrixNotFoundError,
 )
+from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.io.checkpoint_writing import KEPT, VERSION, write_checkpoint
+from alchemist_ray.io.library_states import arguments_of, files_of
 from alchemist_ray.io.saving import as_path, files_library, renamed
 from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
+from mpi_workers.wire.library_names import LOAD_STATE
 
 
 class SessionCheckpoints(GangOwner):
@@ -52,6 +55,8 @@ class SessionCheckpoints(GangOwner):
 
     def checkpoint(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all matrices of the session into a folder that all nodes see.
+
+        States of libraries with `save_state` and `load_state` (`ali.routine`) are written, too.
 
         Parameters
         ----------
@@ -93,6 +98,8 @@ class SessionCheckpoints(GangOwner):
     ) -> Self:
         """Create a session with the matrices of a checkpoint, on a gang of any size.
 
+        Libraries whose states were saved are loaded again, with their states.
+
         Parameters
         ----------
         folder : path_like
@@ -127,14 +134,23 @@ class SessionCheckpoints(GangOwner):
             connection = session.connection
             library = files_library(connection)
             manifest = _checked(library.routine("manifest")(where), where)
+            states = manifest.get("states", [])  # none in manifests of earlier versions
+            of_states, found = files_of(states), {}
             for entry in manifest["matrices"]:
                 file, layout = f"{where}/{entry['file']}", entry["layout"]
                 handle, _ = library.routine("load")(file, layout=layout)
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
                     raise FileError(f"{file} does not match the manifest")
+                if entry["file"] in of_states:
+                    found[entry["file"]] = handle
+                    continue
                 source = {"kind": "restored", "from": where, "was": entry["source"]}
-                columns = entry.get("columns", ())  # none in manifests of earlier versions
+                columns = entry.get("columns", ())  # likewise
                 renamed(connection, handle, entry["name"], source, pin=True, columns=columns)
+            for entry in states:
+                asked = {"op": "load", "library": entry["library"], "path": entry["path"]}
+                loaded = Library(connection, connection.request(asked))
+                loaded.routine(LOAD_STATE)(**arguments_of(entry, found))
         except BaseException:
             session.close()
             raise

@@ -6,16 +6,18 @@ sources: files, blocks in the object store, arrays that were kept, checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.functions.node_files import Data
-from alchemist_ray.runtime.logged_command import LoggedCommand
+from alchemist_ray.runtime.loaded_libraries import LoadedLibraries
+from alchemist_ray.runtime.logged_command import LoggedCommand, matrices_of
 from alchemist_ray.runtime.matrix_records import Record
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.library_names import LOAD_STATE
 
 FILES = "files"  # the library that reads and writes files
 DEPTH_LIMIT = 100_000
@@ -69,6 +71,7 @@ class CommandLog:
         parents = {r.made_by: None for r in (*used, *changed) if r.made_by is not None}
         depth = 1 + max((parent.depth for parent in parents), default=0)
         names = [body[key] for key in ("code", "given") if body.get(key)]
+        reason = reason or next((parent.reason for parent in parents if parent.reason), "")
         self._number += 1
         self.seconds += seconds
         command = LoggedCommand(
@@ -102,6 +105,30 @@ class CommandLog:
         """A copy of a matrix is kept: what led to it is no longer needed."""
         record.made_by = None
         self.add(sent(record), made=[record], source=np.atleast_1d(array))
+
+    def state_kept(
+        self, libraries: LoadedLibraries, library: str, arguments: Body, records: Iterable[Record]
+    ) -> None:
+        """What `load_state` of a library takes is kept: what led to its state is not needed."""
+        again = {"op": "call", "library": library, "routine": LOAD_STATE, "arguments": arguments}
+        if (state := libraries.state(library)) is not None:
+            state.made_by = None
+            self.add(again, records, changed=[state], code=libraries.stamp(library))
+
+    def checkpointed(
+        self, body: Body, matrices: Mapping[int, Record], libraries: LoadedLibraries
+    ) -> None:
+        """Matrices and states of these versions are in files."""
+        code = libraries.stamp(FILES)
+        for ident, version, path, stamp in body["matrices"]:
+            record = matrices.get(ident)
+            if record is not None and record.version == version:
+                self.loaded(record, path, stamp, code)
+        for library, version, arguments in body.get("states", []):
+            if (state := libraries.state(library)) is not None and state.version == version:
+                used = matrices_of({"op": "call", "arguments": arguments})
+                self.state_kept(libraries, library, arguments, [matrices[i] for i in used])
+        self.seconds = 0.0
 
     def loaded(self, record: Record, path: str, stamp: str, code: Any) -> None:
         """A matrix is in a file: what led to it is no longer needed."""

@@ -51,7 +51,7 @@ COMMANDS: dict[str, Command] = {
     "sources": Command(("matrices",), immediate=Commands.sources),
     "list_libraries": Command((), immediate=Commands.list_libraries),
     "ping": Command(("wait?", "workers?"), immediate=Commands.ping),
-    "checkpointed": Command(("matrices",), immediate=Commands.checkpointed),
+    "checkpointed": Command(("matrices", "states?"), immediate=Commands.checkpointed),
     "file_stamp": Command(("matrix", "stamp"), immediate=Commands.file_stamp),
     "remove_files": Command(("names",), immediate=Commands.remove_files),
 }

@@ -7,16 +7,20 @@ immediate one at a time.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from alchemist_ray.runtime import effects
-from alchemist_ray.runtime.command_log import FILES, NOT_KEPT, CommandLog, sent
+from alchemist_ray.runtime.command_log import NOT_KEPT, CommandLog, sent
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.logged_command import matrices_of
-from alchemist_ray.runtime.matrix_records import Record
+from alchemist_ray.runtime.matrix_records import Record, check_unused
 from alchemist_ray.runtime.nodes import Nodes
+from alchemist_ray.runtime.user_limits import ByteQuota
 from alchemist_ray.runtime.worker_table import table_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
@@ -67,13 +71,14 @@ class Commands:
         self._ids = 0
         self.matrices: dict[int, Record] = {}
         self.libraries = LoadedLibraries(users)
+        self.quota = ByteQuota()
 
     # --- matrices ---
 
     async def create(self, body: Body, holder: str) -> Body:
         """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
-        await self.nodes.round("reserve", **fields)
+        await self._reserve(**fields)
         ident = self._new_id()
         try:
             await self.nodes.round("create", matrix=ident, **fields)
@@ -98,7 +103,8 @@ class Commands:
     async def free(self, body: Body, holder: str) -> Body:
         """Free matrices, unless other programs use them."""
         if not body.get("forced"):
-            self._check_unused(body["matrices"], holder)
+            found = filter(None, map(self.matrices.get, body["matrices"]))
+            check_unused(found, holder, self._users)
         known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
         if body.get("forced"):
             known = body["matrices"]
@@ -106,21 +112,17 @@ class Commands:
             await self.nodes.round("free", matrices=known)
         return {"freed": len(known)}
 
-    def _check_unused(self, idents: list[int], holder: str) -> None:
-        for record in filter(None, map(self.matrices.get, idents)):
-            if users := self._users(record.holders - {holder}):
-                raise Failure(
-                    "MatrixError",
-                    f"{record.name} was not freed: {', '.join(users)} still uses it. Free it after "
-                    "that program drops its handles or detaches",
-                )
+    async def _reserve(self, shape: Sequence[int], dtype: str, layout: str) -> None:
+        """Check that a matrix is allowed, and that the nodes have the memory for it."""
+        self.quota.check(self.matrices.values(), math.prod(shape) * np.dtype(dtype).itemsize)
+        await self.nodes.round("reserve", shape=shape, dtype=dtype, layout=layout)
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
-        await self.nodes.round("reserve", **fields)
+        await self._reserve(**fields)
         ident = self._new_id()
         try:
             await self.nodes.round(
@@ -158,11 +160,15 @@ class Commands:
         done = await self.nodes.round("load", collective=True, library=name, path=path)
         described: Body = done.value
         self.libraries.add(name, stamp, described, holder)
+        if (state := self.libraries.state(name)) is not None:  # commands before had another one
+            again = {"op": "load", "library": name, "path": path}
+            self.log.add(again, changed=[state], code=stamp)
         return described
 
     async def call(self, body: Body, holder: str) -> Body:
         """Call a routine of a library."""
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
+        self.libraries.check(library)
         used = [self._known(ident) for ident in matrices_of(body)]
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
@@ -197,7 +203,10 @@ class Commands:
 
         If it fails, what some ranks made of it is freed.
         """
-        changed = self._changed(again) if used else []
+        self.quota.check(self.matrices.values(), 0)
+        changed: list[Record] = []
+        if self.log.enabled:
+            used, changed = effects.affected(self.libraries, self.matrices, again, used)
         begin = time.monotonic()
         try:
             done = await self.nodes.round(collective=True, first=self.next_id, **again)
@@ -219,15 +228,6 @@ class Commands:
         self.nodes.unstage(body["names"])
         self.log.removed(body["names"])
         return {}
-
-    def _changed(self, body: Body) -> list[Record]:
-        """The matrices that a command may change, as far as is known, and their aliases."""
-        if not self.log.enabled:
-            return []
-        idents = effects.changed(self.libraries, body)
-        found = [self.matrices[ident] for ident in idents]
-        shared = set[int]().union(*(record.aliases for record in found)) - set(idents)
-        return [*found, *filter(None, map(self.matrices.get, sorted(shared)))]
 
     # --- what is held ---
 
@@ -286,6 +286,11 @@ class Commands:
             for other in filter(None, map(self.matrices.get, alias)):
                 record.shares_with(other)
         return described
+
+    def unlisted(self, matrices: list[Any] | None) -> list[Record]:
+        """Records of matrices that ranks have made for the GroupManager: no process gets them."""
+        made = self._keep_results(matrices, {"kind": "state"}, NO_HOLDER)
+        return [self.matrices.pop(about["matrix"]) for about in made]
 
     def lost(self, holder: str) -> None:
         """A process is gone, and its leases with it."""
@@ -378,13 +383,8 @@ class Commands:
         return {"busy": self.nodes.busy, **ranks}
 
     def checkpointed(self, body: Body, holder: str) -> Body:
-        """Matrices are in files now, in these versions: they are rebuilt from there."""
-        code = self.libraries.stamp(FILES)
-        for ident, version, path, stamp in body["matrices"]:
-            record = self.matrices.get(ident)
-            if record is not None and record.made_by and record.made_by.number == version:
-                self.log.loaded(record, path, stamp, code)
-        self.log.seconds = 0.0
+        """Matrices and states are in files now, in these versions: they are rebuilt from there."""
+        self.log.checkpointed(body, self.matrices, self.libraries)
         return {}
 
     def file_stamp(self, body: Body, holder: str) -> Body:

@@ -154,6 +154,10 @@ class Driver:
             if found is not None and about["state"] != "REMOVED":
                 self._guard(*found, PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ident))))
 
+    async def share_of_bytes(self, user: str, gang: str, nbytes: int) -> int | None:
+        """See `ClusterLimits.share`."""
+        return self._limits.share(user, gang, nbytes)
+
     # --- agents ---
 
     async def agents(self, node_ids: list[str]) -> list[tuple[ActorHandle, dict[str, Any]]]:

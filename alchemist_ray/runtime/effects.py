@@ -1,10 +1,14 @@
-"""Effects of commands: the matrices that they change, and whether they can be repeated."""
+"""Effects of commands: what they change, and whether they can be repeated."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries
 from alchemist_ray.runtime.logged_command import matrices_of
+from alchemist_ray.runtime.matrix_records import Record
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.library_names import SAVE_STATE
 
 
 def written(libraries: LoadedLibraries, body: Body) -> list[int]:
@@ -25,6 +29,23 @@ def changed(libraries: LoadedLibraries, body: Body) -> list[int]:
     if body["op"] == "call" and not libraries.declares(body["library"], body["routine"]):
         return matrices_of(body)
     return written(libraries, body)
+
+
+def affected(
+    libraries: LoadedLibraries, matrices: Mapping[int, Record], body: Body, used: list[Record]
+) -> tuple[list[Record], list[Record]]:
+    """What a command takes, and what it may change: matrices, their aliases, a library's state."""
+    idents = changed(libraries, body) if used else []
+    found = [matrices[ident] for ident in idents]
+    shared = set[int]().union(*(record.aliases for record in found)) - set(idents)
+    found += filter(None, map(matrices.get, sorted(shared)))
+    library, routine = body.get("library", ""), body.get("routine", "")
+    state = libraries.state(library)
+    if state is None:
+        return used, found
+    if routine != SAVE_STATE and not libraries.pure(library, routine):
+        found.append(state)
+    return [*used, state], found
 
 
 def repeatable(libraries: LoadedLibraries, body: Body) -> bool:

@@ -134,9 +134,8 @@ class GangCpus:
         instead: bool = False,
     ) -> Any:
         request, here = self._request, ray.get_runtime_context().get_node_id()
-        user = request.owner.partition("@")[0]
         asking = self._driver.reserve.remote(
-            self._gang, name, workers, request.cpus, here, strategy, nodes, user, instead
+            self._gang, name, workers, request.cpus, here, strategy, nodes, request.user, instead
         )
         try:
             return await result_of(asking)

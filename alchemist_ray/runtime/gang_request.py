@@ -51,3 +51,8 @@ class GangRequest:
     max_failures: int = 0
     checkpoint_folder: str | None = None
     bounds: tuple[int, int] | None = None
+
+    @property
+    def user(self) -> str:
+        """The account of `owner`, for limits."""
+        return self.owner.partition("@")[0]

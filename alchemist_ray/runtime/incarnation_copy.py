@@ -18,6 +18,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.runtime.commands import Commands
 from alchemist_ray.runtime.incarnation import Incarnation
+from alchemist_ray.runtime.library_states import SavedState, load_state, save_state
 from alchemist_ray.runtime.loaded_libraries import stamp_of
 from alchemist_ray.runtime.matrix_records import Record
 from alchemist_ray.runtime.ray_calls import result_of
@@ -57,6 +58,7 @@ class IncarnationCopy:
         self._source = source
         self._target = target
         self._created: dict[int, TransferTarget] = {}  # by the number of the old matrix
+        self._states: list[SavedState] = []  # of libraries
 
     async def prepare(self) -> None:
         """Allocate memory on the new ranks, while commands run on the old ones.
@@ -98,7 +100,14 @@ class IncarnationCopy:
     async def _copy(self) -> None:
         await self._copy_files()
         await self._load_libraries()
-        await self._copy_matrices()
+        try:
+            for library in self._commands.libraries.states():
+                self._states.append(await save_state(self._commands, library))
+            await self._copy_matrices()
+            for saved in self._states:
+                await load_state(self._new.nodes, saved, self._commands.next_id)
+        finally:  # free them on both
+            self._old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
 
     async def _copy_files(self) -> None:
         # From the node of rank 0, which has the results of functions, too.
@@ -119,7 +128,8 @@ class IncarnationCopy:
     # --- matrices ---
 
     def _records(self) -> list[Record]:
-        return [record for record in self._commands.matrices.values() if record.sealed]
+        states = [record for saved in self._states for record in saved.records]
+        return [*(r for r in self._commands.matrices.values() if r.sealed), *states]
 
     def _separate(self, records: list[Record]) -> list[Record]:
         """Those that do not have the memory of an earlier one."""

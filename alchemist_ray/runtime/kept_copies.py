@@ -1,13 +1,15 @@
-"""Copies of small matrices in the GroupManager: they cut the log of an iteration.
+"""Copies of small matrices and states in the GroupManager: they cut the log of an iteration.
 
 A vector that thousands of commands have led to would be rebuilt by all of them. Once these have
 taken more than `LEAST_S`, the GroupManager fetches the vector, to send its copy after a failure.
+It does the same with the state of a library.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,8 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang_cpus import in_thread
+from alchemist_ray.runtime.library_states import save_state
+from alchemist_ray.runtime.logged_command import LoggedCommand
 from alchemist_ray.runtime.matrix_records import Record
 from alchemist_ray.transfer.fetching import fetch
 from mpi_workers.failures import Failure
@@ -26,7 +30,8 @@ from mpi_workers.wire.frames import Body
 POLL_INTERVAL_S = 0.5
 LEAST_S = 0.5  # of commands that have led to a matrix
 SMALL = 1 << 20  # 1 MiB
-TOGETHER = 64 << 20  # 64 MiB, of one gang
+TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
+STATE_FACTOR = 20.0  # commands since the last copy of a state must have taken so many times that
 
 
 class KeptCopies:
@@ -42,13 +47,15 @@ class KeptCopies:
     def __init__(self, dispatcher: Dispatcher, address: Callable[[], GangAddress | None]) -> None:
         self._dispatcher = dispatcher
         self._address = address
+        self._state_costs_s: dict[str, float] = {}  # by library, of its last copy
+        self._state_tried: dict[str, LoggedCommand] = {}  # what its last copy followed
         dispatcher.commands.own["keep_copies"] = self._copy
 
     async def run(self) -> None:
         """Keep copies until this task is cancelled."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
-            if self._due():
+            if self._due() or self._due_states():
                 with contextlib.suppress(Failure):
                     await self._dispatcher.submit({"op": "keep_copies"})
 
@@ -62,14 +69,44 @@ class KeptCopies:
                 due.append(record)
         return due
 
+    def _due_states(self) -> list[str]:
+        """Libraries; also one with a state that could not be rebuilt, because a call has failed."""
+        due = []
+        for library, state in self._dispatcher.commands.libraries.states().items():
+            least_s = max(LEAST_S, STATE_FACTOR * self._state_costs_s.get(library, 0.0))
+            command = state.made_by
+            if command is None or command is self._state_tried.get(library):
+                continue
+            if command.cost_s > least_s or command.obstacle():
+                due.append(library)
+        return due
+
     async def _copy(self) -> None:
-        """While no other command runs: fetch the matrices that are due."""
+        """While no other command runs: fetch the matrices and states that are due."""
         address = self._address()
         if address is not None:
-            due = self._due()
-            arrays = await in_thread(_fetched, address, [record.described() for record in due])
-            for record, array in zip(due, arrays, strict=True):
-                self._dispatcher.commands.log.copied(record, array)
+            await self._copy_matrices(address, self._due())
+            for library in self._due_states():
+                await self._copy_state(address, library)
+
+    async def _copy_matrices(self, address: GangAddress, records: list[Record]) -> None:
+        arrays = await in_thread(_fetched, address, [record.described() for record in records])
+        for record, array in zip(records, arrays, strict=True):
+            self._dispatcher.commands.log.copied(record, array)
+
+    async def _copy_state(self, address: GangAddress, library: str) -> None:
+        commands, begin = self._dispatcher.commands, time.monotonic()
+        state = commands.libraries.state(library)
+        if state is not None and state.made_by is not None:
+            self._state_tried[library] = state.made_by
+        saved = await save_state(commands, library)
+        try:
+            if sum(record.nbytes for record in saved.records) <= TOGETHER:
+                await self._copy_matrices(address, saved.records)
+                commands.log.state_kept(commands.libraries, library, saved.arguments, saved.records)
+        finally:
+            self._state_costs_s[library] = time.monotonic() - begin
+            commands.nodes.unreferenced += [record.id for record in saved.records]
 
 
 def _fetched(address: GangAddress, records: list[Body]) -> list[NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""The libraries of a gang: which file each is from, and which processes use it."""
+"""The libraries of a gang: which file each is from, which processes use it, what state it keeps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from alchemist_ray.runtime.matrix_records import Record
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.library_names import LOAD_STATE, SAVE_STATE
 
 STAT_LIMIT_S = 2.0  # to read the file of a library
 
@@ -21,6 +23,7 @@ class _Loaded:
     stamp: Stamp
     writes: dict[str, list[str]]
     pure: frozenset[str]
+    state: Record | None  # if it can be saved; the log treats it like a matrix
     holders: set[str] = field(default_factory=set)
 
 
@@ -36,6 +39,7 @@ class LoadedLibraries:
     def __init__(self, users: Callable[[set[str]], list[str]]) -> None:
         self._users = users
         self._loaded: dict[str, _Loaded] = {}
+        self._lost: dict[str, str] = {}  # libraries whose state could not be rebuilt, and why
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaded)
@@ -44,8 +48,13 @@ class LoadedLibraries:
         return self._loaded[name].described
 
     def described(self) -> list[Body]:
-        """The libraries with their signatures."""
-        return [loaded.described for loaded in self._loaded.values()]
+        """The libraries with their signatures; file and version of a state that can be saved."""
+        return [
+            {**loaded.described, "path": loaded.stamp[0], "version": loaded.state.version}
+            if loaded.state is not None
+            else loaded.described
+            for loaded in self._loaded.values()
+        ]
 
     def in_use(self, name: str, stamp: Stamp, holder: str) -> Body | None:
         """The library if another process has loaded it from the same file; None: load it.
@@ -80,7 +89,11 @@ class LoadedLibraries:
         routines = described["routines"]
         writes = {r["name"]: r["writes"] for r in routines if r.get("writes") is not None}
         pure = frozenset(r["name"] for r in routines if r.get("pure"))
-        self._loaded[name] = _Loaded(described, stamp, writes, pure, holders | {holder})
+        state = None
+        if {SAVE_STATE, LOAD_STATE} <= {r["name"] for r in routines}:
+            state = Record(0, f"the state of library {name!r}", (), "bool", "", True, {})
+        self._loaded[name] = _Loaded(described, stamp, writes, pure, state, holders | {holder})
+        self._lost.pop(name, None)
 
     def writes(self, name: str, routine: str) -> Sequence[str]:
         """Parameters that a routine changes in place, as its library has declared."""
@@ -112,9 +125,25 @@ class LoadedLibraries:
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.stamp
 
-    def remove(self, name: str) -> None:
-        """A library could not be loaded again."""
+    def state(self, name: str) -> Record | None:
+        """The state of a library, if it can be saved."""
+        loaded = self._loaded.get(name)
+        return None if loaded is None else loaded.state
+
+    def states(self) -> dict[str, Record]:
+        """The states that can be saved, by library."""
+        return {n: loaded.state for n, loaded in self._loaded.items() if loaded.state is not None}
+
+    def remove(self, name: str, reason: str = "") -> None:
+        """A library, or its state, could not be had again; `reason`: for those that call it."""
         del self._loaded[name]
+        if reason:
+            self._lost[name] = reason
+
+    def check(self, name: str) -> None:
+        """Raise `Failure` (LibraryNotFoundError) if the state of a library was lost."""
+        if name in self._lost:
+            raise Failure("LibraryNotFoundError", self._lost[name])
 
     def lost(self, holder: str) -> None:
         """A process is gone."""

@@ -69,6 +69,8 @@ class LoggedCommand:
                 return f"{library}.{routine}"
             case {"op": "run", "name": name}:
                 return str(name)
+            case {"op": "load", "library": library}:
+                return f"load_library({library!r})"
         return str(self.body["op"])
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from alchemist_ray.runtime.logged_command import LoggedCommand
+from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 
@@ -55,6 +57,11 @@ class Record:
         """Bytes of the matrix, each element counted once."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    @property
+    def version(self) -> int:
+        """Number of the last command that made or changed it; 0: not logged."""
+        return self.made_by.number if self.made_by is not None else 0
+
     def shares_with(self, other: Record) -> None:
         """It has the memory of another matrix: a routine returned its argument."""
         other.aliases.update((other.id, self.id))
@@ -70,5 +77,18 @@ class Record:
             "layout": self.layout,
             "pinned": self.pinned,
             **({"columns": self.columns} if self.columns else {}),
-            **({"version": self.made_by.number} if self.made_by is not None else {}),
+            **({"version": self.version} if self.version else {}),
         }
+
+
+def check_unused(
+    records: Iterable[Record], holder: str, users: Callable[[set[str]], list[str]]
+) -> None:
+    """Raise `Failure` if a matrix is used by programs other than the one of `holder`."""
+    for record in records:
+        if found := users(record.holders - {holder}):
+            raise Failure(
+                "MatrixError",
+                f"{record.name} was not freed: {', '.join(found)} still uses it. Free it after "
+                "that program drops its handles or detaches",
+            )

@@ -73,8 +73,8 @@ class Rebuilding:
         try:
             for name, data in list(self._commands.log.files.items()):
                 await self._stage(name, data)
-            await self._load_libraries()
             commands = self._possible()
+            await self._load_libraries(commands)
             unused = self._unused_after(commands)
             for command in commands:
                 if not self._blocked(command):
@@ -92,10 +92,11 @@ class Rebuilding:
 
     def _possible(self) -> list[LoggedCommand]:
         """The commands to repeat: those without an obstacle on the way from the sources."""
-        for command in history(self._commands.matrices.values()):
+        states = self._commands.libraries.states()
+        records = [*self._commands.matrices.values(), *states.values()]
+        for command in history(records):
             self._blocked(command)
-        live = [r for r in self._commands.matrices.values() if r.made_by not in self._obstacles]
-        return history(live)
+        return history([record for record in records if record.made_by not in self._obstacles])
 
     def _blocked(self, command: LoggedCommand) -> bool:
         """Whether a command cannot be repeated, because of itself or of one before it."""
@@ -134,20 +135,29 @@ class Rebuilding:
                 )
         for ident in list(stale)[:-REASONS_KEPT]:
             del stale[ident]
+        libraries, without = self._commands.libraries, ""
+        for name, state in libraries.states().items():
+            if state.made_by is not None and (reason := self._obstacles.get(state.made_by)):
+                words = f"library {name!r} must be loaded again: its state could not be rebuilt"
+                libraries.remove(name, f"{words}: {reason}")
+                without += f"; {words}"
         if not lost:
-            return f"The gang was started again with all its matrices ({len(matrices)})"
+            return f"The gang was started again with all its matrices ({len(matrices)}){without}"
         names = ", ".join(record.name for record in lost[:NAMED]) + ", ..." * (len(lost) > NAMED)
         of = f"{len(matrices)} of {len(matrices) + len(lost)} matrices"
-        return f"The gang was started again with {of}; not with {names}"
+        return f"The gang was started again with {of}; not with {names}{without}"
 
     # --- how ---
 
-    async def _load_libraries(self) -> None:
+    async def _load_libraries(self, commands: Sequence[LoggedCommand]) -> None:
+        """All libraries, but for those that one of the commands loads."""
         libraries = self._commands.libraries
+        later = {command.body["library"] for command in commands if command.body["op"] == "load"}
         for name, stamp in libraries.stamps().items():
             path = stamp[0]
             if await stamp_of(path) != stamp:
                 libraries.remove(name)
+            if name in later or libraries.stamp(name) is None:
                 continue
             try:
                 await self._nodes.round("load", collective=True, library=name, path=path)
@@ -183,6 +193,10 @@ class Rebuilding:
                     matrix=command.made[0],
                     layout=body["layout"],
                 )
+            case "load":
+                await self._check_sources(command)
+                fields = {key: body[key] for key in ("library", "path")}
+                await self._nodes.round("load", collective=True, **fields)
             case _:
                 await self._check_sources(command)
                 for name, data in command.files.items():

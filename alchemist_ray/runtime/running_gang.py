@@ -35,6 +35,8 @@ from alchemist_ray.runtime.ray_calls import result_of
 from alchemist_ray.runtime.rebuilding import Rebuilding
 from alchemist_ray.runtime.resizing import Resizing
 
+QUOTA_INTERVAL_S = 1.0
+
 STATES = {
     "starting": "is being started",
     "ready": "has workers",
@@ -135,6 +137,7 @@ class RunningGang:
         self._tasks.append(asyncio.get_running_loop().create_task(self._show_measures()))
         self.dispatcher.use(self._now.nodes)
         self._elastic.watch(self.request, self._now.nodes)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._keep_quota()))
         if self.request.max_failures:
             self._shorten_log()
         return self.address
@@ -148,6 +151,19 @@ class RunningGang:
             commands = self.dispatcher.commands
             writing = AutomaticCheckpoints(commands, self._ready_address, folder)
             self._tasks.append(loop.create_task(writing.run()))
+
+    async def _keep_quota(self) -> None:
+        """Learn how many bytes the matrices may have, as long as the cluster has a limit."""
+        commands = self.dispatcher.commands
+        while True:
+            nbytes = sum(record.nbytes for record in commands.matrices.values())
+            asked = self._driver.share_of_bytes.remote(self.request.user, self._gang, nbytes)
+            with contextlib.suppress(RayError):  # the Driver is being started again
+                share: int | None = await result_of(asked)
+                commands.quota.nbytes = share
+                if commands.quota.nbytes is None:
+                    return
+            await asyncio.sleep(QUOTA_INTERVAL_S)
 
     async def _show_measures(self) -> None:
         try:

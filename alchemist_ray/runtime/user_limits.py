@@ -1,4 +1,4 @@
-"""Limits of a user: how many gangs and ranks at a time. Gateways and Drivers check them.
+"""Limits of a user: how many gangs, ranks and bytes at a time. Gateways and Drivers check them.
 
 Inside a cluster they are advice: Ray knows no users, and believes the name that a process gives.
 """
@@ -6,12 +6,17 @@ Inside a cluster they are advice: Ray knows no users, and believes the name that
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from alchemist_ray.errors import ResourceError
+from alchemist_ray.runtime.matrix_records import Record
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.sizes import readable
 
 # In the environment of the Driver's node, that is of `ray start --head`.
 GANGS_VARIABLE = "ALCHEMIST_USER_GANGS"
 RANKS_VARIABLE = "ALCHEMIST_USER_RANKS"
+BYTES_VARIABLE = "ALCHEMIST_USER_BYTES"
 
 
 def check_limits(
@@ -31,6 +36,7 @@ class ClusterLimits:
 
     def __init__(self) -> None:
         self._reserved: dict[str, tuple[str, str, int]] = {}  # by reservation: user, gang, ranks
+        self._nbytes: dict[str, int] = {}  # by gang
 
     def add(self, user: str, gang: str, reservation: str, ranks: int, *, instead: bool) -> None:
         """Note a reservation; `instead`: of another one, which is given back next.
@@ -51,6 +57,41 @@ class ClusterLimits:
     def remove(self, reservation: str) -> None:
         """A reservation has been given back."""
         self._reserved.pop(reservation, None)
+        self._nbytes = {gang: self._nbytes.get(gang, 0) for _, gang, _ in self._reserved.values()}
+
+    def share(self, user: str, gang: str, nbytes: int) -> int | None:
+        """Note the bytes of a gang's matrices. How many it may have; None: as many as it likes."""
+        self._nbytes[gang] = nbytes
+        others = {its for who, its, _ in self._reserved.values() if who == user} - {gang}
+        most = _limit(BYTES_VARIABLE)
+        return None if most is None else most - sum(self._nbytes.get(its, 0) for its in others)
+
+
+class ByteQuota:
+    """The bytes that the matrices of a gang may have.
+
+    Attributes
+    ----------
+    nbytes : int or None
+        At the moment: what the other gangs of its user leave of the limit of the cluster.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes: int | None = None
+
+    def check(self, records: Iterable[Record], new: int) -> None:
+        """Refuse `new` bytes, 0 if that is not known, besides those of `records`."""
+        if self.nbytes is None:
+            return
+        held = sum(record.nbytes for record in records)
+        if held + max(1, new) > self.nbytes:
+            raise Failure(
+                "ResourceError",
+                f"the matrices of this gang have {readable(held)}"
+                + f", and {readable(new)} more are asked for" * (new > 0)
+                + "; the quota of its user in this cluster leaves it "
+                f"{readable(max(0, self.nbytes))}: free handles, or end another gang",
+            )
 
 
 def _limit(variable: str) -> int | None:

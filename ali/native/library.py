@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from ali.interface import Context, no_such_routine
+from ali.interface import Context, check_state_routines, no_such_routine
 from ali.loader import known_processor, provide_mpich
 from ali.mpi_family import foreign_mpi, our_mpi, refuse_second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
@@ -65,6 +65,7 @@ class NativeLibrary:
             self._routines[signature.name] = (routine, signature)
         if not self._routines:
             raise self._bad("it declares no routine")
+        check_state_routines(name, {key: its for key, (_, its) in self._routines.items()})
 
     def _look_up(self, path: Path) -> CLibrary:
         try:

@@ -4,7 +4,8 @@ A sparse matrix is three ordinary matrices in VC_STAR with one row for each rank
 their columns, and the starts of the rows, as in SciPy's CSR format, padded to the longest; the last
 three columns of the starts have the number of columns and elements of the sparse matrix, and the
 rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p, ... of the sparse matrix, as in
-VC_STAR.
+VC_STAR. On a gang that was resized since it was sent, p is the number of ranks at that time
+(`ali.sparse.dealing`).
 
 "Error" and "Peak memory" of docstrings are those of `ali.linalg`, measured for 2000 x 60 (errors)
 and 100000 x 120 elements (memory), a fifth of which are not zero.
@@ -21,6 +22,7 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.iterative import checked_tol, column_dots, search
 from ali.linalg.krylov import basis_size, right_vectors
 from ali.linalg.singular import svd
+from ali.sparse.dealing import dealt_out
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 __all__ = ["conjugate_gradient", "matmul", "transposed_matmul", "truncated_svd"]
@@ -234,12 +236,7 @@ def _rows(
     ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix, n: int
 ) -> tuple[csr_array, int]:
     """This rank's rows of A, without a copy, and the number of all rows."""
-    require(
-        data.shape[0] == ctx.size,
-        "MatrixError",
-        f"the sparse matrix is divided among {data.shape[0]} ranks and the gang has {ctx.size}: "
-        "send it again",
-    )
+    data, indices, starts = dealt_out(ctx, data, indices, starts)
     ends = starts.local[0]
     mine = int(ends[-1])
     used = int(ends[mine])

@@ -1,4 +1,4 @@
-"""Names of libraries that a gang's ranks find without a path; for both sides, without MPI."""
+"""Names of libraries that a gang's ranks find without a path, and of routines with a meaning."""
 
 SHIPPED = {  # names, and the ranks' modules
     "linalg": "ali.linalg",
@@ -11,4 +11,7 @@ SHIPPED = {  # names, and the ranks' modules
     "echo": "ali.echo",
 }
 ARRAYS = "ali.arrays"  # linalg under another name: a library `linalg` of the user is left alone
+# Results of the first are arguments of the second: so the state of a library outlives its ranks.
+SAVE_STATE = "save_state"
+LOAD_STATE = "load_state"
 ENTRY_POINTS = "alchemist.libraries"  # the group in which packages name their libraries

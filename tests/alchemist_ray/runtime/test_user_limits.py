@@ -10,10 +10,16 @@ import sys
 import pytest
 
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.user_limits import GANGS_VARIABLE, RANKS_VARIABLE, ClusterLimits
+from alchemist_ray.runtime.user_limits import (
+    BYTES_VARIABLE,
+    GANGS_VARIABLE,
+    RANKS_VARIABLE,
+    ClusterLimits,
+)
 
 PROGRAM = """
-import json, signal
+import json, signal, time
+import numpy as np
 import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
@@ -38,6 +44,20 @@ with AlchemistSession(2) as first:
     first.resize(1)
     with AlchemistSession(2):
         told["after"] = len(first.list_workers())
+X = np.ones((500, 500))  # 2 MB
+with AlchemistSession(1) as first, AlchemistSession(1) as second:
+    A = first.send_matrix(X)
+    time.sleep(2.5)  # the gangs learn of each other
+    B = second.send_matrix(X)
+    refused("bytes", lambda: second.send_matrix(X))
+    refused("layout", lambda: B.to_layout("MC_MR"))
+    del A
+    time.sleep(2.5)
+    C = second.send_matrix(X)
+    D = B + C  # its size is not known before
+    refused("result", lambda: D + 1)
+    del C, D
+    told["freed"] = float((B + 1).fetch().sum())
 print(json.dumps(told))
 """
 
@@ -45,7 +65,7 @@ print(json.dumps(told))
 def test_a_cluster_refuses_gangs_and_ranks_beyond_its_limits() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, GANGS_VARIABLE: "2", RANKS_VARIABLE: "3"},
+        env={**os.environ, GANGS_VARIABLE: "2", RANKS_VARIABLE: "3", BYTES_VARIABLE: "4500000"},
         capture_output=True,
         text=True,
         timeout=110,
@@ -58,6 +78,11 @@ def test_a_cluster_refuses_gangs_and_ranks_beyond_its_limits() -> None:
     assert "goes on with its 2 workers: " in told["resize"]
     assert "would have 4 ranks" in told["resize"]
     assert told["after"] == 1
+    assert "have 2.0 MB, and 2.0 MB more are asked for; the quota of its user" in told["bytes"]
+    assert "leaves it 2.5 MB: free" in told["bytes"]
+    assert "2.0 MB more are asked for" in told["layout"]
+    assert "have 6.0 MB; the quota" in told["result"]
+    assert told["freed"] == 2 * 500**2
 
 
 def test_limits_count_by_user_and_forget_what_is_given_back(
@@ -76,6 +101,12 @@ def test_limits_count_by_user_and_forget_what_is_given_back(
     with pytest.raises(ResourceError, match="ben would have 2 gangs"):
         limits.add("ben", "g4", "r6", 0, instead=False)
     limits.add("ben", "g3", "r6", 0, instead=False)  # the same gang
+    assert limits.share("anna", "g1", 700) is None
+    monkeypatch.setenv(BYTES_VARIABLE, "1000")
+    assert limits.share("anna", "g2", 200) == 300
+    assert limits.share("ben", "g3", 900) == 1000
+    limits.remove("r3")
+    assert limits.share("anna", "g2", 200) == 1000  # g1 has ended
     monkeypatch.setenv(RANKS_VARIABLE, "many")
     with pytest.raises(ResourceError, match="ALCHEMIST_USER_RANKS='many'"):
         limits.add("carl", "g5", "r7", 1, instead=False)

@@ -13,9 +13,6 @@ import ray
 
 import ali
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import (
-    AlchemistError,
-)
 from alchemist_ray.transfer.moving import panels_of
 from mpi_workers.matrix.layout import LAYOUTS
 from tests.faults.conftest import Call
@@ -101,16 +98,22 @@ def test_the_same_number_changes_nothing(plain: Recovering) -> None:
     assert plain.ranks == before
 
 
-def test_a_sparse_matrix_can_be_fetched_and_must_be_sent_again(plain: Recovering) -> None:
+def test_sparse_matrices_are_used_on_the_new_ranks(gang: Recovering) -> None:
     sparse = pytest.importorskip("scipy.sparse")
-    S = sparse.random_array((60, 50), density=0.1, format="csr", rng=np.random.default_rng(0))
-    A = plain.als.send_matrix(S)
-    plain.als.resize(3)
-    assert (A.fetch() != S).nnz == 0
-    with pytest.raises(AlchemistError, match="divided among 2 ranks and the gang has 3"):
-        A @ np.ones(50)
-    again = plain.als.send_matrix(A.fetch())
-    np.testing.assert_allclose((again @ np.ones(50)).fetch(), S @ np.ones(50))
+    S = sparse.random_array((61, 50), density=0.1, format="csr", rng=np.random.default_rng(0))
+    few = sparse.csr_array(np.eye(2, 50))  # some ranks have no row
+    A, B = gang.als.send_matrix(S, name="S", durable=True), gang.als.send_matrix(few)
+    x, y = np.ones(50), np.ones(61)
+    for size in (3, 4, 1):
+        gang.als.resize(size)
+        for _ in range(2):  # dealt out, then kept
+            np.testing.assert_allclose((A @ x).fetch(), S @ x)
+            np.testing.assert_allclose((B @ x).fetch(), few @ x)
+        np.testing.assert_allclose((gang.als.matrix("S").T @ y).fetch(), S.T @ y)
+        assert (A.fetch() != S).nnz == 0
+        gang.kill()  # rebuilt, on as many ranks
+        np.testing.assert_allclose((A @ x).fetch(), S @ x)
+        assert A.norm() == pytest.approx(np.linalg.norm(S.toarray()))
 
 
 # --- beside other work ---
