@@ -157,7 +157,7 @@ class RunningGang:
         commands = self.dispatcher.commands
         while True:
             nbytes = sum(record.nbytes for record in commands.matrices.values())
-            asked = self._driver.share_of_bytes.remote(self.request.user, self._gang, nbytes)
+            asked: Any = self._driver.share_of_bytes.remote(self.request.user, self._gang, nbytes)
             with contextlib.suppress(RayError):  # the Driver is being started again
                 share: int | None = await result_of(asked)
                 commands.quota.nbytes = share
