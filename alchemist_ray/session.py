@@ -15,6 +15,7 @@ from alchemist_ray.arrays.sparse import send_sparse
 from alchemist_ray.arrays.sparse_sources import is_sparse, is_sparse_blocks
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
+from alchemist_ray.functions.programs import SessionPrograms
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo
 from alchemist_ray.gang.libraries import Library, named
@@ -28,7 +29,9 @@ from alchemist_ray.transfer import fetching, sending
 __all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
 
 
-class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTraces):
+class AlchemistSession(
+    SharedGangs, SessionFiles, SessionCheckpoints, SessionPrograms, SessionTraces
+):
     """A session: a gang of MPI ranks, the matrices on it, and the libraries that it runs.
 
     Parameters

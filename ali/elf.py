@@ -82,6 +82,11 @@ def chains(file: Path) -> Iterator[tuple[str, ...]]:
     Each is the last of a tuple, after the names that lead to it. A name that the loader would not
     find is given, but not followed.
     """
+    return (chain for chain, _ in searched(file))
+
+
+def searched(file: Path) -> Iterator[tuple[tuple[str, ...], Path | None]]:
+    """The tuples of `chains`, each with the file that the loader takes for its last name."""
     own = needs(file)
     queue: list[tuple[tuple[str, ...], Needs, tuple[str, ...]]] = [((), own, own.rpath)]
     seen: set[str] = set()
@@ -91,8 +96,8 @@ def chains(file: Path) -> Iterator[tuple[str, ...]]:
             if name in seen:
                 continue
             seen.add(name)
-            yield (*chain, name)
             found = _located(name, about, inherited)
+            yield (*chain, name), found
             if found is not None:
                 below = needs(found)
                 queue.append(((*chain, name), below, (*below.rpath, *inherited)))

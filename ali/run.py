@@ -1,4 +1,4 @@
-"""Runs a user's function, or an existing mpi4py script, on a rank.
+"""Runs a user's function, an existing mpi4py script or an MPI program on a rank.
 
 The function and its arguments are files in the gang's private folder on this node. They came
 through Ray, never through a socket of ours. Inside the function, `context()` returns the
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from ali.executables.process import working_folder
+from ali.executables.program import run_program
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -53,7 +55,7 @@ def context() -> Context:
 
 
 class Programs:
-    """Runs functions and scripts; keeps no state between them."""
+    """Runs functions, scripts and programs; keeps no state between them."""
 
     def run(
         self, gang: Gang, task: dict[str, Any], folder: Path, matrix: Find
@@ -62,10 +64,14 @@ class Programs:
         global _running
         _running = Context(gang, {})
         try:
-            if task["script"]:
-                _run_script(_running, task, (folder / task["code"]).read_bytes())
-                return [], {"plain": None}
-            result = _run_function(_running, task, folder, matrix)
+            match task["kind"]:
+                case "script":
+                    _run_script(_running, task, (folder / task["code"]).read_bytes())
+                    return [], {"plain": None}
+                case "program":
+                    result: Any = run_program(gang, task, folder, matrix)
+                case _:
+                    result = _run_function(_running, task, folder, matrix)
         finally:
             _running = None
         return _packed(result, task, folder / task["result"], gang.rank)
@@ -232,7 +238,8 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
 
     with contextlib.ExitStack() as put_back:
         put_back.callback(os.chdir, os.getcwd())
-        _enter_folder(task, ctx.rank)
+        if (cwd := working_folder(task, ctx.rank)) is not None:
+            os.chdir(cwd)
         before = dict(os.environ)
         put_back.callback(os.environ.update, before)
         put_back.callback(os.environ.clear)  # runs first: callbacks run in reverse order
@@ -258,19 +265,3 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
             while at_exit:
                 function, args, kwargs = at_exit.pop()
                 function(*args, **kwargs)
-
-
-def _enter_folder(task: dict[str, Any], rank: int) -> None:
-    """Change to the folder that the caller named, or to the caller's own if it exists here."""
-    if task["cwd"] is None:
-        return
-    try:
-        os.chdir(task["cwd"])
-    except OSError as error:
-        if task["cwd_needed"]:
-            raise Failure(
-                "RoutineError",
-                f"{task['name']}: rank {rank} on {os.uname().nodename} cannot work in "
-                f"{task['cwd']}: {error.strerror}",
-                rank=rank,
-            ) from None

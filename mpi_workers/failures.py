@@ -6,6 +6,8 @@ into the error class of the same name, which the user sees.
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 MESSAGE_LIMIT = 32 << 10  # characters that travel: errors of many ranks must fit into one frame
@@ -53,3 +55,15 @@ class Failure(Exception):
 
 class Interrupted(Exception):
     """Raised inside a routine on one rank: the call failed on another rank or was cancelled."""
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, in words. `status` is that of waitpid."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "an unknown signal"
+        return f"was killed by signal {number} ({name})"
+    return f"exited with code {os.WEXITSTATUS(status)}"

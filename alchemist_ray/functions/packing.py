@@ -45,7 +45,7 @@ class Packed:
 
     def task(self) -> Body:
         """The fields of the command, without the names of files."""
-        return {"script": False, "name": self.name, "plain": self.plain}
+        return {"kind": "function", "name": self.name, "plain": self.plain}
 
 
 def pack(

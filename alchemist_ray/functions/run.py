@@ -1,7 +1,8 @@
-"""`als.run` and `als.run_script`: a user's own code, from this process to the ranks and back."""
+"""A user's own code, from this process to the ranks and back: functions, scripts, programs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def run(
         {name: resolved(value) for name, value in kwargs.items()},
         connection.argument,
     )
-    return _run(
+    return run_task(
         connection, packed.task(), packed.code, packed.given, packed.uses, limit_s, pure=pure
     )
 
@@ -54,30 +55,50 @@ def run_script(
         text = where.read_bytes()
     except OSError as error:
         raise BadArgumentError(f"run_script cannot read {where}: {error.strerror}") from error
-    if isinstance(argv, str | bytes):
-        raise BadArgumentError(f"argv={argv!r}: it must be a list of arguments, not one string")
     task = {
-        "script": True,
+        "kind": "script",
         "name": where.name,
         "path": str(where),
-        "argv": [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in argv],
+        "argv": words_of(argv),
+        **process_settings(cwd, env),
+    }
+    run_task(connection, task, text, None, [], limit_s)
+
+
+def words_of(argv: Sequence[Any]) -> list[str]:
+    """The arguments of a script or program as strings."""
+    if isinstance(argv, str | bytes):
+        raise BadArgumentError(f"argv={argv!r}: it must be a list of arguments, not one string")
+    words = [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in argv]
+    for word in words:
+        if "\0" in word:
+            raise BadArgumentError(f"argv: {word!r} contains a zero byte")
+    return words
+
+
+def process_settings(cwd: str | os.PathLike[str] | None, env: Mapping[str, str] | None) -> Body:
+    """The fields of a task for its working directory and environment."""
+    return {
         "cwd": os.getcwd() if cwd is None else str(Path(cwd).expanduser().absolute()),
         "cwd_needed": cwd is not None,
         "env": {str(key): str(value) for key, value in (env or {}).items()},
     }
-    _run(connection, task, text, None, [], limit_s)
 
 
-def _run(
+def run_task(
     connection: GangConnection,
     task: Body,
-    code: bytes,
+    code: bytes | None,
     given: bytes | None,
     uses: list[int],
     timeout_s: float | None,
     *,
     pure: bool = False,
 ) -> Any:
+    """Run a task on all ranks, with its files; rank 0's result.
+
+    `code` is kept on the nodes for the next call, `given` is there for this one.
+    """
     uploads = connection.uploads
     task["result"] = new_name("result")
     body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
@@ -85,7 +106,10 @@ def _run(
         body["timeout_s"] = timeout_s
     once: list[str] = []
     bar = RoutineBar(task["name"], connection.progress)
-    with narrated(connection, f"Function {task['name']}"), uploads.code(code) as task["code"]:
+    with contextlib.ExitStack() as during:
+        during.enter_context(narrated(connection, f"{task['kind'].capitalize()} {task['name']}"))
+        if code is not None:
+            task["code"] = during.enter_context(uploads.code(code))
         try:
             if given is not None:
                 task["given"] = new_name("given")

@@ -47,7 +47,7 @@ class Frame:
 
     def address(self, matrix: DistMatrix) -> int:
         """The address of the C description of a matrix."""
-        about = _describe(matrix)
+        about = described(matrix)
         where = ctypes.addressof(about)
         self._matrices[where] = about, matrix
         return where
@@ -204,7 +204,8 @@ def _layout(number: int) -> str:
     return LAYOUTS[number - 1]
 
 
-def _describe(matrix: DistMatrix) -> CMatrix:
+def described(matrix: DistMatrix) -> CMatrix:
+    """A rank's part of a matrix as C sees it; `data` is its address in this process."""
     both = rank_strides(matrix.layout, matrix.grid, matrix.rank)
     (row0, row_step), (col0, col_step) = both or ((0, 1), (0, 1))
     m, n = matrix.shape if both else (0, 0)

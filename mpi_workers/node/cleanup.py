@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
-from mpi_workers.node.pmi import segment_names
 from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.wire.pmi import segment_names
 from mpi_workers.wire.sockets import boot_id
 
 PREFIX = "alchemist-"

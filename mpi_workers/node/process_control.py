@@ -75,18 +75,6 @@ def _reaped(pid: int) -> bool:
         return True
 
 
-def describe_status(status: int) -> str:
-    """How a process ended, in words. `status` is that of waitpid."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "an unknown signal"
-        return f"was killed by signal {number} ({name})"
-    return f"exited with code {os.WEXITSTATUS(status)}"
-
-
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent dies."""
     _libc.prctl(PR_SET_PDEATHSIG, number)

@@ -23,13 +23,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpi_workers.data import endpoint
+from mpi_workers.failures import describe_status
 from mpi_workers.node.cleanup import PREFIX
 from mpi_workers.node.oom_watch import OomWatch
 from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
 from mpi_workers.node.process_control import (
     close_all_but,
     descendants,
-    describe_status,
     die_with_parent,
     end_descendants,
 )

@@ -26,7 +26,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.node import crowding
 from mpi_workers.node.cleanup import GangFolder
 from mpi_workers.node.command_relay import CommandRelay
-from mpi_workers.node.pmi import PmiNode, process_mapping
 from mpi_workers.node.process_control import adopt_orphans
 from mpi_workers.node.processes import LocalRanks, RankProcess
 from mpi_workers.node.rank_output import Source
@@ -34,6 +33,7 @@ from mpi_workers.node.specs import ProxySpec, RankConfig
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
+from mpi_workers.wire.pmi import PmiNode, process_mapping
 
 EXIT_GRACE_S = 1.0  # time limit for ranks to exit when asked
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)

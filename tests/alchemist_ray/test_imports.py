@@ -35,6 +35,8 @@ ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.values", "mpi_workers.wir
 ALI_MAY_ALSO_USE = {
     # The rank's end of the channel to the process that steps a simulation.
     "ali/simulator": ("mpi_workers.wire",),
+    # A rank serves PMI to the program that it has started.
+    "ali/executables": ("mpi_workers.wire.pmi",),
     # The conformance suite starts ranks of its own to try a library on.
     "ali/testing.py": ("mpi_workers.testing",),
     "ali/conformance.py": ("mpi_workers.testing",),

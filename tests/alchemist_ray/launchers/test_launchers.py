@@ -7,8 +7,8 @@ import pytest
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
 from alchemist_ray.launchers.mpiexec import find_mpiexec
-from mpi_workers.node.pmi import PmiNode, process_mapping, segment_names
 from mpi_workers.node.specs import RANK_PROGRAM
+from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 
 def plan(*ranks: int) -> GangPlan:

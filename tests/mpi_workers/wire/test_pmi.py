@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mpi_workers.node.pmi import VALUE_LIMIT, PmiNode, process_mapping
+from mpi_workers.wire.pmi import VALUE_LIMIT, PmiNode, process_mapping
 
 
 def expanded(mapping: str) -> list[int]:

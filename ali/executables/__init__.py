@@ -1,0 +1,1 @@
+"""Runs MPI programs that know nothing of the gang, one process per rank."""

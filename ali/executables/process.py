@@ -1,0 +1,186 @@
+"""The process of an MPI program on one rank: what may be started, how it is started and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ali import elf, mpi_family
+from mpi_workers.failures import Failure
+
+LEAVE_S = 2.0  # from SIGTERM to SIGKILL
+# Of a launcher that has started the ranks: the program would take itself for one of them.
+DROPPED = ("PMI_", "PMIX", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIEXEC_", "PALS_")
+MPIRUN_OPTIONS = ("--oversubscribe", "--bind-to", "none")
+
+
+def working_folder(task: dict[str, Any], rank: int) -> str | None:
+    """The folder that the caller named, or the caller's own if it exists here.
+
+    Raises
+    ------
+    Failure
+        RoutineError, if the caller named one that this node does not have.
+    """
+    folder: str | None = task["cwd"]
+    if folder is None or os.path.isdir(folder):
+        return folder
+    if not task["cwd_needed"]:
+        return None
+    raise Failure(
+        "RoutineError",
+        f"{task['name']}: rank {rank} on {os.uname().nodename} cannot work in {folder}: its "
+        "node has no such folder",
+        rank=rank,
+    )
+
+
+def located(task: dict[str, Any], env: dict[str, str], folder: str | None, rank: int) -> Path:
+    """The file of the program on this node.
+
+    Raises
+    ------
+    Failure
+        BadArgumentError, if it does not exist here, or cannot be executed.
+    """
+    name = task["argv"][0]
+    file = os.path.join(folder or "", name) if "/" in name else name
+    found = shutil.which(file, path=env.get("PATH"))
+    if found is not None:
+        return Path(found).absolute()
+    node = os.uname().nodename
+    problem = (
+        "is not executable: chmod +x, or start its interpreter"
+        if os.path.isfile(file)
+        else "does not exist there: install it on all nodes, or in a folder that they share"
+        if "/" in name
+        else "is not on the PATH there: give its path"
+    )
+    raise Failure("BadArgumentError", f"program {name!r} on {node} (rank {rank}) {problem}")
+
+
+def mpi_of(file: Path) -> tuple[str, Path | None]:
+    """The MPI library that a program needs, or "", and the file that the loader takes for it."""
+    for (*_, name), found in elf.searched(file):
+        if mpi_family.MPI_NAME.fullmatch(name):
+            return name, found
+    return "", None
+
+
+def is_open_mpi(library: str) -> bool:
+    """Whether an MPI library of this name is Open MPI's."""
+    found = mpi_family.MPI_NAME.fullmatch(library)
+    return found is not None and int(found[2]) in mpi_family.OPEN_MPI_VERSIONS
+
+
+def with_gangs_mpi(env: dict[str, str]) -> dict[str, str]:
+    """The environment in which the loader also finds the MPI of the gang."""
+    folders = [env.get("LD_LIBRARY_PATH"), os.path.dirname(mpi_family.mpi_file())]
+    return env | {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
+
+
+def mpirun_command(file: Path, library: str, task: dict[str, Any], counts: list[int]) -> list[str]:
+    """The command that starts a program of Open MPI on the ranks of one node.
+
+    Raises
+    ------
+    Failure
+        BadArgumentError, if the gang has several nodes, or there is no mpirun of Open MPI.
+    """
+    name = task["argv"][0]
+    found = filter(None, map(shutil.which, ("mpirun.openmpi", "prterun", "mpirun")))
+    mpirun = next(filter(_is_open_mpi, found), None)
+    if len(counts) > 1 or mpirun is None:
+        raise Failure(
+            "BadArgumentError",
+            f"program {name!r} is linked to Open MPI ({library}), and the gang starts programs by "
+            "PMI-1, which MPICH and its relatives (Intel MPI, Cray MPICH, MVAPICH) speak. Open "
+            "MPI's own mpirun is used for gangs on one node where it is on the PATH. Build the "
+            "program with the gang's compiler, `alchemist mpicc`",
+        )
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    ranks = str(sum(counts))
+    return [mpirun, *as_root, *MPIRUN_OPTIONS, "-n", ranks, str(file), *task["argv"][1:]]
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    said = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, timeout=10, check=False
+    )
+    return re.search("Open MPI|OpenRTE|prte", said.stdout) is not None
+
+
+def environment(task: dict[str, Any]) -> dict[str, str]:
+    """The environment of a program: that of the rank, without the variables of its launcher."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+    env.update(task["env"])
+    return env
+
+
+class Child:
+    """A started program.
+
+    Attributes
+    ----------
+    pidfd : int
+        Readable when it has ended.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        stdin: Path | None,
+        sockets: tuple[socket.socket, ...],
+    ) -> None:
+        with contextlib.ExitStack() as opened:
+            source = subprocess.DEVNULL if stdin is None else opened.enter_context(stdin.open("rb"))
+            self._process = subprocess.Popen(
+                command,
+                env=env,
+                cwd=cwd,
+                stdin=source,
+                pass_fds=[end.fileno() for end in sockets],
+                start_new_session=True,  # so that its own children are ended with it
+            )
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    def status(self) -> int:
+        """The status of the ended program, as waitpid returns it; see `describe_status`."""
+        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
+
+    def end(self) -> None:
+        """End the program and the processes of its session, and reap it.
+
+        It is reaped last: until then its number belongs to no other process group.
+        """
+        if not ready([self.pidfd], 0.0):
+            self._signal(signal.SIGTERM)
+            ready([self.pidfd], LEAVE_S)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        os.close(self.pidfd)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def ready(descriptors: Iterable[int], timeout_s: float) -> set[int]:
+    """The descriptors that are readable, or at their end, within the time limit."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _event in poll.poll(timeout_s * 1000)}

