@@ -15,7 +15,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist help env demo test test-quick test-long soak test-kube docs lint format bench lock image clean-image clean
+.PHONY: client-wheel dist help env demo test test-quick test-long soak test-kube docs tutorials lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
 	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
+	@echo "make tutorials  run the notebooks of docs/tutorials and store their outputs"
 	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results"
@@ -88,6 +89,9 @@ docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/docs
 	@echo "open build/docs/docs/index.html"
 
+tutorials: $(READY)
+	$(BIN)/python -m tests.docs.notebooks $(NAMES)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -112,7 +116,7 @@ dist: $(READY)
 
 image:
 	podman build --tag $(TAG) $(if $(CA),--secret 'id=ca$(COMMA)src=$(CA)') \
-	  $(foreach name,BASE EXTRAS PACKAGES,$(if $($(name)),--build-arg '$(name)=$($(name))')) \
+	  $(foreach name,BASE EXTRAS PACKAGES,$(if $(filter undefined,$(origin $(name))),,--build-arg '$(name)=$($(name))')) \
 	  --build-arg VERSION=$(RELEASE) --build-arg REVISION=$(shell git rev-parse HEAD) .
 
 clean-image: $(READY)

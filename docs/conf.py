@@ -20,11 +20,12 @@ project = "Alchemist on Ray"
     r'^__version__ = "(.*)"$', (ROOT / "alchemist_ray" / "version.py").read_text(), re.MULTILINE
 )
 version = release
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 include_patterns = [
     "docs/**.md",
+    "docs/tutorials/*.ipynb",
     "README.md",
     "CHANGELOG.md",
     "**/README.md",
@@ -34,6 +35,7 @@ exclude_patterns = [".*", "build", "out", "ali/templates", "**/__pycache__", "ku
 
 # --- Markdown -------------------------------------------------------------------------
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # with the outputs that `make tutorials` has stored
 myst_enable_extensions = ["fieldlist"]
 suppress_warnings = ["toc.not_included"]  # test READMEs are pages that no table of contents names
 

@@ -26,6 +26,7 @@ UNITS = (
     ("tests/faults/test_hosts.py",),
     ("tests/envs/test_rllib.py",),
     ("tests/docs/test_examples.py",),
+    ("tests/docs/test_notebooks.py",),
     ("tests/ali/test_files.py",),
     ("tests/ali/test_conformance.py",),
     ("tests/soak",),
