@@ -50,6 +50,16 @@ def require_square(routine: str, A: DistMatrix) -> int:
     return m
 
 
+def require_same_rows(routine: str, A: DistMatrix, B: DistMatrix, names: str = "AB") -> None:
+    """Require as many rows in B as in A. Raises `Failure` (ShapeError)."""
+    require(
+        A.shape[0] == B.shape[0],
+        "ShapeError",
+        f"{routine}: {names[0]} is {shape_text(A)} and {names[1]} is {shape_text(B)}; the numbers "
+        "of rows must match",
+    )
+
+
 def require_choice(
     routine: str,
     name: str,

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 import ray
 
@@ -27,8 +27,19 @@ from alchemist_ray.runtime.gang_options import GangOptions
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 
+IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
 YOUNG_S = 3.0  # Ray may still report the CPUs of a gang of this age as free
+
+
+class _Options(TypedDict, total=False):
+    num_workers: Required[int]
+    threads_per_worker: int
+    cpus_per_worker: float | None
+    launcher: str
+    start_timeout_s: float
+    timeout_s: float | None
+    idle_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +53,14 @@ class FunctionOptions:
 
     @classmethod
     def checked(
-        cls,
-        num_workers: int,
-        threads_per_worker: int,
-        cpus_per_worker: float | None,
-        launcher: str,
-        start_timeout_s: float,
-        timeout_s: float | None,
-        idle_s: float,
+        cls, num_workers: int, timeout_s: float | None, idle_s: float, **gang: Any
     ) -> FunctionOptions:
         """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
         positive_int("num_workers", num_workers)
         if idle_s < 0:
             raise ValueError(f"idle_s={idle_s}: it must be >= 0")
-        gang = GangOptions.checked(
-            "own", threads_per_worker, cpus_per_worker, launcher, start_timeout_s
-        )
-        return cls(num_workers, gang, checked_timeout(timeout_s), idle_s)
+        options = GangOptions.checked("own", **gang)
+        return cls(num_workers, options, checked_timeout(timeout_s), idle_s)
 
 
 class MpiFunction:
@@ -126,27 +128,13 @@ def _no_handle(handle: MatrixRef) -> int:
 
 @overload
 def mpi_function(
-    *,
-    num_workers: int,
-    threads_per_worker: int = 1,
-    cpus_per_worker: float | None = None,
-    launcher: str = AUTO,
-    start_timeout_s: float = START_TIMEOUT_S,
-    timeout_s: float | None = None,
-    idle_s: float = 10.0,
+    **options: Unpack[_Options],
 ) -> Callable[[Callable[..., Any]], MpiFunction]: ...
 @overload
 def mpi_function(
     function: Callable[..., Any],
     /,
-    *,
-    num_workers: int,
-    threads_per_worker: int = 1,
-    cpus_per_worker: float | None = None,
-    launcher: str = AUTO,
-    start_timeout_s: float = START_TIMEOUT_S,
-    timeout_s: float | None = None,
-    idle_s: float = 10.0,
+    **options: Unpack[_Options],
 ) -> MpiFunction: ...
 def mpi_function(
     function: Callable[..., Any] | None = None,
@@ -158,7 +146,7 @@ def mpi_function(
     launcher: str = AUTO,
     start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
-    idle_s: float = 10.0,
+    idle_s: float = IDLE_S,
 ) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
     """Turn a function of ``(comm, ...)`` into a Ray-style remote function on MPI ranks.
 

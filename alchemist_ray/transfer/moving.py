@@ -18,9 +18,9 @@ from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import local_nbytes
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.matrix.memory import available_bytes
 from mpi_workers.matrix.regions import Region
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import WireError

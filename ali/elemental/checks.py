@@ -21,15 +21,6 @@ def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
     )
 
 
-def common_rows(name: str, A: DistMatrix, B: DistMatrix) -> None:
-    """Require as many rows in B as in A."""
-    require(
-        A.shape[0] == B.shape[0],
-        "ShapeError",
-        f"{name}: A is {shape_text(A)} and B is {shape_text(B)}; B must have A's number of rows",
-    )
-
-
 def real(name: str, *matrices: DistMatrix) -> None:
     """Require real matrices."""
     for matrix in matrices:

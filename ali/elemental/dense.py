@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ali.blocks import require, require_choice, require_square, shape_text
-from ali.elemental.checks import common_rows, positive
+from ali.blocks import require, require_choice, require_same_rows, require_square, shape_text
+from ali.elemental.checks import positive
 from ali.elemental.views import ADJOINT, MAX_NORM, NORMAL, TRANSPOSE, Elemental, set_diagonal
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -103,7 +103,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     Error: 2 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 4.9 times arguments and results.
     """
     require_square("solve", A)
-    common_rows("solve", A, B)
+    require_same_rows("solve", A, B)
     with Elemental(ctx) as el:
         A, B = el.floats(A, B)
         el.finite("solve", A, B)
@@ -144,7 +144,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     Error: 2 eps, |A^H (A X - B)| / (|A| (|A| |X| + |B|)). Peak memory: 4.3 times arguments and
     results.
     """
-    common_rows("lstsq", A, B)
+    require_same_rows("lstsq", A, B)
     with Elemental(ctx) as el:
         A, B = el.floats(A, B)
         el.finite("lstsq", A, B)
@@ -190,7 +190,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     Error: 2 eps, the gradient, relative to |A| (|A| |X| + |B|). Peak memory: 4.3 times arguments
     and results.
     """
-    common_rows("ridge", A, B)
+    require_same_rows("ridge", A, B)
     positive("ridge", "lam", lam)
     (m, n), k = A.shape, B.shape[1]
     with Elemental(ctx) as el:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import require
-from ali.elemental.checks import column, common_rows, positive, real
+from ali.blocks import require, require_same_rows
+from ali.elemental.checks import column, positive, real
 from ali.elemental.views import Elemental
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -49,7 +49,7 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     Error: 50 eps, by which the conditions of optimality are missed, relative to lam. Peak memory:
     84.0 times arguments and results, with m = 2 n = 300.
     """
-    common_rows("lasso", A, b)
+    require_same_rows("lasso", A, b)
     column(b, A.shape[0], "lasso", "b")
     real("lasso", A, b)
     positive("lasso", "lam", lam)
@@ -89,7 +89,7 @@ def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: f
     Error: 150 eps, by which the conditions of optimality are missed, relative to lam1. Peak memory:
     84.0 times arguments and results, with m = 2 n = 300.
     """
-    common_rows("elastic_net", A, b)
+    require_same_rows("elastic_net", A, b)
     column(b, A.shape[0], "elastic_net", "b")
     real("elastic_net", A, b)
     positive("elastic_net", "lam1", lam1)
@@ -268,7 +268,7 @@ def nnls(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     Error: 0.004 times |A|^2 |X|, by which the conditions of optimality are missed in float32. Peak
     memory: 6.5 times arguments and results, with m = 2 n = 300.
     """
-    common_rows("nnls", A, B)
+    require_same_rows("nnls", A, B)
     real("nnls", A, B)
     with Elemental(ctx) as el:
         A, B = el.floats(A, B)

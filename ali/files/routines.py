@@ -24,9 +24,9 @@ from ali.files.formats import (
 from ali.files.paths import Place, agree_on, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS, as_slice
-from mpi_workers.matrix.memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 
 Picked = boxes.Pick

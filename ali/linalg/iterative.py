@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import Array, block, float_dtype, require, require_square, shape_text
+from ali.blocks import (
+    Array,
+    block,
+    float_dtype,
+    require,
+    require_same_rows,
+    require_square,
+)
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.linalg.cyclic_rows import gather_rows
@@ -21,6 +28,7 @@ from ali.linalg.systems import as_rows, copy_to_rows
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
+TOLERANCE = 1e-8  # the default of tol
 PROGRESS = 0.5  # a restart must reduce the true residual at least to this share of the last one
 
 
@@ -73,14 +81,9 @@ def conjugate_gradient(
     Error: 1 tol, as `residual`. Peak memory: 1.1 times arguments and results.
     """
     n = require_square("conjugate_gradient", A)
-    require(
-        B.shape[0] == n,
-        "ShapeError",
-        f"conjugate_gradient: A is {shape_text(A)} and B is {shape_text(B)}; the "
-        "numbers of rows must match",
-    )
+    require_same_rows("conjugate_gradient", A, B)
     dtype = float_dtype(A.dtype, B.dtype)
-    tol = checked_tol("conjugate_gradient", tol, dtype, 1e-8, max_iterations)
+    tol = checked_tol("conjugate_gradient", tol, dtype, max_iterations)
     matrix, right = as_rows(ctx, A, dtype), copy_to_rows(ctx, B, dtype)
     local = block(matrix)
 
@@ -114,9 +117,13 @@ def column_dots(a: Array, b: Array) -> Array:
 
 
 def checked_tol(
-    name: str, tol: float, dtype: np.dtype[Any], double: float, max_iterations: int
+    name: str,
+    tol: float,
+    dtype: np.dtype[Any],
+    max_iterations: int,
+    default: float = TOLERANCE,
 ) -> float:
-    """The tolerance; for a negative one `double`, or 1000 times that in single precision."""
+    """The tolerance; for a negative one `default`, or 1000 times that in single precision."""
     require(tol != 0, "BadArgumentError", f"{name}: tol=0 cannot be reached")
     require(tol == tol, "BadArgumentError", f"{name}: tol is NaN")
     require(
@@ -126,7 +133,7 @@ def checked_tol(
     )
     if tol > 0:
         return tol
-    return double * (1000 if np.finfo(dtype).eps > 1e-10 else 1)
+    return default * (1000 if np.finfo(dtype).eps > 1e-10 else 1)
 
 
 def search(

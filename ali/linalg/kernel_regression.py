@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import PANEL, Array, block, float_dtype, panels, require, shape_text
+from ali.blocks import (
+    PANEL,
+    Array,
+    block,
+    float_dtype,
+    panels,
+    require,
+    require_same_rows,
+)
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import RowStreams, normal_rows
@@ -133,15 +141,11 @@ def random_features_ridge(
     name = "random_features_ridge"
     _check(name, X, features, sigma)
     require(Y.dtype.kind != "c", "DtypeError", f"{name}: Y is {Y.dtype}; it must be real")
-    require(
-        X.shape[0] == m,
-        "ShapeError",
-        f"{name}: X is {shape_text(X)} and Y is {shape_text(Y)}; the numbers of rows must match",
-    )
+    require_same_rows(name, X, Y, "XY")
     require(lam > 0, "BadArgumentError", f"{name}: lam={lam} is not above 0")
     require(keep_bytes >= 0, "BadArgumentError", f"{name}: keep_bytes={keep_bytes} is negative")
     mapped = _Features(ctx, X, features, sigma, seed)
-    tol = checked_tol(name, tol, mapped.dtype, 1e-6, max_iterations)
+    tol = checked_tol(name, tol, mapped.dtype, max_iterations, 1e-6)
     right = block(ctx.to_layout(Y, "VC_STAR")).astype(mapped.dtype, copy=False)
     most = (
         -(-m // ctx.size) * features * mapped.dtype.itemsize

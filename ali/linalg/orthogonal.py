@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import Array, block, float_dtype, floating, require, shape_text
+from ali.blocks import Array, block, float_dtype, floating, require, require_same_rows
 from ali.interface import Context, routine
 from ali.linalg.cholesky_qr import cholesky_qr
 from ali.linalg.collectives import sum_over_ranks
@@ -162,11 +162,7 @@ def _least_squares(
 ) -> tuple[DistMatrix, Array, int, Array]:
     """X; and on every rank the squares of residuals, the rank and the singular values."""
     (m, n), r = A.shape, B.shape[1]
-    require(
-        B.shape[0] == m,
-        "ShapeError",
-        f"{name}: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
-    )
+    require_same_rows(name, A, B)
     dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
@@ -237,11 +233,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     and results.
     """
     (m, n), r = A.shape, B.shape[1]
-    require(
-        B.shape[0] == m,
-        "ShapeError",
-        f"ridge: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
-    )
+    require_same_rows("ridge", A, B)
     require(lam > 0, "BadArgumentError", f"ridge: lam={lam} is not above 0 (for 0 use lstsq)")
     dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)

@@ -12,8 +12,8 @@ from ali.blocks import (
     float_dtype,
     require,
     require_choice,
+    require_same_rows,
     require_square,
-    shape_text,
 )
 from ali.interface import Context, routine
 from ali.linalg.elimination import (
@@ -107,11 +107,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
     Error: 2 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 4.2 times arguments and results.
     """
     require_square("solve", A)
-    require(
-        B.shape[0] == A.shape[0],
-        "ShapeError",
-        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of rows must match",
-    )
+    require_same_rows("solve", A, B)
     require_choice("solve", "assume", assume, ASSUMPTIONS)
     dtype = float_dtype(A.dtype, B.dtype)
     if assume == "positive":
@@ -162,12 +158,7 @@ def solve_triangular(
     Error: 0.5 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 1.2 times arguments and results.
     """
     require_square("solve_triangular", A)
-    require(
-        B.shape[0] == A.shape[0],
-        "ShapeError",
-        f"solve_triangular: A is {shape_text(A)} and B is {shape_text(B)}; the numbers of "
-        "rows must match",
-    )
+    require_same_rows("solve_triangular", A, B)
     dtype = float_dtype(A.dtype, B.dtype)
     X = copy_to_rows(ctx, B, dtype)
     zero = triangular_solve(ctx, as_rows(ctx, A, dtype), X, lower=lower, adjoint=adjoint)

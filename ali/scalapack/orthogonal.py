@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import require, shape_text
+from ali.blocks import require, require_same_rows, shape_text
 from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call
@@ -152,11 +152,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """
     dtype = computed_in("lstsq", A, B)
     (m, n), k = A.shape, B.shape[1]
-    require(
-        B.shape[0] == m,
-        "ShapeError",
-        f"lstsq: A is {shape_text(A)} and B is {shape_text(B)}; their numbers of rows must match",
-    )
+    require_same_rows("lstsq", A, B)
     require_finite(ctx, "lstsq", A, B)
     call = Call(ctx, dtype, "geqrf", min(m, n))
     a, b = call.copy(A), call.copy(B, max(m, n))

@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.blocks import require, require_square, shape_text
+from ali.blocks import require, require_same_rows, require_square
 from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic, indices
@@ -47,11 +47,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """
     dtype = computed_in("solve", A, B)
     n = require_square("solve", A)
-    require(
-        B.shape[0] == n,
-        "ShapeError",
-        f"solve: A is {shape_text(A)} and B is {shape_text(B)}; their numbers of rows must match",
-    )
+    require_same_rows("solve", A, B)
     require_finite(ctx, "solve", A, B)
     call = Call(ctx, dtype, "getrf", n)
     a, b = call.copy(A), call.copy(B)

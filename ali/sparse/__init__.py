@@ -209,7 +209,7 @@ def conjugate_gradient(
     require(m == n, "ShapeError", f"conjugate_gradient: A is {m} x {n}; it must be square")
     _require_rows("conjugate_gradient", B, n)
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
-    tol = checked_tol("conjugate_gradient", tol, dtype, 1e-8, max_iterations)
+    tol = checked_tol("conjugate_gradient", tol, dtype, max_iterations)
     right = block(ctx.to_layout(B, "VC_STAR")).astype(dtype)
     whole = ctx.empty((n, right.shape[1]), dtype, "STAR_STAR")
 

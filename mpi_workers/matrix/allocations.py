@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_workers.matrix.memory import available_bytes
+from mpi_workers.matrix.available_memory import available_bytes
 
 RETRY_S = 0.005  # between looks while other ranks allocate
 WAIT_S = 60.0  # for the allocations of other ranks to end

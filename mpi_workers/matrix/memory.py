@@ -18,7 +18,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.mapping import PrivateMapping, SharedMapping
-from mpi_workers.matrix.memory_cgroup import MemoryCgroup
 from mpi_workers.matrix.sizes import readable
 
 PAGE = mmap.PAGESIZE
@@ -37,17 +36,6 @@ IDLE_S = 30.0  # warm memory is returned to the system after this time
 SHORTAGE_POLL_S = 0.1  # while there is idle memory
 
 _ids = itertools.count(1)
-
-
-def available_bytes() -> int:
-    """Bytes that can be allocated: the kernel's estimate for the node, and the cgroups' limits."""
-    fields = dict(
-        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
-    )
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    cgroup = MemoryCgroup.find()
-    bound = cgroup.available() if cgroup is not None else None
-    return max(0, available if bound is None else min(available, bound))
 
 
 class Segment:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import local_nbytes
 from mpi_workers.matrix.layout import Distribution, default_grid, stored_shape
-from mpi_workers.matrix.memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.specs import ProxySpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from mpi_workers.matrix.memory_cgroup import MEMBERSHIP, MOUNT, MemoryCgroup
+from mpi_workers.matrix.available_memory import MEMBERSHIP, MOUNT, MemoryCgroup
 from mpi_workers.matrix.sizes import readable
 
 

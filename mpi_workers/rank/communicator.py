@@ -23,6 +23,20 @@ from mpi4py import MPI
 from mpi_workers.rank.object_messages import ObjectMessages, polling
 from mpi_workers.rank.requests import GangRequest, wait
 
+# fmt: off
+BLOCKING = (
+    "Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv",
+    "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter",
+    "Reduce_scatter_block", "Scan", "Exscan", "Send", "Ssend", "Rsend", "Sendrecv_replace",
+)
+STARTING = (
+    "Isend", "Issend", "Irsend", "Ibsend", "Irecv", "isend", "issend", "ibsend", "irecv",
+    "Isendrecv", "Isendrecv_replace", "Ibarrier", "Ibcast", "Igather", "Igatherv", "Iscatter",
+    "Iscatterv", "Iallgather", "Iallgatherv", "Ialltoall", "Ialltoallv", "Ialltoallw",
+    "Ireduce", "Iallreduce", "Ireduce_scatter", "Ireduce_scatter_block", "Iscan", "Iexscan",
+)
+# fmt: on
+
 
 def _starting(name: str) -> Callable[..., GangRequest]:
     start = getattr(MPI.Intracomm, name)
@@ -48,60 +62,8 @@ class GangComm(ObjectMessages):
     """An `mpi4py.MPI.Intracomm` with waits that can be interrupted."""
 
     Request = GangRequest  # the type that its non-blocking calls return
-
-    Barrier = _blocking("Barrier")
-    Bcast = _blocking("Bcast")
-    Gather = _blocking("Gather")
-    Gatherv = _blocking("Gatherv")
-    Scatter = _blocking("Scatter")
-    Scatterv = _blocking("Scatterv")
-    Allgather = _blocking("Allgather")
-    Allgatherv = _blocking("Allgatherv")
-    Alltoall = _blocking("Alltoall")
-    Alltoallv = _blocking("Alltoallv")
-    Alltoallw = _blocking("Alltoallw")
-    Reduce = _blocking("Reduce")
-    Allreduce = _blocking("Allreduce")
-    Reduce_scatter = _blocking("Reduce_scatter")
-    Reduce_scatter_block = _blocking("Reduce_scatter_block")
-    Scan = _blocking("Scan")
-    Exscan = _blocking("Exscan")
-    Send = _blocking("Send")
-    Ssend = _blocking("Ssend")
-    Rsend = _blocking("Rsend")
-    Sendrecv_replace = _blocking("Sendrecv_replace")
-
     Probe = polling("Probe")
     Mprobe = polling("Mprobe")
-
-    Isend = _starting("Isend")
-    Issend = _starting("Issend")
-    Irsend = _starting("Irsend")
-    Ibsend = _starting("Ibsend")
-    Irecv = _starting("Irecv")
-    isend = _starting("isend")
-    issend = _starting("issend")
-    ibsend = _starting("ibsend")
-    irecv = _starting("irecv")
-    Isendrecv = _starting("Isendrecv")
-    Isendrecv_replace = _starting("Isendrecv_replace")
-    Ibarrier = _starting("Ibarrier")
-    Ibcast = _starting("Ibcast")
-    Igather = _starting("Igather")
-    Igatherv = _starting("Igatherv")
-    Iscatter = _starting("Iscatter")
-    Iscatterv = _starting("Iscatterv")
-    Iallgather = _starting("Iallgather")
-    Iallgatherv = _starting("Iallgatherv")
-    Ialltoall = _starting("Ialltoall")
-    Ialltoallv = _starting("Ialltoallv")
-    Ialltoallw = _starting("Ialltoallw")
-    Ireduce = _starting("Ireduce")
-    Iallreduce = _starting("Iallreduce")
-    Ireduce_scatter = _starting("Ireduce_scatter")
-    Ireduce_scatter_block = _starting("Ireduce_scatter_block")
-    Iscan = _starting("Iscan")
-    Iexscan = _starting("Iexscan")
 
     def Split(self, color: int = 0, key: int = 0) -> GangComm:
         return GangComm(super().Split(color, key))
@@ -135,3 +97,9 @@ class GangComm(ObjectMessages):
         sending = self.Isend(sendbuf, dest, sendtag)
         wait(receiving, status)
         wait(sending)
+
+
+for _name in BLOCKING:
+    setattr(GangComm, _name, _blocking(_name))
+for _name in STARTING:
+    setattr(GangComm, _name, _starting(_name))

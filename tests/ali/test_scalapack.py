@@ -97,7 +97,7 @@ def test_a_user_solves_a_system(session: AlchemistSession) -> None:
     S, U, V = lib.svd(A)
     np.testing.assert_allclose((U.fetch() * S.fetch()) @ V.fetch().T, a, atol=1e-12)
 
-    with pytest.raises(ShapeError, match="their numbers of rows must match"):
+    with pytest.raises(ShapeError, match="the numbers of rows must match"):
         lib.solve(A, session.send_matrix(b[:9]))
     with pytest.raises(RoutineError, match="singular"):
         lib.solve(session.send_matrix(np.zeros((60, 60))), B)

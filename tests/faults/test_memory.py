@@ -17,7 +17,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
-from mpi_workers.matrix.memory_cgroup import MemoryCgroup
+from mpi_workers.matrix.available_memory import MemoryCgroup
 from tests.support import traces
 
 LIMIT = 400 << 20  # 400 MiB: the processes of a gang with two ranks fit, a greedy rank does not

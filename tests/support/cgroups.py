@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.matrix.memory_cgroup import MemoryCgroup
+from mpi_workers.matrix.available_memory import MemoryCgroup
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from alchemist_ray.observe.doctor import leftovers
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
 from alchemist_ray.plural import counted
-from mpi_workers.matrix.memory import available_bytes
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.oom_watch import OomWatch
 

@@ -22,7 +22,7 @@ from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.observe.doctor import cluster_join, machine, network, report, software
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
-from mpi_workers.matrix.memory_cgroup import MemoryCgroup
+from mpi_workers.matrix.available_memory import MemoryCgroup
 
 ROOT = Path(__file__).parents[3]
 SITE = Expected("ours", ("hsn0",), "$NOWHERE_DIR/lib/libmpi.so.12")

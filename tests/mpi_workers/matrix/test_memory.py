@@ -18,8 +18,9 @@ import pytest
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import allocations, memory
 from mpi_workers.matrix.allocations import NodeAllocations
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.memory import PAGE, Pool, available_bytes
+from mpi_workers.matrix.memory import PAGE, Pool
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.matrix.storage import Storage
 

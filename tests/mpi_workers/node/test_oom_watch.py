@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.matrix.memory_cgroup import V1 as V1_NAMES
-from mpi_workers.matrix.memory_cgroup import MemoryCgroup
+from mpi_workers.matrix.available_memory import V1 as V1_NAMES
+from mpi_workers.matrix.available_memory import MemoryCgroup
 from mpi_workers.node.oom_watch import OomWatch
 from tests.support.cgroups import limited_memory
 

@@ -1,7 +1,8 @@
-"""The memory controller of this process's cgroup: limits and use, along the path to the root.
+"""Memory that can be allocated: the node's, within the limits of this process's cgroup.
 
-cgroup v2 and v1. In a container the controller's files are at the mount itself; otherwise
-``/proc/self/cgroup`` gives the folder below it (systemd, Slurm).
+All checks before an allocation call `available_bytes`. cgroup v2 and v1: in a container the
+controller's files are at the mount itself; otherwise ``/proc/self/cgroup`` gives the folder below
+it (systemd, Slurm).
 """
 
 from __future__ import annotations
@@ -14,6 +15,17 @@ MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # v1 writes a number near 2**63 instead of "max"
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # in memory.stat
+
+
+def available_bytes() -> int:
+    """Bytes that can be allocated: the kernel's estimate for the node, and the cgroups' limits."""
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    cgroup = MemoryCgroup.find()
+    bound = cgroup.available() if cgroup is not None else None
+    return max(0, available if bound is None else min(available, bound))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ V1 = FileNames("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_b
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """This process's cgroup in the memory controller.
+    """This process's cgroup in the memory controller: limits and use, along the path to the root.
 
     Attributes
     ----------

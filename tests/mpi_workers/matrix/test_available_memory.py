@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.matrix import memory
-from mpi_workers.matrix.memory import available_bytes
-from mpi_workers.matrix.memory_cgroup import MemoryCgroup
+from mpi_workers.matrix.available_memory import MemoryCgroup, available_bytes
 from tests.support.cgroups import limited_memory
 
 MIB = 1 << 20
@@ -86,7 +85,8 @@ procs, path, cached, needed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sy
 with open(procs, "w") as file:
     file.write(str(os.getpid()))
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.memory import Pool, available_bytes
+from mpi_workers.matrix.available_memory import available_bytes
+from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 before = available_bytes()
 with open(path, "wb") as file:
