@@ -100,7 +100,10 @@ def _check(A: NDArray[Any], s: NDArray[Any], u: NDArray[Any], v: NDArray[Any]) -
     print(f"  singular values differ by {off:.1e} of the largest")
     print(f"  ||A - U S V'|| = {residual:.6f}; the best possible is {best:.6f}")
     if off > TOLERANCE or abs(residual - best) > TOLERANCE * exact[0]:
-        raise AlchemistError("the gang's factors are not those of the matrix")
+        raise AlchemistError(
+            "the factors of the gang are wrong: run alchemist doctor, which checks the MPI of this "
+            "machine"
+        )
 
 
 def _draw(

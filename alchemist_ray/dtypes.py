@@ -13,6 +13,13 @@ from mpi_workers.matrix.dist_matrix import DTYPES
 
 __all__ = ["DTYPES", "check_range", "chosen_dtype"]
 
+ADVICE = {  # for elements that a dtype cannot hold
+    "int32": "choose int64",
+    "int64": "choose float64, which rounds, or subtract an offset",
+    "float32": "choose float64",
+    "complex64": "choose complex128",
+}
+
 
 def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
     """The dtype of the matrix that a source with elements of dtype `source` becomes.
@@ -80,5 +87,6 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
 
 def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> DtypeError:
     return DtypeError(
-        f"{what} has the element {value!r}, which {dtype} cannot hold: send it with a wider dtype"
+        f"{what} has the element {value!r}, which {dtype} cannot hold: "
+        + ADVICE.get(dtype.name, "scale the elements")
     )

@@ -115,7 +115,9 @@ class FetchedValues(MatrixRef):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a matrix on ranks cannot become an array without a copy")
+            raise ValueError(
+                f"{self.name} is on the ranks, and a fetch copies it: leave out copy=False"
+            )
         fetched = self.fetch()
         return fetched if dtype is None else fetched.astype(dtype, copy=False)
 

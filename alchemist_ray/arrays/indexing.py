@@ -284,7 +284,10 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
             )
         return index if index.nbytes <= rules.SMALL else engine.sent(index)
     if isinstance(given, bool | np.bool_):
-        raise ShapeError(f"{given} does not select {what}: a mask has one element for each")
+        raise ShapeError(
+            f"{given} is no index of {what}: give a comparison such as A[A > 0], or a mask of "
+            f"{length} elements"
+        )
     try:
         return range(length)[operator.index(given)]
     except TypeError:
@@ -301,7 +304,10 @@ def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
     given = np.asarray(listed)
     if given.dtype.kind == "b" and given.ndim == 1:
         if given.size != length:
-            raise ShapeError(f"a mask of {given.size} elements does not fit {length} {what}")
+            raise ShapeError(
+                f"a mask of {given.size} elements does not fit {length} {what}: give one element "
+                "for each"
+            )
         return np.flatnonzero(given).astype(np.int64)
     if not given.size and not isinstance(listed, np.ndarray):  # an empty list has no dtype
         return given.astype(np.int64)

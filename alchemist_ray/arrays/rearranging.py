@@ -153,7 +153,10 @@ def _meshgrid(
     engine: Engine, *xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy"
 ) -> tuple[Any, ...]:
     if len(xi) > 2:
-        raise ShapeError(f"np.meshgrid of {len(xi)} vectors: arrays on ranks have two dimensions")
+        raise ShapeError(
+            f"np.meshgrid of {len(xi)} vectors has {len(xi)} dimensions, and arrays on ranks have "
+            "at most two: fetch the vectors"
+        )
     flat = [engine.reshape(engine.matrix(x), -1) for x in xi]
     if len(flat) == 1:
         return (engine.copy(flat[0]),)

@@ -224,7 +224,8 @@ class GangConnection:
         """Brings files of user functions to the ranks. Raises `SessionError` where none can."""
         if self._upload_type is None:
             raise SessionError(
-                "this process is not in the gang's Ray cluster, so als.run cannot send code"
+                "this process is not in the gang's Ray cluster, which als.run needs: join it by "
+                "ray.init(address), or connect through a gateway"
             )
         return self.part(self._upload_type)
 

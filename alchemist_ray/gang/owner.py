@@ -373,7 +373,9 @@ def checked_workers(value: Any) -> Workers:
     for number in value:
         positive_int("num_workers", number)
     if len(value) != 2 or value[0] > value[1]:
-        raise ResourceError(f"num_workers={value!r}: give a number, or the fewest and the most")
+        raise ResourceError(
+            f"num_workers={value!r}: give a number, or (fewest, most), for example (2, 8)"
+        )
     return int(value[0]), int(value[1])
 
 

@@ -220,7 +220,11 @@ class GatewayNode(NodeConnection):
     def put_rows(
         self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
     ) -> NodeTimes:
-        raise Failure("TransferError", "rows in any order cannot be sent through a gateway")
+        raise Failure(
+            "TransferError",
+            "rows in any order cannot be sent through a gateway: send them from a program in the "
+            "cluster",
+        )
 
     def get(
         self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int

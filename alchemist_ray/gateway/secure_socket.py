@@ -108,7 +108,8 @@ class SharedSocket:
 
     def _wait_or_fail(self, *, writing: bool) -> None:
         if not self._wait(self._timeout_s, writing=writing):
-            raise TimeoutError("timed out")
+            verb = "accept" if writing else "send"
+            raise TimeoutError(f"timed out: the gateway did not {verb} data in {self._timeout_s} s")
 
     def _wait(self, timeout_s: float | None, *, writing: bool) -> bool:
         fd = self._sock.fileno()

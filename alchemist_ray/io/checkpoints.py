@@ -140,7 +140,11 @@ class SessionCheckpoints(GangOwner):
                 file, layout = f"{where}/{entry['file']}", entry["layout"]
                 handle, _ = library.routine("load")(file, layout=layout)
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
-                    raise FileError(f"{file} does not match the manifest")
+                    raise FileError(
+                        f"{file} does not match the manifest: the checkpoint is damaged, restore "
+                        "another one",
+                        path=file,
+                    )
                 if entry["file"] in of_states:
                     found[entry["file"]] = handle
                     continue

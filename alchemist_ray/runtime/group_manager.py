@@ -190,7 +190,10 @@ class GroupManager:
         """The gang, if it has carried over the matrices of an epoch."""
         await self.gang_address()
         if self._gang is None or not self._gang.valid(epoch):
-            raise GroupFailedError("that gang has ended; its session has started another one")
+            raise GroupFailedError(
+                f"gang {self._name} has ended, and its session has started another one: make the "
+                "matrices again there"
+            )
         return self._gang
 
     async def command(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Body:

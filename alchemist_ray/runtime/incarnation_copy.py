@@ -30,6 +30,8 @@ from mpi_workers.matrix.layout import Distribution, Grid, copies, default_grid, 
 
 T = TypeVar("T")
 
+RETRY = "The gang goes on as it was: call als.resize again"
+
 
 class IncarnationCopy:
     """Copies files of users' functions, libraries and matrices; the old ranks keep theirs.
@@ -93,9 +95,9 @@ class IncarnationCopy:
         except RayTaskError as error:
             if isinstance(error.cause, AlchemistError):
                 raise error.cause from None
-            raise TransferError(f"a node could not move its part: {error}") from error
+            raise TransferError(f"a node could not move its part: {error}. {RETRY}") from error
         except RayError as error:
-            raise TransferError(f"an agent has ended: {error}") from error
+            raise TransferError(f"the agent of a node has ended: {error}. {RETRY}") from error
 
     async def _copy(self) -> None:
         await self._copy_files()

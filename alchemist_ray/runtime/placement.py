@@ -36,7 +36,10 @@ class Reservation:
         """Itself, if it is for so many. Raises `ResourceError`."""
         room = sum(ranks for _, ranks in self.nodes)
         if room != workers:
-            raise ResourceError(f"the bundles are for {counted(room, 'worker')}, not for {workers}")
+            raise ResourceError(
+                f"the placement has room for {counted(room, 'worker')}, not for {workers}: request "
+                f"{room}, or reserve CPUs for {workers}"
+            )
         return self
 
 

@@ -231,7 +231,11 @@ class Rebuilding:
         """Whether the file that a command reads, and its library, are those of the first time."""
         library = command.body.get("library", "")
         if self._commands.libraries.stamp(library) != command.code:
-            raise Failure("LibraryLoadError", f"the file of library {library!r} has changed")
+            raise Failure(
+                "LibraryLoadError",
+                f"the file of library {library!r} has changed, so its results cannot be made "
+                "again: load the library and repeat the calls",
+            )
         if not command.stamp:
             return
         path = command.body["arguments"]["path"]
@@ -244,7 +248,11 @@ class Rebuilding:
             first=self._commands.next_id,
         )
         if done.value[0] != command.stamp:
-            raise Failure("FileError", f"{path} has changed since it was loaded")
+            raise Failure(
+                "FileError",
+                f"{path} has changed since it was loaded, so the matrix cannot be rebuilt: load it "
+                "again",
+            )
 
     async def _send(self, command: LoggedCommand) -> None:
         body, ident = command.body, command.made[0]

@@ -318,7 +318,10 @@ class RunningGang:
             if self.failure is not None:
                 raise self.failure
             if self.state != "ready" or self.address is None:
-                raise SessionError(f"the gang {STATES.get(self.state, 'has ended')}")
+                raise SessionError(
+                    f"gang {self._gang} {STATES.get(self.state, 'has ended')}: als.resize needs a "
+                    "gang that has workers"
+                )
             if workers != self.request.workers:
                 self.epoch += 1
                 new = self._incarnation(replace(self.request, workers=workers))
@@ -354,7 +357,7 @@ class RunningGang:
     async def shutdown(self) -> None:
         """End the ranks in good order."""
         self.state = "ending"
-        self.resizing.stop(SessionError("the gang is being ended"))
+        self.resizing.stop(SessionError(f"gang {self._gang} is being ended: start another one"))
         await self.resizing.ended()
         await self._stop_recovery()
         await self._now.shutdown()

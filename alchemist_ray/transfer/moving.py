@@ -7,6 +7,7 @@ wherever they are, and writes them to the new ones. No data pass through the Gro
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,10 @@ class MoveJob:
         except Failure as failure:
             raise from_failure(failure) from None
         except (WireError, OSError) as error:
-            raise TransferError(f"a node could not move its part: {error}") from error
+            raise TransferError(
+                f"node {os.uname().nodename} could not move its part: {error}. The gang goes on as "
+                "it was: call als.resize again"
+            ) from error
         finally:
             old.close()
             new.close()

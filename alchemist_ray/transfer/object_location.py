@@ -112,7 +112,7 @@ def inspect_objects(
     found = [BlockInfo(None, ref) for ref in refs]
     for node, (job, members) in jobs.items():
         if node in answers:
-            for i, about in zip(members, answer_of(answers[node]), strict=True):
+            for i, about in zip(members, answer_of(answers[node], node), strict=True):
                 found[i] = BlockInfo(about, refs[i])
             continue
         opened = job.opened([refs[i] for i in members])
@@ -131,13 +131,15 @@ def agent_of(node: str) -> Any:
     return _agents[node]
 
 
-def answer_of(ref: Any) -> Any:
+def answer_of(ref: Any, node: str) -> Any:
     """The result of an agent's job. Raises `TransferError` if the node could not do it."""
     try:
         return ask(ref)
     except RayError as error:
         _agents.clear()  # the next transfer asks the Driver for the agents
         # Ray reports this late: the end of the gang would be known by now.
+        hosts = {one["NodeID"]: one["NodeManagerHostname"] for one in ray.nodes()}
         raise TransferError(
-            f"a node could not read or send its blocks: {error}", cause=NODE_FAILED
+            f"node {hosts.get(node, node)} could not read or send its blocks: {error}",
+            cause=NODE_FAILED,
         ) from error

@@ -114,7 +114,7 @@ def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape
     ends = {r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)}
     cuts = sorted(ends | {r for r, _ in origins})
     if cuts[0] != 0:
-        raise IncompleteMatrixError(f"rows 0 to {cuts[0]} are in no block")
+        raise _gap(0, cuts[0], 0, shape[1])
     index = {row: k for k, row in enumerate(cuts)}
     bands: list[list[tuple[int, int, int]]] = [[] for _ in cuts[:-1]]
     for i, ((r, c), (m, n)) in enumerate(zip(origins, shapes, strict=True)):
@@ -125,18 +125,22 @@ def check_tiling(shape: Shape, origins: Sequence[Origin], shapes: Sequence[Shape
         previous = None
         for start, stop, i in sorted(band):
             if start > column:
-                raise IncompleteMatrixError(
-                    f"rows {cuts[k]} to {cuts[k + 1]}, columns {column} to {start} are in no block"
-                )
+                raise _gap(cuts[k], cuts[k + 1], column, start)
             if start < column:
                 raise IncompleteMatrixError(
-                    f"blocks {previous} and {i} overlap in row {cuts[k]}, column {start}"
+                    f"blocks {previous} and {i} overlap in row {cuts[k]}, column {start}: send "
+                    "each element once"
                 )
             column, previous = stop, i
         if column != shape[1]:
-            raise IncompleteMatrixError(
-                f"rows {cuts[k]} to {cuts[k + 1]}, columns {column} to {shape[1]} are in no block"
-            )
+            raise _gap(cuts[k], cuts[k + 1], column, shape[1])
+
+
+def _gap(row0: int, row1: int, col0: int, col1: int) -> IncompleteMatrixError:
+    return IncompleteMatrixError(
+        f"rows {row0} to {row1}, columns {col0} to {col1} are in no block: send blocks that cover "
+        "the matrix, with zeros where there are no data"
+    )
 
 
 def inspect(data: Any, dtype: Any, connection: GangConnection) -> ObjectStoreSource:

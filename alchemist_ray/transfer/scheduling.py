@@ -121,7 +121,11 @@ class BlockSender:
         Waits for something to do if there is nothing.
         """
         if self._over:
-            raise TransferError("the transfer was stopped", cause=NODE_FAILED)
+            raise TransferError(
+                "the transfer was stopped, because another part of it failed or the gang ended: "
+                "send the matrix again",
+                cause=NODE_FAILED,
+            )
         self._note(self._ready_now(list(self._computing), 0.0))
         self._start()
         if self._local:
@@ -184,7 +188,7 @@ class BlockSender:
         for ref in jobs:
             node, blocks = self._jobs.pop(ref)
             self._running[node] -= 1
-            self._add_times(answer_of(ref))
+            self._add_times(answer_of(ref, node))
             nbytes = sum(map(self._nbytes, blocks))
             self.in_flight -= nbytes
             if self._progress is not None:

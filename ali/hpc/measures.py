@@ -154,7 +154,11 @@ def _allreduce(ctx: Context, count: int, seconds: float) -> float:
         MPI.Comm.Allreduce(comm, given, total)
         times[turn] = time.perf_counter() - start
     if not np.all(total == ctx.size):
-        raise Failure("RoutineError", f"a sum of ones over {ctx.size} ranks is not {ctx.size}")
+        raise Failure(
+            "RoutineError",
+            f"a sum of ones over {ctx.size} ranks is not {ctx.size}: the MPI of these nodes "
+            "computes wrong results (alchemist doctor)",
+        )
     return float(np.median(times))
 
 

@@ -231,7 +231,8 @@ class Call:
         require(
             int(said.min()) >= 0,
             "RoutineError",
-            f"scalapack: {name} refused argument {-int(said.min())} (as ScaLAPACK counts them)",
+            f"scalapack: {name} refused argument {-int(said.min())} (as ScaLAPACK counts them). "
+            "This is a bug of the library scalapack: report it, and use linalg instead",
         )
         return int(said.max())
 

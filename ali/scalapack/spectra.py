@@ -66,7 +66,11 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     info = call.run_with_work(
         "p?syevd", "V", "L", n, *a.submatrix, w, *v.submatrix, work=kinds, least=least
     )
-    require(info == 0, "RoutineError", f"eigh: no convergence (p?syevd returned {info})")
+    require(
+        info == 0,
+        "RoutineError",
+        f"eigh: no convergence (p?syevd returned {info}); try linalg.eigh",
+    )
     ctx.comm.Bcast(w)  # for a matrix within one block, ranks without elements get no values
     return ctx.new_replicated(w), call.result(v)
 
@@ -163,7 +167,11 @@ def _values(
         apart, most = np.abs(mine - S).max(keepdims=True), np.empty(1, S.dtype)
         call.ctx.comm.Allreduce(apart, most, MPI.MAX)
         info = 0 if most[0] <= 10 * len(S) * np.finfo(S.dtype).eps * S[0] else info
-    require(info == 0, "RoutineError", f"{routine_name}: no convergence (p?gesvd returned {info})")
+    require(
+        info == 0,
+        "RoutineError",
+        f"{routine_name}: no convergence (p?gesvd returned {info}); try linalg.svd",
+    )
     return S
 
 

@@ -11,6 +11,7 @@ clients: the rank's memory would stay writable.
 from __future__ import annotations
 
 import contextlib
+import os
 import reprlib
 import resource
 import signal
@@ -39,6 +40,14 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 MAX_PEERS = 4096  # authenticated clients, a thread each
 MAX_ROWS_BYTES = 64 << 20  # 64 MiB of rows in one frame
 STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
+
+
+def _full(problem: str) -> Failure:
+    return Failure(
+        "ResourceError",
+        f"the data endpoint of the gang on {os.uname().nodename} {problem}: end processes or "
+        "sessions that are attached to the gang",
+    )
 
 
 class DataEndpoint:
@@ -81,16 +90,13 @@ class DataEndpoint:
             if self._lost is not None:
                 raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
             if len(self._clients) >= MAX_PEERS:
-                raise Failure(
-                    "ResourceError", f"the data endpoint has {MAX_PEERS} clients, its limit"
-                )
+                raise _full(f"has {MAX_PEERS} clients, its limit")
             self._clients.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except RuntimeError:
             self._clients.discard(connection)
-            words = "the data endpoint can start no more threads"
-            raise Failure("ResourceError", words) from None
+            raise _full("can start no more threads") from None
 
     def _serve(self, connection: Connection) -> None:
         try:

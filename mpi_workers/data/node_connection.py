@@ -78,7 +78,9 @@ class NodeConnection:
                 raise closed()
             if self._address is None:
                 raise Failure(
-                    "TransferError", f"{self.name} has no address that this one can reach"
+                    "TransferError",
+                    f"{self.name} has no address that this process can reach: check the network "
+                    "between the two (alchemist doctor)",
                 )
             try:
                 connection, _ = connect(

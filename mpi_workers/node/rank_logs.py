@@ -76,7 +76,9 @@ def make_folder(folder: Path) -> None:
         return
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     if folder.parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder.parent} belongs to another user")
+        raise PermissionError(
+            f"{folder.parent} belongs to another user: remove it, or start Ray with --temp-dir"
+        )
     folder.mkdir(mode=0o700, exist_ok=True)
     others = sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
     for old in others[:-FOLDERS_KEPT]:

@@ -31,7 +31,10 @@ class InterruptWord:
         try:
             about = os.fstat(fd)
             if about.st_uid != os.getuid() or not stat.S_ISREG(about.st_mode):
-                raise PermissionError(f"{path} is not a file of this user: it cannot be trusted")
+                raise PermissionError(
+                    f"{path} is not a file of this user: remove it, or set TMPDIR to a folder of "
+                    "your own"
+                )
             os.ftruncate(fd, mmap.PAGESIZE)
             self._map = mmap.mmap(fd, mmap.PAGESIZE)
         finally:

@@ -155,10 +155,13 @@ class Connection:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if deadline is None and self.sock.gettimeout() is not None:  # setting it is a system call
             self.sock.settimeout(None)
-        self._fill(HEADER.size, deadline)
-        kind, map_nbytes, payload_nbytes = decode_header(self._buffer, self.map_limit)
-        end = HEADER.size + map_nbytes
-        self._fill(end, deadline)
+        try:
+            self._fill(HEADER.size, deadline)
+            kind, map_nbytes, payload_nbytes = decode_header(self._buffer, self.map_limit)
+            end = HEADER.size + map_nbytes
+            self._fill(end, deadline)
+        except TimeoutError:
+            raise TimeoutError(f"timed out: no frame from the other end in {timeout_s} s") from None
         body = decode_body(memoryview(self._buffer)[HEADER.size : end].tobytes())
         del self._buffer[:end]
         fds, self._fds = tuple(self._fds), []

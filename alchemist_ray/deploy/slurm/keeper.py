@@ -178,7 +178,10 @@ class RayInJob:
                     "(--start-timeout)"
                 )
             if (code := self._supervisors.exit_code()) is not None:
-                raise JobError(f"{self._output()}\nthe step on the nodes ended with {code}")
+                raise JobError(
+                    f"{self._output()}\nthe step that starts Ray on the nodes ended with exit code "
+                    f"{code}: see its output above, and the job's log"
+                )
             for name, body in self._supervisors.news():
                 if self._is_progress(name, body):
                     self._progressed(subject())

@@ -75,8 +75,8 @@ def check(allocation: Allocation, nodes: Mapping[str, Mapping[str, Any]], shared
     problem = (
         f"other users may share {', '.join(reasons[:SHOWN])}{more}. They can connect to the MPI "
         "ports of gangs on several nodes, which require no token. Request whole nodes (no -c; "
-        "--exclusive)"
+        "--exclusive), or set nodes.shared = 'allow' in the site file"
     )
     if shared == "refuse":
-        raise JobError(f"{problem}; nodes.shared of the site file is 'refuse'")
-    return [f"{problem}, or set nodes.shared = 'allow' in the site file"]
+        raise JobError(f"{problem} (it is 'refuse')")
+    return [problem]

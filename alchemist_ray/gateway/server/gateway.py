@@ -256,7 +256,10 @@ class Gateway:
         gang = self._sessions.gang_of(token, fields.get("gang"))
         ident = f"{token.user}:{str(fields.get('process'))[:64]}"
         if all(client.ident != ident for client in gang.clients):
-            raise Failure("AuthError", f"this process is not attached to gang {gang.name}")
+            raise Failure(
+                "AuthError",
+                f"this process is not attached to gang {gang.name}: call AlchemistSession.attach",
+            )
         if self._data_links >= MAX_DATA_LINKS:
             raise Failure(
                 "ResourceError", f"{MAX_DATA_LINKS} connections transfer data: try again later"

@@ -8,6 +8,7 @@ from typing import Any
 from alchemist_ray.functions.uploads import Uploads
 from alchemist_ray.gateway.protocol import PART_NBYTES
 from alchemist_ray.gateway.server.relay import Client
+from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
@@ -31,10 +32,16 @@ InThread = Callable[..., Awaitable[Any]]
 def gang_options(given: object) -> dict[str, Any]:
     """The options of a gang as a client sent them. Raises `Failure`."""
     if not isinstance(given, dict) or given.keys() != OPTIONS.keys():
-        raise Failure("BadArgumentError", f"a gang's options are {', '.join(OPTIONS)}")
+        different = sorted(OPTIONS.keys() ^ given.keys()) if isinstance(given, dict) else ["all"]
+        raise Failure(
+            "BadArgumentError",
+            f"the client and this gateway differ in the options of a gang ({', '.join(different)}):"
+            f" install version {__version__} of alchemist-client",
+        )
     for key, value in given.items():
         if not isinstance(value, OPTIONS[key]):
-            raise Failure("BadArgumentError", f"{key}={value!r} is not valid for a gang")
+            kinds = " or ".join(kind.__name__.replace("NoneType", "None") for kind in OPTIONS[key])
+            raise Failure("BadArgumentError", f"{key}={value!r}: it must be {kinds}")
     return dict(given)
 
 
@@ -87,7 +94,11 @@ def _name(name: object, *kinds: str) -> str:
 def _read_part(client: Client, body: Body) -> Body:
     results = client.gang.results
     if body["name"] not in results:
-        raise Failure("TransferError", "this result was read to the end, or is too old")
+        raise Failure(
+            "TransferError",
+            f"{body['name']} was read to the end, or replaced by later results: the gateway keeps "
+            f"the last {MAX_RESULTS}. Fetch each result before you start {MAX_RESULTS} more calls",
+        )
     parts, number, offset = results[body["name"]], body["part"], body["offset"]
     if not 0 <= number < len(parts) or offset < 0:
         raise Failure("TransferError", f"the result has no part {number}")

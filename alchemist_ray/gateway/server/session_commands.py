@@ -153,7 +153,9 @@ class SessionCommands:
     def _own_gang(self, token: Token, name: object) -> HostedGang:
         gang = self.gang_of(token, name)
         if gang.user != token.user:
-            raise Failure("AuthError", f"gang {name} was started by another user")
+            raise Failure(
+                "AuthError", f"gang {name} was started by another user: use a token of that user"
+            )
         return gang
 
     def _resizable(self, token: Token, name: object) -> HostedGang:
@@ -176,9 +178,17 @@ class SessionCommands:
         """A gang that a user may attach to. Raises `Failure`."""
         gang = self.gangs.get(str(name))
         if gang is None:
-            raise Failure("GroupFailedError", f"gang {name} has ended, or is not used here")
+            raise Failure(
+                "GroupFailedError",
+                f"gang {name} is not open at this gateway: it has ended, or was never attached "
+                "here. AlchemistSession.list() shows the gangs",
+            )
         if not gang.connection.address.shared and gang.user != token.user:
-            raise Failure("AuthError", f"gang {name} is private to another user")
+            raise Failure(
+                "AuthError",
+                f"gang {name} is private to another user: others can attach to gangs that were "
+                "started with lifetime='detached'",
+            )
         return gang
 
 

@@ -244,7 +244,7 @@ def test_a_node_without_a_reachable_address_is_named() -> None:
     about = NodeAddress(0, 1, ("unix:/nowhere/at/all",))
     ranks = NodeConnections(DataEndpoints("token", (about,)))
     target = TransferTarget(1, distribution_of("VC_STAR", (4, 4), 1), np.dtype("float64"))
-    with pytest.raises(Failure, match=r"node of rank 0 .*has no address that this one can reach"):
+    with pytest.raises(Failure, match=r"node of rank 0 .*has no address that this process"):
         send(ranks, target, (np.zeros((4, 4)), (0, 0)))
     ranks.close()
 

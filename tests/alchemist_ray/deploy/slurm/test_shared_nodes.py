@@ -39,7 +39,7 @@ def test_a_shared_node_is_named_or_refused(found: dict[str, Any], reason: str) -
     [warning] = shared_nodes.check(JOB, found, "warn")
     assert "nid1" not in warning
     assert shared_nodes.check(JOB, found, "allow") == []
-    with pytest.raises(JobError, match=f"{reason}.*nodes.shared of the site file is 'refuse'"):
+    with pytest.raises(JobError, match=f"{reason}.*set nodes.shared.*'refuse'"):
         shared_nodes.check(JOB, found, "refuse")
 
 
