@@ -20,7 +20,7 @@ from ali.loader import known_processor, provide_mpich
 from ali.mpi_family import foreign_mpi, our_mpi, refuse_second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.host import Frame, Host, text_of
-from ali.native.mpi_errors import ignored_errors_raised
+from ali.native.ignored_mpi_errors import ignored_errors_raised
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.wire.signature import REQUIRED, Parameter, Result, Signature, coerce
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ali.blocks import require
 from ali.interface import Context
-from ali.native.mpi_errors import ignored_errors_raised
+from ali.native.ignored_mpi_errors import ignored_errors_raised
 from ali.scalapack.grid import BlacsGrid, grid_of
 from ali.scalapack.native import INT_MAX, Native, real
 from mpi_workers.failures import Failure

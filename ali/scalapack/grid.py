@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ali.interface import Context
-from ali.native.mpi_errors import ignored_errors_raised
+from ali.native.ignored_mpi_errors import ignored_errors_raised
 from ali.scalapack.native import Native
 
 

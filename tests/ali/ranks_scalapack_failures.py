@@ -13,7 +13,7 @@ from mpi4py import MPI
 from ali import scalapack
 from ali.interface import Context
 from ali.loader import symbol_file
-from ali.native.mpi_errors import ignored_errors_raised
+from ali.native.ignored_mpi_errors import ignored_errors_raised
 from ali.scalapack import grid
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang

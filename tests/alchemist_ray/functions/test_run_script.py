@@ -14,12 +14,6 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, CallTimeoutError, RoutineError
 
 
-@pytest.fixture(scope="module")
-def gang(cluster: str) -> Iterator[AlchemistSession]:
-    with AlchemistSession(3) as opened:
-        yield opened
-
-
 @pytest.fixture
 def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
     pids = [worker.pid for worker in gang.list_workers()]
