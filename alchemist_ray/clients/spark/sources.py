@@ -163,7 +163,7 @@ def _watch(connection: GangConnection) -> None:
 
 
 def _check(reports: Sequence[dict[str, Any]]) -> None:
-    for each in sent.reports:
+    for each in reports:
         if "failure" in each:
             raise Failure.from_map(each["failure"])
     for number, each in enumerate(reports):
