@@ -12,6 +12,11 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 
 PURE = True
 
+INTS = [1, 2]  # defaults of lists
+FLOATS = [0.5, 1.5]
+FLAGS = [True, False]
+TEXTS = ["a", "b"]
+
 
 @routine()
 def nothing(ctx: Context) -> None:
@@ -27,10 +32,10 @@ def echo(
     z: complex = 1j,
     flag: bool = True,
     text: str = "echo",
-    ints: list[int] = [1, 2],  # noqa: B006
-    floats: list[float] = [0.5, 1.5],  # noqa: B006
-    flags: list[bool] = [True, False],  # noqa: B006
-    texts: list[str] = ["a", "b"],  # noqa: B006
+    ints: list[int] = INTS,
+    floats: list[float] = FLOATS,
+    flags: list[bool] = FLAGS,
+    texts: list[str] = TEXTS,
 ) -> tuple[
     DistMatrix, int, float, complex, bool, str, list[int], list[float], list[bool], list[str]
 ]:

@@ -251,12 +251,12 @@ def routine(
     ndim_of = {**(like or {}), **dict.fromkeys(vectors, "")}
 
     def declare(function: F) -> F:
-        function.__alchemist__ = describe(function, results)  # type: ignore[attr-defined]
-        function.__alchemist_ndim__ = ndim_of  # type: ignore[attr-defined]
-        function.__alchemist_writes__ = (  # type: ignore[attr-defined]
-            None if writes is None else list(writes)
+        vars(function).update(
+            __alchemist__=describe(function, results),
+            __alchemist_ndim__=ndim_of,
+            __alchemist_writes__=None if writes is None else list(writes),
+            __alchemist_pure__=pure,
         )
-        function.__alchemist_pure__ = pure  # type: ignore[attr-defined]
         return function
 
     return declare

@@ -26,7 +26,7 @@ RANK_SIDE = {"envs/rayleigh_benard/build.py", "envs/lammps/library.py", "envs/la
 NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 WITH_TORCH = {"envs/rayleigh_benard/train.py"}
 # A rank is assembled here and nowhere else.
-ALLOWED = {("mpi_workers/__main__.py", "ali")}
+ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
 ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.values", "mpi_workers.wire.signature",
                "mpi_workers.wire.result_file", "mpi_workers.wire.file_names",

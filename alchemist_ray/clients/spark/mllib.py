@@ -238,23 +238,28 @@ def CondEst(matrix: Any, *, session: AlchemistSession | None = None) -> float:
 # --- by changing one import -------------------------------------------------------------
 
 
-class RowMatrix(theirs.RowMatrix):
+# Any: the signatures differ from MLlib's in an optional `session`.
+_Rows: Any = theirs.RowMatrix
+_IndexedRows: Any = theirs.IndexedRowMatrix
+
+
+class RowMatrix(_Rows):
     """MLlib's, with its linear algebra on the gang."""
 
-    computeSVD = computeSVD  # type: ignore[assignment]
+    computeSVD = computeSVD
     computePrincipalComponents = computePrincipalComponents
     computeGramianMatrix = computeGramianMatrix
-    multiply = multiply  # type: ignore[assignment]
-    tallSkinnyQR = tallSkinnyQR  # type: ignore[assignment]
+    multiply = multiply
+    tallSkinnyQR = tallSkinnyQR
     columnSimilarities = columnSimilarities
 
 
-class IndexedRowMatrix(theirs.IndexedRowMatrix):
+class IndexedRowMatrix(_IndexedRows):
     """MLlib's, with its linear algebra on the gang."""
 
-    computeSVD = computeSVD  # type: ignore[assignment]
+    computeSVD = computeSVD
     computeGramianMatrix = computeGramianMatrix
-    multiply = multiply  # type: ignore[assignment]
+    multiply = multiply
     columnSimilarities = columnSimilarities
 
 

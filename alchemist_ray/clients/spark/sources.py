@@ -12,7 +12,6 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -49,16 +48,6 @@ PARTITION_COLUMN = "alchemist_partition"
 FIXED_PARTITIONS = {"spark.sql.adaptive.enabled": "false"}
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COUNT_BATCH = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A transfer whose tasks have ended: their reports, and the numbers of the parts sent."""
-
-    connection: GangConnection
-    target: TransferTarget
-    reports: list[Any]
-    places: NDArray[np.int64]
 
 
 class SparkSource:
@@ -112,7 +101,7 @@ class SparkSource:
         for part in (NodeTimes(**fields) for each in reports for fields in each["times"]):
             times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
         places = np.concatenate([np.empty(0, np.int64), *(its for _, its in answers)])
-        self._complete(_Sent(connection, target, reports, places))
+        self._complete(connection, target, reports, places)
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
@@ -148,7 +137,13 @@ class SparkSource:
     def _push(self) -> Push:
         raise NotImplementedError
 
-    def _complete(self, sent: _Sent) -> None:
+    def _complete(
+        self,
+        connection: GangConnection,
+        target: TransferTarget,
+        reports: list[Any],
+        places: NDArray[np.int64],
+    ) -> None:
         """Check what was sent, and send zeros for missing rows and blocks."""
         raise NotImplementedError
 
@@ -237,8 +232,14 @@ class OrderedSource(SparkSource):
     def _push(self) -> Push:
         return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
 
-    def _complete(self, sent: _Sent) -> None:
-        seen = {int(part): rows for each in sent.reports for part, rows in each["seen"].items()}
+    def _complete(
+        self,
+        connection: GangConnection,
+        target: TransferTarget,
+        reports: list[Any],
+        places: NDArray[np.int64],
+    ) -> None:
+        seen = {int(part): rows for each in reports for part, rows in each["seen"].items()}
         for part, (start, stop) in enumerate(pairwise(self._starts)):
             if seen.get(part, 0) != stop - start:
                 raise TransferError(
@@ -273,12 +274,18 @@ class NumberedSource(SparkSource):
     def _push(self) -> Push:
         return numbered_rows("vector", self.shape[1], self.shape[0])
 
-    def _complete(self, sent: _Sent) -> None:
+    def _complete(
+        self,
+        connection: GangConnection,
+        target: TransferTarget,
+        reports: list[Any],
+        places: NDArray[np.int64],
+    ) -> None:
         m, n = self.shape
         there = np.zeros(m, bool)
-        there[sent.places] = True
-        if np.count_nonzero(there) != len(sent.places):
-            ordered = np.sort(sent.places)
+        there[places] = True
+        if np.count_nonzero(there) != len(places):
+            ordered = np.sort(places)
             row = ordered[:-1][np.diff(ordered) == 0][0]
             raise IncompleteMatrixError(f"row {row} appears twice: drop duplicates, or add them up")
         missing = np.flatnonzero(~there)
@@ -286,7 +293,7 @@ class NumberedSource(SparkSource):
             return
         panel = max(1, PANEL // (n * self.dtype.itemsize))
         zeros = np.zeros((min(panel, len(missing)), n), self.dtype)
-        with RowWriter(sent.connection.nodes, sent.target) as writer:
+        with RowWriter(connection.nodes, target) as writer:
             for start in range(0, len(missing), panel):
                 rows = missing[start : start + panel]
                 writer.write_rows(zeros[: len(rows)], rows)
@@ -305,15 +312,21 @@ class BlocksSource(SparkSource):
     def _push(self) -> Push:
         return numbered_blocks(*self._block)
 
-    def _complete(self, sent: _Sent) -> None:
+    def _complete(
+        self,
+        connection: GangConnection,
+        target: TransferTarget,
+        reports: list[Any],
+        places: NDArray[np.int64],
+    ) -> None:
         seen: set[tuple[int, int]] = set()
-        for i, j in sent.places.reshape(-1, 2).tolist():
+        for i, j in places.reshape(-1, 2).tolist():
             if (i, j) in seen:
                 raise IncompleteMatrixError(
                     f"block {(i, j)} appears twice: drop duplicates, or add them up"
                 )
             seen.add((i, j))
-        with RowWriter(sent.connection.nodes, sent.target) as writer:
+        with RowWriter(connection.nodes, target) as writer:
             for (i, j), shape in self._blocks():
                 if (i, j) not in seen:
                     origin = (i * self._block[0], j * self._block[1])

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
@@ -100,7 +102,6 @@ def init_spark(
     """
     try:
         import raydp  # noqa: PLC0415
-        from pyspark import SparkContext  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise AlchemistError(
             f"Spark on Ray needs {error.name}: pip install 'alchemist-on-ray[spark]'"
@@ -161,12 +162,8 @@ def stop_spark() -> None:
     Matrices that were sent from it stay; results of `to_spark` end with it. Ctrl-C has its usual
     meaning again. Does nothing if Spark does not run.
     """
-    from pyspark import SparkContext  # noqa: PLC0415
-
     context = SparkContext._active_spark_context
-    if "raydp" in sys.modules:
-        import raydp  # noqa: PLC0415
-
+    if (raydp := sys.modules.get("raydp")) is not None:
         with contextlib.suppress(Exception):  # Ray or the JVM has ended; the rest is ended below
             raydp.stop_spark()
     if context is not None:
@@ -212,9 +209,6 @@ def _restore_ctrl_c() -> None:
 
 def _end_jvm(context: Any = None) -> None:
     """End the JVM of this process, which otherwise outlives its SparkContext."""
-    from pyspark import SparkContext  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
     gateway = SparkContext._gateway
     if context is not None:
         context._gateway = gateway  # needed by JVM objects that are dropped later

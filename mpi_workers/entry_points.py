@@ -1,0 +1,52 @@
+"""The programs of the MPI side, which `python -m mpi_workers` starts.
+
+Only this file imports `ali`: it passes the loader of libraries and the runner of users' functions
+and scripts to the rank's loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+
+from ali.registry import load
+from ali.run import Programs
+from mpi_workers.node import fork_server, pmi_relay, proxy
+from mpi_workers.node.process_control import close_listeners
+from mpi_workers.node.processes import sign_in
+from mpi_workers.node.specs import RankConfig
+from mpi_workers.rank import process
+from mpi_workers.testing import local_rank
+
+PRELOADED = ("ali.linalg",)  # most gangs load it first
+
+
+def run_rank(config: RankConfig) -> None:
+    process.main(config, load, Programs())
+
+
+def main(argv: list[str]) -> None:
+    match argv:
+        case ["fork-server", fd]:
+            for name in PRELOADED:
+                importlib.import_module(name)
+            fork_server.main(socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank))
+        case ["rank", pattern]:
+            config = RankConfig.find(pattern)
+            sign_in(config.directory)
+            close_listeners()
+            pmi_relay.start_if_needed()
+            run_rank(config)
+        case ["world"]:
+            pmi_relay.start_if_needed()
+            process.print_world()
+        case ["local-rank", *rest]:
+            local_rank.main(rest)
+        case _:
+            sys.exit(
+                "usage: python -m mpi_workers fork-server FD | rank CONFIG | world | "
+                f"local-rank ..., not {argv}"
+            )
+    os._exit(0)
