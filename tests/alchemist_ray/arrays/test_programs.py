@@ -116,12 +116,11 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
         case "number":
             op, number = draw(st.sampled_from(BINARY[:-1])), draw(st.sampled_from(NUMBERS))
             turned = draw(st.booleans())
-            ours, theirs = (A,), (a,)
-            work = lambda x: op(number, x) if turned else op(x, number)  # noqa: E731
+            ours, theirs, work = (A,), (a,), lambda x: op(number, x) if turned else op(x, number)
         case "unary":
             ours, theirs, work = (A,), (a,), draw(st.sampled_from(UNARY))
             if work is np.nonzero:
-                work = lambda x: np.nonzero(x)[0]  # noqa: E731
+                work = _first_of_nonzero
         case "ordering":
             ours, theirs, work = (A,), (a,), draw(st.sampled_from(ORDERING))
             if work is np.triu and a.ndim == 1 and a.size > 1000:  # it would become square
@@ -135,9 +134,12 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
             if name in ("sum", "min", "max") and draw(st.booleans()):
                 options["initial"] = draw(st.sampled_from([0, 2, -1.5]))
             some = draw(st.booleans())
-            ours, theirs = (A,), (a,)
-            work = lambda x: getattr(np, name)(  # noqa: E731
-                x, **options, **({"where": abs(x) > 1} if some else {})
+            ours, theirs, work = (
+                (A,),
+                (a,),
+                lambda x: getattr(np, name)(
+                    x, **options, **({"where": abs(x) > 1} if some else {})
+                ),
             )
         case "index" | "assign":
             key, plain = draw(indices(A))
@@ -150,8 +152,7 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
         case "where":
             if enormous(np.where, a, b):
                 return None
-            ours, theirs = (A, B), (a, b)
-            work = lambda x, y: np.where(abs(x) > 1, x, y)  # noqa: E731
+            ours, theirs, work = (A, B), (a, b), lambda x, y: np.where(abs(x) > 1, x, y)
         case "astype":
             to = draw(st.sampled_from(["float32", "float64", "complex128", "bool"]))
             ours, theirs, work = (A,), (a,), lambda x: x.astype(to)
@@ -160,18 +161,22 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
             some = draw(st.booleans())
             if enormous(op, a, b):
                 return None
-            ours, theirs = (A, B), (a, b)
-            work = lambda x, y: op(  # noqa: E731
-                x, 2, out=y.copy(), **({"where": abs(y) > 1} if some else {})
+            ours, theirs, work = (
+                (A, B),
+                (a, b),
+                lambda x, y: op(x, 2, out=y.copy(), **({"where": abs(y) > 1} if some else {})),
             )
         case "join":
             axis = draw(st.sampled_from([0, 1, None]))
-            ours, theirs = (A, B), (a, b)
-            work = lambda x, y: np.concatenate([x, y], axis=axis)  # noqa: E731
+            ours, theirs, work = (A, B), (a, b), lambda x, y: np.concatenate([x, y], axis=axis)
         case _:
             shape = draw(st.sampled_from([-1, (-1, 1), (1, -1), (2, -1), (-1, 3)]))
             ours, theirs, work = (A,), (a,), lambda x: x.reshape(shape)
     return compared(work, ours, theirs, sequential=kind in ("scan", "reduce"))
+
+
+def _first_of_nonzero(x: Any) -> Any:
+    return np.nonzero(x)[0]
 
 
 def enormous(op: Any, a: Any, b: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -136,9 +138,6 @@ def test_a_retried_task_is_not_counted_twice(als: AlchemistSession) -> None:
     counter = Counter.remote()
 
     def dies_once(block: Any, block_info: Any = None) -> Any:
-        import os  # noqa: PLC0415
-        import signal  # noqa: PLC0415
-
         if block_info[None]["chunk-location"] == (1, 0) and ray.get(counter.add.remote()) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return block + 1
@@ -159,8 +158,6 @@ def test_no_configuration_is_changed(als: AlchemistSession) -> None:
 
 
 def _pid(block: Any) -> Any:
-    import os  # noqa: PLC0415
-
     return np.full(block.shape, os.getpid(), np.int64)
 
 

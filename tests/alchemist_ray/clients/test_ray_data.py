@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,8 +67,6 @@ def test_a_row_is_its_columns_one_after_the_other(als: AlchemistSession) -> None
 
 def test_rows_stay_in_order_where_blocks_end_in_another(als: AlchemistSession) -> None:
     def slow_first(batch: dict[str, Any]) -> dict[str, Any]:
-        import time  # noqa: PLC0415
-
         if batch["id"][0] == 0:
             time.sleep(1.0)
         return batch

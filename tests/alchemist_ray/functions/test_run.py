@@ -172,8 +172,6 @@ def test_the_context_exists_only_inside_a_run(als: AlchemistSession) -> None:
 
 def test_progress_reaches_the_bar(cluster: str, capfd: pytest.CaptureFixture[str]) -> None:
     def steps(comm: Any) -> None:
-        import time  # noqa: PLC0415
-
         from ali import context  # noqa: PLC0415
 
         for i in range(4):
@@ -206,8 +204,6 @@ def test_an_exception_names_its_rank_and_traceback(als: AlchemistSession, rank: 
 
 def test_an_exception_that_cannot_be_pickled_is_reported(als: AlchemistSession) -> None:
     def broken(comm: Any) -> None:
-        import threading  # noqa: PLC0415
-
         class OddError(Exception):
             def __init__(self) -> None:
                 super().__init__("odd")
@@ -256,8 +252,6 @@ def test_an_object_that_cannot_be_pickled_is_named(als: AlchemistSession) -> Non
         als.run(total, [ray.put(1)])
 
     def returns_one(comm: Any) -> Any:
-        import threading  # noqa: PLC0415
-
         return [threading.Lock()]
 
     with pytest.raises(RoutineError, match="returned a value that cannot be pickled on rank 0"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, FileError, IncompleteMatrixError, ShapeError
@@ -138,8 +139,6 @@ def private_bytes() -> int:
 
 def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> None:
     """200 MB in blocks of 4 MB."""
-    import ray  # noqa: PLC0415
-
     m, n, height = 50_000, 500, 1000
     used: list[int] = []
     store: list[float] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,9 +98,6 @@ def test_a_failed_checkpoint_leaves_the_old_one(saving: Recovering) -> None:
 
 
 def _limit_files(comm: Any, nbytes: int) -> None:
-    import resource  # noqa: PLC0415 - on the ranks
-    import signal  # noqa: PLC0415
-
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
 

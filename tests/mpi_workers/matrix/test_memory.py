@@ -271,8 +271,9 @@ def test_storage_returns_warm_memory_when_memory_is_short(
 ) -> None:
     storage.pool.take(8 * MIB)
     gc.collect()
-    free = lambda: 9 * MIB - storage.pool.idle_bytes()  # noqa: E731
-    monkeypatch.setattr("mpi_workers.matrix.storage.available_bytes", free)
+    monkeypatch.setattr(
+        "mpi_workers.matrix.storage.available_bytes", lambda: 9 * MIB - storage.pool.idle_bytes()
+    )
     kept = storage.new(Distribution("STAR_STAR", (1024, 512), (1, 2)), np.dtype("float64"))
     assert storage.pool.idle_bytes() == 0
     assert kept.local.nbytes == 4 * MIB
@@ -338,8 +339,7 @@ def test_a_shortage_makes_other_ranks_return_idle_memory(
     other = Pool(64 * MIB, shared=True, shortages=NodeAllocations(tmp_path, 1, 2).shortages)
     other.take(8 * MIB)
     gc.collect()
-    free = lambda: 12 * MIB - other.idle_bytes()  # noqa: E731
-    monkeypatch.setattr(allocations, "available_bytes", free)
+    monkeypatch.setattr(allocations, "available_bytes", lambda: 12 * MIB - other.idle_bytes())
     time.sleep(2 * memory.SHORTAGE_POLL_S)  # its thread watches by now
     with NodeAllocations(tmp_path, 0, 2).admit(9 * MIB, lambda: False) as spare:
         assert spare is None

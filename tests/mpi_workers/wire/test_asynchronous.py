@@ -273,7 +273,9 @@ def dialled(
 def test_two_asyncio_ends_authenticate_each_other(
     new_loop: Callable[[], Any], folder: Path
 ) -> None:
-    hello = lambda p, body: {"you": body["role"]}  # noqa: E731
+    def hello(peer: Any, body: dict[str, Any]) -> dict[str, Any]:
+        return {"you": body["role"]}
+
     with Listening(new_loop, f"{folder}/s.sock", hello=hello) as listening:
         welcome, answers = dialled(new_loop, listening.address, TOKEN, 3)
     assert welcome == {"you": "test"}
