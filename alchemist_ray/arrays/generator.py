@@ -56,13 +56,13 @@ class Generator:
     def normal(self, loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
         """Normal with mean `loc` and standard deviation `scale`."""
         if scale < 0:
-            raise BadArgumentError(f"normal: scale={scale} is negative")
+            raise BadArgumentError(f"normal: scale={scale}: it must be at least 0")
         return self._draw("normal", size, (loc, scale))
 
     def exponential(self, scale: float = 1.0, size: Any = None) -> Any:
         """Exponential with mean `scale`."""
         if scale < 0:
-            raise BadArgumentError(f"exponential: scale={scale} is negative")
+            raise BadArgumentError(f"exponential: scale={scale}: it must be at least 0")
         return self._draw("exponential", size, (scale, 0.0))
 
     def integers(

@@ -62,7 +62,7 @@ def _diff(
     if not whole.ndim:
         raise ShapeError("np.diff is not defined for an array of shape ()")
     if n < 0:
-        raise BadArgumentError(f"np.diff: n={n}; it must be >= 0")
+        raise BadArgumentError(f"np.diff: n={n}: it must be at least 0")
     along = rules.axis_index(axis, whole.ndim)
     ends = []
     for end in (prepend, append):

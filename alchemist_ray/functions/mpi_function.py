@@ -58,7 +58,7 @@ class FunctionOptions:
         """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
         positive_int("num_workers", num_workers)
         if idle_s < 0:
-            raise ValueError(f"idle_s={idle_s}: it must be >= 0")
+            raise ValueError(f"idle_s={idle_s}: it must be at least 0")
         options = GangOptions.checked("own", **gang)
         return cls(num_workers, options, checked_timeout(timeout_s), idle_s)
 

@@ -36,5 +36,5 @@ def positive(name: str, what: str, value: float) -> None:
     require(
         0 < value < math.inf,
         "BadArgumentError",
-        f"{name}: {what}={value} is not positive and finite",
+        f"{name}: {what}={value}: it must be above 0 and finite",
     )

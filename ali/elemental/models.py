@@ -61,7 +61,9 @@ def nmf(
     """
     (m, n), most = A.shape, min(A.shape)
     require(1 <= rank <= most, "BadArgumentError", f"nmf: rank={rank} is not between 1 and {most}")
-    require(iterations >= 1, "BadArgumentError", f"nmf: iterations={iterations} is not positive")
+    require(
+        iterations >= 1, "BadArgumentError", f"nmf: iterations={iterations}: it must be at least 1"
+    )
     real("nmf", A)
     with Elemental(ctx) as el:
         (A,) = el.floats(A)
@@ -129,7 +131,7 @@ def rpca(
     require(
         max_iterations >= 1,
         "BadArgumentError",
-        f"rpca: max_iterations={max_iterations} is not positive",
+        f"rpca: max_iterations={max_iterations}: it must be at least 1",
     )
     with Elemental(ctx) as el:
         (A,) = el.floats(A)

@@ -96,7 +96,7 @@ def kmeans(
         "BadArgumentError",
         f"kmeans: max_iterations={max_iterations} is below 1",
     )
-    require(tol >= 0, "BadArgumentError", f"kmeans: tol={tol} is not >= 0")
+    require(tol >= 0, "BadArgumentError", f"kmeans: tol={tol}: it must be at least 0")
     rows = _Rows(ctx, block(ctx.to_layout(A, "VC_STAR")).astype(dtype, copy=False), m)
     centers = rows.first_centers(k, seed)
     limit = tol * rows.variance

@@ -129,7 +129,7 @@ def checked_tol(
     require(
         max_iterations >= 0,
         "BadArgumentError",
-        f"{name}: max_iterations={max_iterations} is negative",
+        f"{name}: max_iterations={max_iterations}: it must be at least 0",
     )
     if tol > 0:
         return tol

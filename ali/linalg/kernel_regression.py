@@ -142,8 +142,12 @@ def random_features_ridge(
     _check(name, X, features, sigma)
     require(Y.dtype.kind != "c", "DtypeError", f"{name}: Y is {Y.dtype}; it must be real")
     require_same_rows(name, X, Y, "XY")
-    require(lam > 0, "BadArgumentError", f"{name}: lam={lam} is not above 0")
-    require(keep_bytes >= 0, "BadArgumentError", f"{name}: keep_bytes={keep_bytes} is negative")
+    require(lam > 0, "BadArgumentError", f"{name}: lam={lam}: it must be above 0")
+    require(
+        keep_bytes >= 0,
+        "BadArgumentError",
+        f"{name}: keep_bytes={keep_bytes}: it must be at least 0",
+    )
     mapped = _Features(ctx, X, features, sigma, seed)
     tol = checked_tol(name, tol, mapped.dtype, max_iterations, 1e-6)
     right = block(ctx.to_layout(Y, "VC_STAR")).astype(mapped.dtype, copy=False)
@@ -264,4 +268,4 @@ class _Features:
 def _check(name: str, X: DistMatrix, features: int, sigma: float) -> None:
     require(X.dtype.kind != "c", "DtypeError", f"{name}: X is {X.dtype}; it must be real")
     require(features >= 1, "BadArgumentError", f"{name}: features={features} is below 1")
-    require(sigma > 0, "BadArgumentError", f"{name}: sigma={sigma} is not above 0")
+    require(sigma > 0, "BadArgumentError", f"{name}: sigma={sigma}: it must be above 0")

@@ -234,7 +234,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     """
     (m, n), r = A.shape, B.shape[1]
     require_same_rows("ridge", A, B)
-    require(lam > 0, "BadArgumentError", f"ridge: lam={lam} is not above 0 (for 0 use lstsq)")
+    require(lam > 0, "BadArgumentError", f"ridge: lam={lam}: it must be above 0 (for 0 use lstsq)")
     dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)

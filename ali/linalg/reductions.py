@@ -359,4 +359,4 @@ def _deviation(
 
 
 def _check_ddof(name: str, ddof: int) -> None:
-    require(ddof >= 0, "BadArgumentError", f"{name}: ddof={ddof} is negative")
+    require(ddof >= 0, "BadArgumentError", f"{name}: ddof={ddof}: it must be at least 0")

@@ -153,13 +153,15 @@ def truncated_svd(
         f"truncated_svd: rank={rank}, and a {shape_text(A)} matrix has 1 to {smaller} singular "
         "values",
     )
-    require(tol >= 0, "BadArgumentError", f"truncated_svd: tol={tol} is not >= 0")
+    require(tol >= 0, "BadArgumentError", f"truncated_svd: tol={tol}: it must be at least 0")
     for name, value in (
         ("max_iterations", max_iterations),
         ("oversampling", oversampling),
         ("power_iterations", power_iterations),
     ):
-        require(value >= 0, "BadArgumentError", f"truncated_svd: {name}={value} is negative")
+        require(
+            value >= 0, "BadArgumentError", f"truncated_svd: {name}={value}: it must be at least 0"
+        )
     require_choice("truncated_svd", "method", method, METHODS)
 
     steps, block_size = power_iterations + 1, rank + oversampling

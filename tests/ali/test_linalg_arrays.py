@@ -72,7 +72,7 @@ WORDS = {
     "astype": "DtypeError: astype: dtype must be one of float32",
     "drop": "DtypeError: astype: complex64 to float64 would drop the imaginary parts",
     "axis": "BadArgumentError: sum: axis must be 0",
-    "ddof": "BadArgumentError: var: ddof=-1 is negative",
+    "ddof": "BadArgumentError: var: ddof=-1: it must be at least 0",
     "complex stats": "DtypeError: column_stats: A is complex64",
     "ord": "BadArgumentError: norm: ord must be one of fro, 1, inf",
     "step": "BadArgumentError: slice: steps are (0, None)",

@@ -210,7 +210,7 @@ def columnSimilarities(
     They are exact for any `threshold`; MLlib samples those below it.
     """
     if not threshold >= 0:
-        raise BadArgumentError(f"columnSimilarities: threshold={threshold} must be >= 0")
+        raise BadArgumentError(f"columnSimilarities: threshold={threshold}: it must be at least 0")
     als = session or current_session()
     with _sent(als, matrix) as A:
         G = als.load_library("linalg").gram(A)
