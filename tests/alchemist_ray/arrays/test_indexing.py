@@ -202,7 +202,7 @@ def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
         ((0, 0, 0), "3 indices"),
         (1.5, "not by a float"),
         ("a", "not by a str"),
-        (True, "a mask has one element for each"),
+        (True, "a mask of 5 elements"),
         (np.ones((2, 2), int), "3 dimensions"),
         ([0.5], "not by float64"),
         ((..., ...), "one ellipsis"),
