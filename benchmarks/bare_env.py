@@ -12,13 +12,14 @@ import numpy as np
 
 from ali.registry import load
 from ali.simulator.instance import Instance
+from ali.simulator.records import Record
 from mpi_workers.rank.gang import Gang
 
 
 def step_s(gang: Gang, name: str, path: str | None, sim: str, copies: int, steps: int) -> Any:
     """Median time of a step of all copies, one after another, in seconds."""
     instances = [Instance(gang, load(name, path), name, sim) for _ in range(copies)]
-    record = np.zeros(instances[0].spec.record)
+    record = Record(np.zeros(1, instances[0].spec.layout), 0)
     action = np.zeros(instances[0].spec.actions)
     for instance in instances:
         instance.begin(0, record)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from envs.config import EnvConfig
 from envs.errors import EnvConfigError, EnvError, GangLostError, SimulationError
 from envs.losses import Losses
-from envs.simulation import Records, Simulation
+from envs.records import Records
+from envs.simulation import Simulation
 from envs.spec import SimulatorSpec
 
 Work = Callable[[Simulation], Records]
@@ -89,6 +91,11 @@ class Gangs:
         for part in self._parts:
             part.stop_episode()
 
+    def interrupt(self) -> None:
+        """Cancel the orders in progress, from another thread."""
+        for part in self._parts:
+            part.interrupt()
+
     def begin(self, seeds: dict[int, int]) -> Outcome:
         """Begin an episode in the copies of `seeds`; starts the gangs that are missing."""
         return self._each(lambda copies: self._begin(copies, seeds))
@@ -141,8 +148,7 @@ class Gangs:
             try:
                 wait(futures)
             except BaseException:  # Ctrl-C: the threads must be back before the next step
-                for part in self._parts:
-                    part.interrupt()
+                self.interrupt()
                 wait(futures)
                 raise
             for future in futures:
@@ -161,7 +167,7 @@ class Gangs:
             return Outcome(only, failures)
         spec = self.spec
         records = Records(
-            np.zeros((self.copies, spec.observations), spec.dtype),
+            [np.zeros((self.copies, leaf.count), leaf.dtype) for leaf in spec.observed.leaves],
             np.zeros((self.copies, spec.agents + len(spec.info))),
             np.zeros(self.copies, bool),
             {},
@@ -169,16 +175,32 @@ class Gangs:
         for copies, result in zip(self._ranges, found, strict=True):
             if isinstance(result, Records):
                 part = slice(copies.start, copies.stop)
-                records.observations[part] = result.observations
+                for whole, mine in zip(records.observations, result.observations, strict=True):
+                    whole[part] = mine
                 records.scores[part] = result.scores
                 records.ended[part] = result.ended
         return Outcome(records, failures)
 
     def picture(self, copy: int) -> NDArray[np.float32]:
         """The rendered field of a copy."""
+        part, local = self._owner(copy)
+        return part.picture(local)
+
+    def save_state(self, copy: int) -> NDArray[Any]:
+        """The state of a copy."""
+        part, local = self._owner(copy)
+        return part.save_state(local)
+
+    def load_state(self, state: NDArray[Any], copy: int) -> None:
+        """Restore a state in a copy."""
+        part, local = self._owner(copy)
+        part.load_state(state, local)
+
+    def _owner(self, copy: int) -> tuple[Simulation, int]:
+        """The gang of a copy, and its number there."""
         for part, copies in zip(self._parts, self._ranges, strict=True):
             if copy in copies:
-                return part.picture(copy - copies.start)
+                return part, copy - copies.start
         raise EnvError(f"there is no copy {copy}: copies are numbered 0 to {self.copies - 1}")
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -14,15 +15,17 @@ from numpy.typing import NDArray
 from envs.config import EnvConfig
 from envs.errors import EnvConfigError, EnvError, GangLostError, SimulationError, for_caller
 from envs.pictures import check_mode, coloured
-from envs.simulation import Records, Simulation
+from envs.records import Records
+from envs.simulation import Simulation
 from envs.spec import ActionCheck
+from envs.stepping import AsyncSteps
 
 SEEDS = 1 << 31
 
-Step = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
-class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
+class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
     """An environment over a simulator that runs on a gang of MPI ranks.
 
     Parameters
@@ -78,16 +81,16 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
             self.close()
             raise
         self.render_mode = render_mode
-        self.observation_space = spec.observation_space()
-        self.action_space = spec.action_space()
+        self.observation_space = spec.observed.space()
+        self.action_space = spec.acted.space()
         self._check_action = ActionCheck(spec, checked.out_of_bounds)
         self._truncates = checked.on_failure == "truncate"
-        self._last: NDArray[Any] = np.zeros(spec.observation_shape, spec.dtype)
+        self._last: Any = None
         self._steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. The same seed gives the same observation.
 
         Without a seed, the episode follows from the last seed. `options` are not used; the
@@ -102,6 +105,7 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
         ResourceError, LaunchError
             If a new gang is needed and cannot be started.
         """
+        self._check_idle()
         super().reset(seed=seed)
         number = int(self.np_random.integers(SEEDS)) if seed is None else seed % SEEDS
         simulation = self._open()
@@ -122,7 +126,7 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
 
         Returns
         -------
-        observation : ndarray
+        observation : element of `observation_space`
         reward : float
         terminated : bool
             The simulation says that its episode has ended.
@@ -145,6 +149,10 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
         GangLostError, StepTimeoutError
             A rank died, or the step took longer than ``step_timeout_s``. The gang is gone.
         """
+        self._check_idle()
+        return self._step(action)
+
+    def _step(self, action: Any) -> Step:
         simulation = self._open()
         if not simulation.running:
             raise EnvError("there is no episode: call reset() first")
@@ -157,7 +165,7 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
             if not self._truncates:
                 raise for_caller(error) from error.__cause__
             info = {"gang_lost": isinstance(error, GangLostError), "failure": str(error)}
-            return self._last.copy(), 0.0, False, True, {**info, **simulation.losses.info()}
+            return copy.deepcopy(self._last), 0.0, False, True, {**info, **simulation.losses.info()}
         self._steps += 1
         length = self.simulator.episode_length
         scores = records.scores[0].tolist()
@@ -173,10 +181,14 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
         if records.unusable:
             raise records.unusable[0]
 
-    def _observation(self, records: Records) -> NDArray[Any]:
-        observation = records.observations.reshape(self.simulator.observation_shape)
+    def _observation(self, records: Records) -> Any:
+        observed = self.simulator.observed
+        parts = zip(observed.leaves, records.observations, strict=True)
+        observation = observed.composed(
+            [values.reshape(leaf.shape())[()] for leaf, values in parts]
+        )
         if self._truncates:
-            self._last = observation.copy()
+            self._last = copy.deepcopy(observation)
         return observation
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
@@ -190,7 +202,13 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
         return self._open().picture(0)
 
     def save_state(self) -> NDArray[Any]:
-        """The state of the simulation, for `load_state`, if the simulator supports it."""
+        """The state of the simulation, for `load_state`, if the simulator supports it.
+
+        Raises
+        ------
+        AlchemistError
+            NoSuchRoutineError, if it does not.
+        """
         return self._open().save_state()
 
     def load_state(self, state: NDArray[Any]) -> None:
@@ -202,8 +220,12 @@ class HPCSimulatorEnv(gymnasium.Env[NDArray[Any], Any], EzPickle):
             raise EnvError("the environment is closed: make another one")
         return self._simulation
 
+    def _interrupt(self) -> None:
+        self._open().interrupt()
+
     def close(self) -> None:
         """End the gang. Closing twice is allowed."""
+        self._end_stepper()
         simulation, self._simulation = self._simulation, None
         if simulation is not None:
             simulation.close()

@@ -9,32 +9,31 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-HEADER = 64  # bytes before the numbers, as in ali/simulator/shared_records.py
+HEADER = 64  # bytes before the data, as in ali/simulator/shared_records.py
 MARK = 16  # bytes at its beginning, by which a rank recognises it
 
 
-class SharedNumbers:
-    """Float64 numbers in anonymous memory, which ends with its processes.
+class SharedBytes:
+    """Bytes in anonymous memory, which ends with its processes.
 
     Parameters
     ----------
-    count : int
+    size : int
 
     Attributes
     ----------
-    numbers : ndarray, shape (count,)
+    data : ndarray of uint8, shape (size,)
     address : str
         What a rank on this node needs to open it, until `seal`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, size: int) -> None:
         self._fd = os.memfd_create("alchemist-env")
-        size = HEADER + 8 * count
-        os.ftruncate(self._fd, size)
-        memory = mmap.mmap(self._fd, size)
+        os.ftruncate(self._fd, HEADER + size)
+        memory = mmap.mmap(self._fd, HEADER + size)
         mark = secrets.token_bytes(MARK)
         memory[:MARK] = mark
-        self.numbers: NDArray[np.float64] = np.frombuffer(memory, np.float64, count, HEADER)
+        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, size, HEADER)
         self.address = f"/proc/{os.getpid()}/fd/{self._fd} {mark.hex()}"
 
     def seal(self) -> None:

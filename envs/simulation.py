@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,44 +26,26 @@ from envs.errors import (
     BadActionError,
     EnvError,
     GangLostError,
-    NotFiniteError,
     RestartLimitError,
     SimulationError,
     StepTimeoutError,
 )
 from envs.gang_session import check_process, open_session, release_dropped
 from envs.losses import DROPPED, RESTARTS, TIMEOUTS, Losses, RestartRate
-from envs.shared_memory import SharedNumbers
+from envs.records import Decoder, Records
+from envs.shared_memory import SharedBytes
 from envs.spec import SimulatorSpec
 
 CHANNEL_S = 10.0  # for the ranks to connect
 HOST = "simulator"  # the library on the ranks that runs simulators
+ROUTINES = (
+    "begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy",
+)  # fmt: skip
 
 _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this process has used
 # Gangs lost by this process: RLlib replaces a failed environment by a new one.
 _rates: dict[tuple[Any, ...], RestartRate] = defaultdict(RestartRate)
 _to_replace: Counter[tuple[Any, ...]] = Counter()
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """The results of a step for all copies.
-
-    Attributes
-    ----------
-    observations : ndarray, shape (copies, n)
-        Flattened in C order, in the dtype of the space.
-    scores : ndarray, shape (copies, agents + number of info names)
-    ended : ndarray of bool, shape (copies,)
-        Whether the simulation says that its episode has ended.
-    unusable : dict of int to NotFiniteError
-        Copies whose observation or scores failed the checks of ``check_finite``.
-    """
-
-    observations: NDArray[Any]
-    scores: NDArray[np.float64]
-    ended: NDArray[np.bool_]
-    unusable: dict[int, NotFiniteError]
 
 
 class Simulation:
@@ -101,7 +82,7 @@ class Simulation:
         self._routines: dict[str, Routine] = {}  # empty: there is no gang
         self._attached = 0  # copies on the gang
         self._channel: RankChannel | None = None
-        self._shared = np.zeros(0)
+        self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._running = False
         self._closed = False
         self._lost = False  # the last gang: the next one is a restart
@@ -111,6 +92,7 @@ class Simulation:
             self._start()
             known = _specs[config.simulator()]
         self.spec: SimulatorSpec = known
+        self._decoder = Decoder(known, config)
 
     # --- episodes and steps ---
 
@@ -158,31 +140,9 @@ class Simulation:
         return records
 
     def _records(self, raw: bytes, which: Iterable[int]) -> Records:
-        """Decode the numbers of a step, and check those of the copies in `which`."""
         # Nothing is returned where the records are in shared memory, until the next step.
-        table = (np.frombuffer(raw) if raw else self._shared).reshape(self.copies, -1)
-        width = self.spec.observations
-        values, scores = table[:, :width], table[:, width:-1].copy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            observations = values.astype(self.spec.dtype)
-        unusable = {}
-        if self.config.check_finite:
-            valid = _fits(values, observations) & np.isfinite(scores).all(axis=1)
-            unusable = {i: self._not_finite(i, observations, scores) for i in which if not valid[i]}
-        return Records(observations, scores, table[:, -1] != 0.0, unusable)
-
-    def _not_finite(
-        self, copy: int, observations: NDArray[Any], scores: NDArray[np.float64]
-    ) -> NotFiniteError:
-        where = f" of copy {copy}" if self.copies > 1 else ""
-        if not np.isfinite(scores[copy]).all():
-            found = f"reward or info{where} is not finite: {scores[copy].tolist()}"
-        else:
-            found = f"observation{where} is not finite, or does not fit {self.spec.dtype}"
-        return NotFiniteError(
-            f"simulator {self.config.lib_name!r}: {found}. The episode is over; call reset(), or "
-            "set check_finite=False to get such numbers"
-        )
+        table = np.frombuffer(raw, np.uint8) if raw else self._shared
+        return self._decoder(table, which)
 
     @property
     def running(self) -> bool:
@@ -204,27 +164,52 @@ class Simulation:
         height, width, raw = self._call("render", copy)
         return np.frombuffer(raw, np.float32).reshape(height, width)
 
-    def save_state(self) -> NDArray[Any]:
-        """The state of the simulation, as its library returns it."""
-        self._close_channel()
-        handle = self._call("save_state")
-        state: NDArray[Any] = handle.fetch()
-        handle.free()
-        self._open_channel()
+    def save_state(self, copy: int = 0) -> NDArray[Any]:
+        """The state of a copy, as its library returns it.
+
+        Raises
+        ------
+        EnvError
+            If there is no episode.
+        AlchemistError
+            If the simulator has no routine for it.
+        """
+        if self.copies > 1:
+            shape, dtype, elements = self._call("save_copy", copy)
+            return np.frombuffer(elements, dtype).reshape(shape).copy()
+        self._need_episode("save_state")
+        with self._without_channel():
+            handle = self._call("save_state")
+            state: NDArray[Any] = handle.fetch()
+            handle.free()
         return state
 
-    def load_state(self, state: NDArray[Any]) -> None:
-        """Restore a state that `save_state` of this or another gang returned."""
-        self._close_channel()
-        handle = self._session.send_matrix(state) if self._session is not None else None
-        self._call("load_state", handle)
-        if handle is not None:
+    def load_state(self, state: NDArray[Any], copy: int = 0) -> None:
+        """Restore in a copy a state that `save_state` of this or another gang returned."""
+        if self.copies > 1:
+            array = np.ascontiguousarray(state)
+            self._call("load_copy", copy, list(np.shape(state)), array.dtype.str, array.tobytes())
+            return
+        self._need_episode("load_state")
+        with self._without_channel():
+            assert self._session is not None
+            handle = self._session.send_matrix(state)
+            self._call("load_state", handle)
             handle.free()
+
+    @contextlib.contextmanager
+    def _without_channel(self) -> Iterator[None]:
+        """Let the ranks take commands: matrices do not pass through the channel."""
+        self._close_channel()
+        yield
         self._open_channel()
 
-    def _call(self, routine: str, *arguments: Any) -> Any:
+    def _need_episode(self, routine: str) -> None:
         if not self._routines:
             raise EnvError(f"cannot {routine}: there is no episode; call reset() first")
+
+    def _call(self, routine: str, *arguments: Any) -> Any:
+        self._need_episode(routine)
         try:
             if self._channel is None:
                 return self._routines[routine](*arguments)
@@ -260,14 +245,14 @@ class Simulation:
         serve = self._routines.get("serve")
         if serve is None or self._session is None:
             return
-        shared = SharedNumbers(self.copies * self.spec.record)
+        shared = SharedBytes(self.copies * self.spec.layout.itemsize)
         try:
             self._channel = self._session.open_rank_channel(
                 lambda addresses, token: serve(addresses, token, shared.address), CHANNEL_S
             )
         finally:
             shared.seal()
-        self._shared = shared.numbers
+        self._shared = shared.data
 
     def _drop_channel(self) -> None:
         """Disconnect at once, without waiting for the ranks to leave `serve`."""
@@ -327,7 +312,7 @@ class Simulation:
         self._attached = self.copies
         self._routines = {
             name: getattr(library, name).options(timeout_s=config.step_timeout_s)
-            for name in ("begin", "advance", "render", "save_state", "load_state")
+            for name in ROUTINES
         }
         self._routines["serve"] = library.serve
 
@@ -380,12 +365,3 @@ class Simulation:
         ranks = f"{self.config.num_workers} rank{'s' if self.config.num_workers > 1 else ''}"
         state = "closed" if self._closed else ("running" if self._running else "no episode")
         return f"{self.config.lib_name} on {ranks}: {state}"
-
-
-def _fits(values: NDArray[np.float64], observations: NDArray[Any]) -> NDArray[np.bool_]:
-    """For each copy, whether its observation is finite, or its integers are exact."""
-    if observations.dtype.kind in "iu":
-        exact: NDArray[np.bool_] = (observations == values).all(axis=1)
-        return exact
-    finite: NDArray[np.bool_] = np.isfinite(observations).all(axis=1)
-    return finite

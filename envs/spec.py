@@ -1,21 +1,167 @@
-"""A simulator's spec as gymnasium spaces, and its numbers as observations and actions."""
+"""A simulator's spec, as gymnasium spaces and as the layout of its records."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from envs.errors import BadActionError
 
 Array = NDArray[Any]
+Space = spaces.Space[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Leaf:
+    """A part of an observation or action that has a shape: a box, a choice, or several choices.
+
+    Attributes
+    ----------
+    described : dict
+        ``shape``, ``dtype``, ``low``, ``high``; or ``n``; or ``nvec``. The first axis of a shape
+        is that of the agents, if there are several; choices are for each agent.
+    agents : int
+    """
+
+    described: dict[str, Any]
+    agents: int
+
+    @cached_property
+    def choices(self) -> list[int] | None:
+        """The numbers of choices of an agent; None for a box."""
+        if "n" in self.described:
+            return [self.described["n"]]
+        found: list[int] | None = self.described.get("nvec")
+        return found
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        found: np.dtype[Any] = np.dtype(self.described["dtype"])
+        return found
+
+    def shape(self, agent: bool = False) -> tuple[int, ...]:
+        """The shape for the whole simulation, or for one `agent`."""
+        if self.choices is None:
+            whole = tuple(self.described["shape"])
+            return whole[1:] if agent else whole
+        one = () if "n" in self.described else (len(self.choices),)
+        return one if agent or self.agents == 1 else (self.agents, *one)
+
+    @cached_property
+    def count(self) -> int:
+        """How many numbers it has, for all agents."""
+        return int(np.prod(self.shape()))
+
+    def space(self, agent: bool = False) -> Space:
+        """The space for the whole simulation, or for one `agent`."""
+        if self.choices is None:
+            low, high = (
+                self.bound(end)[0] if agent else self.bound(end) for end in ("low", "high")
+            )
+            return spaces.Box(low.copy(), high.copy(), dtype=self.dtype.type)
+        if "n" in self.described and (agent or self.agents == 1):
+            return spaces.Discrete(self.choices[0])
+        return spaces.MultiDiscrete(np.resize(self.choices, self.shape(agent)))
+
+    def bound(self, end: str) -> Array:
+        """The ``low`` or ``high`` end of a box, in its own dtype and shape."""
+        bound = self.described[end]
+        if bound is None and self.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype)
+            bound = limits.min if end == "low" else limits.max
+        elif bound is None:
+            bound = -np.inf if end == "low" else np.inf
+        found = np.asarray(bound, self.dtype)
+        full = found.reshape(self.shape()) if found.size > 1 else found.reshape(())
+        return np.broadcast_to(full, self.shape())
+
+
+class Composition:
+    """An observation or action as described by a spec: a leaf, or a dict or tuple of such.
+
+    Parameters
+    ----------
+    described : dict
+    agents : int
+
+    Attributes
+    ----------
+    leaves : list of Leaf
+        In the order of their numbers.
+    """
+
+    def __init__(self, described: dict[str, Any], agents: int) -> None:
+        self._described = described
+        self._agents = agents
+        self.leaves = [Leaf(each, agents) for each in _leaves(described)]
+        self.single = self.leaves[0].described is described  # neither a dict nor a tuple
+
+    def space(self, agent: bool = False) -> Space:
+        """The space for the whole simulation, or for one `agent`."""
+        made: Space = self._built(lambda leaf: leaf.space(agent), spaces.Dict, spaces.Tuple)
+        return made
+
+    def composed(self, values: Sequence[Any]) -> Any:
+        """The values of the leaves in dicts and tuples as described."""
+        if self.single:
+            return values[0]
+        each = iter(values)
+        return self._built(lambda _: next(each), dict, tuple)
+
+    def _built(self, value: Callable[[Leaf], Any], of_dict: Any, of_tuple: Any) -> Any:
+        leaves = iter(self.leaves)
+
+        def build(described: dict[str, Any]) -> Any:
+            if "dict" in described:
+                return of_dict({name: build(part) for name, part in described["dict"].items()})
+            if "tuple" in described:
+                return of_tuple([build(part) for part in described["tuple"]])
+            return value(next(leaves))
+
+        return build(self._described)
+
+    def taken_apart(self, value: Any) -> list[Any]:
+        """The values of the leaves. Raises `BadActionError`."""
+        if self.single:
+            return [value]
+        found: list[Any] = []
+
+        def visit(described: dict[str, Any], value: Any) -> None:
+            parts = described.get("dict", described.get("tuple"))
+            if parts is None:
+                found.append(value)
+            elif "dict" in described:
+                if not isinstance(value, Mapping) or set(value) != set(parts):
+                    raise BadActionError(f"the action must be a dict with the keys {list(parts)}")
+                for name, part in parts.items():
+                    visit(part, value[name])
+            else:
+                if not isinstance(value, Sequence | np.ndarray) or len(value) != len(parts):
+                    raise BadActionError(f"the action must be a tuple of {len(parts)} parts")
+                for part, one in zip(parts, value, strict=True):
+                    visit(part, one)
+
+        visit(self._described, value)
+        return found
+
+
+def _leaves(described: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    parts = described.get("dict", described.get("tuple"))
+    if parts is None:
+        yield described
+        return
+    for part in parts.values() if isinstance(parts, dict) else parts:
+        yield from _leaves(part)
+
+
+@dataclass(frozen=True)
 class SimulatorSpec:
     """The description of a simulator (its JSON with all defaults, as ``attach`` returns it).
 
@@ -43,39 +189,22 @@ class SimulatorSpec:
         fields = json.loads(text)
         return cls(**{**fields, "info": tuple(fields["info"])})
 
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return tuple(self.observation["shape"])
+    @cached_property
+    def observed(self) -> Composition:
+        return Composition(self.observation, self.agents)
 
-    @property
-    def observations(self) -> int:
-        """How many numbers an observation has."""
-        return int(np.prod(self.observation_shape))
+    @cached_property
+    def acted(self) -> Composition:
+        return Composition(self.action, self.agents)
 
-    @property
-    def record(self) -> int:
-        """How many numbers a step returns: observation, scores, end of the episode."""
-        return self.observations + self.agents + len(self.info) + 1
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of observations."""
-        found: np.dtype[Any] = np.dtype(self.observation["dtype"])
-        return found
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        return () if "n" in self.action else tuple(self.action["shape"])
-
-    def observation_space(self, agent: bool = False) -> spaces.Box:
-        """The space of a simulation, or of one `agent` of it."""
-        return _box(self.observation, agent)
-
-    def action_space(self, agent: bool = False) -> spaces.Space[Any]:
-        """The space of a simulation, or of one `agent` of it."""
-        if "n" in self.action:
-            return spaces.Discrete(self.action["n"])
-        return _box(self.action, agent)
+    @cached_property
+    def layout(self) -> np.dtype[Any]:
+        """Of the records of a step, as in `ali.simulator.spec.Spec`."""
+        fields: list[Any] = [("scores", np.float64, (self.agents + len(self.info) + 1,))]
+        for number, leaf in enumerate(self.observed.leaves):
+            fields.append((f"o{number}", leaf.dtype, (leaf.count,)))
+        made: np.dtype[Any] = np.dtype(fields, align=True)
+        return made
 
 
 class ActionCheck:
@@ -86,73 +215,66 @@ class ActionCheck:
     spec : SimulatorSpec
     out_of_bounds : {"clip", "refuse"}
         What to do with numbers beyond the bounds of the action space. NaN and infinite numbers
-        are always refused.
-    shape : tuple of int, optional
-        Shape of the actions that a call gets. Default: of one simulation.
+        are always refused; the ranks refuse choices that do not exist.
+    num_envs : int, optional
+        Sub-environments of a vector environment, the first axis of its actions. Default: actions
+        of one simulation.
     """
 
     def __init__(
-        self, spec: SimulatorSpec, out_of_bounds: str, shape: tuple[int, ...] | None = None
+        self, spec: SimulatorSpec, out_of_bounds: str, num_envs: int | None = None
     ) -> None:
-        self._spec = spec
+        self._acted = spec.acted
         self._clips = out_of_bounds == "clip"
-        self._shape = spec.action_shape if shape is None else shape
-        self._choice = "n" in spec.action
-        if not self._choice:
-            many = spec.agents > 1 and shape is not None
-            ends = [_bound(spec.action, end) for end in ("low", "high")]
-            # The agents of all copies are one axis, and bounds may differ between agents.
-            copies = self._shape[0] // spec.agents if many else 1
-            self._low, self._high = (
-                np.tile(end, (copies, *[1] * (end.ndim - 1)))
-                if many and isinstance(end, np.ndarray)
-                else end
-                for end in ends
+        self._copies = 1 if num_envs is None else num_envs // spec.agents
+        self._shapes: list[tuple[int, ...]] = []
+        self._bounds: list[tuple[Array, Array] | None] = []
+        for leaf in spec.acted.leaves:
+            many = spec.agents > 1 and num_envs is not None
+            self._shapes.append(
+                leaf.shape() if num_envs is None else (num_envs, *leaf.shape(agent=many))
             )
+            ends = None
+            if leaf.choices is None:
+                low, high = (leaf.bound(end).astype(np.float64).ravel() for end in ("low", "high"))
+                ends = low, high
+            self._bounds.append(ends)
 
-    def __call__(self, action: ArrayLike) -> NDArray[np.float64]:
-        """The numbers of an action. Raises `BadActionError`."""
+    def __call__(self, action: Any) -> NDArray[np.float64]:
+        """The numbers of an action, shape (copies, n). Raises `BadActionError`."""
+        parts = self._acted.taken_apart(action)
+        rows = [
+            self._checked(part, shape, ends)
+            for part, shape, ends in zip(parts, self._shapes, self._bounds, strict=True)
+        ]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+
+    def _checked(
+        self, part: Any, shape: tuple[int, ...], ends: tuple[Array, Array] | None
+    ) -> NDArray[np.float64]:
         try:
-            array = np.asarray(action, np.float64)
+            array = np.asarray(part, np.float64)
         except (TypeError, ValueError) as error:
             raise BadActionError(f"the action is not numeric: {error}") from None
-        if array.shape != self._shape and not (self._shape == () and array.shape == (1,)):
-            raise BadActionError(f"the action has shape {array.shape}; it must be {self._shape}")
+        if array.shape != shape and not (shape == () and array.shape == (1,)):
+            raise BadActionError(f"the action has shape {array.shape}; it must be {shape}")
         if not np.isfinite(array).all():
             raise BadActionError("the action contains NaN or infinity")
-        if self._choice:
-            return array  # the ranks check choices
+        array = array.reshape(self._copies, -1)
+        if ends is None:
+            return array
+        low, high = ends
         if self._clips:
-            clipped: NDArray[np.float64] = np.minimum(np.maximum(array, self._low), self._high)
+            clipped: NDArray[np.float64] = np.minimum(np.maximum(array, low), high)
             return clipped
-        if (array < self._low).any() or (array > self._high).any():
-            ends = self._spec.action
+        if (array < low).any() or (array > high).any():
             raise BadActionError(
-                f"the action exceeds the bounds {ends['low']} to {ends['high']} "
+                f"the action exceeds the bounds {_ends(low)} to {_ends(high)} "
                 "(out_of_bounds='clip' clips it)"
             )
         return array
 
 
-def _bound(box: dict[str, Any], end: str) -> Array | float:
-    """A bound of a box, which broadcasts against its shape."""
-    bound = box[end]
-    if bound is None:
-        return -np.inf if end == "low" else np.inf
-    # The space has the bound in its own dtype: an action at it must not be out of bounds.
-    found = np.asarray(bound, box["dtype"]).astype(np.float64)
-    return found.reshape(box["shape"]) if found.size > 1 else float(found.reshape(()))
-
-
-def _box(box: dict[str, Any], agent: bool) -> spaces.Box:
-    shape = tuple(box["shape"])
-    dtype = np.dtype(box["dtype"])
-    limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
-    ends = []
-    for end in ("low", "high"):
-        bound = _bound(box, end)
-        if limits is not None and box[end] is None:
-            bound = limits.min if end == "low" else limits.max
-        full = np.broadcast_to(np.asarray(bound, dtype), shape)
-        ends.append(full[0] if agent else full)
-    return spaces.Box(ends[0].copy(), ends[1].copy(), dtype=dtype.type)
+def _ends(bound: Array) -> Any:
+    same = bound.size > 0 and (bound == bound[0]).all()
+    return float(bound[0]) if same else bound.tolist()

@@ -17,9 +17,13 @@ from envs.gangs import Gangs, Outcome
 from envs.hpc_env import SEEDS
 from envs.pictures import check_mode, coloured
 from envs.spec import ActionCheck
+from envs.stepping import AsyncSteps
+
+Flags = NDArray[np.bool_]
+Step = tuple[Any, NDArray[np.float64], Flags, Flags, dict[str, Any]]
 
 
-class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle):
+class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPickle):
     """A gymnasium VectorEnv over one or more gangs of MPI ranks.
 
     Its sub-environments are the agents (the heaters of a plate, for example) of all copies of a
@@ -96,19 +100,20 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
             raise
         self.render_mode = render_mode
         many = spec.agents > 1
-        self.single_observation_space = spec.observation_space(agent=many)
-        self.single_action_space = spec.action_space(agent=many)
+        self.single_observation_space = spec.observed.space(agent=many)
+        self.single_action_space = spec.acted.space(agent=many)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        per_env = spec.action_shape[1:] if many else spec.action_shape
-        self._check_action = ActionCheck(spec, checked.out_of_bounds, (self.num_envs, *per_env))
+        self._check_action = ActionCheck(spec, checked.out_of_bounds, self.num_envs)
         self._truncates = checked.on_failure == "truncate"
         self._retries = checked.max_restarts
         self._random: list[np.random.Generator | None] = [None] * self._copies
         self._seeds = [-1] * self._copies
         self._steps = np.zeros(self._copies, np.int64)
         self._over = np.zeros(self._copies, bool)
-        self._observations = np.zeros(self.observation_space.shape or (), spec.dtype)
+        self._observations = [
+            np.zeros((self._copies, leaf.count), leaf.dtype) for leaf in spec.observed.leaves
+        ]
 
     # --- episodes and steps ---
 
@@ -117,7 +122,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         *,
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in every copy, or in those of a mask.
 
         Parameters
@@ -135,6 +140,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         SimulationError, GangLostError, StepTimeoutError, RestartLimitError
             As `HPCSimulatorEnv.reset`.
         """
+        self._check_idle()
         which = set(self._masked((options or {}).get("reset_mask")).tolist())
         seeds = self._given(seed)
         which.update(self._open().without_episodes())  # a new gang has no episodes to continue
@@ -144,7 +150,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         self._begin({copy: self._drawn(copy, seeds[copy]) for copy in ordered})
         self._steps[ordered] = 0
         self._over[ordered] = False
-        return self._observations.copy(), self._counts(np.ones(self._copies, bool))
+        return self._observation(), self._counts(np.ones(self._copies, bool))
 
     def _begin(self, seeds: dict[int, int]) -> None:
         """Begin episodes; with ``on_failure="truncate"``, try again what fails."""
@@ -158,11 +164,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
                 self._raise(outcome)
             seeds = {copy: seeds[copy] for copy in outcome.failures if copy in seeds}
 
-    def step(
-        self, actions: Any
-    ) -> tuple[
-        NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
-    ]:
+    def step(self, actions: Any) -> Step:
         """Advance every copy by a time step; those whose episode is over begin the next one.
 
         Raises
@@ -170,10 +172,14 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         BadActionError, SimulationError, GangLostError, StepTimeoutError
             As `HPCSimulatorEnv.step`.
         """
+        self._check_idle()
+        return self._step(actions)
+
+    def _step(self, actions: Any) -> Step:
         gangs = self._open()
         if not gangs.running and not (self._truncates and self._over.all()):
             raise EnvError("there is no episode: call reset() first")
-        numbers = self._check_action(actions).reshape(self._copies, -1)
+        numbers = self._check_action(actions)
         fresh = np.flatnonzero(self._over).tolist()
         outcome = gangs.advance(numbers, {copy: self._drawn(copy, None) for copy in fresh})
         if outcome.failures and not self._truncates:
@@ -196,7 +202,7 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         if outcome.failures:
             infos |= self._failure_info(outcome, failed & stepped)
         return (
-            self._observations.copy(),
+            self._observation(),
             rewards.ravel(),
             terminated.repeat(self._agents),
             truncated.repeat(self._agents),
@@ -212,8 +218,22 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
 
     def _observe(self, outcome: Outcome, copies: Any) -> None:
         """Keep the observations of these copies."""
-        flat = self._observations.reshape(self._copies, -1)
-        flat[copies] = outcome.records.observations[copies]
+        if len(copies) == self._copies:
+            self._observations = outcome.records.observations
+            return
+        for kept, found in zip(self._observations, outcome.records.observations, strict=True):
+            kept[copies] = found[copies]
+
+    def _observation(self) -> Any:
+        return self.simulator.observed.composed(self.observed())
+
+    def observed(self) -> list[NDArray[Any]]:
+        """Copies of the last observations: the leaves of the space, (num_envs, ...) each."""
+        leaves, many = self.simulator.observed.leaves, self._agents > 1
+        return [
+            kept.copy().reshape(self.num_envs, *leaf.shape(agent=many))
+            for leaf, kept in zip(leaves, self._observations, strict=True)
+        ]
 
     def _info(self, scores: NDArray[np.float64], stepped: NDArray[np.bool_]) -> dict[str, Any]:
         """Each named number in gymnasium's form: an array, and a mask of its valid elements."""
@@ -237,6 +257,20 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
             "failure": failure.repeat(self._agents), "_failure": mask.copy(),
         }  # fmt: skip
         return infos | self._counts(failed)
+
+    def infos_by_env(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
+        """The infos of `reset` or `step` as a dict for each sub-environment."""
+        names = [name for name in infos if f"_{name}" in infos]
+        return [
+            {
+                name: infos[name][env].item()
+                if hasattr(infos[name][env], "item")
+                else infos[name][env]
+                for name in names
+                if infos[f"_{name}"][env]
+            }
+            for env in range(self.num_envs)
+        ]
 
     def _counts(self, copies: NDArray[np.bool_]) -> dict[str, Any]:
         """The counts of losses, if there were any, for some copies."""
@@ -311,13 +345,34 @@ class HPCSimulatorVectorEnv(VectorEnv[NDArray[Any], Any, NDArray[Any]], EzPickle
         """The field that `render` colours, of one copy, as the simulator returns it."""
         return self._open().picture(copy)
 
+    def save_state(self, copy: int = 0) -> NDArray[Any]:
+        """The state of a copy, for `load_state`, if the simulator supports it.
+
+        Raises
+        ------
+        AlchemistError
+            NoSuchRoutineError, if it does not.
+        """
+        return self._open().save_state(copy)
+
+    def load_state(self, state: NDArray[Any], copy: int = 0) -> None:
+        """Restore in a copy a state of `save_state`, of any copy of any environment.
+
+        The step count of its episode continues. The observation is that of the next step.
+        """
+        self._open().load_state(state, copy)
+
     def _open(self) -> Gangs:
         if self._gangs is None:
             raise EnvError("the environment is closed: make another one")
         return self._gangs
 
+    def _interrupt(self) -> None:
+        self._open().interrupt()
+
     def close_extras(self, **kwargs: Any) -> None:
         """End the gangs; `close` calls it."""
+        self._end_stepper()
         gangs, self._gangs = self._gangs, None
         if gangs is not None:
             gangs.close()

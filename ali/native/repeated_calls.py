@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NUMBERS = ["list[float]"]
 FLAG = ["bool"]
+NOTHING = np.zeros(0)
 
 
 class PreparedCall:
@@ -58,15 +59,33 @@ class PreparedCall:
         self._call = CCall(library.host.address, 0, gang.rank, gang.size, *gang.grid, None)
         self._comm: object = None
         self._context = Context(gang, {})
+        self._frame: Frame | None = None
+        self._where: tuple[int, int | None] = (0, None)
+        self._view = NOTHING
 
-    def __call__(
-        self, numbers: NDArray[np.float64] | None = None, into: NDArray[np.float64] | None = None
-    ) -> int:
-        """Run it with `numbers` (contiguous), and copy its result `into` an array.
+    def __call__(self, numbers: NDArray[np.float64] | None = None) -> int:
+        """Run it with `numbers` (contiguous).
 
         Returns the count of returned numbers, or 0 or 1 for a bool. Only rank 0 of the
         communicator must return a list. Raises as `NativeLibrary.call`.
         """
+        self._frame = self._called(numbers)
+        return int(self._found.flag != 0) if self._flag else int(self._found.count)
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Run it without arguments; its result, in memory of the library, until the next call."""
+        self._frame = self._called(None)  # has the library's allocations
+        found = self._found
+        where = found.count, found.pointer
+        if where != self._where:
+            self._where = where
+            self._view = NOTHING
+            if found.count and found.pointer:
+                memory = (ctypes.c_double * found.count).from_address(found.pointer)
+                self._view = np.frombuffer(memory)
+        return self._view
+
+    def _called(self, numbers: NDArray[np.float64] | None) -> Frame:
         call = self._call
         if self._gang.comm is not self._comm:
             self._comm = self._gang.comm
@@ -75,11 +94,6 @@ class PreparedCall:
             self._given.count, self._given.pointer = len(numbers), numbers.ctypes.data
         found = self._found
         found.count, found.pointer = 0, None
-        frame = Frame(self._context)  # keeps the library's allocations alive until it returns
+        frame = Frame(self._context)
         self._library.enter(self._run, call, self._given, found, self._routine, frame)
-        if self._flag:
-            return int(found.flag != 0)
-        count: int = found.count
-        if into is not None and count == len(into) and found.pointer:
-            ctypes.memmove(into.ctypes.data, found.pointer, 8 * count)
-        return count
+        return frame

@@ -3,7 +3,7 @@
 A simulator is a library with the routines ``spec``, ``reset``, ``step``, ``get_state`` and
 ``get_score`` (see `ali.simulator.instance`). This library hosts simulators: `attach` creates one
 or more instances, and `begin` and `advance` run an episode's first observation or a time step on
-each. Numbers are sent as float64 in native byte order.
+each. Actions are float64; observations have the dtype of the spec.
 """
 
 from ali.simulator.routines import (
@@ -11,10 +11,23 @@ from ali.simulator.routines import (
     attach,
     begin,
     close,
+    load_copy,
     load_state,
     render,
+    save_copy,
     save_state,
     serve,
 )
 
-__all__ = ["advance", "attach", "begin", "close", "load_state", "render", "save_state", "serve"]
+__all__ = [
+    "advance",
+    "attach",
+    "begin",
+    "close",
+    "load_copy",
+    "load_state",
+    "render",
+    "save_copy",
+    "save_state",
+    "serve",
+]

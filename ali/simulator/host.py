@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ali.simulator.instance import Instance
+from ali.simulator.records import Record
 from ali.simulator.spec import Spec
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -71,14 +72,16 @@ class Simulations:
         self.share(None)
 
     def share(self, memory: np.ndarray[Any, Any] | None) -> None:
-        """Leave records in memory that rank 0 shares with the client; None: return them."""
-        self._records = np.zeros((len(self._instances), self.spec.record))
-        self._all = np.zeros((self.copies, self.spec.record))
+        """Leave records in bytes that rank 0 shares with the client; None: return them."""
+        layout = self.spec.layout
+        self._table = np.zeros(len(self._instances), layout)
+        self._all = np.zeros(self.copies, layout)
         self._shared = memory is not None
         if memory is not None:
-            self._all = memory.reshape(self._all.shape)
-            if len(self._records) == self.copies:
-                self._records = self._all
+            self._all = memory.view(layout)
+            if len(self._table) == self.copies:
+                self._table = self._all
+        self._records = [Record(self._table, row) for row in range(len(self._table))]
 
     def run(self, ctx: Context, fresh: dict[int, int], actions: np.ndarray[Any, Any]) -> bytes:
         """Begin an episode in the copies of `fresh` (number to seed), advance all others.
@@ -87,38 +90,30 @@ class Simulations:
         nothing if they are in shared memory; the value on other ranks is unspecified. Collective.
         """
         self._enter(ctx)
-        for number, instance in enumerate(self._instances, self._first):
-            record = self._records[number - self._first]
-            seed = fresh.get(number)
-            if seed is not None:
-                instance.begin(seed, record)
-            elif len(actions):
-                instance.advance(actions[number], record)
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers become infinite: checked later
+            for number, instance in enumerate(self._instances, self._first):
+                record = self._records[number - self._first]
+                seed = fresh.get(number)
+                if seed is not None:
+                    instance.begin(seed, record)
+                elif len(actions):
+                    instance.advance(actions[number], record)
         if self._whole or ctx.size == 1:
-            return b"" if self._shared or not self._answers else self._records.tobytes()
-        width = self.spec.record
+            return b"" if self._shared or not self._answers else self._table.tobytes()
+        width = self.spec.layout.itemsize
         counts = [width * count for count in self._counts]
-        mine = self._records if self._leads else self._records[:0]
-        everything = [self._all, counts] if ctx.rank == 0 else None
-        ctx.comm.Gatherv(mine, everything, 0)
+        mine = self._table if self._leads else self._table[:0]
+        everything = [self._all.view(np.uint8), counts] if ctx.rank == 0 else None
+        ctx.comm.Gatherv(mine.view(np.uint8), everything, 0)
         return b"" if self._shared or not self._answers else self._all.tobytes()
 
     def picture(self, ctx: Context, copy: int) -> tuple[int, int, bytes]:
         """Height, width and float32 elements of a copy's field, on rank 0. Collective."""
         self._enter(ctx)
-        field: np.ndarray[Any, Any] | None = None
-        if self._first <= copy < self._last:
-            whole = self._instances[copy - self._first].picture()
-            if self._leads:
-                field = np.ascontiguousarray(whole, np.float32)
-        root = next(r for r, n in enumerate(np.cumsum(self._counts)) if copy < n)
-        if root != 0:  # rank 0 answers, but does not compute this copy
-            if ctx.rank == root:
-                ctx.comm.send(field, 0)
-            field = ctx.comm.recv(source=root) if ctx.rank == 0 else None
-        if field is None or ctx.rank != 0:
+        field = self._at_rank_0(ctx, copy, lambda instance: instance.picture())
+        if field is None:
             return 0, 0, b""
-        return field.shape[0], field.shape[1], field.tobytes()
+        return field.shape[0], field.shape[1], field.astype(np.float32).tobytes()
 
     def has(self, routine: str) -> bool:
         """Whether the simulator has a routine."""
@@ -133,6 +128,36 @@ class Simulations:
         """Go back to a state. Collective. Raises `Failure`."""
         self._enter(ctx)
         self._only("load_state").load_state(state)
+
+    def save_copy(self, ctx: Context, copy: int) -> tuple[list[int], str, bytes]:
+        """Shape, dtype and elements of a copy's state, on rank 0. Collective."""
+        self._enter(ctx)
+        state = self._at_rank_0(ctx, copy, lambda instance: instance.saved_state())
+        if state is None:
+            return [], "", b""
+        return list(state.shape), state.dtype.str, state.tobytes()
+
+    def load_copy(self, ctx: Context, copy: int, state: np.ndarray[Any, Any]) -> None:
+        """Set the state of a copy, given on all ranks. Collective."""
+        self._enter(ctx)
+        if self._first <= copy < self._last:
+            self._instances[copy - self._first].restore_state(state)
+
+    def _at_rank_0(
+        self, ctx: Context, copy: int, work: Callable[[Instance], np.ndarray[Any, Any]]
+    ) -> np.ndarray[Any, Any] | None:
+        """An array that the first rank of a copy computes, on rank 0; None on other ranks."""
+        found: np.ndarray[Any, Any] | None = None
+        if self._first <= copy < self._last:
+            whole = work(self._instances[copy - self._first])
+            if self._leads:
+                found = np.ascontiguousarray(whole)
+        root = next(r for r, n in enumerate(np.cumsum(self._counts)) if copy < n)
+        if root != 0:  # rank 0 answers, but does not compute this copy
+            if ctx.rank == root:
+                ctx.comm.send(found, 0)
+            found = ctx.comm.recv(source=root) if ctx.rank == 0 else None
+        return found if ctx.rank == 0 else None
 
     def _only(self, routine: str) -> Instance:
         if not self._whole:

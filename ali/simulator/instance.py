@@ -14,19 +14,23 @@
 | ``render() -> matrix`` | optional: a scalar field, its first row on top |
 | ``save_state() -> matrix``, ``load_state(state: matrix)`` | optional |
 
-The results of rank 0 of the simulation's communicator are used.
+The results of rank 0 of the simulation's communicator are used. An observation or action of several
+parts (``dict``, ``tuple``) is one list: the numbers of the parts, in the order of the spec.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ali.interface import Context
 from ali.native import NativeLibrary
 from ali.native.repeated_calls import PreparedCall
-from ali.simulator.spec import Spec, parse
+from ali.simulator.records import Record
+from ali.simulator.spec import UNFIT, Spec, parse
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.signature import MATRIX, Signature
@@ -34,6 +38,8 @@ from mpi_workers.wire.signature import MATRIX, Signature
 if TYPE_CHECKING:
     from ali.interface import PythonLibrary
     from mpi_workers.rank.gang import Gang
+
+Array = np.ndarray[Any, Any]
 
 # Types of parameters and of results.
 ROUTINES: dict[str, tuple[list[str], list[str]]] = {
@@ -103,34 +109,39 @@ class Instance:
         arguments = dict(zip(self._parameters[routine], values, strict=True))
         return self._library.call(self._gang, routine, arguments)
 
-    def begin(self, seed: int, record: np.ndarray[Any, Any]) -> None:
+    def begin(self, seed: int, record: Record) -> None:
         """Begin an episode; write its first observation into the record. A seed < 0 is ignored."""
         if seed >= 0 and self.has("seed"):
             self._call("seed", seed)
         self._call("reset")
-        record[self.spec.observations :] = 0.0
-        self._observe(record)
+        record.scores[:] = 0.0
+        if not record.observe(self._numbers_of("get_state", self.spec.observations)):
+            record.scores[-1] = UNFIT
 
-    def advance(self, action: np.ndarray[Any, Any], record: np.ndarray[Any, Any]) -> None:
+    def advance(self, action: Array, record: Record) -> None:
         """A time step; write observation, scores and the end-of-episode flag into the record."""
         self._numbers.give("step", action)
-        self._observe(record)
-        self._fill(record[self.spec.observations : -1], "get_score")
-        record[-1] = self._numbers.flag("is_terminated") if self.has("is_terminated") else 0.0
+        fits = record.observe(self._numbers_of("get_state", self.spec.observations))
+        scores = self._numbers_of("get_score", self.spec.scores)
+        if scores is not None:
+            record.scores[:-1] = scores
+        over = self._numbers.flag("is_terminated") if self.has("is_terminated") else 0
+        record.scores[-1] = over if fits else UNFIT
 
-    def _observe(self, record: np.ndarray[Any, Any]) -> None:
-        self._fill(record[: self.spec.observations], "get_state")
-
-    def _fill(self, part: np.ndarray[Any, Any], routine: str) -> None:
-        found = self._numbers.take(routine, part)
-        if found != len(part) and self._gang.rank == 0:
+    def _numbers_of(self, routine: str, count: int) -> Array | None:
+        """The numbers that a routine returns; only rank 0 must have them."""
+        numbers = self._numbers.take(routine)
+        if len(numbers) == count:
+            return numbers
+        if self._gang.rank == 0:
             raise Failure(
                 "RoutineError",
-                f"simulator {self._name!r}: {routine} returned {found} numbers; its spec says "
-                f"{len(part)}",
+                f"simulator {self._name!r}: {routine} returned {len(numbers)} numbers; its spec "
+                f"says {count}",
             )
+        return None
 
-    def picture(self) -> np.ndarray[Any, Any]:
+    def picture(self) -> Array:
         """The result of ``render``, gathered on the simulation's rank 0. Raises `Failure`."""
         self._need("render")
         return self._gang.to_layout(self._call("render")[0], "CIRC_CIRC").local
@@ -145,6 +156,16 @@ class Instance:
         """Restore a state of ``save_state``. Raises `Failure`."""
         self._need("load_state")
         self._call("load_state", state)
+
+    def saved_state(self) -> Array:
+        """The same as an array, gathered on the simulation's rank 0. Raises `Failure`."""
+        state = self.save_state()
+        local = self._gang.to_layout(state, "CIRC_CIRC").local
+        return local.reshape(state.array_shape) if local.size == math.prod(state.shape) else local
+
+    def restore_state(self, state: Array) -> None:
+        """Restore a state of `saved_state`, given on all ranks. Raises `Failure`."""
+        self.load_state(Context(self._gang, {}).new_replicated(state, "VC_STAR"))
 
     def _need(self, routine: str) -> None:
         if not self.has(routine):
@@ -171,22 +192,20 @@ class _Numbers:
         self._parameter = parameter
         self._prepared: dict[str, PreparedCall] = {}
 
-    def give(self, routine: str, numbers: np.ndarray[Any, Any]) -> None:
+    def give(self, routine: str, numbers: Array) -> None:
         if isinstance(self._library, NativeLibrary):
             self._native(self._library, routine)(numbers)
         else:
             self._library.call(self._gang, routine, {self._parameter: numbers.tolist()})
 
-    def take(self, routine: str, into: np.ndarray[Any, Any]) -> int:
-        """Copy the numbers that a routine returns, if the count matches; return the count."""
+    def take(self, routine: str) -> Array:
+        """The numbers that a routine returns, valid until it is called again."""
         if isinstance(self._library, NativeLibrary):
-            return self._native(self._library, routine)(into=into)
+            return self._native(self._library, routine).numbers()
         numbers = np.asarray(self._library.result(self._gang, routine))
         if numbers.dtype.kind not in "biuf":
             raise Failure("RoutineError", f"{routine} returned {numbers.dtype}, not numbers")
-        if numbers.size == len(into):
-            into[:] = numbers.reshape(-1)
-        return numbers.size
+        return numbers.reshape(-1)
 
     def flag(self, routine: str) -> int:
         if isinstance(self._library, NativeLibrary):

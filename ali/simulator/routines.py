@@ -74,7 +74,7 @@ def begin(ctx: Context, which: list[int], seeds: list[int]) -> bytes:
     Returns
     -------
     records : bytes
-        A row of float64 per copy: the observation, the scores, 1.0 if the episode has ended.
+        A row per copy, in the layout of the spec (`ali.simulator.spec.Spec`).
         Only the observations of copies in `which` are valid.
 
     Raises
@@ -129,15 +129,7 @@ def render(ctx: Context, copy: int = 0) -> tuple[int, int, bytes]:
     NoSuchRoutineError
         If the simulator has no ``render``.
     """
-    host = _host(ctx)
-    if not host.has("render"):
-        raise Refusal("NoSuchRoutineError", "the simulator has no routine 'render'")
-    if not 0 <= copy < host.copies:
-        raise Refusal(
-            "BadArgumentError",
-            f"there is no copy {copy}: copies are numbered 0 to {host.copies - 1}",
-        )
-    return host.picture(ctx, copy)
+    return _copy(ctx, copy, "render").picture(ctx, copy)
 
 
 @routine("state")
@@ -152,9 +144,34 @@ def load_state(ctx: Context, state: DistMatrix) -> None:
     _host(ctx).load(ctx, state)
 
 
+@routine("shape", "dtype", "elements")
+def save_copy(ctx: Context, copy: int) -> tuple[list[int], str, bytes]:
+    """The state of one of several copies: shape, dtype, elements in C order.
+
+    Raises
+    ------
+    NoSuchRoutineError
+        If the simulator has no ``save_state``.
+    """
+    return _copy(ctx, copy, "save_state").save_copy(ctx, copy)
+
+
+@routine()
+def load_copy(ctx: Context, copy: int, shape: list[int], dtype: str, elements: bytes) -> None:
+    """Restore the state of one of several copies, from `save_copy` of this or another gang.
+
+    Raises
+    ------
+    NoSuchRoutineError
+        If the simulator has no ``load_state``.
+    """
+    state = np.frombuffer(elements, dtype).reshape(shape)
+    _copy(ctx, copy, "load_state").load_copy(ctx, copy, state)
+
+
 @routine()
 def serve(ctx: Context, addresses: list[str], token: str, shared: str | None = None) -> None:
-    """Execute orders that the client sends directly (`begin`, `advance`, `render`).
+    """Execute orders that the client sends directly (`ORDERS`).
 
     Returns when the client disconnects. Orders bypass the GroupManager and the proxies. An
     exception of a simulator ends this call; a refused order is answered with an error.
@@ -171,7 +188,8 @@ def serve(ctx: Context, addresses: list[str], token: str, shared: str | None = N
     """
     host = _host(ctx)
     # Before the client is connected: it then closes its descriptor.
-    host.share(open_shared(shared, host.copies * host.spec.record) if ctx.rank == 0 else None)
+    size = host.copies * host.spec.layout.itemsize
+    host.share(open_shared(shared, size) if ctx.rank == 0 else None)
     channel = OrderChannel(ctx, addresses, token)
     try:
         while (order := channel.next()) is not None:
@@ -186,7 +204,9 @@ def serve(ctx: Context, addresses: list[str], token: str, shared: str | None = N
         host.share(None)
 
 
-ORDERS: dict[str, Callable[..., Any]] = {"begin": begin, "advance": advance, "render": render}
+ORDERS: dict[str, Callable[..., Any]] = {
+    order.__name__: order for order in (begin, advance, render, save_copy, load_copy)
+}
 
 
 def close(state: dict[str, Any]) -> None:
@@ -200,6 +220,19 @@ def _host(ctx: Context) -> Simulations:
     host: Simulations | None = ctx.state.get(HOST)
     if host is None:
         raise Refusal("BadArgumentError", "no simulator is attached: call attach(name, ...) first")
+    return host
+
+
+def _copy(ctx: Context, copy: int, routine: str) -> Simulations:
+    """The simulations, if there is such a copy and their library has a routine."""
+    host = _host(ctx)
+    if not host.has(routine):
+        raise Refusal("NoSuchRoutineError", f"the simulator has no routine {routine!r}")
+    if not 0 <= copy < host.copies:
+        raise Refusal(
+            "BadArgumentError",
+            f"there is no copy {copy}: copies are numbered 0 to {host.copies - 1}",
+        )
     return host
 
 
@@ -229,7 +262,8 @@ def _actions(host: Simulations, raw: bytes, fresh: dict[int, int]) -> np.ndarray
         raise Refusal("BadArgumentError", "the action contains NaN or infinity")
     if spec.choices is not None:
         chosen = (stepped >= 0) & (stepped < spec.choices) & (stepped == np.floor(stepped))
-        if not chosen.all():
-            words = f"the action must be a choice from 0 to {spec.choices - 1}"
-            raise Refusal("BadArgumentError", words)
+        wrong = ~chosen & np.isfinite(spec.choices)
+        if wrong.any():
+            most = int(spec.choices[np.argwhere(wrong)[0, 1]]) - 1
+            raise Refusal("BadArgumentError", f"the action must be a choice from 0 to {most}")
     return actions

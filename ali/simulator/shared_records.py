@@ -11,15 +11,15 @@ import numpy as np
 HEADER = 64  # bytes before the records; they begin with the mark
 
 
-def open_shared(address: str | None, count: int) -> np.ndarray[Any, Any] | None:
-    """`count` float64 numbers in memory of a process on this node; None if it is not here.
+def open_shared(address: str | None, size: int) -> np.ndarray[Any, Any] | None:
+    """`size` bytes in memory of a process on this node; None if it is not here.
 
     Parameters
     ----------
     address : str or None
         ``"PATH MARK"``: a file descriptor of that process below ``/proc``, and the hexadecimal
         bytes at its beginning. The same path on another node is another file.
-    count : int
+    size : int
     """
     if address is None:
         return None
@@ -32,9 +32,9 @@ def open_shared(address: str | None, count: int) -> np.ndarray[Any, Any] | None:
     try:
         if os.pread(fd, len(expected), 0) != expected:
             return None
-        memory = mmap.mmap(fd, HEADER + 8 * count)
+        memory = mmap.mmap(fd, HEADER + size)
     except (OSError, ValueError):
         return None
     finally:
         os.close(fd)
-    return np.frombuffer(memory, np.float64, count, HEADER)
+    return np.frombuffer(memory, np.uint8, size, HEADER)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from mpi_workers.failures import Failure
 
@@ -13,6 +16,8 @@ KEYS = {
     "name", "observation", "action", "agents", "episode_length", "time_step", "score", "info",
     "render",
 }  # fmt: skip
+DTYPES = ("float32", "float64", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+UNFIT = 2.0  # instead of the end of the episode: an integer of the observation does not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +30,20 @@ class Spec:
         The JSON, with defaults filled in.
     actions, observations, scores : int
         How many numbers `step` takes, and `get_state` and `get_score` return.
-    choices : int or None
-        The number of choices of a discrete action.
+    choices : ndarray, shape (actions,), or None
+        The number of choices of each number of an action, infinity where it is not a choice; None
+        if no number is.
+    layout : numpy.dtype
+        Of a record, the results of a step: ``scores`` (and 1.0 if the episode has ended, or
+        `UNFIT`), then the observation, each part (``o0``, ``o1``, ...) in its own dtype.
     """
 
     text: str
     actions: int
     observations: int
     scores: int
-    choices: int | None
-
-    @property
-    def record(self) -> int:
-        """Length of a record: observation, scores, end-of-episode flag."""
-        return self.observations + self.scores + 1
+    choices: np.ndarray[Any, Any] | None = field(compare=False)
+    layout: np.dtype[Any]
 
 
 def parse(library: str, text: str) -> Spec:
@@ -66,21 +71,13 @@ def parse(library: str, text: str) -> Spec:
     for key in ("observation", "action"):
         require(isinstance(spec.get(key), dict), f"needs {key!r}: {{'shape': [...], ...}}")
 
-    observations = _box(spec["observation"], "observation", require)
-    action = spec["action"]
-    choices = action.get("n")
-    if choices is None:
-        actions = _box(action, "action", require)
-    else:
-        require(_whole(choices, 1), f"has action n={choices!r}; it must be an integer, at least 1")
-        actions = 1
     agents = spec.setdefault("agents", 1)
     require(_whole(agents, 1), f"has agents={agents!r}; it must be an integer, at least 1")
-    if agents > 1:
-        for key in ("observation", "action"):
-            shape = spec[key].get("shape") or [0]
-            words = f"has {agents} agents, so {key} shape {shape} must begin with {agents}"
-            require(shape[0] == agents, words)
+    sizes: dict[str, list[int]] = {}
+    for key in ("observation", "action"):
+        leaves = list(_leaves(spec[key], key, require))
+        sizes[key] = [_size(leaf, key, agents, require) for leaf in leaves]
+        require(bool(leaves), f"has an {key} without parts")
     length = spec.setdefault("episode_length", None)
     require(
         length is None or _whole(length, 1),
@@ -98,7 +95,61 @@ def parse(library: str, text: str) -> Spec:
     )
     spec.setdefault("name", library)
     spec.setdefault("score", "")
-    return Spec(json.dumps(spec), actions, observations, agents + len(info), choices)
+    observed = [leaf["dtype"] for leaf in _leaves(spec["observation"], "observation", require)]
+    scores = agents + len(info)
+    layout = [("scores", np.float64, (scores + 1,))]
+    for number, (dtype, size) in enumerate(zip(observed, sizes["observation"], strict=True)):
+        layout.append((f"o{number}", np.dtype(dtype), (size,)))
+    return Spec(
+        json.dumps(spec),
+        sum(sizes["action"]),
+        sum(sizes["observation"]),
+        scores,
+        _choices(list(_leaves(spec["action"], "action", require)), sizes["action"]),
+        np.dtype(layout, align=True),
+    )
+
+
+def _leaves(space: Any, key: str, require: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a space that are no ``dict`` or ``tuple``, in the order of their numbers."""
+    words = "it must be an object, such as {'shape': [3]}, {'n': 5}, {'nvec': [3, 5]}"
+    require(isinstance(space, dict), f"has {key} {space!r}; {words}")
+    parts = space.get("dict", space.get("tuple"))
+    if parts is None:
+        yield space
+        return
+    kind = dict if "dict" in space else list
+    require(isinstance(parts, kind) and len(space) == 1, f"has {key} {space!r}; {words}")
+    for part in parts.values() if isinstance(parts, dict) else parts:
+        yield from _leaves(part, key, require)
+
+
+def _size(leaf: dict[str, Any], key: str, agents: int, require: Any) -> int:
+    """How many numbers a leaf has, for all agents; fills in its defaults."""
+    if "n" in leaf or "nvec" in leaf:
+        choices = leaf["nvec"] if "nvec" in leaf else [leaf["n"]]
+        valid = isinstance(choices, list) and choices and all(_whole(n, 1) for n in choices)
+        said = f"nvec={choices!r}; it must be a list of integers" if "nvec" in leaf else (
+            f"n={leaf['n']!r}; it must be an integer"
+        )  # fmt: skip
+        require(valid, f"has {key} {said}, at least 1")
+        leaf.setdefault("dtype", "int64")
+        return agents * len(choices)
+    size = _box(leaf, key, require)
+    if agents > 1:
+        shape = leaf["shape"] or [0]
+        words = f"has {agents} agents, so {key} shape {shape} must begin with {agents}"
+        require(shape[0] == agents, words)
+    return size
+
+
+def _choices(leaves: list[dict[str, Any]], sizes: list[int]) -> np.ndarray[Any, Any] | None:
+    found = []
+    for leaf, size in zip(leaves, sizes, strict=True):
+        choices = leaf.get("nvec", [leaf.get("n", math.inf)])
+        found.append(np.resize(np.array(choices, float), size))
+    together = np.concatenate(found)
+    return None if np.isinf(together).all() else together
 
 
 def _whole(value: Any, least: int) -> bool:
@@ -111,8 +162,8 @@ def _box(box: dict[str, Any], key: str, require: Any) -> int:
     valid = isinstance(shape, list) and all(_whole(n, 1) for n in shape)
     require(valid, f"has {key} shape {shape!r}; it must be a list of integers, at least 1")
     dtype = box.setdefault("dtype", "float32")
-    known = isinstance(dtype, str) and dtype.rstrip("0123456789") in ("float", "int", "uint")
-    require(known, f"has {key} dtype {dtype!r}; it must be like 'float32' or 'int64'")
+    words = f"has {key} dtype {dtype!r}; it must be one of {', '.join(DTYPES)}"
+    require(isinstance(dtype, str) and dtype in DTYPES, words)
     size = int(math.prod(shape))
     for end in ("low", "high"):
         bound = box.setdefault(end, None)

@@ -9,11 +9,12 @@ import ray
 from gymnasium.vector import VectorEnv
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from alchemist_ray.runtime.ray_cluster import join_ray
 from envs.errors import EnvConfigError
 from envs.rllib.callbacks import GangCallbacks
-from envs.rllib.env_runner import SINGLE_AGENT, GangEnvRunner
+from envs.rllib.env_runner import GangEnvRunner, GangMultiAgentEnvRunner
 from envs.rllib.resources import (
     RUNNER_CPUS,
     SPANNING,
@@ -23,6 +24,17 @@ from envs.rllib.resources import (
 )
 
 RUNNER_RESTARTS = 3
+SINGLE_AGENT = (
+    "is single-agent for RLlib: remove .multi_agent(...), or use "
+    "envs.rllib.HPCSimulatorMultiAgentEnv. (The agents of a simulation are also sub-environments "
+    "of HPCSimulatorVectorEnv, which share one policy.)"
+)
+MULTI_AGENT = (
+    "is multi-agent for RLlib: write\n"
+    "config.multi_agent(policies={'shared'}, policy_mapping_fn=lambda agent, *_, **__: 'shared')\n"
+    "before configure, or policies=set(env.possible_agents) and policy_mapping_fn=lambda agent, "
+    "*_, **__: agent for one policy per agent"
+)
 
 
 def configure(
@@ -43,7 +55,8 @@ def configure(
         Modified in place: environment, env runners, fault tolerance, callbacks. Training,
         learners and model are not touched.
     env : type or str
-        `HPCSimulatorEnv`, `HPCSimulatorVectorEnv`, or a class or registered name like them.
+        `HPCSimulatorEnv`, `HPCSimulatorVectorEnv`, `HPCSimulatorMultiAgentEnv`, or a class or
+        registered name like them.
     env_config : mapping
         The environment's config, with ``num_workers``.
     num_env_runners : int
@@ -76,8 +89,7 @@ def configure(
     environment once, with a gang of one rank, because RLlib does not show errors of its
     construction in an env runner. Evaluation runners have gangs like the others.
     """
-    if config.is_multi_agent:
-        raise EnvConfigError(SINGLE_AGENT)
+    many = _is_multi_agent(config, env)
     settings = dict(env_config)
     workers = settings.get("num_workers", 1)
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -97,9 +109,10 @@ def configure(
         each = cpus_per_rank(settings)
         resources = env_runner_resources(workers, num_envs=gangs, cpus_per_worker=each)
         settings["placement"] = "auto"
-    config.environment(env, env_config=settings)
+    # RLlib's check of a MultiAgentEnv would start a gang, to step it once.
+    config.environment(env, env_config=settings, disable_env_checking=many)
     config.env_runners(
-        env_runner_cls=GangEnvRunner,
+        env_runner_cls=GangMultiAgentEnvRunner if many else GangEnvRunner,
         num_env_runners=num_env_runners,
         num_envs_per_env_runner=num_envs_per_env_runner,
         gym_env_vectorize_mode="vector_entry_point" if vector else "sync",
@@ -118,6 +131,14 @@ def configure(
     if isinstance(env, type) and ray.util.get_current_placement_group() is None:
         _try_out(env, settings, num_envs_per_env_runner, vector)
     return config
+
+
+def _is_multi_agent(config: AlgorithmConfig, env: Any) -> bool:
+    """Whether config and environment are multi-agent. Raises `EnvConfigError` if only one is."""
+    wanted: bool = config.is_multi_agent
+    if isinstance(env, type) and issubclass(env, MultiAgentEnv) != wanted:
+        raise EnvConfigError(f"{env.__name__} {SINGLE_AGENT if wanted else MULTI_AGENT}")
+    return wanted
 
 
 def _try_out(env: type, settings: dict[str, Any], num_envs: int, vector: bool) -> None:

@@ -1,4 +1,4 @@
-"""An RLlib env runner for gangs: placement, restarts, permanent errors, metrics."""
+"""RLlib's env runners for gangs: placement, restarts, permanent errors, metrics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import ray
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
@@ -18,14 +19,10 @@ from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 
 # Errors that a new environment may fix. Other errors of this package end the sampling.
 TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
-SINGLE_AGENT = (
-    "these environments are single-agent for RLlib: remove .multi_agent(...). The agents of a "
-    "simulation are sub-environments of HPCSimulatorVectorEnv, which share one policy"
-)
 
 
-class GangEnvRunner(SingleAgentEnvRunner):
-    """An env runner that places gangs, limits restarts, and reports why it has given up.
+class _GangRunner:
+    """Places gangs, limits restarts, and reports why it has given up.
 
     Attributes
     ----------
@@ -33,14 +30,15 @@ class GangEnvRunner(SingleAgentEnvRunner):
         The permanent error that ended sampling.
     """
 
+    config: Any
+    metrics: Any
+    worker_index: int
     gave_up: AlchemistError | None = None
     _recreated: RestartRate | None = None
     _reported: Counter[str] | None = None
 
     def make_env(self) -> None:
         """Create the environment, also again after a failure."""
-        if self.config.is_multi_agent:
-            raise EnvConfigError(SINGLE_AGENT)
         # RLlib calls this in its exception handler and does not pass the exception.
         cause = sys.exc_info()[1]
         if isinstance(cause, AlchemistError) and not isinstance(cause, TRANSIENT):
@@ -53,7 +51,7 @@ class GangEnvRunner(SingleAgentEnvRunner):
             settings["placement"] = self._bundles(settings)
             settings.pop("ranks_per_bundle")
             self.config.env_config = settings
-        super().make_env()
+        super().make_env()  # type: ignore[misc]
 
     def _count_failure(self, cause: BaseException, most: int) -> None:
         self._recreated = self._recreated or RestartRate()
@@ -89,7 +87,7 @@ class GangEnvRunner(SingleAgentEnvRunner):
             self.metrics.log_value(name, total - reported[name], reduce="lifetime_sum")
             reported[name] = total
         self._reported = reported
-        return super().get_metrics()
+        return super().get_metrics()  # type: ignore[misc]
 
     def apply(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function on this runner; a permanent error is raised, not the end of the actor."""
@@ -103,8 +101,16 @@ class GangEnvRunner(SingleAgentEnvRunner):
                 raise
 
         try:
-            return super().apply(noted, *args, **kwargs)
+            return super().apply(noted, *args, **kwargs)  # type: ignore[misc]
         except SystemExit:  # RLlib converts every error to this
             if self.gave_up is None:
                 raise
             raise self.gave_up from None  # the actor survives and can report the error
+
+
+class GangEnvRunner(_GangRunner, SingleAgentEnvRunner):
+    """For `HPCSimulatorEnv` and `HPCSimulatorVectorEnv`."""
+
+
+class GangMultiAgentEnvRunner(_GangRunner, MultiAgentEnvRunner):
+    """For `HPCSimulatorMultiAgentEnv`."""

@@ -43,7 +43,9 @@ class Host:
         return self._table(self.call("advance", actions=raw, which=which, seeds=seeds))
 
     def _table(self, raw: bytes) -> list[list[float]]:
-        rows: list[list[float]] = np.frombuffer(raw).reshape(-1, SIZE + 3).tolist()
+        layout = [("scores", float, 3), ("x", np.float32, SIZE)]
+        table = np.frombuffer(raw, np.dtype(layout, align=True))
+        rows: list[list[float]] = np.hstack([table["x"], table["scores"]]).tolist()
         return rows if self._gang.rank == 0 else []
 
 

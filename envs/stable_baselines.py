@@ -1,0 +1,105 @@
+"""HPCSimulatorVecEnv: gangs as a vector environment of Stable-Baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
+
+from envs.vector_env import HPCSimulatorVectorEnv
+
+
+class HPCSimulatorVecEnv(VecEnv):
+    """A Stable-Baselines3 ``VecEnv`` over one or more gangs with many copies of a simulation.
+
+    Its sub-environments are those of `HPCSimulatorVectorEnv`, which is in `env`: the agents of all
+    copies. A sub-environment whose episode ends begins the next one in the same step, as
+    Stable-Baselines3 expects; the last observation is in ``info["terminal_observation"]``.
+
+    Parameters
+    ----------
+    config, num_envs, render_mode, **options
+        As for `HPCSimulatorVectorEnv`.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        num_envs: int | None = None,
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.env = env = HPCSimulatorVectorEnv(
+            config, num_envs=num_envs, render_mode=render_mode, **options
+        )
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+
+    def reset(self) -> Any:
+        """Begin an episode in every copy; returns the observations."""
+        seeds = list(self._seeds)
+        observations, infos = self.env.reset(seed=None if None in seeds else seeds)
+        self.reset_infos = self.env.infos_by_env(infos)
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Begin a step."""
+        self.env.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Wait for the step; begin the episodes that follow those that have ended."""
+        observations, rewards, terminated, truncated, infos = self.env.step_wait()
+        over = terminated | truncated
+        each = self.env.infos_by_env(infos)
+        for info, cut in zip(each, truncated & ~terminated, strict=True):
+            info["TimeLimit.truncated"] = bool(cut)
+        if over.any():
+            observed = self.env.simulator.observed
+            last = observed.taken_apart(observations)
+            for number in np.flatnonzero(over).tolist():
+                each[number]["terminal_observation"] = observed.composed([x[number] for x in last])
+            observations, first = self.env.reset(options={"reset_mask": over})
+            for number, info in enumerate(self.env.infos_by_env(first)):
+                if over[number]:
+                    self.reset_infos[number] = info
+        return observations, rewards.astype(np.float32), over, each
+
+    def close(self) -> None:
+        """End the gangs."""
+        self.env.close()
+
+    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
+        """A picture of each sub-environment."""
+        return self.env.render() or [None] * self.num_envs
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute of the environment, once for each sub-environment."""
+        return [getattr(self.env, attr_name)] * len(self._numbers(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of the environment, which all sub-environments share."""
+        setattr(self.env, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method of the environment once; the result for each sub-environment."""
+        return [getattr(self.env, method_name)(*args, **kwargs)] * len(self._numbers(indices))
+
+    def env_is_wrapped(
+        self,
+        wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
+        indices: VecEnvIndices = None,
+    ) -> list[bool]:
+        """No sub-environment is wrapped."""
+        return [False] * len(self._numbers(indices))
+
+    def _numbers(self, indices: VecEnvIndices) -> list[int]:
+        return list(self._get_indices(indices))
