@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
         help="language of the code (default: c)",
     )
     new.add_argument(
+        "--simulator", action="store_true", help="a simulator for environments, with its test"
+    )
+    new.add_argument(
         "--folder", default=".", type=Path, help="parent folder (default: the current folder)"
     )
     for command, text in (
@@ -39,7 +42,9 @@ def main(argv: list[str]) -> int:
     try:
         match options.command:
             case "new-library":
-                folder = scaffold.new_library(options.name, options.language, options.folder)
+                folder = scaffold.new_library(
+                    options.name, options.language, options.folder, simulator=options.simulator
+                )
                 print(f"created {folder}; see {folder / 'README.md'}")
             case "include":
                 print(scaffold.include_directory())

@@ -37,7 +37,7 @@ def mpi_compiler(name: str) -> Path:
     return found
 
 
-def new_library(name: str, language: str, parent: Path) -> Path:
+def new_library(name: str, language: str, parent: Path, *, simulator: bool = False) -> Path:
     """Create a new library in the new folder ``parent/name``.
 
     Parameters
@@ -47,6 +47,8 @@ def new_library(name: str, language: str, parent: Path) -> Path:
         and, in Python, not the name of an importable module.
     language : {"c", "cpp", "python"}
     parent : Path
+    simulator : bool
+        Create a simulator for the environments of `envs`.
 
     Returns
     -------
@@ -84,10 +86,20 @@ def new_library(name: str, language: str, parent: Path) -> Path:
         "@Class@": name.title().replace("_", ""),
         "@name@": name,
     }
-    for template in resources.files("ali").joinpath("templates", language).iterdir():
-        if template.name.endswith(".in"):
-            text, target = template.read_text(), template.name.removesuffix(".in")
-            for mark, word in words.items():
-                text, target = text.replace(mark, word), target.replace(mark, word)
-            (folder / target).write_text(text)
+    for file, text in _templates(language, simulator).items():
+        target = file.removesuffix(".in")
+        for mark, word in words.items():
+            text, target = text.replace(mark, word), target.replace(mark, word)
+        (folder / target).write_text(text)
     return folder
+
+
+def _templates(language: str, simulator: bool) -> dict[str, str]:
+    """Texts by name; a simulator has the build files of a library."""
+    kinds = [language, f"simulator_{language}"] if simulator else [language]
+    return {
+        template.name: template.read_text()
+        for kind in kinds
+        for template in resources.files("ali").joinpath("templates", kind).iterdir()
+        if template.name.endswith(".in")
+    }

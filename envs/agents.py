@@ -111,8 +111,9 @@ class AgentsByName:
     def _each(self, observations: Any) -> dict[Agent, Any]:
         observed = self._env.simulator.observed
         leaves = observed.taken_apart(observations)
+        many = self._env.simulator.agents > 1
         rows = range(len(self.possible_agents))
-        each = [observed.composed([leaf[row] for leaf in leaves]) for row in rows]
+        each = [observed.one([leaf[row, ...] for leaf in leaves], agent=many) for row in rows]
         return dict(zip(self.possible_agents, each, strict=True))
 
     def _infos(self, infos: dict[str, Any]) -> dict[Agent, Any]:

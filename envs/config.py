@@ -44,10 +44,11 @@ class EnvConfig:
         Time limit of a step or a reset, in seconds. Then the gang is killed.
     start_timeout_s : float
         Time limit for starting a gang and its simulator, in seconds.
-    placement : {"own", "inherit", "auto"} or Reservation
+    placement : {"own", "inherit", "auto"}, mapping, or Reservation
         Where the ranks get their CPUs: a reservation of their own; the CPUs of this Ray task or
-        actor; these if they hold the ranks and one more, else a reservation of their own; or
-        existing bundles.
+        actor; these if they hold the ranks and one more, else a reservation of their own; nodes
+        that have ``{"labels": {key: value}, "resources": {name: amount of each rank}}`` in Ray;
+        or existing bundles.
     cpus_per_worker : float, optional
         CPUs of each rank. Default: 1.
     max_restarts : int
@@ -76,7 +77,7 @@ class EnvConfig:
     sim: Mapping[str, Any] = field(default_factory=dict)
     step_timeout_s: float = 60.0
     start_timeout_s: float = START_TIMEOUT_S
-    placement: str | Reservation = "own"
+    placement: str | Mapping[str, Any] | Reservation = "own"
     cpus_per_worker: float | None = None
     max_restarts: int = MAX_RESTARTS
     on_failure: str = "raise"
@@ -116,6 +117,9 @@ class EnvConfig:
                 given[key] = _seconds(key, given[key])
         for key, choices in CHOICES.items():
             value = given.get(key, choices[0])
+            if key == "placement" and isinstance(value, Mapping):
+                _check_nodes(value)
+                continue
             if value not in choices and not isinstance(value, Reservation):
                 allowed = ", ".join(map(repr, choices))
                 raise EnvConfigError(f"config[{key!r}] must be one of {allowed}; got {value!r}")
@@ -169,6 +173,15 @@ def _check_keys(given: Mapping[str, Any], known: list[str], vector: bool) -> Non
         if key in VECTOR_ONLY:
             hint = "; it is for HPCSimulatorVectorEnv"
         raise EnvConfigError(f"unknown config key {key!r}{hint}. Keys: {', '.join(known)}")
+
+
+def _check_nodes(placement: Mapping[str, Any]) -> None:
+    valid = len(placement) > 0 and set(placement) <= {"labels", "resources"}
+    if not valid or not all(isinstance(part, Mapping) for part in placement.values()):
+        raise EnvConfigError(
+            f"config['placement']={dict(placement)!r}: for nodes of your choice it must be "
+            "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of both"
+        )
 
 
 def _plain(value: Any) -> Any:

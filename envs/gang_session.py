@@ -9,17 +9,22 @@ import queue
 import threading
 import warnings
 import weakref
+from collections.abc import Mapping
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, AuthError, ResourceError, SessionError
-from alchemist_ray.runtime.placement import Reservation, inherited
-from alchemist_ray.runtime.ray_cluster import check
+from alchemist_ray.runtime.placement import Reservation, inherited, reserved, within
+from alchemist_ray.runtime.ray_cluster import check, join_ray
 from envs.config import EnvConfig
 from envs.errors import EnvError
 
 RELEASE_S = 5.0  # for collected sessions to close
+
+# Bundles on chosen nodes, which their session does not return.
+_chosen: weakref.WeakKeyDictionary[AlchemistSession, PlacementGroup] = weakref.WeakKeyDictionary()
 
 _forked_from_ray = False
 
@@ -50,16 +55,24 @@ def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
     EnvError
         In a forked child of a process that uses Ray.
     AlchemistError
-        If Ray or the driver cannot be reached.
+        If Ray or the driver cannot be reached, or the chosen nodes have too few CPUs.
     """
     check_process()
     _join_cluster(config)
+    group = None
+    placement: str | Reservation
+    if isinstance(config.placement, Mapping):
+        group, placement = _on_chosen_nodes(config.placement, config)
+    else:
+        placement = _placement(config.placement, config)
     session = AlchemistSession(
-        placement=_placement(config),
+        placement=placement,
         cpus_per_worker=config.cpus_per_worker,
         start_timeout_s=config.start_timeout_s,
         progress=False,
     )
+    if group is not None:
+        _chosen[session] = group
     # At exit, sessions close themselves.
     weakref.finalize(owner, _dropped.put, session).atexit = False
     _reaper.start()
@@ -70,6 +83,16 @@ def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
             warnings.warn(f"config['hostname'] and config['port'] are ignored: {error}",
                           stacklevel=2)  # fmt: skip
     return session
+
+
+def close_session(session: AlchemistSession) -> None:
+    """Close a session of `open_session`, and return its CPUs."""
+    try:
+        session.close()
+    finally:
+        group = _chosen.pop(session, None)
+        if group is not None:
+            remove_placement_group(group)
 
 
 def release_dropped(workers: int, cpus_per_worker: float) -> None:
@@ -99,10 +122,28 @@ def _join_cluster(config: EnvConfig) -> None:
         )
 
 
-def _placement(config: EnvConfig) -> str | Reservation:
+def _on_chosen_nodes(
+    wanted: Mapping[str, Mapping[str, object]], config: EnvConfig
+) -> tuple[PlacementGroup, Reservation]:
+    """Bundles of the ranks on nodes with certain labels and resources. Raises `ResourceError`."""
+    if not ray.is_initialized():
+        join_ray(None)
+    workers, cpus = config.num_workers, config.cpus_per_worker or 1.0
+    labels = [dict(wanted["labels"])] * workers if wanted.get("labels") else None
+    group = placement_group(
+        [{**wanted.get("resources", {}), "CPU": cpus}] * workers, bundle_label_selector=labels
+    )
+    try:
+        reserved(group, workers, cpus, config.start_timeout_s)
+    except ResourceError as error:
+        raise ResourceError(f"{error} (config['placement'] is {dict(wanted)})") from None
+    return group, within(group, range(workers), cpus)
+
+
+def _placement(placement: str | Reservation, config: EnvConfig) -> str | Reservation:
     """Resolve "auto": the CPUs of this task or actor, if they hold the ranks and one more."""
-    if config.placement != "auto":
-        return config.placement
+    if placement != "auto":
+        return placement
     if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return "own"  # a driver
     try:
@@ -142,7 +183,7 @@ class _Reaper:
                 item.set()
             else:
                 with contextlib.suppress(AlchemistError, ray.exceptions.RayError):
-                    item.close()
+                    close_session(item)
             del item
 
 

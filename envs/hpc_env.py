@@ -182,11 +182,7 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
             raise records.unusable[0]
 
     def _observation(self, records: Records) -> Any:
-        observed = self.simulator.observed
-        parts = zip(observed.leaves, records.observations, strict=True)
-        observation = observed.composed(
-            [values.reshape(leaf.shape())[()] for leaf, values in parts]
-        )
+        observation = self.simulator.observed.one(records.observations)
         if self._truncates:
             self._last = copy.deepcopy(observation)
         return observation

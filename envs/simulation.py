@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from envs.errors import (
     SimulationError,
     StepTimeoutError,
 )
-from envs.gang_session import check_process, open_session, release_dropped
+from envs.gang_session import check_process, close_session, open_session, release_dropped
 from envs.losses import DROPPED, RESTARTS, TIMEOUTS, Losses, RestartRate
 from envs.records import Decoder, Records
 from envs.shared_memory import SharedBytes
@@ -275,6 +275,8 @@ class Simulation:
                 f"hour, and max_restarts is {self.config.max_restarts}: find the cause before "
                 "starting more"
             )
+        if isinstance(self.config.placement, Mapping):  # the chosen nodes may have others' work
+            self._end()
         if self._session is None:
             self._session = open_session(self, self.config)
         try:
@@ -354,7 +356,7 @@ class Simulation:
             self._session.kill_workers("its ranks do not respond")
         session, self._session = self._session, None
         if session is not None:
-            session.close()
+            close_session(session)
 
     def close(self) -> None:
         """End the gang. Closing twice is allowed."""

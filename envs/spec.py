@@ -108,6 +108,12 @@ class Composition:
         made: Space = self._built(lambda leaf: leaf.space(agent), spaces.Dict, spaces.Tuple)
         return made
 
+    def one(self, values: Sequence[Array], agent: bool = False) -> Any:
+        """An element of `space` from the flat numbers of its leaves."""
+        parts = zip(self.leaves, values, strict=True)
+        shaped = [(leaf, numbers.reshape(leaf.shape(agent))) for leaf, numbers in parts]
+        return self.composed([x if leaf.choices is None else x[()] for leaf, x in shaped])
+
     def composed(self, values: Sequence[Any]) -> Any:
         """The values of the leaves in dicts and tuples as described."""
         if self.single:

@@ -60,6 +60,12 @@ class ProportionalControl:
         return action[0] if np.ndim(observation) == 1 else action[:, :1]
 
 
+def agent_views(observation: NDArray[Any]) -> NDArray[np.float32]:
+    """What each heater's agent observes, (12, 144), from an observation of the cell, (144,)."""
+    cell = np.asarray(observation, np.float32).reshape(HEATERS, -1)
+    return np.stack([np.roll(cell, -heater, axis=0).ravel() for heater in range(HEATERS)])
+
+
 def no_control(observation: NDArray[Any]) -> NDArray[np.float32]:
     """Equal temperature of all heaters; shapes as in `ProportionalControl`."""
     shape = (HEATERS,) if np.ndim(observation) == 1 else (len(observation), 1)

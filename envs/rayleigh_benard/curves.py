@@ -56,12 +56,12 @@ class Curve:
             (self.validation, "without exploration", itself),
         ):
             if points:
-                axes.plot([p[0] for p in points], [p[2] for p in points], label=label, **style)
+                axes.plot([p[1] for p in points], [p[2] for p in points], label=label, **style)
         for name, value in self.baselines.items():
             axes.axhline(value, color="#404040", lw=0.8, ls="--")
             beside = axes.get_yaxis_transform()  # x from 0 to 1, y in data coordinates
             axes.annotate(f"{name}\n{value:.2f}", (1.01, value), xycoords=beside, fontsize=8)
-        axes.set_xlabel("seconds of training")
+        axes.set_xlabel("control steps")
         axes.set_ylabel("Nusselt number (heat transport; lower is better)")
         axes.set_title(title, fontsize=10)
         if self.training or self.validation:

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.ray_cluster import check
-from envs.rayleigh_benard.baselines import HEATERS, NO_CONTROL, P_CONTROL, SEEDS, play
+from envs.rayleigh_benard.baselines import (
+    HEATERS,
+    NO_CONTROL,
+    P_CONTROL,
+    SEEDS,
+    agent_views,
+    play,
+)
 from envs.rayleigh_benard.curves import Curve
 
 REFERENCE = 4.90  # for rewards: the Nusselt number without control
@@ -66,10 +73,9 @@ class HeaterPolicy:
         """From (144,), the cell, to (12,), its heaters, each with its own view of the cell."""
         import torch  # noqa: PLC0415 - an optional system
 
-        cell = np.asarray(observation, np.float32).reshape(HEATERS, -1)
-        views = np.stack([np.roll(cell, -heater, axis=0).ravel() for heater in range(HEATERS)])
+        seen = torch.from_numpy(agent_views(observation))
         with torch.no_grad():
-            told = self._module.forward_inference({"obs": torch.from_numpy(views)})
+            told = self._module.forward_inference({"obs": seen})
         means = told["action_dist_inputs"][:, 0].numpy()
         return np.asarray(np.clip(means, -1.0, 1.0), np.float32)
 

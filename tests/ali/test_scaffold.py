@@ -38,8 +38,8 @@ def run(*command: str | Path, cwd: Path, code: int = 0) -> str:
     return done.stdout
 
 
-def new(folder: Path, language: str) -> Path:
-    said = run("alchemist", "new-library", "my_lib", "--language", language, cwd=folder)
+def new(folder: Path, language: str, *options: str) -> Path:
+    said = run("alchemist", "new-library", "my_lib", "--language", language, *options, cwd=folder)
     assert "my_lib/README.md" in said
     texts = [path.read_text() for path in (folder / "my_lib").iterdir()]
     assert not [text for text in texts if "@" in text.replace("@routine", "").replace("$@", "")]
@@ -65,6 +65,38 @@ def test_in_cpp(tmp_path: Path) -> None:
 def test_in_python(tmp_path: Path) -> None:
     folder = new(tmp_path, "python")
     assert "passed" in run("python", "-m", "pytest", cwd=folder)
+
+
+@needs_compiler
+def test_a_simulator_in_c(tmp_path: Path) -> None:
+    folder = new(tmp_path, "c", "--simulator")
+    assert "15 passed, 3 skipped" in run("make", "test", cwd=folder)
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake (apt-get install cmake)")
+def test_a_simulator_in_cpp(tmp_path: Path) -> None:
+    folder = new(tmp_path, "cpp", "--simulator")
+    run("cmake", "-B", "build", cwd=folder)
+    run("cmake", "--build", "build", cwd=folder)
+    assert "15 passed, 3 skipped" in run("python", "-m", "pytest", cwd=folder)
+
+
+def test_a_simulator_in_python_whose_faults_are_found(tmp_path: Path) -> None:
+    folder = new(tmp_path, "python", "--simulator")
+    assert "15 passed, 3 skipped" in run("python", "-m", "pytest", cwd=folder)
+    source = folder / "my_lib.py"
+    text = source.read_text()
+    for right, wrong, words in (
+        ("default_rng(seed)", "default_rng()", "episodes with the same seed differ: after reset"),
+        ("default_rng(seed)", "default_rng(3)", "the seeds 1 and 2 are equal"),
+        ("+ 0.25 *", "+ 0.25 * ctx.size *", "2 ranks differ from 1: in step 1. Sums"),
+        ("heat.mean()]", "heat.mean() / (ctx.size - 1)]", "reset|scores is not finite"),
+    ):
+        assert text.count(right) == 1
+        source.write_text(text.replace(right, wrong))
+        said = run("python", "-m", "pytest", cwd=folder, code=1)
+        assert any(word in said for word in words.split("|")), said
 
 
 def test_what_is_there_is_not_touched(tmp_path: Path) -> None:

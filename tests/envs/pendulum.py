@@ -20,6 +20,7 @@ FAULTS = {
     "hang_at": 0, "native_hang_at": 0, "raise_at": 0, "exit_at": 0, "on_rank": -1,
     "nan_push": None,  # the push after which the state, or the reward, is not finite
     "nan_reward": False,
+    "sleep_s": 0.0,
 }  # fmt: skip
 
 
@@ -90,6 +91,7 @@ def step(ctx: Context, action: list[float]) -> None:
     o = ctx.state["options"]
     ctx.state["steps"] += 1
     n = ctx.state["steps"]
+    time.sleep(o["sleep_s"])
     if o["on_rank"] in (-1, ctx.rank):
         if n == o["hang_at"]:
             while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,14 @@ from envs import (
     HPCSimulatorVectorEnv,
     RestartLimitError,
 )
-from envs.rllib import configure, env_runner_resources, spanning, step_failed
+from envs.rllib import (
+    HPCSimulatorMultiAgentEnv,
+    configure,
+    env_runner_resources,
+    spanning,
+    step_failed,
+)
+from tests.envs.conftest import PENDULUM
 from tests.support import traces
 
 pytestmark = [
@@ -200,9 +208,10 @@ def test_a_permanent_error_is_raised_at_once_and_not_tried_again(training: Any) 
 def test_configure_refuses_with_the_line_to_write(cluster: str) -> None:
     with pytest.raises(EnvConfigError, match="num_envs_per_env_runner=4"):
         ppo(HPCSimulatorVectorEnv, settings(1, copies=4))
-    agents: Any = PPOConfig().multi_agent(policies={"a"}, policy_mapping_fn=lambda *_: "a")
-    with pytest.raises(EnvConfigError, match=r"remove \.multi_agent"):
-        configure(agents, HPCSimulatorEnv, env_config=settings())
+    with pytest.raises(EnvConfigError, match=r"HPCSimulatorEnv is single.*remove \.multi_agent"):
+        configure(agents("own"), HPCSimulatorEnv, env_config=settings())
+    with pytest.raises(EnvConfigError, match=r"(?s)write\nconfig\.multi_agent\("):
+        configure(PPOConfig(), HPCSimulatorMultiAgentEnv, env_config=settings())
 
     def trial() -> None:
         ppo(HPCSimulatorEnv, settings(1), num_env_runners=2)
@@ -226,6 +235,58 @@ def test_a_vector_environment_is_one_gang(training: Any) -> None:
     assert config.gym_env_vectorize_mode == "vector_entry_point"
     result = training(config).train()
     assert sampled(result) == BATCH
+
+
+def agents(policies: str) -> PPOConfig:
+    config = PPOConfig()
+    config.training(train_batch_size_per_learner=BATCH, minibatch_size=20, num_epochs=1)
+    config.learners(num_learners=0)
+    if policies == "shared":
+        config.multi_agent(policies={"p"}, policy_mapping_fn=lambda *_, **__: "p")
+    else:
+        names = {"agent_0", "agent_1"}
+        config.multi_agent(policies=names, policy_mapping_fn=lambda agent, *_, **__: agent)
+    return config
+
+
+@pytest.mark.parametrize("policies", ["shared", "own"])
+def test_agents_train_with_shared_and_with_own_policies(
+    training: Any, tmp_path: Path, policies: str
+) -> None:
+    env_config = {
+        "lib_name": "pendulum", "lib_path": PENDULUM, "num_workers": 2, "sim": {"agents": 2},
+    }  # fmt: skip
+    config = agents(policies)
+    configure(config, HPCSimulatorMultiAgentEnv, env_config=env_config)
+    algorithm = training(config)
+    ranks = algorithm.env_runner_group.foreach_env_runner(
+        lambda runner: [w.pid for w in gang(runner).list_workers()], local_env_runner=False
+    )
+    assert sampled(algorithm.train()) == BATCH
+    os.kill(ranks[0][1], signal.SIGKILL)
+    result = algorithm.train()
+    assert sampled(result) == 2 * BATCH
+    assert result["env_runners"]["gang_restarts"] == 1
+    learned = {"p"} if policies == "shared" else {"agent_0", "agent_1"}
+    assert set(result["learners"]) - {"__all_modules__"} == learned
+
+
+def gang(runner: Any) -> Any:
+    """The session of a multi-agent runner's environment."""
+    (simulation,) = runner.env.envs[0].unwrapped._env._gangs._parts
+    return simulation._session
+
+
+def test_a_checkpoint_is_restored_in_a_driver(training: Any, tmp_path: Path) -> None:
+    algorithm = training(ppo(HPCSimulatorEnv, settings()))
+    algorithm.train()
+    path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    algorithm.stop()
+    restored = PPO.from_checkpoint(path)
+    try:
+        assert sampled(restored.train()) == 2 * BATCH
+    finally:
+        restored.stop()
 
 
 def test_resources_for_a_dict_of_settings() -> None:
