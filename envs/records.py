@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,6 @@ from numpy.typing import NDArray
 from envs.config import EnvConfig
 from envs.errors import NotFiniteError
 from envs.spec import SimulatorSpec
-
-UNFIT = 2.0  # as in ali/simulator/spec.py: an integer does not fit its dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +49,31 @@ class Decoder:
         self._spec = spec
         self._config = config
         self._layout = spec.layout
-        self._parts = (self._layout.names or ())[1:]
+        self._names = (self._layout.names or ())[1:]
+        self._raw: NDArray[np.uint8] | None = None  # of the last call, with views of it
+        self._scores: NDArray[np.float64] = np.zeros(0)
+        self._parts: list[NDArray[Any]] = []
 
     def __call__(self, raw: NDArray[np.uint8], which: Iterable[int]) -> Records:
         """Copy the records, and check those of the copies in `which`."""
-        table = raw.view(self._layout)
-        scores = table["scores"].copy()
-        observations = [table[name].copy() for name in self._parts]
-        unusable = {}
-        if self._config.check_finite:
-            valid = np.isfinite(scores).all(axis=1) & (scores[:, -1] != UNFIT)
+        if raw is not self._raw:
+            table = raw.view(self._layout)
+            self._raw, self._scores = raw, table["scores"]
+            self._parts = [table[name] for name in self._names]
+        scores = self._scores.copy()
+        observations = [part.copy() for part in self._parts]
+        unusable: dict[int, NotFiniteError] = {}
+        if self._config.check_finite and not _finite(scores, *observations):
+            # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
+            valid: NDArray[np.bool_] = np.isfinite(scores).all(axis=1)
             for part in observations:
-                if part.dtype.kind == "f":
-                    valid &= _finite(part)
-            if not valid.all():
-                wrong = [copy for copy in which if not valid[copy]]
-                unusable = {copy: self._error(copy, scores) for copy in wrong}
+                valid &= np.isfinite(part).all(axis=1)
+            unusable = {copy: self._error(copy, scores) for copy in which if not valid[copy]}
         return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, unusable)
 
     def _error(self, copy: int, scores: NDArray[np.float64]) -> NotFiniteError:
         where = f" of copy {copy}" if len(scores) > 1 else ""
-        if not np.isfinite(scores[copy]).all():
+        if not np.isfinite(scores[copy, :-1]).all():
             found = f"reward or info{where} is not finite: {scores[copy, :-1].tolist()}"
         else:
             dtypes = ", ".join({str(leaf.dtype): None for leaf in self._spec.observed.leaves})
@@ -81,11 +84,10 @@ class Decoder:
         )
 
 
-def _finite(part: NDArray[Any]) -> NDArray[np.bool_]:
-    """For each copy, whether all its numbers are finite."""
+def _finite(*arrays: NDArray[Any]) -> bool:
+    """Whether all numbers are finite. False also if finite numbers are too large to be added."""
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.add.reduce(part, axis=1)  # not finite if a number is not
-    found: NDArray[np.bool_] = np.isfinite(sums)
-    if not found.all():  # or if finite numbers are too large to be added
-        found = np.isfinite(part).all(axis=1)
-    return found
+        return all(
+            math.isfinite(np.add.reduce(array, axis=None)) for array in arrays
+            if array.dtype.kind == "f"
+        )  # fmt: skip

@@ -349,6 +349,7 @@ class Simulation:
         return rate.recent()
 
     def _end(self) -> None:
+        self.losses.export()
         self._running = False
         self._routines = {}
         channel, self._channel = self._channel, None

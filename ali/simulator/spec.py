@@ -17,7 +17,7 @@ KEYS = {
     "render",
 }  # fmt: skip
 DTYPES = ("float32", "float64", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
-UNFIT = 2.0  # instead of the end of the episode: an integer of the observation does not fit
+UNFIT = math.nan  # instead of the end of the episode: an integer of the observation does not fit
 
 
 @dataclass(frozen=True, slots=True)
