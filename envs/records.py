@@ -65,7 +65,7 @@ class Decoder:
         unusable: dict[int, NotFiniteError] = {}
         if self._config.check_finite and not _finite(scores, *observations):
             # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
-            valid: NDArray[np.bool_] = np.isfinite(scores).all(axis=1)
+            valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
             for part in observations:
                 valid &= np.isfinite(part).all(axis=1)
             unusable = {copy: self._error(copy, scores) for copy in which if not valid[copy]}

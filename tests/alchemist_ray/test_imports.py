@@ -39,6 +39,7 @@ ALI_MAY_ALSO_USE = {
     "ali/executables": ("mpi_workers.wire.pmi",),
     # The conformance suite starts ranks of its own to try a library on.
     "ali/testing.py": ("mpi_workers.testing",),
+    "ali/testing_simulators.py": ("mpi_workers.testing",),
     "ali/conformance.py": ("mpi_workers.testing",),
 }
 # What an attached process needs of a gang works where Ray is not installed.

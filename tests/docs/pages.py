@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(python|c)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"(?:#|//) (\w+\.(?:py|c))\n")
+BLOCK = re.compile(r"^```(python|c|cpp)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"(?:#|//) (\w+\.(?:py|c|cpp))\n")
 NOT_RUN = re.compile(r"# Not run by the tests: \w")
 BUILD = re.compile(r"^.* -o (\w+\.so) .*$", re.MULTILINE)
 

@@ -1,0 +1,51 @@
+"""The study of control methods: short runs of each method, resumed, and their report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip(
+    "stable_baselines3", reason="needs stable-baselines3: pip install 'alchemist-on-ray[sb3]'"
+)
+
+from envs.rayleigh_benard.study import METHODS
+from tests.support.build import needs_compiler
+
+
+def study(cluster: str, folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "envs.rayleigh_benard.study", "--address", cluster]
+    command += ["--seeds", "1", "--episodes", "1", "--out", str(folder), *options]
+    command += ["--results", str(folder / "results")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_compiler
+@pytest.mark.timeout(400)
+def test_every_method_trains_is_tested_and_goes_on_where_it_stopped(
+    cluster: str, tmp_path: Path
+) -> None:
+    study(cluster, tmp_path, "--steps", "400")
+    results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("results/*.json")}
+    assert set(results) == {f"ra8.0e4-{name}-0" for name in (*METHODS, "none", "p")}
+    assert results["ra8.0e4-none-0"]["nusselt"] == [pytest.approx(4.90, abs=0.05)]
+    assert results["ra8.0e4-p-0"]["nusselt"] == [pytest.approx(4.07, abs=0.1)]
+    for method in METHODS:
+        assert results[f"ra8.0e4-{method}-0"]["steps"] == 400
+    said = study(cluster, tmp_path, "--steps", "800", "--methods", "sac")
+    assert said.count("ra8.0e4-sac-0: 800 steps") == 1
+    assert "none" not in said  # it is finished
+    longer = json.loads((tmp_path / "results/ra8.0e4-sac-0.json").read_text())
+    first = results["ra8.0e4-sac-0"]["validation"]
+    assert longer["validation"][:1] == first
+    assert longer["validation"][1][0] == 800
+    assert study(cluster, tmp_path, "--steps", "800", "--methods", "sac") == ""
+    table = study(cluster, tmp_path, "--report")
+    assert "| 8.0e+04 | SAC, one policy for the cell | 1 | 800 | " in table
+    assert (tmp_path / "results" / "study.png").stat().st_size > 5000
