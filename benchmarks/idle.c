@@ -1,9 +1,10 @@
-/* A simulator whose step does nothing but fill its observation: the rest is overhead. */
+/* A simulator whose step does nothing (or sleeps) but fill its observation: the rest is overhead. */
 #include <alchemist.h>
 #include <stdio.h>
+#include <unistd.h>
 
 typedef struct {
-    int64_t size;
+    int64_t size, sleep_us;
     double score;
     double state[];
 } idle;
@@ -19,6 +20,7 @@ ROUTINE(setup) {
     call->state = made;
     if (made == NULL) return alchemist_fail(call, "not enough memory");
     made->size = size;
+    made->sleep_us = in[1].integer;
     return ALCHEMIST_OK;
 }
 
@@ -43,6 +45,7 @@ ROUTINE(reset) {
 ROUTINE(step) {
     (void)out;
     idle *self = call->state;
+    if (self->sleep_us > 0) usleep((useconds_t)self->sleep_us);
     for (int64_t i = 0; i < 16 && i < self->size; i++) self->state[i] += in[0].numbers[i % 4];
     return ALCHEMIST_OK;
 }
@@ -65,7 +68,8 @@ ROUTINE(get_score) {
 
 static const alchemist_routine routines[] = {
     {"setup", "Setup.", setup,
-     ALCHEMIST_PARAMETERS({"size", ALCHEMIST_INT, "numbers of an observation", "16"}), NULL},
+     ALCHEMIST_PARAMETERS({"size", ALCHEMIST_INT, "numbers of an observation", "16"},
+                          {"sleep_us", ALCHEMIST_INT, "microseconds of a step", "0"}), NULL},
     {"spec", "Spec.", spec, NULL, ALCHEMIST_RESULTS({"spec", ALCHEMIST_STRING, "JSON"})},
     {"reset", "Reset.", reset, NULL, NULL},
     {"step", "Step.", step, ALCHEMIST_PARAMETERS({"action", ALCHEMIST_FLOATS, "4", NULL}), NULL},

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ali import registry
 from ali.interface import Context
 from ali.simulator.host import Simulations
-from mpi_workers.rank.gang import Gang
+
+if TYPE_CHECKING:
+    from mpi_workers.rank.gang import Gang
 
 
 def episodes(

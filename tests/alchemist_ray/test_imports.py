@@ -24,7 +24,7 @@ FORBIDDEN = {
 # The simulators' rank side: libraries, and what builds them.
 RANK_SIDE = {"envs/rayleigh_benard/build.py", "envs/lammps/library.py", "envs/lammps/crystal.py"}
 NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
-WITH_TORCH = {"envs/rayleigh_benard/train.py"}
+WITH_TORCH = {"envs/rayleigh_benard/train.py", "envs/rayleigh_benard/study.py"}
 # A rank is assembled here and nowhere else.
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
