@@ -201,6 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rayleigh", type=float, nargs="+", default=[8e4], help="Rayleigh numbers")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="to train")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each method")
+    parser.add_argument("--first-seed", type=int, default=0, help="to share seeds among machines")
     parser.add_argument("--steps", type=int, default=20_000, help="control steps of each run")
     parser.add_argument("--episodes", type=int, default=len(TEST_SEEDS), help="test episodes")
     parser.add_argument("--out", type=Path, default=default, help="models and states of runs")
@@ -226,7 +227,9 @@ def main(argv: list[str] | None = None) -> int:
     cases = [Case(ra, method, 0) for ra in options.rayleigh for method in POLICIES]
     cases += [
         Case(ra, method, seed)
-        for ra in options.rayleigh for seed in range(options.seeds) for method in options.methods
+        for ra in options.rayleigh
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for method in options.methods
     ]  # fmt: skip
     if options.address is not None:
         ray.init(address=options.address)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +162,33 @@ def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
     assert trial.last_result["env_runners"]["num_env_steps_sampled_lifetime"] == 2 * BATCH
     free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
     assert free is not None
+
+
+def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
+    program = tmp_path / "listing.py"
+    config = {
+        "env_config": {
+            "hostname": "0.0.0.0", "port": 6379, "num_workers": 2,
+            "lib_name": "oscillator", "lib_path": OSCILLATOR,
+        },
+        "num_env_runners": 1, "train_batch_size_per_learner": BATCH, "minibatch_size": 20,
+    }  # fmt: skip
+    program.write_text(
+        "import ray\nfrom ray import tune\nfrom envs import HPCSimulatorEnv\n"
+        "ray.init(num_cpus=8, include_dashboard=False)\n"
+        f"config = {{'env': HPCSimulatorEnv, **{config!r}}}\n"
+        "found = tune.run('PPO', stop={'training_iteration': 1}, config=config, verbose=0,\n"
+        f"                 storage_path={str(tmp_path)!r})\n"
+        "print(found.trials[0].last_result['env_runners']['num_env_steps_sampled_lifetime'])\n"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    env["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="ray-")  # no cluster is known there
+    done = subprocess.run(
+        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=170,
+        check=False,
+    )  # fmt: skip
+    shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)
+    assert done.stdout.split()[-1:] == [str(BATCH)], done.stdout + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("ranks_per_bundle", [None, 1])
