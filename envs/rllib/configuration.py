@@ -109,8 +109,9 @@ def configure(
         each = cpus_per_rank(settings)
         resources = env_runner_resources(workers, num_envs=gangs, cpus_per_worker=each)
         settings["placement"] = "auto"
-    # RLlib's check of a MultiAgentEnv would start a gang, to step it once.
-    config.environment(env, env_config=settings, disable_env_checking=many)
+    config.environment(env, env_config=settings)
+    if many:  # RLlib's check would start a gang, to step it once
+        config.environment(disable_env_checking=True)
     config.env_runners(
         env_runner_cls=GangMultiAgentEnvRunner if many else GangEnvRunner,
         num_env_runners=num_env_runners,

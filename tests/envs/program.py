@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ali import Context, routine
-from ali.executable import Executable
+from ali.executables.line_program import LineProgram
 
 
 @routine()
@@ -39,7 +39,7 @@ def seed(ctx: Context, seed: int) -> None:
 def reset(ctx: Context) -> None:
     """Begin an episode; start the program if it does not run."""
     if ctx.rank == 0 and (ctx.state["program"] is None or not ctx.state["program"].running):
-        ctx.state["program"] = Executable(ctx.state["command"])
+        ctx.state["program"] = LineProgram(ctx.state["command"])
     _ask(ctx, f"reset {ctx.state['seed'] % 10}")
 
 

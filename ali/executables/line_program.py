@@ -1,13 +1,13 @@
-"""An executable that a rank starts and talks to by lines of text, for simulators that are programs.
+"""A program that a rank starts and talks to by lines of text, for simulators that are programs.
 
 A simulator in Python starts the program, which is not modified, on rank 0, and translates::
 
-    from ali.executable import Executable
+    from ali.executables.line_program import LineProgram
 
     @routine()
     def setup(ctx: Context, ranks: int = 2) -> None:
         if ctx.rank == 0:
-            ctx.state["program"] = Executable(["mpiexec", "-n", str(ranks), "./solver"])
+            ctx.state["program"] = LineProgram(["mpiexec", "-n", str(ranks), "./solver"])
 
     @routine()
     def step(ctx: Context, action: list[float]) -> None:
@@ -33,6 +33,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ali.executables.process import DROPPED
 from mpi_workers.failures import Failure
 
 if TYPE_CHECKING:
@@ -41,11 +42,9 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.2  # between checks whether the call has failed on another rank
 END_TIMEOUT_S = 5.0  # for the program to end after its input was closed
 SHOWN = 4000  # last characters of its standard error in a failure
-# Of the launcher that has started this rank: the program is not a rank of the gang.
-FOREIGN = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "MPI_LOCAL")
 
 
-class Executable:
+class LineProgram:
     """A running program with pipes to its standard input and output.
 
     Parameters
@@ -70,7 +69,7 @@ class Executable:
         folder: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._name = command[0]
         try:
