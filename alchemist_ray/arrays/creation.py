@@ -21,7 +21,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     if isinstance(obj, MatrixRef):
         return engine.astype(obj, obj.dtype if dtype is None else dtype, copy=bool(copy))
     if copy is False:
-        raise ValueError("an array cannot become a matrix on ranks without a copy")
+        raise ValueError("an array must be copied to the ranks: leave out copy=False")
     array = rules.operand(np.asarray(obj, dtype=dtype))
     if array.nbytes <= rules.SMALL:
         return engine.call("array", *rules.encode_operand(array), LAYOUT)

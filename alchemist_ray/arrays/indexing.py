@@ -159,7 +159,10 @@ def _whole_mask(engine: Engine, A: Any, key: Any) -> Any:
         return None
     if key.shape != A.shape:
         if A.ndim == 1:
-            raise ShapeError(f"a mask of {key.shape[0]} elements does not fit {A.shape[0]} rows")
+            raise ShapeError(
+                f"a mask of {key.shape[0]} elements does not fit {A.shape[0]} rows: give one "
+                "element for each"
+            )
         raise ShapeError(f"a mask of shape {key.shape} does not fit an array of shape {A.shape}")
     return engine.matrix(key)
 

@@ -165,7 +165,7 @@ class RankChannel:
                 left = max(0.0, deadline - time.monotonic())
                 news = self._readable.poll(left * 1e3)
                 if not news:
-                    raise CallTimeoutError(f"no answer in {timeout_s:g} s")
+                    raise CallTimeoutError(f"the ranks did not answer in {timeout_s:g} s")
                 if all(fd != first.sock.fileno() for fd, _ in news):
                     raise self._lost()  # other ranks never send anything
             answer = first.recv().body

@@ -287,5 +287,7 @@ def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
         raise
     except AlchemistError:
         pass
-    raise StaleHandleError(f"{ref.name} belonged to a gang of session {ref.session}, which has "
-                           "ended")  # fmt: skip
+    raise StaleHandleError(
+        f"{ref.name} belonged to a gang of session {ref.session}, which has ended: make the matrix "
+        "again in another gang"
+    )

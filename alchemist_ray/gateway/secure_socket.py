@@ -216,7 +216,8 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         sock.close()
         raise Failure(
             "AuthError",
-            f"the certificate of {address} has the fingerprint {seen.hexdigest()}, not {wanted}",
+            f"the certificate of {address} has the fingerprint {seen.hexdigest()}, not {wanted}: "
+            "ask the operator for the present one; another process may pose as the gateway",
         )
     return sock, seen.digest()
 

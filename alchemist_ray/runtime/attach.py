@@ -60,6 +60,7 @@ def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened
         raise StaleHandleError(
-            f"{ref.name} belonged to a gang of session {ref.session}, which has ended"
+            f"{ref.name} belonged to a gang of session {ref.session}, which has ended: make the "
+            "matrix again in another gang"
         ) from None
     return connect(address, manager)

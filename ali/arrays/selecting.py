@@ -302,7 +302,8 @@ def _selected(
         require(
             values.size == length,
             "ShapeError",
-            f"a mask of {values.size} elements does not fit {length} {what}",
+            f"a mask of {values.size} elements does not fit {length} {what}: give one element for "
+            "each",
         )
         return np.flatnonzero(values)
     index = values.astype(np.int64)

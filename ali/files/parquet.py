@@ -202,7 +202,9 @@ class ParquetSource:
         except pyarrow.ArrowException as error:
             raise Failure("FileError", f"{self._paths[number]}: {error}") from None
         if table.num_rows != rows:
-            raise Failure("FileError", f"{self._paths[number]} changed while it was read")
+            raise Failure(
+                "FileError", f"{self._paths[number]} changed while it was read: load it again"
+            )
         return table
 
     def _values(self, table: Any, j: int, g: int) -> Array:

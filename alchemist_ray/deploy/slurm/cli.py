@@ -364,7 +364,9 @@ def _stop(options: argparse.Namespace) -> int:
     folder = _folder()
     address = folder.cluster()
     if address is None:
-        raise JobError("no Ray of `alchemist slurm start` runs in this job")
+        raise JobError(
+            "no Ray of `alchemist slurm start` runs in this job: stop ends only such a Ray"
+        )
     if address.keeper_host != os.uname().nodename:
         raise JobError(
             f"the keeper of this Ray runs on {address.keeper_host}: stop it there, or end its step "
@@ -380,7 +382,7 @@ def _stop(options: argparse.Namespace) -> int:
         if time.monotonic() > deadline:
             raise JobError(
                 f"the keeper, process {address.keeper_pid}, has not stopped Ray in "
-                f"{STOP_TIMEOUT_S:.0f} s"
+                f"{STOP_TIMEOUT_S:.0f} s: end its step alchemist-ray with scancel"
             )
         time.sleep(POLL_INTERVAL_S)
     return 0

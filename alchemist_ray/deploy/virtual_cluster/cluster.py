@@ -137,7 +137,9 @@ def down(name: str) -> None:
     try:
         about = json.loads((folder / host.CLUSTER).read_text())
     except OSError:
-        raise JobError(f"there is no cluster {name!r} ({folder})") from None
+        raise JobError(
+            f"there is no cluster {name!r} ({folder}): `alchemist virtual-cluster up` starts one"
+        ) from None
     (folder / host.STOP).touch()
     end = time.monotonic() + END_S
     count = Options(**about["options"]).hosts
