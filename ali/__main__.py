@@ -16,7 +16,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="alchemist")
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser(
-        "new-library", description="Create a library in C, C++ or Python, with its build and test."
+        "new-library",
+        description="Create a library in C, C++, Fortran or Python, with its build and test.",
     )
     new.add_argument("name", help="name of the library and of its folder: a lower-case identifier")
     new.add_argument(

@@ -12,7 +12,12 @@ from pathlib import Path
 from mpi_workers.wire.library_names import SHIPPED
 
 RESERVED = {*SHIPPED, "arrays", "rayleigh_benard", "lammps_crystal"}  # also those of `envs`
-LANGUAGES = {"c": "lib@name@.so", "cpp": "build/lib@name@.so", "python": "@name@.py"}
+LANGUAGES = {
+    "c": "lib@name@.so",
+    "cpp": "build/lib@name@.so",
+    "fortran": "lib@name@.so",
+    "python": "@name@.py",
+}
 
 
 def include_directory() -> Path:
@@ -45,7 +50,7 @@ def new_library(name: str, language: str, parent: Path, *, simulator: bool = Fal
     name : str
         An identifier of lower-case letters, digits and ``_``; not the name of a shipped library
         and, in Python, not the name of an importable module.
-    language : {"c", "cpp", "python"}
+    language : {"c", "cpp", "fortran", "python"}
     parent : Path
     simulator : bool
         Create a simulator for the environments of `envs`.

@@ -21,9 +21,11 @@
 #ifndef ALCHEMIST_HPP
 #define ALCHEMIST_HPP
 
+#include <algorithm>
 #include <complex>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <memory>
@@ -95,6 +97,84 @@ template <class T> class Matrix {
 
 namespace detail {
 
+template <class T> MPI_Datatype mpi_type() {
+    switch (dtype_of<T>::value) {
+    case ALCHEMIST_FLOAT32: return MPI_FLOAT;
+    case ALCHEMIST_FLOAT64: return MPI_DOUBLE;
+    case ALCHEMIST_COMPLEX64: return MPI_C_FLOAT_COMPLEX;
+    case ALCHEMIST_COMPLEX128: return MPI_C_DOUBLE_COMPLEX;
+    case ALCHEMIST_INT32: return MPI_INT32_T;
+    case ALCHEMIST_INT64: return MPI_INT64_T;
+    default: return MPI_C_BOOL;
+    }
+}
+
+// Messages of calls that ended early, with their memory, until MPI has finished with them.
+struct Unfinished {
+    MPI_Request raw;
+    std::shared_ptr<void> memory;
+};
+inline std::vector<Unfinished> &unfinished() {
+    static auto *list = new std::vector<Unfinished>; // not destroyed at the end of the process
+    return *list;
+}
+inline void release_finished() {
+    auto done = [](Unfinished &message) {
+        int finished = 0;
+        return MPI_Test(&message.raw, &finished, MPI_STATUS_IGNORE) == MPI_SUCCESS && finished;
+    };
+    auto &list = unfinished();
+    list.erase(std::remove_if(list.begin(), list.end(), done), list.end());
+}
+
+} // namespace detail
+
+// Memory for messages, without a copy. Copies of a Buffer share the memory.
+template <class T> class Buffer {
+  public:
+    explicit Buffer(size_t count) : items_(std::make_shared<std::vector<T>>(count)) {}
+    explicit Buffer(std::vector<T> items)
+        : items_(std::make_shared<std::vector<T>>(std::move(items))) {}
+    T *data() const { return items_->data(); }
+    size_t size() const { return items_->size(); }
+    T &operator[](size_t i) const { return (*items_)[i]; }
+    T *begin() const { return data(); }
+    T *end() const { return data() + size(); }
+
+  private:
+    friend class Call;
+    std::shared_ptr<std::vector<T>> items_;
+};
+
+// A message under way. An exception that unwinds the routine may drop it: its memory is kept until
+// MPI has finished with it.
+class Request {
+  public:
+    Request() = default;
+    Request(Request &&other) noexcept { swap(other); }
+    Request &operator=(Request &&other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Request() {
+        if (raw_ != MPI_REQUEST_NULL)
+            detail::unfinished().push_back({raw_, std::move(memory_)});
+    }
+
+  private:
+    friend class Call;
+    void swap(Request &other) noexcept {
+        std::swap(raw_, other.raw_);
+        std::swap(memory_, other.memory_);
+        std::swap(done_, other.done_);
+    }
+    MPI_Request raw_ = MPI_REQUEST_NULL;
+    std::shared_ptr<void> memory_;
+    std::function<void()> done_;
+};
+
+namespace detail {
+
 struct Holder { virtual ~Holder() = default; };
 template <class S> struct Held final : Holder {
     S value{};
@@ -147,13 +227,47 @@ class Call {
     void progress(double fraction, const std::string &text = "") const {
         alchemist_progress(raw_, fraction, text.c_str());
     }
-    // MPI_Wait and MPI_Allreduce that return when the call has failed elsewhere or was cancelled.
+    // Messages over comm(), whose waits end when the call has failed elsewhere or was cancelled. A
+    // vector is copied, a Buffer is not. A vector that is received must live until the wait.
+    template <class T> Request isend(const Buffer<T> &from, int rank, int tag = 0) const {
+        return started(MPI_Isend, from, rank, tag);
+    }
+    template <class T> Request isend(const std::vector<T> &from, int rank, int tag = 0) const {
+        return isend(Buffer<T>(from), rank, tag);
+    }
+    template <class T> Request irecv(const Buffer<T> &to, int rank, int tag = 0) const {
+        return started(MPI_Irecv, to, rank, tag);
+    }
+    template <class T> Request irecv(std::vector<T> &to, int rank, int tag = 0) const {
+        Buffer<T> staged(to.size());
+        Request request = irecv(staged, rank, tag);
+        request.done_ = [staged, &to] { to.assign(staged.begin(), staged.end()); };
+        return request;
+    }
+    void wait(Request &request) const {
+        ended(alchemist_wait(raw_, &request.raw_));
+        if (request.done_) std::exchange(request.done_, nullptr)();
+        request.memory_.reset();
+    }
+    // Of MPI's own requests: MPI still owns their memory when this throws, so it must be static or
+    // in state(). The requests above have no such rule.
     void wait(MPI_Request &request) const { ended(alchemist_wait(raw_, &request)); }
     void allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op) const {
         ended(alchemist_allreduce(raw_, in, out, count, type, op));
     }
 
   private:
+    template <class Start, class T>
+    Request started(Start start, const Buffer<T> &buffer, int rank, int tag) const {
+        if (buffer.size() > static_cast<size_t>(std::numeric_limits<int>::max()))
+            throw std::length_error("a message has at most 2^31 - 1 elements");
+        Request request;
+        request.memory_ = buffer.items_;
+        if (start(buffer.data(), static_cast<int>(buffer.size()), detail::mpi_type<T>(), rank, tag,
+                  raw_->comm, &request.raw_) != MPI_SUCCESS)
+            throw std::runtime_error("MPI could not start a message");
+        return request;
+    }
     template <class M> static M *checked(M *matrix) {
         if (matrix == nullptr) throw HostFailed();
         return matrix;
@@ -315,6 +429,7 @@ template <auto F>
 int trampoline(alchemist_call *raw, const alchemist_value *in, alchemist_value *out) {
     using Of = Function<decltype(F)>;
     Call call(raw);
+    release_finished();
     try {
         Of::template run<F>(call, in, out, std::make_index_sequence<Of::parameters>());
         return ALCHEMIST_OK;

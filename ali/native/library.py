@@ -19,6 +19,7 @@ from ali.interface import Context, check_state_routines, no_such_routine
 from ali.loader import known_processor, provide_mpich
 from ali.mpi_family import foreign_mpi, our_mpi, refuse_second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
+from ali.native.exits import report_exits
 from ali.native.host import Frame, Host, text_of
 from ali.native.ignored_mpi_errors import ignored_errors_raised
 from mpi_workers.failures import Failure, Interrupted
@@ -55,6 +56,7 @@ class NativeLibrary:
         self._name = name
         self._state: int | None = None
         self.host = Host()
+        report_exits()
         self._object = _open(name, path)
         self._library = self._look_up(path)
         self._routines: dict[str, tuple[CRoutine, Signature]] = {}

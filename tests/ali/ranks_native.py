@@ -9,10 +9,11 @@ from typing import Any
 
 from ali import registry
 from ali.registry import load
-from mpi_workers.failures import Failure
+from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, rank_strides
 from mpi_workers.rank.gang import Gang
+from mpi_workers.testing.local_gang import begin, interrupt
 
 
 def descriptions(gang: Gang, path: str) -> list[Any]:
@@ -98,3 +99,25 @@ def plugged_in(gang: Gang, path: str) -> dict[str, Any]:
     registry.entry_points = lambda group, name=None: [plug]
     about = described(gang, "plug")
     return {**about, "calls": len(calls)}
+
+
+def cancelled_messages(gang: Gang, path: str, turns: int) -> list[float]:
+    """Calls that fail on one rank while the others wait for its messages, then good ones."""
+    library = load("halo", path)
+    found = []
+    for turn in range(turns):
+        count = (1, 1000, 300_000)[turn % 3]  # below and above MPI's limit for eager messages
+        begin(2 * turn + 1)
+        try:
+            library.call(gang, "exchange", {"count": count, "fails": turn % gang.size})
+        except Failure:
+            interrupt(2 * turn + 1)
+        except Interrupted:
+            pass
+        else:
+            raise AssertionError("the call did not fail")
+        begin(2 * turn + 2)
+        gang.renew()
+        found += library.call(gang, "exchange", {"count": count, "fails": -1})
+        gang.renew()  # all ranks have left the call before one fails in the next
+    return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.testing import local_gang
 from mpi_workers.wire import signature
 from tests.support.build import needs_compiler, shared_object
+from tests.support.long import scaled
 
 SOURCES = Path(__file__).parent / "native"
 A = np.arange(30.0).reshape(10, 3)
@@ -130,6 +133,29 @@ def test_an_error_of_mpi_that_a_library_ignores_fails_the_call() -> None:
     assert "MPI_Send" in careless
     assert careful == 1
     assert total == 2
+
+
+@needs_compiler
+def test_messages_of_a_call_that_ends_early_do_not_corrupt_the_heap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under AddressSanitizer, which ends a rank that touches freed memory."""
+    found = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")  # the second, because it intercepts throws
+    ]
+    if not all(map(os.path.isabs, found)):
+        pytest.skip("needs AddressSanitizer's runtime (apt-get install g++)")
+    library = built("halo.cpp", "-fsanitize=address", "-g", "-fno-omit-frame-pointer")
+    monkeypatch.setenv("LD_PRELOAD", " ".join(map(os.path.realpath, found)))
+    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
+    turns = scaled(6, 100)
+    sums = local_gang.run(
+        "tests.ali.ranks_native:cancelled_messages", 3, str(library), turns, timeout=90
+    )
+    assert sums == [12.0] * turns
 
 
 @needs_compiler

@@ -8,11 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import RoutineError
 from ali import scaffold
 from tests.support.build import needs_compiler
 
+needs_fortran = pytest.mark.skipif(
+    shutil.which("gfortran") is None, reason="needs gfortran (apt-get install gfortran)"
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -60,6 +66,56 @@ def test_in_cpp(tmp_path: Path) -> None:
     run("cmake", "-B", "build", cwd=folder)
     run("cmake", "--build", "build", cwd=folder)
     assert "passed" in run("python", "-m", "pytest", cwd=folder)
+
+
+@needs_compiler
+@needs_fortran
+def test_in_fortran(tmp_path: Path) -> None:
+    folder = new(tmp_path, "fortran")
+    said = run("make", "test", cwd=folder)
+    assert "passed" in said
+    assert "Warning" not in said
+
+
+# It does not call MPI: the matrices are parts of the rank that started it.
+FORTRAN_PROGRAM = """
+program sums
+  use alchemist
+  implicit none
+  type(alchemist_matrix) :: A, S
+  real(c_double), pointer :: x(:, :), y(:, :)
+  if (alchemist_attach("A", A) /= ALCHEMIST_OK) call give_up()
+  if (alchemist_create("S", A%rows, 1_c_int64_t, 1, ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, S) &
+      /= ALCHEMIST_OK) call give_up()
+  call alchemist_local(A, x)
+  call alchemist_local(S, y)
+  y(:, 1) = sum(x, dim=2)
+contains
+  subroutine give_up()
+    print *, alchemist_client_error()
+    stop 4
+  end subroutine
+end program
+"""
+
+
+@needs_compiler
+@needs_fortran
+def test_a_program_in_fortran_uses_matrices(cluster: str, tmp_path: Path) -> None:
+    include = scaffold.include_directory()
+    (tmp_path / "sums.f90").write_text(FORTRAN_PROGRAM)
+    run("gfortran", "-c", include / "alchemist.f90", "sums.f90", cwd=tmp_path)
+    shim = include / "alchemist_fortran.c"
+    run(scaffold.mpi_compiler("mpicc"), "-c", f"-I{include}", shim, cwd=tmp_path)
+    objects = ("sums.o", "alchemist.o", "alchemist_fortran.o")
+    mpicc = scaffold.mpi_compiler("mpicc")
+    run(mpicc, "-o", "sums", *objects, "-lgfortran", "-lm", cwd=tmp_path)
+    with AlchemistSession(2) as als:
+        A = als.send_matrix(np.arange(12.0).reshape(4, 3))
+        made = als.run_program([tmp_path / "sums"], matrices={"A": A}).matrices
+        np.testing.assert_array_equal(made["S"].fetch(), [3, 12, 21, 30])
+        with pytest.raises(RoutineError, match="exited with code 4"):
+            als.run_program([tmp_path / "sums"])
 
 
 def test_in_python(tmp_path: Path) -> None:

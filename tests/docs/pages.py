@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|c|cpp)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"(?:#|//) (\w+\.(?:py|c|cpp))\n")
 NOT_RUN = re.compile(r"# Not run by the tests: \w")
-BUILD = re.compile(r"^.* -o (\w+\.so) .*$", re.MULTILINE)
+BUILD = re.compile(r"^.* -o (\w+(?:\.so)?) .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Page:
     name: str
     blocks: tuple[Block, ...]
     files: dict[str, str]
-    commands: dict[str, str]  # a shared object: the command of the page that builds it
+    commands: dict[str, str]  # a shared object or program: the page's command that builds it
 
 
 def documents() -> list[Path]:

@@ -18,6 +18,7 @@ from tests.docs.pages import Block, Page, pages
 PAGES = {page.name: page for page in pages()}
 NEEDS = {  # word of a program: (command that must be there, how to get it)
     "rayleigh_benard": ("cc", "a C compiler (apt-get install build-essential)"),
+    r"run_program\(\[\"\./": ("cc", "a C compiler (apt-get install build-essential)"),
     r"lib\w+\.so": ("cc", "a C compiler (apt-get install build-essential)"),
     "init_spark": ("java", "a Java (apt-get install default-jre-headless)"),
 }

@@ -11,6 +11,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     BadArgumentError,
+    GroupFailedError,
     LibraryLoadError,
     LibraryNotFoundError,
     NoSuchRoutineError,
@@ -79,3 +80,26 @@ def test_a_file_that_is_not_a_library_is_refused(session: AlchemistSession, tmp_
     with pytest.raises(LibraryLoadError, match="undefined symbol: alchemist_library_describe"):
         session.load_library("y", tmp_path / "liby.so")
     assert session.load_library("echo").who() == [0, 1]
+
+
+LEAVING = """
+#include <alchemist.h>
+static int leave(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)in, (void)out;
+    if (call->rank == 1) exit(0);
+    return ALCHEMIST_OK;
+}
+static const alchemist_routine routines[] = {{.name = "leave", .doc = "Ends.", .run = leave}, {0}};
+ALCHEMIST_LIBRARY("leaving", "Calls exit.", routines)
+"""
+
+
+@needs_compiler
+def test_a_library_that_ends_its_process_is_named(cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "leaving.c").write_text(LEAVING)
+    built = shared_object(tmp_path / "leaving.c", tmp_path / "libleaving.so")
+    with AlchemistSession(2) as als:
+        lib = als.load_library("leaving", built)
+        with pytest.raises(GroupFailedError, match="exited with code 1") as caught:
+            lib.leave()
+    assert "it called exit(), or STOP in Fortran" in str(caught.value)

@@ -1,0 +1,489 @@
+! The Alchemist-Library Interface for Fortran (2008), over alchemist.h: compile it together with
+! alchemist_fortran.c, the gang's mpicc and your own files.
+!
+!     function scaled(call, in, out) bind(c) result(code)  ! B = factor * A, on every rank at once
+!       type(c_ptr), value :: call
+!       type(alchemist_value), intent(in) :: in(*)
+!       type(alchemist_value), intent(inout) :: out(*)
+!       integer(c_int) :: code
+!       type(alchemist_matrix), pointer :: A, B
+!       real(c_double), pointer :: from(:, :), to(:, :)
+!       A => alchemist_matrix_of(in(1))
+!       B => alchemist_new_like(call, A)
+!       code = ALCHEMIST_FAILED_CODE
+!       if (.not. associated(B)) return                   ! the host has recorded the cause
+!       call alchemist_local(A, from)                     ! views of the gang's memory, no copies
+!       call alchemist_local(B, to)
+!       to = alchemist_number(in(2)) * from
+!       call alchemist_set(out(1), B)
+!       code = ALCHEMIST_OK
+!     end function
+!
+!     function describe() bind(c, name="alchemist_library_describe") result(library)
+!       type(c_ptr) :: library
+!       type(c_ptr), save :: mine = c_null_ptr
+!       if (.not. c_associated(mine)) then
+!         mine = alchemist_library("mylib", "Purpose of the library.")
+!         call alchemist_routine(mine, "scale", "B = factor * A.", scaled)
+!         call alchemist_parameter(mine, "A", ALCHEMIST_MATRIX_TYPE, "of float64")
+!         call alchemist_parameter(mine, "factor", ALCHEMIST_FLOAT_TYPE, "the factor", "2.0")
+!         call alchemist_result(mine, "B", ALCHEMIST_MATRIX_TYPE, "in A's layout")
+!       end if
+!       library = alchemist_described(mine)
+!     end function
+!
+! Return an error (alchemist_failed): STOP and ERROR STOP end the rank, and with it the gang.
+! MPI: `mpi_f08` of the MPI that the gang runs on, with comm%MPI_VAL = alchemist_comm(call). The
+! MPICH of pip has no Fortran modules: alchemist_allreduce works without them.
+module alchemist
+  use, intrinsic :: iso_c_binding
+  implicit none
+  private
+
+  public :: c_ptr, c_int, c_int32_t, c_int64_t, c_float, c_double, c_bool
+  public :: c_associated, c_null_ptr, c_float_complex, c_double_complex
+  public :: alchemist_matrix, alchemist_value
+  public :: alchemist_library, alchemist_routine, alchemist_parameter, alchemist_result
+  public :: alchemist_described
+  public :: alchemist_matrix_of, alchemist_integer, alchemist_number, alchemist_flag
+  public :: alchemist_text, alchemist_set, alchemist_local
+  public :: alchemist_rank, alchemist_size, alchemist_comm
+  public :: alchemist_failed, alchemist_refused, alchemist_check, alchemist_progress
+  public :: alchemist_new, alchemist_new_vector, alchemist_new_like, alchemist_to_layout
+  public :: alchemist_allreduce, alchemist_attach, alchemist_create, alchemist_client_error
+
+  integer(c_int), parameter, public :: ALCHEMIST_OK = 0, ALCHEMIST_FAILED_CODE = 1
+  integer(c_int), parameter, public :: ALCHEMIST_ENDED = 2
+
+  ! Types of parameters and results. For alchemist_integer, _number, _flag, _text; lists and
+  ! complex numbers are in the members of alchemist_value, as in alchemist.h.
+  integer(c_int), parameter, public :: ALCHEMIST_MATRIX_TYPE = 1, ALCHEMIST_INT_TYPE = 2, &
+      ALCHEMIST_FLOAT_TYPE = 3, ALCHEMIST_BOOL_TYPE = 4, ALCHEMIST_STRING_TYPE = 5
+
+  integer(c_int), parameter, public :: ALCHEMIST_FLOAT32 = 1, ALCHEMIST_FLOAT64 = 2, &
+      ALCHEMIST_COMPLEX64 = 3, ALCHEMIST_COMPLEX128 = 4, ALCHEMIST_INT32 = 5, &
+      ALCHEMIST_INT64 = 6, ALCHEMIST_BOOL8 = 7
+
+  integer(c_int), parameter, public :: ALCHEMIST_MC_MR = 1, ALCHEMIST_MC_STAR = 2, &
+      ALCHEMIST_MD_STAR = 3, ALCHEMIST_MR_MC = 4, ALCHEMIST_MR_STAR = 5, ALCHEMIST_STAR_MC = 6, &
+      ALCHEMIST_STAR_MD = 7, ALCHEMIST_STAR_MR = 8, ALCHEMIST_STAR_STAR = 9, &
+      ALCHEMIST_STAR_VC = 10, ALCHEMIST_STAR_VR = 11, ALCHEMIST_VC_STAR = 12, &
+      ALCHEMIST_VR_STAR = 13, ALCHEMIST_CIRC_CIRC = 14
+
+  integer(c_int), parameter, public :: ALCHEMIST_SUM = 1, ALCHEMIST_MIN = 2, ALCHEMIST_MAX = 3
+
+  ! One rank's part of a matrix: element (i, j) of its local array (from 1) is element
+  ! (row_shift + (i - 1) * row_stride, col_shift + (j - 1) * col_stride) of the matrix (from 0).
+  type, bind(c) :: alchemist_matrix
+    integer(c_int64_t) :: rows, cols
+    integer(c_int) :: dtype, layout
+    integer(c_int32_t) :: grid_height, grid_width, dimensions
+    integer(c_int64_t) :: local_rows, local_cols, leading_dimension
+    integer(c_int64_t) :: row_shift, row_stride, col_shift, col_stride
+    type(c_ptr) :: data
+  end type
+
+  ! An argument or a result. `given` is 0 for an optional argument that was left out.
+  type, bind(c) :: alchemist_value
+    integer(c_int32_t) :: given
+    integer(c_int64_t) :: count
+    integer(c_int64_t) :: words(2)
+  end type
+
+  ! A routine: in has one value per parameter, out one per result.
+  abstract interface
+    function alchemist_function(call, in, out) bind(c) result(code)
+      import
+      type(c_ptr), value :: call
+      type(alchemist_value), intent(in) :: in(*)
+      type(alchemist_value), intent(inout) :: out(*)
+      integer(c_int) :: code
+    end function
+  end interface
+
+  ! call alchemist_local(A, array): the local elements, a pointer to a matrix of A's dtype. A rank
+  ! without elements gets an array with 0 rows or columns.
+  interface alchemist_local
+    module procedure local_float32, local_float64, local_complex64, local_complex128
+    module procedure local_int32, local_int64
+  end interface
+
+  ! call alchemist_set(out(1), x): a matrix on every rank; a number or logical on rank 0.
+  interface alchemist_set
+    module procedure set_matrix, set_number, set_integer, set_flag
+  end interface
+
+  ! code = alchemist_allreduce(call, values, ALCHEMIST_SUM): a wait that ends with the call.
+  interface alchemist_allreduce
+    module procedure allreduce_numbers, allreduce_integers
+  end interface
+
+  interface
+    function f_new_library(name, doc) bind(c, name="alchemist_f_new_library") result(library)
+      import
+      character(kind=c_char), intent(in) :: name(*), doc(*)
+      type(c_ptr) :: library
+    end function
+    subroutine f_add_routine(library, name, doc, run) bind(c, name="alchemist_f_add_routine")
+      import
+      type(c_ptr), value :: library
+      character(kind=c_char), intent(in) :: name(*), doc(*)
+      type(c_funptr), value :: run
+    end subroutine
+    subroutine f_add_parameter(library, name, kind, doc, default) &
+        bind(c, name="alchemist_f_add_parameter")
+      import
+      type(c_ptr), value :: library
+      character(kind=c_char), intent(in) :: name(*), doc(*), default(*)
+      integer(c_int), value :: kind
+    end subroutine
+    subroutine f_add_result(library, name, kind, doc) bind(c, name="alchemist_f_add_result")
+      import
+      type(c_ptr), value :: library
+      character(kind=c_char), intent(in) :: name(*), doc(*)
+      integer(c_int), value :: kind
+    end subroutine
+    function alchemist_described(library) bind(c, name="alchemist_f_described") result(raw)
+      import
+      type(c_ptr), value :: library
+      type(c_ptr) :: raw
+    end function
+    function alchemist_rank(call) bind(c, name="alchemist_f_rank") result(rank)
+      import
+      type(c_ptr), value :: call
+      integer(c_int) :: rank
+    end function
+    function alchemist_size(call) bind(c, name="alchemist_f_size") result(ranks)
+      import
+      type(c_ptr), value :: call
+      integer(c_int) :: ranks
+    end function
+    ! For MPI's Fortran interfaces: the gang's communicator. Read it in each call.
+    function alchemist_comm(call) bind(c, name="alchemist_f_comm") result(comm)
+      import
+      type(c_ptr), value :: call
+      integer(c_int) :: comm
+    end function
+    function f_fail(call, kind, message) bind(c, name="alchemist_f_fail") result(code)
+      import
+      type(c_ptr), value :: call
+      integer(c_int), value :: kind
+      character(kind=c_char), intent(in) :: message(*)
+      integer(c_int) :: code
+    end function
+    ! In long loops: code = alchemist_check(call); if (code /= ALCHEMIST_OK) return
+    function alchemist_check(call) bind(c, name="alchemist_f_check") result(code)
+      import
+      type(c_ptr), value :: call
+      integer(c_int) :: code
+    end function
+    subroutine f_progress(call, fraction, text) bind(c, name="alchemist_f_progress")
+      import
+      type(c_ptr), value :: call
+      real(c_double), value :: fraction
+      character(kind=c_char), intent(in) :: text(*)
+    end subroutine
+    function f_new(call, rows, cols, dimensions, dtype, layout) &
+        bind(c, name="alchemist_f_new") result(made)
+      import
+      type(c_ptr), value :: call
+      integer(c_int64_t), value :: rows, cols
+      integer(c_int), value :: dimensions, dtype, layout
+      type(c_ptr) :: made
+    end function
+    function f_new_like(call, like) bind(c, name="alchemist_f_new_like") result(made)
+      import
+      type(c_ptr), value :: call
+      type(alchemist_matrix), intent(in) :: like
+      type(c_ptr) :: made
+    end function
+    function f_to_layout(call, matrix, layout) bind(c, name="alchemist_f_to_layout") result(made)
+      import
+      type(c_ptr), value :: call
+      type(alchemist_matrix), intent(in) :: matrix
+      integer(c_int), value :: layout
+      type(c_ptr) :: made
+    end function
+    function f_allreduce(call, values, count, kind, operation) &
+        bind(c, name="alchemist_f_allreduce") result(code)
+      import
+      type(c_ptr), value :: call, values
+      integer(c_int), value :: count, kind, operation
+      integer(c_int) :: code
+    end function
+    function f_attach(name, matrix) bind(c, name="alchemist_f_attach") result(code)
+      import
+      character(kind=c_char), intent(in) :: name(*)
+      type(alchemist_matrix), intent(out) :: matrix
+      integer(c_int) :: code
+    end function
+    function f_create(name, rows, cols, dimensions, dtype, layout, matrix) &
+        bind(c, name="alchemist_f_create") result(code)
+      import
+      character(kind=c_char), intent(in) :: name(*)
+      integer(c_int64_t), value :: rows, cols
+      integer(c_int), value :: dimensions, dtype, layout
+      type(alchemist_matrix), intent(out) :: matrix
+      integer(c_int) :: code
+    end function
+    subroutine f_client_error(text, length) bind(c, name="alchemist_f_client_error")
+      import
+      character(kind=c_char), intent(out) :: text(*)
+      integer(c_int), value :: length
+    end subroutine
+    function c_strlen(text) bind(c, name="strlen") result(length)
+      import
+      type(c_ptr), value :: text
+      integer(c_size_t) :: length
+    end function
+  end interface
+
+contains
+
+  ! --- the description of a library: each parameter and result belongs to the last routine ---
+
+  function alchemist_library(name, doc) result(library)
+    character(*), intent(in) :: name, doc
+    type(c_ptr) :: library
+    library = f_new_library(name // c_null_char, doc // c_null_char)
+  end function
+
+  subroutine alchemist_routine(library, name, doc, run)
+    type(c_ptr), intent(in) :: library
+    character(*), intent(in) :: name, doc
+    procedure(alchemist_function) :: run
+    call f_add_routine(library, name // c_null_char, doc // c_null_char, c_funloc(run))
+  end subroutine
+
+  ! default: JSON, as in alchemist.h; without it the argument is required.
+  subroutine alchemist_parameter(library, name, kind, doc, default)
+    type(c_ptr), intent(in) :: library
+    character(*), intent(in) :: name, doc
+    integer(c_int), intent(in) :: kind
+    character(*), intent(in), optional :: default
+    if (present(default)) then
+      call f_add_parameter(library, name // c_null_char, kind, doc // c_null_char, &
+                           default // c_null_char)
+    else
+      call f_add_parameter(library, name // c_null_char, kind, doc // c_null_char, c_null_char)
+    end if
+  end subroutine
+
+  subroutine alchemist_result(library, name, kind, doc)
+    type(c_ptr), intent(in) :: library
+    character(*), intent(in) :: name, doc
+    integer(c_int), intent(in) :: kind
+    call f_add_result(library, name // c_null_char, kind, doc // c_null_char)
+  end subroutine
+
+  ! --- arguments and results ---
+
+  function alchemist_matrix_of(value) result(matrix)
+    type(alchemist_value), intent(in) :: value
+    type(alchemist_matrix), pointer :: matrix
+    call c_f_pointer(transfer(value%words(1), c_null_ptr), matrix)
+  end function
+
+  function alchemist_integer(value) result(x)
+    type(alchemist_value), intent(in) :: value
+    integer(c_int64_t) :: x
+    x = value%words(1)
+  end function
+
+  function alchemist_number(value) result(x)
+    type(alchemist_value), intent(in) :: value
+    real(c_double) :: x
+    x = transfer(value%words(1), x)
+  end function
+
+  function alchemist_flag(value) result(x)
+    type(alchemist_value), intent(in) :: value
+    logical :: x
+    x = iand(value%words(1), int(z'FFFFFFFF', c_int64_t)) /= 0
+  end function
+
+  function alchemist_text(value) result(x)
+    type(alchemist_value), intent(in) :: value
+    character(:), allocatable :: x
+    character(kind=c_char), pointer :: letters(:)
+    type(c_ptr) :: where
+    integer :: i
+    where = transfer(value%words(1), c_null_ptr)
+    call c_f_pointer(where, letters, [c_strlen(where)])
+    allocate (character(size(letters)) :: x)
+    do i = 1, size(letters)
+      x(i:i) = letters(i)
+    end do
+  end function
+
+  subroutine set_matrix(value, x)
+    type(alchemist_value), intent(inout) :: value
+    type(alchemist_matrix), intent(in), target :: x
+    value%words(1) = transfer(c_loc(x), value%words(1))
+  end subroutine
+
+  subroutine set_number(value, x)
+    type(alchemist_value), intent(inout) :: value
+    real(c_double), intent(in) :: x
+    value%words(1) = transfer(x, value%words(1))
+  end subroutine
+
+  subroutine set_integer(value, x)
+    type(alchemist_value), intent(inout) :: value
+    integer(c_int64_t), intent(in) :: x
+    value%words(1) = x
+  end subroutine
+
+  subroutine set_flag(value, x)
+    type(alchemist_value), intent(inout) :: value
+    logical, intent(in) :: x
+    value%words(1) = merge(1_c_int64_t, 0_c_int64_t, x)
+  end subroutine
+
+  ! --- local elements ---
+
+  subroutine local_float32(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    real(c_float), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
+    array => array(1:A%local_rows, :)
+  end subroutine
+
+  subroutine local_float64(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    real(c_double), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
+    array => array(1:A%local_rows, :)
+  end subroutine
+
+  subroutine local_complex64(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    complex(c_float_complex), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
+    array => array(1:A%local_rows, :)
+  end subroutine
+
+  subroutine local_complex128(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    complex(c_double_complex), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
+    array => array(1:A%local_rows, :)
+  end subroutine
+
+  subroutine local_int32(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    integer(c_int32_t), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
+    array => array(1:A%local_rows, :)
+  end subroutine
+
+  subroutine local_int64(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    integer(c_int64_t), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
+    array => array(1:A%local_rows, :)
+  end subroutine
+
+  ! --- a call ---
+
+  ! return value of a routine that has failed: code = alchemist_failed(call, "no convergence")
+  function alchemist_failed(call, message) result(code)
+    type(c_ptr), intent(in) :: call
+    character(*), intent(in) :: message
+    integer(c_int) :: code
+    code = f_fail(call, 0, message // c_null_char)
+  end function
+
+  ! The same for bad arguments. Check values that all ranks see, before the first message.
+  function alchemist_refused(call, message) result(code)
+    type(c_ptr), intent(in) :: call
+    character(*), intent(in) :: message
+    integer(c_int) :: code
+    code = f_fail(call, 1, message // c_null_char)
+  end function
+
+  subroutine alchemist_progress(call, fraction, text)
+    type(c_ptr), intent(in) :: call
+    real(c_double), intent(in) :: fraction
+    character(*), intent(in) :: text
+    call f_progress(call, fraction, text // c_null_char)
+  end subroutine
+
+  ! A matrix of zeros, or null if the host has failed. Every rank passes the same arguments.
+  function alchemist_new(call, rows, cols, dtype, layout) result(made)
+    type(c_ptr), intent(in) :: call
+    integer(c_int64_t), intent(in) :: rows, cols
+    integer(c_int), intent(in) :: dtype, layout
+    type(alchemist_matrix), pointer :: made
+    call c_f_pointer(f_new(call, rows, cols, 2, dtype, layout), made)
+  end function
+
+  function alchemist_new_vector(call, rows, dtype, layout) result(made)
+    type(c_ptr), intent(in) :: call
+    integer(c_int64_t), intent(in) :: rows
+    integer(c_int), intent(in) :: dtype, layout
+    type(alchemist_matrix), pointer :: made
+    call c_f_pointer(f_new(call, rows, 1_c_int64_t, 1, dtype, layout), made)
+  end function
+
+  function alchemist_new_like(call, like) result(made)
+    type(c_ptr), intent(in) :: call
+    type(alchemist_matrix), intent(in) :: like
+    type(alchemist_matrix), pointer :: made
+    call c_f_pointer(f_new_like(call, like), made)
+  end function
+
+  function alchemist_to_layout(call, matrix, layout) result(made)
+    type(c_ptr), intent(in) :: call
+    type(alchemist_matrix), intent(in) :: matrix
+    integer(c_int), intent(in) :: layout
+    type(alchemist_matrix), pointer :: made
+    call c_f_pointer(f_to_layout(call, matrix, layout), made)
+  end function
+
+  function allreduce_numbers(call, values, operation) result(code)
+    type(c_ptr), intent(in) :: call
+    real(c_double), intent(inout), target, contiguous :: values(:)
+    integer(c_int), intent(in) :: operation
+    integer(c_int) :: code
+    code = f_allreduce(call, c_loc(values), size(values, kind=c_int), 0, operation)
+  end function
+
+  function allreduce_integers(call, values, operation) result(code)
+    type(c_ptr), intent(in) :: call
+    integer(c_int64_t), intent(inout), target, contiguous :: values(:)
+    integer(c_int), intent(in) :: operation
+    integer(c_int) :: code
+    code = f_allreduce(call, c_loc(values), size(values, kind=c_int), 1, operation)
+  end function
+
+  ! --- programs that als.run_program has started (alchemist_client.h) ---
+
+  function alchemist_attach(name, matrix) result(code)
+    character(*), intent(in) :: name
+    type(alchemist_matrix), intent(out) :: matrix
+    integer(c_int) :: code
+    code = f_attach(name // c_null_char, matrix)
+  end function
+
+  function alchemist_create(name, rows, cols, dimensions, dtype, layout, matrix) result(code)
+    character(*), intent(in) :: name
+    integer(c_int64_t), intent(in) :: rows, cols
+    integer(c_int), intent(in) :: dimensions, dtype, layout
+    type(alchemist_matrix), intent(out) :: matrix
+    integer(c_int) :: code
+    code = f_create(name // c_null_char, rows, cols, dimensions, dtype, layout, matrix)
+  end function
+
+  function alchemist_client_error() result(text)
+    character(:), allocatable :: text
+    character(kind=c_char) :: letters(600)
+    integer :: i
+    call f_client_error(letters, size(letters, kind=c_int))
+    text = ""
+    do i = 1, size(letters)
+      if (letters(i) == c_null_char) exit
+      text = text // letters(i)
+    end do
+  end function
+end module

@@ -1,0 +1,117 @@
+/* The C side of alchemist.f90: compile both, with the gang's mpicc, into a library or program in
+ * Fortran. alchemist.h consists of inline functions and macros, which Fortran cannot call. */
+#include "alchemist_client.h"
+
+/* --- the description of a library --- */
+
+enum { ALCHEMIST_F_MOST = 64 }; /* routines, and parameters or results of one */
+
+struct alchemist_f_library {
+    alchemist_library library;
+    alchemist_routine routines[ALCHEMIST_F_MOST + 1];
+    int count;
+};
+
+static void *alchemist_f_zeros(size_t count, size_t bytes) {
+    void *memory = calloc(count, bytes);
+    if (memory == NULL) abort();
+    return memory;
+}
+
+/* The next free entry of a list that ends with an entry of zeros; the last one stays zero. */
+static int alchemist_f_next(int used) { return used < ALCHEMIST_F_MOST ? used : used - 1; }
+
+void *alchemist_f_new_library(const char *name, const char *doc) {
+    struct alchemist_f_library *made = alchemist_f_zeros(1, sizeof *made);
+    made->library = (alchemist_library){ALCHEMIST_ABI, strdup(name), strdup(doc), made->routines, NULL};
+    return made;
+}
+
+void alchemist_f_add_routine(struct alchemist_f_library *library, const char *name, const char *doc,
+                             alchemist_function run) {
+    alchemist_routine *routine = &library->routines[alchemist_f_next(library->count++)];
+    *routine = (alchemist_routine){
+        strdup(name), strdup(doc), run,
+        alchemist_f_zeros(ALCHEMIST_F_MOST + 1, sizeof(alchemist_parameter)),
+        alchemist_f_zeros(ALCHEMIST_F_MOST + 1, sizeof(alchemist_result))};
+}
+
+void alchemist_f_add_parameter(struct alchemist_f_library *library, const char *name, int type,
+                               const char *doc, const char *default_value) {
+    alchemist_parameter *list =
+        (alchemist_parameter *)library->routines[library->count - 1].parameters;
+    int used = 0;
+    while (list[used].name != NULL) used++;
+    list[alchemist_f_next(used)] = (alchemist_parameter){
+        strdup(name), (alchemist_type)type, strdup(doc),
+        default_value[0] == '\0' ? NULL : strdup(default_value)};
+}
+
+void alchemist_f_add_result(struct alchemist_f_library *library, const char *name, int type,
+                            const char *doc) {
+    alchemist_result *list = (alchemist_result *)library->routines[library->count - 1].results;
+    int used = 0;
+    while (list[used].name != NULL) used++;
+    list[alchemist_f_next(used)] =
+        (alchemist_result){strdup(name), (alchemist_type)type, strdup(doc)};
+}
+
+const alchemist_library *alchemist_f_described(struct alchemist_f_library *library) {
+    return &library->library;
+}
+
+/* --- a call --- */
+
+int alchemist_f_rank(const alchemist_call *call) { return call->rank; }
+int alchemist_f_size(const alchemist_call *call) { return call->size; }
+int alchemist_f_comm(const alchemist_call *call) { return (int)MPI_Comm_c2f(call->comm); }
+
+int alchemist_f_fail(alchemist_call *call, int kind, const char *message) {
+    return kind == 0 ? alchemist_fail(call, "%s", message) : alchemist_refuse(call, "%s", message);
+}
+
+int alchemist_f_check(alchemist_call *call) { return alchemist_check(call); }
+
+void alchemist_f_progress(alchemist_call *call, double fraction, const char *text) {
+    alchemist_progress(call, fraction, text);
+}
+
+alchemist_matrix *alchemist_f_new(alchemist_call *call, int64_t rows, int64_t cols, int dimensions,
+                                  int dtype, int layout) {
+    alchemist_matrix *made =
+        alchemist_new(call, rows, cols, (alchemist_dtype)dtype, (alchemist_layout)layout);
+    if (made != NULL) made->dimensions = dimensions;
+    return made;
+}
+
+alchemist_matrix *alchemist_f_new_like(alchemist_call *call, const alchemist_matrix *like) {
+    return alchemist_new_like(call, like);
+}
+
+const alchemist_matrix *alchemist_f_to_layout(alchemist_call *call, const alchemist_matrix *matrix,
+                                              int layout) {
+    return alchemist_to_layout(call, matrix, (alchemist_layout)layout);
+}
+
+/* kind 0: double, 1: int64_t; operation 1: sum, 2: minimum, 3: maximum. */
+int alchemist_f_allreduce(alchemist_call *call, void *values, int count, int kind, int operation) {
+    MPI_Datatype type = kind == 0 ? MPI_DOUBLE : MPI_INT64_T;
+    MPI_Op op = operation == 1 ? MPI_SUM : operation == 2 ? MPI_MIN : MPI_MAX;
+    return alchemist_allreduce(call, values, values, count, type, op);
+}
+
+/* --- a program that run_program has started --- */
+
+int alchemist_f_attach(const char *name, alchemist_matrix *matrix) {
+    return alchemist_attach(name, matrix);
+}
+
+int alchemist_f_create(const char *name, int64_t rows, int64_t cols, int dimensions, int dtype,
+                       int layout, alchemist_matrix *matrix) {
+    return alchemist_create(name, rows, cols, dimensions, (alchemist_dtype)dtype,
+                            (alchemist_layout)layout, matrix);
+}
+
+void alchemist_f_client_error(char *text, int length) {
+    snprintf(text, (size_t)length, "%s", alchemist_client_error());
+}
