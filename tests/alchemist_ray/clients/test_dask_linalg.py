@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,11 @@ da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
 
 from alchemist_ray.clients.dask import linalg  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("gang")
 RNG = np.random.default_rng(3)
 A = RNG.standard_normal((60, 12))
 B = RNG.standard_normal((60, 3))
 SPD = A.T @ A + np.eye(12)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gang(cluster: str) -> Iterator[AlchemistSession]:
-    with AlchemistSession(3) as opened:
-        yield opened
 
 
 def chunked(array: np.ndarray[Any, Any], *chunks: Any) -> Any:

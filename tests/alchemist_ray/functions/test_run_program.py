@@ -25,12 +25,6 @@ from tests.support.build import needs_compiler, program
 pytestmark = needs_compiler
 
 
-@pytest.fixture(scope="module")
-def gang(cluster: str) -> Iterator[AlchemistSession]:
-    with AlchemistSession(3) as opened:
-        yield opened
-
-
 @pytest.fixture
 def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
     """The gang; after the test it still works, and has no processes besides its ranks."""
