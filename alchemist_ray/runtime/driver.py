@@ -80,7 +80,7 @@ class Driver:
         self,
         gang: str,
         run: str,
-        workers: int,
+        ranks: Sequence[int],
         cpus: float,
         node_id: str,
         strategy: str = "PACK",
@@ -90,7 +90,7 @@ class Driver:
     ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
 
-        The GroupManager is on node `node_id`. `nodes`: see `ask_for`;
+        The GroupManager is on node `node_id`. `ranks`, `nodes`: see `ask_for`;
         `user`, `instead`: see `ClusterLimits`.
 
         The reservation is detached: it outlives this actor's restarts and the manager's death, so
@@ -98,9 +98,9 @@ class Driver:
         """
         self._recover()
         if run not in self._reservations:
-            self._limits.add(user, gang, run, workers, instead=instead)
+            self._limits.add(user, gang, run, sum(ranks), instead=instead)
             name = reservation_name(gang, run)
-            group = ask_for(workers, cpus, name, strategy, self._lifetime, nodes)
+            group = ask_for(ranks, cpus, name, strategy, self._lifetime, nodes)
             self._guard(gang, run, group, node_id)
         return self._reservations[run]
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.errors import AlchemistError, ResourceError
+from alchemist_ray.runtime.bundles import divisions
 from alchemist_ray.runtime.gang_request import GangRequest
-from alchemist_ray.runtime.placement import Reservation, check_capacity, reserved
+from alchemist_ray.runtime.placement import Reservation, check_capacity, not_free, reserved
 from alchemist_ray.runtime.ray_calls import result_of
+
+FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
 
 T = TypeVar("T")
 
@@ -103,21 +107,38 @@ class GangCpus:
             self._held.append(_Held("", request.inherited))
             return
         await in_thread(check_capacity, workers, request.cpus, request.strategy)
-        nodes: list[str] = []
+        avoided = {*self._avoided, *(there if request.strategy == "STRICT_SPREAD" else ())}
+        where = f"!in({','.join(sorted(avoided))})" if avoided else ""
         if there and request.strategy == "STRICT_PACK":
-            nodes = there[:1] * more
-        else:
-            avoided = {*self._avoided, *(there if request.strategy == "STRICT_SPREAD" else ())}
-            nodes = [f"!in({','.join(sorted(avoided))})"] * more if avoided else []
+            where = there[0]
+        divided = await in_thread(divisions, more, request.cpus, request.strategy, avoided)
+        deadline = time.monotonic() + limit_s
+        for turn, ranks in enumerate(divided):
+            last = turn == len(divided) - 1
+            if await self._reserved(ranks, where, deadline, last=last, instead=turn > 0):
+                return
+        raise await in_thread(not_free, more, request.cpus, limit_s)
+
+    async def _reserved(
+        self, ranks: Sequence[int], where: str, deadline: float, *, last: bool, instead: bool
+    ) -> bool:
+        """Reserve CPUs for so many ranks in each bundle; False if they are not free in time.
+
+        `last`, `instead`: whether there is no other division, and whether another was tried before.
+        """
         held = _Held(next(self._names))
         self._held.append(held)  # before the Driver asks for it
+        nodes = [where] * len(ranks) if where else []
         try:
-            asking = self._asked(held.name, more, request.strategy, nodes)
-            group = await asyncio.wait_for(asking, limit_s)
-            held.reservation = await in_thread(reserved, group, more, request.cpus, limit_s)
-        except BaseException:
-            self._forget(held)
-            raise
+            asking = self._asked(held.name, ranks, self._request.strategy, nodes, instead=instead)
+            group = await asyncio.wait_for(asking, deadline - time.monotonic())
+            left = max(0.0, deadline - time.monotonic())
+            limit = left if last else min(left, FIRST_LIMIT_S)
+            held.reservation = await in_thread(reserved, group, ranks, limit)
+        finally:
+            if held.reservation is None:
+                self._forget(held)
+        return held.reservation is not None
 
     def _forget(self, held: _Held) -> None:
         if held in self._held:
@@ -127,7 +148,7 @@ class GangCpus:
     async def _asked(
         self,
         name: str,
-        workers: int,
+        ranks: Sequence[int],
         strategy: str,
         nodes: Sequence[str],
         *,
@@ -135,7 +156,7 @@ class GangCpus:
     ) -> Any:
         request, here = self._request, ray.get_runtime_context().get_node_id()
         asking = self._driver.reserve.remote(
-            self._gang, name, workers, request.cpus, here, strategy, nodes, request.user, instead
+            self._gang, name, ranks, request.cpus, here, strategy, nodes, request.user, instead
         )
         try:
             return await result_of(asking)
@@ -162,16 +183,17 @@ class GangCpus:
             ranks = self._of(held)[: max(0, workers)]
             workers -= len(ranks)
             if ranks and len(ranks) < len(held.ranks) and self._request.inherited is None:
-                part = _Held(next(self._names))
+                part, counts = _Held(next(self._names)), Counter(ranks)
                 self._held.append(part)  # before the Driver asks for it
                 try:
-                    asking = self._asked(part.name, len(ranks), "PACK", ranks, instead=True)
-                    group = await asking
+                    group = await self._asked(
+                        part.name, list(counts.values()), "PACK", list(counts), instead=True
+                    )
                 except RayError:
                     self._forget(part)
                     kept.append(held)
                     continue
-                part.reservation = Reservation(tuple(Counter(ranks).items()), group)
+                part.reservation = Reservation(tuple(counts.items()), group)
                 kept.append(part)
             elif ranks:
                 kept.append(held)

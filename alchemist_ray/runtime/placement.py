@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.autoscaling import Growth
+from alchemist_ray.runtime.bundles import room
 
 PLACEMENTS = ("own", "inherit")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's, over ranks
@@ -34,11 +35,11 @@ class Reservation:
 
     def of(self, workers: int) -> Reservation:
         """Itself, if it is for so many. Raises `ResourceError`."""
-        room = sum(ranks for _, ranks in self.nodes)
-        if room != workers:
+        most = sum(ranks for _, ranks in self.nodes)
+        if most != workers:
             raise ResourceError(
-                f"the placement has room for {counted(room, 'worker')}, not for {workers}: request "
-                f"{room}, or reserve CPUs for {workers}"
+                f"the placement has room for {counted(most, 'worker')}, not for {workers}: request "
+                f"{most}, or reserve CPUs for {workers}"
             )
         return self
 
@@ -48,38 +49,38 @@ def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
     alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     growth = Growth.here()
     all_nodes = alive if growth is None else growth.grown(alive)
-    rooms = [int(total / cpus + 1e-9) for total in all_nodes]
-    room, where = sum(rooms), ""
+    rooms = [room(total, cpus) for total in all_nodes]
+    most, where = sum(rooms), ""
     if strategy == "STRICT_PACK":
-        room, where = max(rooms, default=0), " on one node (strategy='STRICT_PACK')"
+        most, where = max(rooms, default=0), " on one node (strategy='STRICT_PACK')"
     elif strategy == "STRICT_SPREAD":
-        room, where = sum(r > 0 for r in rooms), ", one to a node (strategy='STRICT_SPREAD')"
-    if workers > room:
+        most, where = sum(r > 0 for r in rooms), ", one to a node (strategy='STRICT_SPREAD')"
+    if workers > most:
         has = "has" if growth is None else "can grow to"
         raise ResourceError(
             f"{counted(workers, 'worker')} of {counted(cpus, 'CPU')} do not fit: the cluster {has} "
             f"{counted(sum(all_nodes), 'CPU')} on {counted(len(all_nodes), 'node')}, room for "
-            f"{room}{where}. Ask for fewer, add nodes, or start Ray with more CPUs "
+            f"{most}{where}. Ask for fewer, add nodes, or start Ray with more CPUs "
             f"(ray.init(num_cpus=...)) if ranks may "
             "share cores"
         )
 
 
 def ask_for(
-    workers: int,
+    ranks: Sequence[int],
     cpus: float,
     name: str,
     strategy: str,
     lifetime: str | None,
     nodes: Sequence[str] = (),
 ) -> PlacementGroup:
-    """A placement group with a bundle per worker; not waited for.
+    """A placement group with a bundle for so many ranks each; not waited for.
 
     `nodes`: the node of each bundle, or ``"!in(...)"`` with those to avoid. A detached group
     outlives the actor that asked for it, which may be restarted by Ray: that actor has to give it
     back.
     """
-    bundles = [{"CPU": cpus}] * workers
+    bundles = [{"CPU": count * cpus} for count in ranks]
     where = [{NODE_LABEL: node} for node in nodes] or None
     group: PlacementGroup = placement_group(
         bundles, strategy=strategy, name=name, lifetime=lifetime, bundle_label_selector=where
@@ -87,28 +88,33 @@ def ask_for(
     return group
 
 
-def reserved(group: PlacementGroup, workers: int, cpus: float, timeout_s: float) -> Reservation:
-    """Wait for a group's CPUs.
+def reserved(group: PlacementGroup, ranks: Sequence[int], timeout_s: float) -> Reservation | None:
+    """Wait for a group's CPUs, for so many ranks in each bundle.
 
-    Raises
-    ------
-    ResourceError
-        If they do not become free in time; nothing stays reserved.
+    None if they do not become free in time; nothing stays reserved then.
     """
     try:
         if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
-            free = ray.available_resources().get("CPU", 0.0)
-            raise ResourceError(
-                f"not enough free CPUs for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} "
-                f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_what_to_do()}"
-            )
+            remove_placement_group(group)
+            return None
         table: dict[str, Any] = ray.util.placement_group_table(group)
-        bundles = table["bundles_to_node_id"]
-        counts = Counter(bundles[index] for index in sorted(bundles))
+        places = table["bundles_to_node_id"]
+        counts: Counter[str] = Counter()
+        for index, count in enumerate(ranks):
+            counts[places[index]] += count
         return Reservation(tuple(counts.items()), group)
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+def not_free(workers: int, cpus: float, timeout_s: float) -> ResourceError:
+    """The error for CPUs that did not become free in time."""
+    free = ray.available_resources().get("CPU", 0.0)
+    return ResourceError(
+        f"not enough free CPUs for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} "
+        f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_what_to_do()}"
+    )
 
 
 def _what_to_do() -> str:
@@ -127,11 +133,11 @@ def within(group: PlacementGroup, bundles: Sequence[int], cpus: float) -> Reserv
     Who made the group gives it back, not the gang.
     """
     table: dict[str, Any] = ray.util.placement_group_table(group)
-    room: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for index in bundles:
-        ranks = int(table["bundles"][index].get("CPU", 0.0) / cpus + 1e-9)
-        room[table["bundles_to_node_id"][index]] += ranks
-    return Reservation(tuple(room.items()))
+        ranks = room(table["bundles"][index].get("CPU", 0.0), cpus)
+        counts[table["bundles_to_node_id"][index]] += ranks
+    return Reservation(tuple(counts.items()))
 
 
 def inherited(workers: int, cpus: float) -> Reservation:
