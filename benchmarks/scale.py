@@ -25,6 +25,7 @@ from typing import Any
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.control_channel import SocketChannel, open_socket_channel
+from alchemist_ray.runtime.bundles import per_node
 from benchmarks.harness import Report, timed
 from benchmarks.simulated_gang import (
     LIMIT_S,
@@ -34,6 +35,8 @@ from benchmarks.simulated_gang import (
     manager,
     memory,
 )
+from mpi_workers.matrix.layout import Distribution, default_grid
+from mpi_workers.matrix.redistribution import exchanges
 from mpi_workers.wire.frames import Body
 
 SIZES = ((2, 1), (128, 1), (1024, 8), (2048, 16), (4096, 32), (8192, 64))  # ranks, nodes
@@ -79,7 +82,7 @@ HEAD = (
 def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES) -> Measured:
     """Start a simulated gang, measure it, and end it by the end of a rank."""
     counts = [ranks // nodes + (node < ranks % nodes) for node in range(nodes)]
-    with tempfile.TemporaryDirectory(prefix="scale-") as folder, _Processes() as processes:
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder, Processes() as processes:
         managing = processes.start(manager, counts, folder)
         addresses = managing.recv()
         parts = [
@@ -132,10 +135,10 @@ def _call_s(channel: SocketChannel, calls: int, batches: int) -> float:
     )
 
 
-class _Processes:
+class Processes:
     """The processes of a simulated gang; all have ended after the context."""
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> Processes:
         self._context = multiprocessing.get_context("spawn")
         self._started: list[SpawnProcess] = []
         return self
@@ -146,7 +149,7 @@ class _Processes:
         process.start()
         theirs.close()
         self._started.append(process)
-        return _Limited(ours)
+        return _Limited(ours, process, target.__name__)
 
     def __exit__(self, *exc: object) -> None:
         for process in self._started:
@@ -159,16 +162,23 @@ class _Processes:
 class _Limited:
     """A pipe to a process, with a time limit for its answers."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, process: SpawnProcess, name: str) -> None:
         self._pipe = pipe
+        self._process = process
+        self._name = name
 
     def send(self, value: Any) -> None:
         self._pipe.send(value)
 
     def recv(self) -> Any:
         if not self._pipe.poll(LIMIT_S):
-            raise TimeoutError(f"a part of the simulated gang did not answer in {LIMIT_S:.0f} s")
-        return self._pipe.recv()
+            raise TimeoutError(f"{self._name} did not answer in {LIMIT_S:.0f} s")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join(LIMIT_S)
+            code = self._process.exitcode
+            raise RuntimeError(f"{self._name} ended with code {code}: see its error") from None
 
 
 # --- the report ---
@@ -178,6 +188,32 @@ def growth(sizes: list[float], values: list[float]) -> float:
     """By which factor a value grows when the size doubles: fitted over all sizes."""
     logs = [math.log2(size) for size in sizes]
     return 2 ** statistics.linear_regression(logs, [math.log2(v) for v in values]).slope
+
+
+def planned(ranks: int, old: str, new: str) -> tuple[float, int]:
+    """Seconds in which one rank plans a redistribution, and its exchanges with other ranks."""
+    shape, grid = (1_000_000, 1_000_000), default_grid(ranks)
+    source, result = Distribution(old, shape, grid), Distribution(new, shape, grid)
+    count = len(list(exchanges(source, result, 1)))  # the first time also fills the caches
+    return min(timed(lambda: list(exchanges(source, result, 1))) for _ in range(BATCHES)), count
+
+
+def _add_plans(report: Report) -> None:
+    sizes = [ranks for ranks, _ in SIZES[1:]]
+    for old, new, most in (("MC_MR", "VC_STAR", 2.0), ("VC_STAR", "STAR_VC", 50.0)):
+        plans = [planned(ranks, old, new) for ranks in sizes]
+        seconds = [plan_s for plan_s, _ in plans]
+        rate = growth([float(ranks) for ranks in sizes], seconds)
+        report.add(
+            f"redistribution {old} to {new}, planned by one of 8192 ranks", seconds[-1] * 1e3, most,
+            "ms", at_most=True,
+            detail=f"{plans[-1][1]} exchanges with other ranks; {rate:.2f} x per doubling of ranks",
+        )  # fmt: skip
+    shares = per_node(8192, "PACK", [128] * 64)
+    report.add(
+        "bundles of the placement group, 8192 ranks on 64 free nodes", float(len(shares)), 64,
+        "bundles", at_most=True,
+    )  # fmt: skip
 
 
 def run() -> Report:
@@ -197,6 +233,7 @@ def run() -> Report:
         last.address_nbytes / few.address_nbytes, 1.05, "x", at_most=True,
         detail=f"{last.address_nbytes} and {few.address_nbytes} bytes",
     )  # fmt: skip
+    _add_plans(report)
     sizes = [float(one.nodes) for one in found[1:]]
     for name, what in (("call_s", "empty call"), ("start_s", "start")):
         values = [getattr(one, name) for one in found[1:]]

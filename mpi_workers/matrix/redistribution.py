@@ -1,6 +1,6 @@
 """Copies a matrix from any layout to any other, over MPI.
 
-Each rank computes which of its elements every other rank needs: the indices of both sides are
+Each rank computes which ranks need its elements (`partners.py`): the indices of both sides are
 ranges, so their intersection is a slice of the local block, and no index is sent. Ranks exchange
 in pairs at a growing distance, so that no rank is the first target of all others, in messages of
 `MESSAGE` bytes, far below MPI's limit of 2 GiB.
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Distribution, LocalIndices, intersect, positions
+from mpi_workers.matrix.layout import NOTHING, Distribution, LocalIndices, positions
+from mpi_workers.matrix.partners import givers, takers
 from mpi_workers.matrix.regions import stream
 from mpi_workers.rank.communicator import GangComm
 
@@ -25,20 +26,27 @@ MESSAGE = 16 << 20  # 16 MiB
 TAG = 7
 
 
-def _sender(distribution: Distribution, group: tuple[int, ...], receiver: int) -> int:
-    """The rank of a group of copies that serves `receiver`: itself if possible."""
-    return receiver if receiver in group else group[receiver % len(group)]
+def exchanges(
+    source: Distribution, result: Distribution, rank: int
+) -> Iterator[tuple[tuple[int, LocalIndices], tuple[int, LocalIndices]]]:
+    """The elements that a rank sends, with their taker, and those that it receives, with the giver.
 
-
-def _share(distribution: Distribution, other: Distribution, giver: int, taker: int) -> LocalIndices:
-    """The elements that `giver` (of `distribution`) sends to `taker` (of `other`)."""
-    mine, theirs = distribution.local_indices(giver), other.local_indices(taker)
-    rows, cols = intersect(mine.rows, theirs.rows), intersect(mine.cols, theirs.cols)
-    return LocalIndices(rows, cols) if rows and cols else LocalIndices(range(0), range(0))
+    In the order of the distances; those at which this rank has nothing to do are left out.
+    """
+    size = source.size
+    to, frm = takers(source, result, rank), givers(source, result, rank)
+    outgoing = {(taker - rank) % size: part for taker, part in zip(*to, strict=True)}
+    incoming = {(rank - giver) % size: part for giver, part in zip(*frm, strict=True)}
+    for distance in sorted({*outgoing, *incoming}):
+        taker, giver = (rank + distance) % size, (rank - distance) % size
+        yield (
+            (taker, outgoing.get(distance, NOTHING)),
+            (giver, incoming.get(distance, NOTHING)),
+        )
 
 
 def _cuts(matrix: DistMatrix, share: LocalIndices) -> Iterator[NDArray[Any]]:
-    view = matrix.local[positions(matrix.rows, share.rows), positions(matrix.cols, share.cols)]
+    view = _local(matrix, share)
     for rows, cols in stream(view.shape, view.itemsize, MESSAGE):
         yield view[rows, cols]
 
@@ -56,29 +64,15 @@ def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None
     """
     if source.shape != result.shape or source.dtype != result.dtype:
         raise ValueError(f"cannot redistribute {source!r} into {result!r}")
-    rank, size = source.rank, source.distribution.size
-    group_of = {member: group for group in source.distribution.owners() for member in group}
-    for distance in range(size):
-        taker, giver = (rank + distance) % size, (rank - distance) % size
-        outgoing = incoming = LocalIndices(range(0), range(0))
-        if rank in group_of and _sender(source.distribution, group_of[rank], taker) == rank:
-            outgoing = _share(source.distribution, result.distribution, rank, taker)
-        if giver in group_of and _sender(source.distribution, group_of[giver], rank) == giver:
-            incoming = _share(source.distribution, result.distribution, giver, rank)
-        if distance == 0:
-            if outgoing.size:
-                copy_kernels.copy(
-                    result.local[
-                        positions(result.rows, outgoing.rows),
-                        positions(result.cols, outgoing.cols),
-                    ],
-                    source.local[
-                        positions(source.rows, outgoing.rows),
-                        positions(source.cols, outgoing.cols),
-                    ],
-                )
-            continue
-        _pairwise(source, result, comm, (taker, outgoing), (giver, incoming))
+    for to, frm in exchanges(source.distribution, result.distribution, source.rank):
+        if to[0] == source.rank:
+            copy_kernels.copy(_local(result, to[1]), _local(source, to[1]))
+        else:
+            _pairwise(source, result, comm, to, frm)
+
+
+def _local(matrix: DistMatrix, part: LocalIndices) -> NDArray[Any]:
+    return matrix.local[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
 
 
 def _pairwise(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks import scale
+from benchmarks import scale, simulated_gang
 from tests.support import traces
 
 LIMIT_S = 60
@@ -20,9 +20,10 @@ def simulated(ranks: int, nodes: int) -> scale.Measured:
     command = [sys.executable, "-m", "benchmarks.scale", str(ranks), str(nodes), "5"]
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": paths}, check=True, timeout=LIMIT_S,
-        stdout=subprocess.PIPE,
+        command, env=os.environ | {"PYTHONPATH": paths}, check=False, timeout=LIMIT_S,
+        capture_output=True, text=True,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr  # with the errors of all processes of the gang
     return scale.Measured(**json.loads(done.stdout))
 
 
@@ -41,6 +42,20 @@ def test_the_address_of_a_gang_grows_with_its_nodes_alone() -> None:
     few, many, more_nodes = simulated(8, 4), simulated(64, 4), simulated(64, 8)
     assert many.address_nbytes <= few.address_nbytes + 8  # numbers of more digits
     assert more_nodes.address_nbytes > many.address_nbytes + 100
+
+
+def test_a_part_that_ends_is_named_with_its_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with scale.Processes() as processes:
+        part = processes.start(simulated_gang.crowd, 1, "/no/such/folder")
+        with pytest.raises(RuntimeError, match="crowd ended with code 1"):
+            part.recv()
+    assert "FileNotFoundError" in capfd.readouterr().err
+
+
+def test_a_plan_of_a_redistribution_visits_partners_only() -> None:
+    seconds, exchanges = scale.planned(2048, "MC_MR", "VC_STAR")
+    assert exchanges == 64  # the ranks of a grid row
+    assert seconds < 1.0
 
 
 def test_growth_is_the_factor_per_doubling() -> None:

@@ -1,0 +1,121 @@
+"""Finds the ranks that exchange elements when a matrix goes from one layout to another.
+
+Each rank looks at all others at once, in arithmetic on arrays: 0.3 ms on 8192 ranks, where a loop
+over ranks takes 0.1 to 0.2 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.matrix.layout import Distribution, Grid, LocalIndices, owners, rank_strides
+
+Ranks = NDArray[np.int64]
+Choice = Callable[[Ranks], Any]  # of ranks, as an array of bool
+
+
+class _Parts(NamedTuple):
+    """A layout on all ranks; entries of ranks that take no part are -1."""
+
+    rows: Ranks  # first row of each rank
+    cols: Ranks
+    row_step: int
+    col_step: int
+    places: Ranks  # of each rank in its group of copies
+    copies: int
+
+    def alike(self, rank: int) -> NDArray[np.bool_]:
+        """Which ranks are in the group of copies of one."""
+        if self.places[rank] < 0:
+            return np.zeros(len(self.rows), bool)
+        same: NDArray[np.bool_] = (self.rows == self.rows[rank]) & (self.cols == self.cols[rank])
+        return same
+
+
+@lru_cache(maxsize=64)
+def _parts(layout: str, grid: Grid) -> _Parts:
+    """Cost: O(ranks), once per layout and grid."""
+    rows, cols, places = (np.full(grid[0] * grid[1], -1) for _ in range(3))
+    row_step = col_step = 1
+    groups = owners(layout, grid)
+    for group in groups:
+        both = rank_strides(layout, grid, group[0])
+        assert both is not None
+        (rows[[*group]], row_step), (cols[[*group]], col_step) = both
+        places[[*group]] = range(len(group))
+    return _Parts(rows, cols, row_step, col_step, places, len(groups[0]))
+
+
+class _Common(NamedTuple):
+    """The indices that an ascending range shares with progressions ``start, start + step, ...``.
+
+    By the Chinese remainder theorem, as in `layout.intersect`; the starts are less than the step.
+    """
+
+    firsts: Ranks
+    step: int
+    found: NDArray[np.bool_]  # whether there are any
+
+    @classmethod
+    def of(cls, part: range, starts: Ranks, step: int) -> _Common:
+        divisor = gcd(part.step, step)
+        apart, remainder = np.divmod(starts - part.start, divisor)
+        period = step // divisor
+        inverse = pow(part.step // divisor, -1, period) if period > 1 else 0
+        firsts = part.start + part.step * (apart * inverse % period)
+        found = (remainder == 0) & (firsts < part.stop) & (starts >= 0)
+        return cls(firsts, part.step * period, found)
+
+
+class Partners(NamedTuple):
+    """Ranks in ascending order, and the elements that each exchanges with one rank."""
+
+    ranks: list[int]
+    parts: list[LocalIndices]
+
+    @classmethod
+    def of(cls, distribution: Distribution, part: LocalIndices, chosen: Choice) -> Partners:
+        """The ranks that hold elements of a part of the matrix, and are chosen."""
+        if not part.size:
+            return cls([], [])
+        all_parts = _parts(distribution.layout, distribution.grid)
+        rows = _Common.of(part.rows, all_parts.rows, all_parts.row_step)
+        cols = _Common.of(part.cols, all_parts.cols, all_parts.col_step)
+        ranks = np.flatnonzero(rows.found & cols.found)
+        ranks = ranks[chosen(ranks)]
+        firsts = zip(rows.firsts[ranks].tolist(), cols.firsts[ranks].tolist(), strict=True)
+        (m, n), by = (part.rows.stop, part.cols.stop), (rows.step, cols.step)
+        parts = [LocalIndices(range(i, m, by[0]), range(j, n, by[1])) for i, j in firsts]
+        return cls(ranks.tolist(), parts)
+
+
+def takers(source: Distribution, result: Distribution, rank: int) -> Partners:
+    """The ranks that get elements of `result` from this rank's part of `source`.
+
+    Ranks with copies share the work: one takes from itself if it can, else from the copy whose
+    place in the group is its number modulo the copies.
+    """
+    of = _parts(source.layout, source.grid)
+
+    def chosen(ranks: Ranks) -> Any:
+        mine = ranks % of.copies == of.places[rank]
+        return np.where(of.alike(rank)[ranks], ranks == rank, mine)
+
+    return Partners.of(result, source.local_indices(rank), chosen)
+
+
+def givers(source: Distribution, result: Distribution, rank: int) -> Partners:
+    """The ranks from which this one gets its elements of `result`; see `takers`."""
+    of = _parts(source.layout, source.grid)
+
+    def chosen(ranks: Ranks) -> Any:
+        theirs = of.places[ranks] == rank % of.copies
+        return np.where(of.alike(rank)[ranks], ranks == rank, theirs)
+
+    return Partners.of(source, result.local_indices(rank), chosen)
