@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import scipy.linalg
@@ -35,6 +35,7 @@ from mpi_workers.matrix.layout import Distribution
 if TYPE_CHECKING:
     from mpi_workers.rank.communicator import GangComm
 
+Order = Literal["C", "F"]
 TAG = 11
 RECEIVED = 3  # time of a received word, in copies of a word: MPI copies it twice
 
@@ -129,7 +130,7 @@ def _rows(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     if B.layout == "STAR_STAR":
         np.matmul(mine, _cast(B.local, dtype), out=block(C))
     else:
-        _stationary(ctx, mine, _cast(block(ctx.to_layout(B, "VC_STAR")), dtype), block(C))
+        _stationary(ctx, mine, _cast(block(ctx.to_layout(B, "VC_STAR")), dtype), block(C), "F")
     return C
 
 
@@ -142,21 +143,27 @@ def _cols(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
         np.matmul(_cast(A.local, dtype), mine, out=block(C))
     else:
         A = ctx.to_layout(A, "STAR_VC")
-        _stationary(ctx, mine.T, _cast(block(A), dtype).T, block(C).T)
+        _stationary(ctx, mine.T, _cast(block(A), dtype).T, block(C).T, "C")
     return C
 
 
-def _stationary(ctx: Context, mine: Array, distributed: Array, out: Array) -> None:
-    """``out = mine @ X`` by panels of columns; `distributed` are this rank's VC rows of X."""
+def _stationary(ctx: Context, mine: Array, distributed: Array, out: Array, order: Order) -> None:
+    """``out = mine @ X`` by panels of columns; `distributed` are this rank's VC rows of X.
+
+    `order`: that of all blocks; panels are packed and filled in it, without a transposition.
+    """
     k, n = mine.shape[1], distributed.shape[1]
     width = min(n, panel_width(k, mine.itemsize))
-    scratch = ctx.empty((k, width), mine.dtype, "STAR_STAR").local
+    if order == "F":
+        scratch = ctx.empty((k, width), mine.dtype, "STAR_STAR").local
+    else:
+        scratch = ctx.empty((width, k), mine.dtype, "STAR_STAR").local.T
     ranks = range(ctx.size)
     for cols in panels(n, width):
         count = cols.stop - cols.start
         panel = scratch[:, :count]
         shapes = [(count_owned(k, q, ctx.size), count) for q in ranks]
-        for q, part in _gathered(ctx.comm, ranks, distributed[:, cols], shapes):
+        for q, part in _gathered(ctx.comm, ranks, distributed[:, cols], shapes, order):
             panel[q :: ctx.size] = part
         np.matmul(mine, panel, out=out[:, cols])
 
@@ -238,7 +245,11 @@ def _add_product(c: Array, a: Array, b: Array) -> None:
 
 
 def _gathered(
-    comm: GangComm, group: Sequence[int], mine: Array, shapes: Sequence[tuple[int, int]]
+    comm: GangComm,
+    group: Sequence[int],
+    mine: Array,
+    shapes: Sequence[tuple[int, int]],
+    order: Order = "F",
 ) -> Iterator[tuple[int, Array]]:
     """The blocks of all members of a group of ranks, one after another, this rank's own first.
 
@@ -249,14 +260,14 @@ def _gathered(
     yield me, mine
     if len(group) == 1:
         return
-    outgoing = np.asfortranarray(mine).reshape(-1, order="F")
+    outgoing = np.asarray(mine, order=order).reshape(-1, order=order)
     buffer = np.empty(max(m * n for m, n in shapes), mine.dtype)
     for distance in range(1, len(group)):
         to, source = (me + distance) % len(group), (me - distance) % len(group)
         m, n = shapes[source]
         incoming = buffer[: m * n]
         comm.Sendrecv(outgoing, group[to], TAG, incoming, group[source], TAG)
-        yield source, incoming.reshape((m, n), order="F")
+        yield source, incoming.reshape((m, n), order=order)
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
