@@ -260,7 +260,8 @@ class Dispatcher:
             self._soon({"op": "free", "matrices": [result["matrix"]]})
         job.answer(job.cancelled or result)
         self._used = time.monotonic()
-        self._measures.ended(job, begun, result)
+        # Later: transports write when this turn of the loop ends, and the caller waits for that.
+        asyncio.get_running_loop().call_soon(self._measures.ended, job, begun, result)
         self._next()
 
     async def _attempt(self, job: Job) -> Body | Failure | None:
