@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ class Busy:
     pass
 
 signal.signal(signal.SIGALRM, late)
-signal.alarm(90)
+signal.alarm(170)
 store = {"object_store_memory": 80 << 20}
 told = {}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **store})
@@ -80,9 +81,10 @@ finally:
 """
 
 
+@pytest.mark.timeout(200)
 def test_a_gang_has_a_bundle_per_node() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", NODES], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", NODES], capture_output=True, text=True, timeout=185, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
