@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, AuthError, ResourceError, SessionError
-from alchemist_ray.runtime.placement import Reservation, inherited, reserved, within
+from alchemist_ray.runtime.placement import Reservation, inherited, not_free, reserved, within
 from alchemist_ray.runtime.ray_cluster import check, join_ray
 from envs.config import EnvConfig
 from envs.errors import EnvError
@@ -133,10 +133,9 @@ def _on_chosen_nodes(
     group = placement_group(
         [{**wanted.get("resources", {}), "CPU": cpus}] * workers, bundle_label_selector=labels
     )
-    try:
-        reserved(group, workers, cpus, config.start_timeout_s)
-    except ResourceError as error:
-        raise ResourceError(f"{error} (config['placement'] is {dict(wanted)})") from None
+    if reserved(group, [1] * workers, config.start_timeout_s) is None:
+        error = not_free(workers, cpus, config.start_timeout_s)
+        raise ResourceError(f"{error} (config['placement'] is {dict(wanted)})")
     return group, within(group, range(workers), cpus)
 
 
