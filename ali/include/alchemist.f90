@@ -41,12 +41,12 @@ module alchemist
   private
 
   public :: c_ptr, c_int, c_int32_t, c_int64_t, c_float, c_double, c_bool
-  public :: c_associated, c_null_ptr, c_float_complex, c_double_complex
+  public :: c_associated, c_null_ptr, c_loc, c_f_pointer, c_float_complex, c_double_complex
   public :: alchemist_matrix, alchemist_value
   public :: alchemist_library, alchemist_routine, alchemist_parameter, alchemist_result
-  public :: alchemist_described
+  public :: alchemist_described, alchemist_closed_by, alchemist_state, alchemist_set_state
   public :: alchemist_matrix_of, alchemist_integer, alchemist_number, alchemist_flag
-  public :: alchemist_text, alchemist_set, alchemist_local
+  public :: alchemist_text, alchemist_numbers, alchemist_set, alchemist_give, alchemist_local
   public :: alchemist_rank, alchemist_size, alchemist_comm
   public :: alchemist_failed, alchemist_refused, alchemist_check, alchemist_progress
   public :: alchemist_new, alchemist_new_vector, alchemist_new_like, alchemist_to_layout
@@ -55,10 +55,11 @@ module alchemist
   integer(c_int), parameter, public :: ALCHEMIST_OK = 0, ALCHEMIST_FAILED_CODE = 1
   integer(c_int), parameter, public :: ALCHEMIST_ENDED = 2
 
-  ! Types of parameters and results. For alchemist_integer, _number, _flag, _text; lists and
-  ! complex numbers are in the members of alchemist_value, as in alchemist.h.
+  ! Types of parameters and results, for alchemist_integer, _number, _flag, _text, _numbers. Others
+  ! are in the members of alchemist_value, as in alchemist.h.
   integer(c_int), parameter, public :: ALCHEMIST_MATRIX_TYPE = 1, ALCHEMIST_INT_TYPE = 2, &
-      ALCHEMIST_FLOAT_TYPE = 3, ALCHEMIST_BOOL_TYPE = 4, ALCHEMIST_STRING_TYPE = 5
+      ALCHEMIST_FLOAT_TYPE = 3, ALCHEMIST_BOOL_TYPE = 4, ALCHEMIST_STRING_TYPE = 5, &
+      ALCHEMIST_FLOATS_TYPE = 8
 
   integer(c_int), parameter, public :: ALCHEMIST_FLOAT32 = 1, ALCHEMIST_FLOAT64 = 2, &
       ALCHEMIST_COMPLEX64 = 3, ALCHEMIST_COMPLEX128 = 4, ALCHEMIST_INT32 = 5, &
@@ -99,6 +100,10 @@ module alchemist
       type(alchemist_value), intent(inout) :: out(*)
       integer(c_int) :: code
     end function
+    subroutine alchemist_close(state) bind(c)
+      import
+      type(c_ptr), value :: state
+    end subroutine
   end interface
 
   ! call alchemist_local(A, array): the local elements, a pointer to a matrix of A's dtype. A rank
@@ -111,6 +116,11 @@ module alchemist
   ! call alchemist_set(out(1), x): a matrix on every rank; a number or logical on rank 0.
   interface alchemist_set
     module procedure set_matrix, set_number, set_integer, set_flag
+  end interface
+
+  ! code = alchemist_give(call, out(1), x): a list of numbers or a text, which is copied.
+  interface alchemist_give
+    module procedure give_numbers, give_text
   end interface
 
   ! code = alchemist_allreduce(call, values, ALCHEMIST_SUM): a wait that ends with the call.
@@ -143,6 +153,11 @@ module alchemist
       character(kind=c_char), intent(in) :: name(*), doc(*)
       integer(c_int), value :: kind
     end subroutine
+    subroutine f_set_close(library, close) bind(c, name="alchemist_f_set_close")
+      import
+      type(c_ptr), value :: library
+      type(c_funptr), value :: close
+    end subroutine
     function alchemist_described(library) bind(c, name="alchemist_f_described") result(raw)
       import
       type(c_ptr), value :: library
@@ -157,6 +172,22 @@ module alchemist
       import
       type(c_ptr), value :: call
       integer(c_int) :: ranks
+    end function
+    ! The library's own pointer, null at first, kept from call to call: one per session and rank.
+    function alchemist_state(call) bind(c, name="alchemist_f_state") result(state)
+      import
+      type(c_ptr), value :: call
+      type(c_ptr) :: state
+    end function
+    subroutine alchemist_set_state(call, state) bind(c, name="alchemist_f_set_state")
+      import
+      type(c_ptr), value :: call, state
+    end subroutine
+    function f_allocate(call, nbytes) bind(c, name="alchemist_f_allocate") result(memory)
+      import
+      type(c_ptr), value :: call
+      integer(c_size_t), value :: nbytes
+      type(c_ptr) :: memory
     end function
     ! For MPI's Fortran interfaces: the gang's communicator. Read it in each call.
     function alchemist_comm(call) bind(c, name="alchemist_f_comm") result(comm)
@@ -255,6 +286,13 @@ contains
     call f_add_routine(library, name // c_null_char, doc // c_null_char, c_funloc(run))
   end subroutine
 
+  ! The subroutine gets the state of a rank when the library is closed.
+  subroutine alchemist_closed_by(library, close)
+    type(c_ptr), intent(in) :: library
+    procedure(alchemist_close) :: close
+    call f_set_close(library, c_funloc(close))
+  end subroutine
+
   ! default: JSON, as in alchemist.h; without it the argument is required.
   subroutine alchemist_parameter(library, name, kind, doc, default)
     type(c_ptr), intent(in) :: library
@@ -314,6 +352,48 @@ contains
     do i = 1, size(letters)
       x(i:i) = letters(i)
     end do
+  end function
+
+  function alchemist_numbers(value) result(x)
+    type(alchemist_value), intent(in) :: value
+    real(c_double), pointer :: x(:)
+    call c_f_pointer(transfer(value%words(1), c_null_ptr), x, [value%count])
+  end function
+
+  function give_numbers(call, value, x) result(code)
+    type(c_ptr), intent(in) :: call
+    type(alchemist_value), intent(inout) :: value
+    real(c_double), intent(in) :: x(:)
+    integer(c_int) :: code
+    type(c_ptr) :: memory
+    real(c_double), pointer :: copy(:)
+    memory = f_allocate(call, 8 * size(x, kind=c_size_t))
+    code = ALCHEMIST_FAILED_CODE
+    if (.not. c_associated(memory)) return
+    call c_f_pointer(memory, copy, [size(x)])
+    copy = x
+    value%words(1) = transfer(memory, value%words(1))
+    value%count = size(x)
+    code = ALCHEMIST_OK
+  end function
+
+  function give_text(call, value, x) result(code)
+    type(c_ptr), intent(in) :: call
+    type(alchemist_value), intent(inout) :: value
+    character(*), intent(in) :: x
+    integer(c_int) :: code
+    type(c_ptr) :: memory
+    character(kind=c_char), pointer :: copy(:)
+    integer :: i
+    memory = f_allocate(call, len(x, kind=c_size_t) + 1)  ! of zero bytes
+    code = ALCHEMIST_FAILED_CODE
+    if (.not. c_associated(memory)) return
+    call c_f_pointer(memory, copy, [len(x)])
+    do i = 1, len(x)
+      copy(i) = x(i:i)
+    end do
+    value%words(1) = transfer(memory, value%words(1))
+    code = ALCHEMIST_OK
   end function
 
   subroutine set_matrix(value, x)

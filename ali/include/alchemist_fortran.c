@@ -56,6 +56,10 @@ void alchemist_f_add_result(struct alchemist_f_library *library, const char *nam
         (alchemist_result){strdup(name), (alchemist_type)type, strdup(doc)};
 }
 
+void alchemist_f_set_close(struct alchemist_f_library *library, void (*close)(void *)) {
+    library->library.close = close;
+}
+
 const alchemist_library *alchemist_f_described(struct alchemist_f_library *library) {
     return &library->library;
 }
@@ -65,6 +69,13 @@ const alchemist_library *alchemist_f_described(struct alchemist_f_library *libra
 int alchemist_f_rank(const alchemist_call *call) { return call->rank; }
 int alchemist_f_size(const alchemist_call *call) { return call->size; }
 int alchemist_f_comm(const alchemist_call *call) { return (int)MPI_Comm_c2f(call->comm); }
+
+void *alchemist_f_state(const alchemist_call *call) { return call->state; }
+void alchemist_f_set_state(alchemist_call *call, void *state) { call->state = state; }
+
+void *alchemist_f_allocate(alchemist_call *call, size_t bytes) {
+    return call->host->allocate(call, bytes);
+}
 
 int alchemist_f_fail(alchemist_call *call, int kind, const char *message) {
     return kind == 0 ? alchemist_fail(call, "%s", message) : alchemist_refuse(call, "%s", message);

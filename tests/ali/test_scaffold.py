@@ -70,8 +70,9 @@ def test_in_cpp(tmp_path: Path) -> None:
 
 @needs_compiler
 @needs_fortran
-def test_in_fortran(tmp_path: Path) -> None:
-    folder = new(tmp_path, "fortran")
+@pytest.mark.parametrize("options", [(), ("--simulator",)], ids=["library", "simulator"])
+def test_in_fortran(tmp_path: Path, options: tuple[str, ...]) -> None:
+    folder = new(tmp_path, "fortran", *options)
     said = run("make", "test", cwd=folder)
     assert "passed" in said
     assert "Warning" not in said
