@@ -237,6 +237,8 @@ def _copy(ctx: Context, copy: int, routine: str) -> Simulations:
 
 
 def _fresh(host: Simulations, which: list[int], seeds: list[int]) -> dict[int, int]:
+    if not which and not seeds:
+        return {}
     if len(which) != len(seeds) or any(not 0 <= copy < host.copies for copy in which):
         raise Refusal(
             "BadArgumentError",
