@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.certificates import certificate
 from alchemist_ray.gateway.server.tokens import TokenFile
 from benchmarks.harness import Report, in_turns, timed
+from tests.support import crowd
 
 NBYTES = 1 << 30
 PIECE = 4 << 20  # 4 MiB, as in the gateway
@@ -52,6 +54,7 @@ def run() -> Report:
             _calls(report, there)
             _rates(report, there)
             _clients(report, there)
+            _crowd(report, there)
             _killed(report, there)
         finally:
             info.stop()
@@ -128,6 +131,26 @@ def _clients(report: Report, there: dict[str, str]) -> None:
     report.add(
         f"{CLIENTS} clients attach at once, 20 commands each", total, 10.0, "s", at_most=True,
         detail=f"a command {1e3 * sorted(spent)[CLIENTS // 2]:.1f} ms (median of the clients)",
+    )  # fmt: skip
+
+
+def _crowd(report: Report, there: dict[str, str]) -> None:
+    program = f"from tests.support.crowd import main; main('bench-crowd', {CLIENTS})"
+    with AlchemistSession(2, name="bench-crowd", lifetime="detached", **there):
+        done = subprocess.run(
+            [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "ALCHEMIST_ADDRESS": there["address"],
+                 "ALCHEMIST_TOKEN": there["token"]},
+        )  # fmt: skip
+    AlchemistSession.stop_gang("bench-crowd", **there)
+    found = json.loads(done.stdout)
+    assert not found["failed"]
+    spent = sorted(found["spent"])
+    rate = CLIENTS * crowd.NBYTES / spent[-1] / 1e9
+    report.add(
+        f"{CLIENTS} clients send and fetch twice 10 MB at once: slowest to median",
+        spent[-1] / spent[CLIENTS // 2], 2.0, "x", at_most=True,
+        detail=f"{spent[-1]:.1f} s, {rate:.2f} GB/s together",
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     AlchemistError,
     AuthError,
-    ResourceError,
     SessionError,
     StaleHandleError,
     from_failure,
@@ -77,10 +76,6 @@ class GatewayGangs:
         self._address = moved
 
     def start(self, num_workers: Workers) -> GangConnection:
-        if not isinstance(num_workers, int):
-            raise ResourceError(
-                f"num_workers={num_workers}: through a gateway give one number, and resize()"
-            )
         address = self._known_address()
         process = uuid.uuid4().hex
         described = ask(
@@ -88,7 +83,7 @@ class GatewayGangs:
             self._token,
             {
                 "op": "start_gang",
-                "workers": num_workers,
+                "workers": num_workers if isinstance(num_workers, int) else list(num_workers),
                 "session": self._session,
                 "process": process,
                 "options": self._options,

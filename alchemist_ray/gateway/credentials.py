@@ -30,6 +30,7 @@ from mpi_workers.wire.handshake import MESSAGE_LIMIT
 PREFIX = "alch"
 ID_BYTES, SECRET_BYTES, NONCE_BYTES, SALT_BYTES = 6, 32, 32, 16
 COST = {"n": 1 << 14, "r": 8, "p": 1}  # of scrypt: 16 MiB and some 50 ms, once per process
+TIMED_OUT = "HandshakeTimeout"  # kind of the refusal of a handshake that took too long
 CONTEXT = b"alchemist-on-ray gateway "
 
 
@@ -134,12 +135,14 @@ class ClientSide:
         Raises
         ------
         Failure
-            AuthError, if the gateway refuses, or does not know the token.
+            AuthError, if the gateway refuses, or does not know the token. `TIMED_OUT`.
         WireError
             If it violates the protocol.
         """
         if frame.kind == Kind.REFUSED:  # by an unknown process: its words are only shown
-            raise Failure("AuthError", str(frame.body.get("message", ""))[:MESSAGE_LIMIT])
+            timed_out = frame.body.get("kind") == TIMED_OUT
+            words = str(frame.body.get("message", ""))[:MESSAGE_LIMIT]
+            raise Failure(TIMED_OUT if timed_out else "AuthError", words)
         if frame.kind != Kind.CHALLENGE:
             raise WireError(f"expected CHALLENGE, got {frame.kind.name}")
         salt, nonce, proof = (field_of(frame.body, name) for name in ("salt", "nonce", "proof"))

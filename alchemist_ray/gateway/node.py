@@ -26,6 +26,7 @@ from mpi_workers.wire.frames import Body, Kind
 
 STALL_TIMEOUT_S = 150.0  # for the gateway's next byte
 RETRY_S = 0.2
+BUSY_TIMEOUT_S, BUSY_RETRY_S = 120.0, 1.0  # a gateway that serves as many transfers as it can
 
 
 class _Stream:
@@ -76,14 +77,26 @@ class GatewayNode(NodeConnection):
         if lane.connection is None:
             if self.shut.is_set():
                 raise closed()
-            lane.connection, _ = connect(
-                self._gateway, self._user_token, self._fields(), keepalive=sockets.DATA,
-                shared=False,
-            )  # fmt: skip
+            lane.connection = self._connected()
             lane.connection.sock.settimeout(STALL_TIMEOUT_S)
             if self.shut.is_set():  # by another thread, while the connection was opened
                 self._end(lane.connection)
         return lane.connection
+
+    def _connected(self) -> Connection:
+        """A new connection; waits while the gateway has as many as it serves."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                return connect(
+                    self._gateway, self._user_token, self._fields(), keepalive=sockets.DATA,
+                    shared=False,
+                )[0]  # fmt: skip
+            except Failure as failure:
+                if failure.kind != "ResourceError" or time.monotonic() > deadline:
+                    raise
+            if self.shut.wait(BUSY_RETRY_S):
+                raise closed()
 
     def check(self) -> None:
         """Nothing is mapped: errors come with the answers."""

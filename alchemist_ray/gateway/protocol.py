@@ -103,15 +103,23 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def chunks(region: Region, itemsize: int, order: str) -> Iterator[Region]:
-    """Cut a region into chunks of at most `CHUNK_NBYTES`, contiguous in the given order.
+def chunks(
+    region: Region,
+    itemsize: int,
+    order: str,
+    limit_nbytes: int | None = None,
+    min_lines: int = MIN_LINES,
+) -> Iterator[Region]:
+    """Cut a region into parts of at most `limit_nbytes`, contiguous in the given order.
 
-    A chunk has whole rows ("C") or columns ("F") where `MIN_LINES` of them fit.
+    A part has whole rows ("C") or columns ("F") where `min_lines` of them fit. Default of the
+    limit: `CHUNK_NBYTES`.
     """
+    limit_nbytes = limit_nbytes or CHUNK_NBYTES
     rows, cols = (region.row0, region.row1), (region.col0, region.col1)
     lines, length = (rows, cols) if order == "C" else (cols, rows)
-    width = max(1, min(length[1] - length[0], CHUNK_NBYTES // (itemsize * MIN_LINES)))
-    height = max(1, CHUNK_NBYTES // (itemsize * width))
+    width = max(1, min(length[1] - length[0], limit_nbytes // (itemsize * min_lines)))
+    height = max(1, limit_nbytes // (itemsize * width))
     for first in range(lines[0], lines[1], height):
         last = min(first + height, lines[1])
         for start in range(length[0], length[1], width):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import random
 import select
 import socket
 import ssl
@@ -11,7 +12,7 @@ import threading
 import time
 from typing import Any, cast
 
-from alchemist_ray.gateway.credentials import ClientSide
+from alchemist_ray.gateway.credentials import TIMED_OUT, ClientSide
 from alchemist_ray.gateway.protocol import OLDEST_PROTOCOL, PROTOCOL, GatewayAddress
 from alchemist_ray.gateway.tls_socket import LARGE_STEP_NBYTES, TlsSocket
 from mpi_workers.failures import Failure
@@ -20,7 +21,9 @@ from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
 
 CONNECT_TIMEOUT_S = 10.0
+ATTEMPTS, RETRY_S = 3, 0.5  # to connect, and the mean pause before the second one
 READ_BYTES = 64 << 10  # 64 KiB: several records of TLS
+TURN_NBYTES = 1 << 20  # 1 MiB that a thread receives at once, if they are there
 WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
 
 
@@ -34,11 +37,13 @@ class SharedSocket:
     ----------
     sock : socket
         Connected; after the handshake of TLS.
+    turns : semaphore, optional
+        One of many sockets, each used by one thread: how many of these may work at the same time.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, turns: threading.Semaphore | None = None) -> None:
         self._sock = sock
-        self._lock = threading.Lock()
+        self._lock = turns or threading.Lock()
         self._ahead = b""  # read, for `readable`
         self._timeout_s: float | None = None
         self.family = sock.family
@@ -58,7 +63,7 @@ class SharedSocket:
 
     def shutdown(self, how: int) -> None:
         """End the connection for all threads; TLS is not closed in good order."""
-        sockets.hang_up(self._sock)
+        socket.socket.shutdown(self._sock, how)
 
     def readable(self, timeout_s: float | None) -> bool:
         """Whether there are decrypted bytes, or the end, within `timeout_s`."""
@@ -89,9 +94,24 @@ class SharedSocket:
                 self._wait_or_fail(writing=False)
 
     def recv_into(self, view: memoryview) -> int:
-        data = self.recv(min(len(view), READ_BYTES))
-        view[: len(data)] = data
-        return len(data)
+        if self._ahead:
+            data = self.recv(len(view))
+            view[: len(data)] = data
+            return len(data)
+        ready = 0
+        while True:
+            try:
+                with self._lock:
+                    while ready < min(len(view), TURN_NBYTES):
+                        got = self._sock.recv_into(view[ready:])
+                        if not got:
+                            break
+                        ready += got
+                return ready
+            except WAITS:
+                if ready:
+                    return ready
+                self._wait_or_fail(writing=False)
 
     def sendall(self, raw: Any) -> None:
         view = memoryview(raw).cast("B")
@@ -161,7 +181,25 @@ def connect(
         side does. What else the gateway refuses.
     OSError, WireError
         If it cannot be reached, or violates the protocol.
+
+    Notes
+    -----
+    A gateway to which too many connect at once drops some of them: then this tries again.
     """
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return _connect(address, token, fields, keepalive, shared=shared)
+        except (frames.ConnectionLost, ConnectionError, TimeoutError, ssl.SSLEOFError) as error:
+            if attempt == ATTEMPTS or isinstance(error, ConnectionRefusedError):
+                raise
+        time.sleep(random.uniform(0.5, 1.5) * attempt * RETRY_S)
+
+
+def _connect(
+    address: GatewayAddress, token: str, fields: Body, keepalive: sockets.KeepAlive, *, shared: bool
+) -> tuple[Connection, Body]:
     sock, binding = _secured(address, keepalive)
     connection = Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
     try:
@@ -171,6 +209,11 @@ def connect(
         connection.map_limit = frames.MAP_LIMIT
         welcome = connection.expect(Kind.WELCOME, _welcome_timeout_s(fields)).body
         sock.settimeout(None)
+    except Failure as failure:
+        connection.close()
+        if failure.kind == TIMED_OUT:
+            raise frames.ConnectionLost(failure.message) from None
+        raise
     except BaseException:
         connection.close()
         raise
@@ -189,7 +232,10 @@ def _welcome_timeout_s(fields: Body) -> float:
 def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[socket.socket, bytes]:
     """A connected socket, and the digest of the certificate at its other end."""
     host = address.host
-    raw = socket.create_connection((host, address.port), timeout=CONNECT_TIMEOUT_S)
+    try:
+        raw = socket.create_connection((host, address.port), timeout=CONNECT_TIMEOUT_S)
+    except TimeoutError as error:  # another attempt would take as long
+        raise OSError(f"no answer in {CONNECT_TIMEOUT_S:g} s") from error
     try:
         sockets.tune(raw, keepalive)
         if not address.tls:

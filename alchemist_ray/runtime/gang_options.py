@@ -121,6 +121,11 @@ def least_of(workers: Workers) -> int:
     return workers if isinstance(workers, int) else workers[0]
 
 
+def most_of(workers: Workers) -> int:
+    """The number of workers, or the most."""
+    return workers if isinstance(workers, int) else workers[1]
+
+
 def _folder(path: str | os.PathLike[str]) -> str:
     folder = str(Path(path).expanduser().absolute())
     if "://" in str(path):

@@ -262,7 +262,7 @@ class Hosts:
             self._switch.wait()
 
     def start_ray(self, cpus: Sequence[int]) -> None:
-        """A Ray cluster over all hosts, each with so many CPUs; the first one is its head.
+        """A Ray cluster over the first hosts, with so many CPUs each; the first one is its head.
 
         Ray gives a host that has fallen silent up for lost after 15 s (by default, 65 s).
         """
@@ -278,7 +278,7 @@ class Hosts:
             host.run("ray", "start", *role, where, *size, "--disable-usage-stats")
 
         with ThreadPoolExecutor() as threads:
-            list(threads.map(start, range(len(self._hosts))))
+            list(threads.map(start, range(len(cpus))))
 
 
 def _die_with_parent() -> None:

@@ -36,7 +36,7 @@ from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
 MAX_LINKS = 4096  # authenticated connections
 MAX_LINKS_OF_USER = 1024
-MAX_DATA_LINKS = 128  # a thread and a chunk of memory each
+MAX_DATA_LINKS = 256  # a thread and 4 MiB each
 THREADS = 64  # for calls that wait for Ray
 WAIT_TIMEOUT_S = 10.0  # for a client's connection to its gang, and for the end of the gateway
 ACCEPT_PAUSE_S = 0.05  # when there are no file descriptors left

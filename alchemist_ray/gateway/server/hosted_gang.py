@@ -24,13 +24,18 @@ class HostedGang:
         Who has started it; empty for a gang that was not started here.
     owner : str
         The client process with which it ends; empty if it stays.
+    most : int
+        Ranks to which it may grow by itself; 0 if it does not.
     """
 
-    def __init__(self, gangs: RayGangs, connection: GangConnection, user: str, owner: str) -> None:
+    def __init__(
+        self, gangs: RayGangs, connection: GangConnection, user: str, owner: str, most: int = 0
+    ) -> None:
         self._gangs = gangs
         self.connection = connection
         self.user = user
         self.owner = owner
+        self._most = most
         self.transfers = GangTransfers(connection)
         self.clients: set[Any] = set()  # of `relay.Client`
         self.ended = False
@@ -48,7 +53,8 @@ class HostedGang:
 
     @property
     def ranks(self) -> int:
-        return self.connection.address.size
+        """Ranks that count for its user's quota: those that it has, or to which it may grow."""
+        return max(self._most, self.connection.address.size)
 
     def nbytes(self) -> int:
         """Bytes of its matrices. Blocks."""
@@ -72,6 +78,7 @@ class HostedGang:
     def resize(self, workers: int) -> None:
         """Move the gang to so many ranks. Blocks."""
         self._gangs.resize(self.connection, workers)
+        self._most = 0  # it does not grow by itself any more
         self.connection.ping()  # it learns the addresses of the new ranks
 
     def stop_resize(self) -> None:

@@ -94,7 +94,9 @@ class Link:
         self._out = bytearray()
         self._closed = self._closing = self._paused = self._writing = False
         self._timer: asyncio.TimerHandle | None = loop.call_later(
-            handshake.TIMEOUT_S, self._refuse, "the handshake timed out"
+            handshake.TIMEOUT_S,
+            self.refuse,
+            Failure(credentials.TIMED_OUT, "refused: the handshake timed out"),
         )
         self._ident = ""
         self._verifier: Verifier | None = None

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -38,11 +37,9 @@ class Quotas:
 
     @contextlib.contextmanager
     def starting(
-        self, token: Token, workers: Any, resized: HostedGang | None = None
+        self, token: Token, workers: int, resized: HostedGang | None = None
     ) -> Iterator[None]:
         """While a gang is being started, or `resized`. Raises if it exceeds the quota."""
-        if type(workers) is not int or workers < 1:
-            raise Failure("ResourceError", f"num_workers={workers!r}: give a whole number over 0")
         mine = [gang for gang in self._of(token) if gang is not resized]
         gangs = len(mine) + self._starting[token.user] + 1
         ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers

@@ -10,12 +10,14 @@ from dataclasses import asdict
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.gang.owner import checked_workers, positive_int
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import own_commands
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.quotas import Quotas
 from alchemist_ray.gateway.server.tokens import Token
 from alchemist_ray.runtime import ray_gangs
+from alchemist_ray.runtime.gang_options import most_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
@@ -60,6 +62,7 @@ class SessionCommands:
                 return {"gangs": shown}
             case "resize_gang":
                 gang, workers = self._resizable(token, body["gang"]), body["workers"]
+                positive_int("num_workers", workers)
                 with self.quotas.starting(token, workers, gang):
                     await self._in_thread(gang.resize, workers)
                 return {}
@@ -80,10 +83,11 @@ class SessionCommands:
                 raise Failure("GroupError", f"a gateway does not know the command {op!r}")
 
     async def _start_gang(self, token: Token, body: Body) -> Body:
-        workers, options = body["workers"], own_commands.gang_options(body["options"])
+        workers = checked_workers(body["workers"])
+        options = own_commands.gang_options(body["options"])
         ident = f"{token.user}:{str(body['process'])[:64]}"
         await self._in_thread(self._forget_ended)
-        with self.quotas.starting(token, workers):
+        with self.quotas.starting(token, most_of(workers)):
             gangs = await self._in_thread(
                 lambda: ray_gangs.open_gangs(
                     str(body["session"])[:32], workers, address=None, token=None,
@@ -95,7 +99,9 @@ class SessionCommands:
             except BaseException:
                 _in_background(lambda: gangs.close(reusable=False))
                 raise
-        gang = HostedGang(gangs, connection, token.user, "" if gangs.detached else ident)
+        owner = "" if gangs.detached else ident
+        most = 0 if isinstance(workers, int) else most_of(workers)
+        gang = HostedGang(gangs, connection, token.user, owner, most)
         self.gangs[gang.name] = gang
         asyncio.get_running_loop().call_later(GRACE_S, self._unused, gang)
         return gang.described()

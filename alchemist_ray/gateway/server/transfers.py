@@ -1,24 +1,29 @@
 """The gateway's end of transfers: chunks between a client and the nodes of a gang.
 
-A thread serves each data connection. It holds one chunk, and writes it to the nodes or reads it
-from them by layout, as any attached process does. Ray has no part in it.
+A thread serves each data connection. It holds a piece of a chunk, and writes it to the nodes or
+reads it from them by layout, as any attached process does, over connections of its own: a slow
+client keeps no other one waiting. Ray has no part in it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 
 from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gateway.protocol import CHUNK_NBYTES, MIN_LINES
+from alchemist_ray.gateway.protocol import CHUNK_NBYTES, MIN_LINES, chunks
+from alchemist_ray.gateway.secure_socket import SharedSocket
 from mpi_workers.data.description import TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, stored_shape
@@ -29,8 +34,15 @@ from mpi_workers.wire.frames import UNAUTHENTICATED_MAP_LIMIT, Frame, Kind
 from mpi_workers.wire.sockets import hang_up
 
 LIMIT_NBYTES = CHUNK_NBYTES + 16 * MIN_LINES  # of a chunk: a line more than fits
+PIECE_NBYTES = 4 << 20  # 4 MiB of a chunk: the memory of a data connection; smaller copies are slow
 MATRICES = 256  # of which the gateway remembers layout and finished chunks
 STALL_TIMEOUT_S = 120.0  # for the next bytes of a chunk
+# Threads that encrypt and decrypt at a time, for all gangs: more would share the interpreter's lock
+# with the event loop, and no handshake would be in time.
+TURNS = threading.Semaphore(4)
+
+
+_Piece = tuple[memoryview, Any, tuple[int, int]]  # bytes, elements, row and column of the first
 
 
 class _Arrivals:
@@ -39,26 +51,32 @@ class _Arrivals:
     def __init__(self, target: TransferTarget) -> None:
         self.target = target
         self._lock = threading.Condition()
-        self._done: dict[Region, bool] = {}  # False: being written
+        self._done: set[Region] = set()
+        self._writers: dict[Region, socket.socket] = {}
 
-    def begin(self, region: Region) -> bool:
-        """Whether to write a chunk; False if it was written when its sender lost the answer."""
+    @contextlib.contextmanager
+    def writing(self, region: Region, sock: socket.socket) -> Iterator[bool]:
+        """While a chunk arrives; False if it was written when its sender lost the answer.
+
+        A sender that repeats a chunk has given up the connection on which it has sent it before.
+        """
         with self._lock:
-            while self._done.get(region) is False:
+            while (writer := self._writers.get(region)) is not None:
+                hang_up(writer)
                 if not self._lock.wait(STALL_TIMEOUT_S):
                     raise Failure("TransferError", "another connection writes this chunk")
-            if self._done.get(region):
-                return False
-            self._done[region] = False
-            return True
-
-    def end(self, region: Region, *, written: bool) -> None:
-        with self._lock:
-            if written:
-                self._done[region] = True
-            else:
-                self._done.pop(region, None)
-            self._lock.notify_all()
+            wanted = region not in self._done
+            self._writers[region] = sock
+        written = False
+        try:
+            yield wanted
+            written = True
+        finally:
+            with self._lock:
+                del self._writers[region]
+                if written:
+                    self._done.add(region)
+                self._lock.notify_all()
 
 
 class GangTransfers:
@@ -85,15 +103,16 @@ class GangTransfers:
         with self._lock:
             self._sockets.add(sock)
             closed = self._closed
-        connection = Connection(sock, map_limit=UNAUTHENTICATED_MAP_LIMIT, received=received)
-        buffer = np.empty(0, np.uint8)
+        shared = cast("socket.socket", SharedSocket(sock, TURNS))
+        connection = Connection(shared, map_limit=UNAUTHENTICATED_MAP_LIMIT, received=received)
+        client = _DataClient(connection, sock, self._connection)
         try:
             while not closed:
                 frame = connection.recv()
-                sock.settimeout(STALL_TIMEOUT_S)
+                connection.sock.settimeout(STALL_TIMEOUT_S)
                 try:
                     check_token()
-                    buffer = self._answer(connection, frame, buffer)
+                    client.answer(frame, self._arrivals(frame.body.get("matrix")))
                 except (AlchemistError, Failure) as error:
                     failure = to_failure(error) if isinstance(error, AlchemistError) else error
                     connection.refuse(failure)
@@ -106,7 +125,7 @@ class GangTransfers:
         finally:
             with self._lock:
                 self._sockets.discard(sock)
-            connection.close()
+            client.close()
 
     def forget(self, matrices: list[Any]) -> None:
         """No chunk of these matrices will come any more."""
@@ -127,48 +146,6 @@ class GangTransfers:
             for sock in self._sockets:
                 hang_up(sock)
 
-    def _answer(self, connection: Connection, frame: Frame, buffer: Any) -> Any:
-        """Receive or send a chunk; the buffer for the next one."""
-        if frame.kind not in (Kind.PUT, Kind.GET) or (frame.kind == Kind.GET) != (
-            not frame.payload_nbytes
-        ):
-            raise frames.WireError(f"unexpected {frame.kind.name}")
-        arrivals = self._arrivals(frame.body.get("matrix"))
-        target = arrivals.target
-        region = Region.checked(frame.body.get("region"), target.distribution.shape)
-        shape = (region.row1 - region.row0, region.col1 - region.col0)
-        nbytes = shape[0] * shape[1] * target.dtype.itemsize
-        if not 0 < nbytes <= LIMIT_NBYTES:
-            raise Failure("TransferError", f"a chunk has 1 to {LIMIT_NBYTES} bytes, not {nbytes}")
-        order = "F" if frame.body.get("order") == "F" else "C"
-        if buffer.size < nbytes:
-            buffer = np.empty(nbytes, np.uint8)
-        raw = buffer[:nbytes]
-        block = raw.view(target.dtype).reshape(shape, order=order)
-        origin = (region.row0, region.col0)
-        nodes = self._connection.nodes
-        if frame.kind == Kind.GET:
-            with MatrixReader(nodes, target) as reader:
-                reader.read_block(block, origin)
-            connection.send(Kind.DATA, {}, raw.data)
-            return buffer
-        if frame.payload_nbytes != nbytes:
-            raise frames.WireError(f"{frame.payload_nbytes} bytes came for {nbytes}")
-        begun = time.perf_counter()
-        connection.read_into(raw.data)
-        arrived = time.perf_counter()
-        if arrivals.begin(region):
-            written = False
-            try:
-                with MatrixWriter(nodes, target) as writer:
-                    writer.write_block(block, origin)
-                written = True
-            finally:
-                arrivals.end(region, written=written)
-        placed = time.perf_counter() - arrived
-        connection.send(Kind.SYNC, {"receive_s": arrived - begun, "place_s": placed})
-        return buffer
-
     def _arrivals(self, matrix: object) -> _Arrivals:
         if type(matrix) is not int:
             raise Failure("TransferError", "a transfer names its matrix by number")
@@ -186,3 +163,94 @@ class GangTransfers:
             while len(self._matrices) > MATRICES:
                 self._matrices.popitem(last=False)
             return found
+
+
+class _DataClient:
+    """One client's data connection, with its own connections to the gang's nodes."""
+
+    def __init__(self, connection: Connection, sock: socket.socket, gang: GangConnection) -> None:
+        self._connection = connection
+        self._sock = sock
+        self._gang = gang
+        self._nodes: NodeConnections | None = None
+        self._buffer = np.empty(0, np.uint8)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._nodes is not None:
+            self._nodes.close()
+
+    def answer(self, frame: Frame, arrivals: _Arrivals) -> None:
+        """Receive or send a chunk. Raises `Failure` if nothing of an answer has been sent."""
+        if frame.kind not in (Kind.PUT, Kind.GET) or (frame.kind == Kind.GET) != (
+            not frame.payload_nbytes
+        ):
+            raise frames.WireError(f"unexpected {frame.kind.name}")
+        target = arrivals.target
+        region = Region.checked(frame.body.get("region"), target.distribution.shape)
+        nbytes = math.prod(region.shape) * target.dtype.itemsize
+        if not 0 < nbytes <= LIMIT_NBYTES:
+            raise Failure("TransferError", f"a chunk has 1 to {LIMIT_NBYTES} bytes, not {nbytes}")
+        order = "F" if frame.body.get("order") == "F" else "C"
+        pieces = self._pieces(target, region, order)
+        if frame.kind == Kind.GET:
+            self._send(target, pieces, nbytes)
+            return
+        if frame.payload_nbytes != nbytes:
+            raise frames.WireError(f"{frame.payload_nbytes} bytes came for {nbytes}")
+        with arrivals.writing(region, self._sock) as wanted:
+            times = self._receive(target, pieces, wanted=wanted)
+        self._connection.send(Kind.SYNC, times)
+
+    def _send(self, target: TransferTarget, pieces: Iterator[_Piece], nbytes: int) -> None:
+        begun = False
+        try:
+            with MatrixReader(self._own_nodes(), target) as reader:
+                for raw, block, origin in pieces:
+                    reader.read_block(block, origin)
+                    if not begun:
+                        self._connection.begin(Kind.DATA, {}, nbytes)
+                        begun = True
+                    self._connection.write(raw)
+        except Failure as failure:
+            if not begun:
+                raise
+            # The client takes the next bytes for data: it asks again, and then gets the reason.
+            raise frames.ConnectionLost(failure.message) from failure
+
+    def _receive(
+        self, target: TransferTarget, pieces: Iterator[_Piece], *, wanted: bool
+    ) -> dict[str, float]:
+        receive_s = place_s = 0.0
+        with contextlib.ExitStack() as stack:
+            if wanted:
+                writer = stack.enter_context(MatrixWriter(self._own_nodes(), target))
+            for raw, block, origin in pieces:
+                begun = time.perf_counter()
+                self._connection.read_into(raw)
+                arrived = time.perf_counter()
+                if wanted:
+                    writer.write_block(block, origin)
+                receive_s += arrived - begun
+                place_s += time.perf_counter() - arrived
+            arrived = time.perf_counter()
+        return {"receive_s": receive_s, "place_s": place_s + time.perf_counter() - arrived}
+
+    def _own_nodes(self) -> NodeConnections:
+        current = self._gang.nodes
+        if self._nodes is None or self._nodes.endpoints is not current.endpoints:
+            if self._nodes is not None:
+                self._nodes.close()
+            self._nodes = NodeConnections(current.endpoints, 1, current.watch)
+        return self._nodes
+
+    def _pieces(self, target: TransferTarget, region: Region, order: str) -> Iterator[_Piece]:
+        """The parts of a region in the order in which they travel, all in the same memory."""
+        itemsize = target.dtype.itemsize
+        for part in chunks(region, itemsize, order, PIECE_NBYTES, 1):
+            nbytes = math.prod(part.shape) * itemsize
+            if self._buffer.size < nbytes:
+                self._buffer = np.empty(nbytes, np.uint8)
+            raw = self._buffer[:nbytes]
+            block = raw.view(target.dtype).reshape(part.shape, order="F" if order == "F" else "C")
+            yield raw.data, block, (part.row0, part.col0)
