@@ -83,13 +83,24 @@ class TlsSocket(socket.socket):
                 return b""
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        while True:
+        """Receive the bytes that are there, of several records; wait for the first."""
+        view = memoryview(buffer)
+        most = nbytes or len(view)
+        ready = 0
+        while ready < most:
             try:
-                return self.tls.read(nbytes or len(buffer), buffer)  # type: ignore[return-value]
+                got = int(self.tls.read(most - ready, view[ready:]))
             except ssl.SSLWantReadError:
+                if ready:
+                    return ready
                 self._receive()
+                continue
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                return 0
+                return ready
+            if not got:
+                return ready
+            ready += got
+        return ready
 
     def _receive(self) -> None:
         try:
