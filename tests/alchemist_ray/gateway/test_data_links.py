@@ -42,7 +42,7 @@ def als(gateway: GatewayInfo, token: str) -> Iterator[AlchemistSession]:
 def matrix(als: AlchemistSession) -> Iterator[int]:
     """A matrix without elements."""
     body = {"op": "create", "shape": [ROWS, COLS], "dtype": "float64", "layout": "MC_MR"}
-    number: int = als.connection.request({**body, "name": None, "source": None})["matrix"]
+    number: int = als.connection.request(body)["matrix"]
     yield number
     als.connection.request({"op": "free", "matrices": [number]})
 

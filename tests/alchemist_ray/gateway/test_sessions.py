@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import pickle
 import signal
 import subprocess
@@ -174,6 +175,20 @@ def test_functions_run_with_arguments_results_output_and_progress(
         als.run(lambda comm: __import__("time").sleep(30), timeout_s=0.5)
 
 
+def test_progress_signatures_and_documentation_come_through(
+    gateway: GatewayInfo, token: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with AlchemistSession(1, address=gateway.address, token=token, progress=True) as als:
+        sleep = als.load_library("echo").sleep
+        sleep(0.3)
+        als.send_matrix(np.eye(50)).fetch()
+        assert list(inspect.signature(sleep).parameters) == ["seconds"]
+        assert "Sleep on every rank" in sleep.__doc__
+    shown = capfd.readouterr().err
+    for bar in ("sleeping", "send", "fetch"):
+        assert bar in shown
+
+
 def test_scripts_run(als: AlchemistSession, tmp_path: Path, capfd: Any) -> None:
     script = tmp_path / "hello.py"
     script.write_text("from mpi4py import MPI\nprint('sum', MPI.COMM_WORLD.allreduce(1))\n")
@@ -304,6 +319,8 @@ def test_what_cannot_work_says_why(als: AlchemistSession, client: Client) -> Non
         als.serve()
     with pytest.raises(ValueError, match="placement"):
         AlchemistSession(address="alchemist://127.0.0.1:1", token="x", placement="inherit")
+    with pytest.raises(ValueError, match="start a detached gang there"):
+        AlchemistSession(address="alchemist://127.0.0.1:1", token="x", max_failures=1)
     done = client(
         "from alchemist_ray import AlchemistSession\nAlchemistSession(1)\n", ALCHEMIST_ADDRESS=""
     )
