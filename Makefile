@@ -15,7 +15,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist help env demo test test-quick test-long soak test-kube docs tutorials lint format bench lock image clean-image clean
+.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -30,7 +30,7 @@ help:
 	@echo "make bench   measure against the limits and peers, write benchmarks/results"
 	@echo "make image   the container image, by podman; make clean-image removes it. TAG=name:tag,"
 	@echo "             BASE=image of Debian 12, EXTRAS=\"demo spark rllib\", PACKAGES, CA=certificates of a proxy"
-	@echo "make dist    wheel and sdist, checked, in dist"
+	@echo "make dist    wheel and sdist, checked, in dist; make jar: Spark's jar, which they include"
 	@echo "make client-wheel  the wheel alchemist-client, for computers without Ray"
 	@echo "make env     only set up $(VENV); make lock updates constraints.txt; make clean removes all"
 
@@ -108,8 +108,14 @@ bench: $(READY)
 client-wheel: $(BARE)
 	$(BIN)/uv build --wheel alchemist_ray/gateway/wheel --out-dir dist
 
+# The Spark client's jar, which the wheel takes along; without a JDK the wheel has none.
+jar: $(READY)
+	$(BIN)/python -m alchemist_ray.clients.spark.build_jar
+
 dist: $(READY)
 	rm -rf dist
+	if command -v javac >/dev/null; then $(MAKE) --no-print-directory jar; \
+	  else echo "no javac: the wheel will have no jar for Spark"; fi
 	$(BIN)/uv build --quiet --out-dir dist .
 	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir dist
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz

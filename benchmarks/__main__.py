@@ -14,6 +14,7 @@ import ray
 from benchmarks import (
     arrays,
     clients,
+    clients_spark,
     env_step,
     files,
     gateway,
@@ -39,6 +40,7 @@ def main() -> None:
         transfer,
         gateway,
         clients,
+        clients_spark,
         arrays,
         files,
         env_step,

@@ -1,8 +1,7 @@
-"""Dask, Ray Data and Spark: send and fetch, compared with NumPy: same bytes, same run."""
+"""Dask and Ray Data: send and fetch, compared with NumPy: same bytes, same run."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,17 +21,11 @@ CLIENTS = {"dask": "Dask", "data": "Ray Data"}
 
 
 def run() -> Report:
-    """All clients; Spark's rows are in `clients_spark.py` and need a Java."""
+    """All clients but Spark (`clients_spark.py`), which needs a Java."""
     report = Report("clients")
     with AlchemistSession(2, progress=False) as als:
         for client, name in CLIENTS.items():
             _add_client(report, als, client, name)
-        try:
-            spark = importlib.import_module("benchmarks.clients_spark")
-        except ImportError as error:
-            report.notes.append(f"Spark was not measured: {error}.")
-        else:
-            spark.add_rows(report, als)
     return report
 
 

@@ -1,11 +1,12 @@
-"""The rows of Spark in the table of clients, for a local Spark on the same cores.
+"""Spark: to a gang and back, on the same cores, local and on Ray; MLlib beside the drop-ins.
 
-`add_rows` is called by `clients.py`. Everything sent is cached in the JVM first; NumPy's rate is
-that of the same bytes in the same session, measured alternately.
+Everything sent is cached in the JVM first; NumPy's rate is that of the same bytes in the same
+session, measured alternately.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +18,13 @@ import numpy as np
 from alchemist_ray import AlchemistSession
 from benchmarks.harness import Peer, Report, in_turns, timed
 
-TALL, WIDE, SQUARE = (200_000, 100), (2_000, 10_000), (40_000, 500)  # 160 MB each
-FEW, SOME, MANY = 2, 20, 200
+SHAPES = {100: (200_000, 100), 500: (40_000, 500)}  # 160 MB each
+TALL, WIDE = (200_000, 100), (2_000, 10_000)
+FEW, MANY = 2, 200
+RANKS = 4
+GANGS = (1, 2, 4)  # of tables II and III
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
-ROUNDS = 3
+ROUNDS, RAY_ROUNDS = 5, 3
 SVD, RANK, N = (100_000, 500), 20, 4000
 BLOCK = 1000
 # Seconds, of Spark's own rows in linalg.json: what MLlib takes end to end.
@@ -69,128 +73,157 @@ def in_jvm(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
         frame.unpersist(True)
 
 
-def add_rows(report: Report, als: AlchemistSession) -> None:
-    """Send and fetch, layouts, shapes, partitions; then MLlib's own beside the drop-ins."""
+def run() -> Report:
+    """Transfers of a local Spark and of Spark on Ray; tables II and III; MLlib and drop-ins."""
+    report = Report("spark")
+    try:
+        importlib.import_module("pyspark")
+    except ImportError as error:
+        print(f"Spark was not measured: {error}", flush=True)
+        return report
     with local_spark() as spark:
-        _transfers(report, als, spark)
-        _drop_ins(report, als, spark)
-    _two_ways_on_ray(report, als)
+        with AlchemistSession(RANKS, progress=False) as als:
+            for columns in SHAPES:
+                _transfers(report, als, spark, columns, "Spark", ROUNDS)
+            _layouts(report, als, spark)
+        _tables(report, spark)
+        with AlchemistSession(RANKS, progress=False) as als:
+            _drop_ins(report, als, spark)
+    with AlchemistSession(RANKS, progress=False) as als:
+        _on_ray(report, als)
+    return report
 
 
 def _sending(als: AlchemistSession, source: Any, layout: str = "VC_STAR") -> Callable[[], None]:
     return lambda: als.send_matrix(source, layout=layout).free()
 
 
-def _draining(matrix: Any) -> Callable[[], None]:
-    """The time that Spark alone takes to bring the rows into its Python workers."""
-    from pyspark.mllib.common import callMLlibFunc
-
-    def count(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})
-
-    frame = callMLlibFunc("getIndexedRows", matrix._java_matrix_wrapper._java_model)
-    return lambda: frame.mapInArrow(count, "rows long").collect()
+@contextmanager
+def cached_frame(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
+    """The matrix as a DataFrame of columns, cached by Spark."""
+    frame = handle.to_spark(spark).repartition(partitions).cache()
+    frame.count()
+    try:
+        yield frame
+    finally:
+        frame.unpersist(True)
 
 
-def _transfers(report: Report, als: AlchemistSession, spark: Any) -> None:
+@contextmanager
+def cached_rows(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
+    """The matrix as a RowMatrix whose vectors are objects in the JVM."""
+    from pyspark.mllib.linalg.distributed import RowMatrix
+
+    lazy = handle.to_spark(spark, kind="RowMatrix")._java_matrix_wrapper._java_model
+    rows = lazy.rows().toJavaRDD().repartition(partitions).cache()
+    rows.count()
+    try:
+        yield RowMatrix(spark._jvm.org.apache.spark.mllib.linalg.distributed.RowMatrix(rows.rdd()))
+    finally:
+        rows.unpersist(True)
+
+
+def _transfers(
+    report: Report, als: AlchemistSession, spark: Any, columns: int, where: str, rounds: int
+) -> None:
+    """A DataFrame and a RowMatrix of few and of many partitions; back as both."""
     from pyspark.sql import functions as F
 
-    random = np.random.default_rng(0)
-    relative: dict[str, float] = {}
-    for name, shape in {"square": SQUARE, "tall": TALL, "wide": WIDE}.items():
-        A = random.random(shape)
-        handle = als.send_matrix(A)
-        with in_jvm(spark, handle, FEW) as few, in_jvm(spark, handle, MANY) as many:
-            works = {"numpy": _sending(als, A), "few": _sending(als, few)}
-            if name == "square":
-                works["many"] = _sending(als, many)
-                works |= {layout: _sending(als, few, layout) for layout in LAYOUTS}
-                works["drain"] = _draining(few)
-                works["fetch"] = handle.fetch
-                works["to_spark"] = lambda h=handle: (
-                    h.to_spark(spark).select(F.count("c0")).collect()
-                )
-            times = in_turns(works, ROUNDS)
-        handle.free()
-        relative[name] = times["few"]
-        rate = A.nbytes / times["few"] / 1e6
-        if name == "square":
-            _targets(report, times, A.nbytes)
-        else:
+    A = np.random.default_rng(0).random(SHAPES[columns])
+    handle = als.send_matrix(A)
+
+    def back_as_frame() -> None:
+        handle.to_spark(spark).select(F.count("c0")).collect()
+
+    def back_as_rows() -> None:
+        handle.to_spark(spark, kind="RowMatrix")._java_matrix_wrapper._java_model.rows().count()
+
+    makers = {"DataFrame": cached_frame, "RowMatrix": cached_rows}
+    for kind, cached in makers.items():
+        with cached(spark, handle, FEW) as few, cached(spark, handle, MANY) as many:
+            back = back_as_frame if kind == "DataFrame" else back_as_rows
+            works = {
+                "numpy": _sending(als, A), "few": _sending(als, few), "many": _sending(als, many),
+                "fetch": handle.fetch, "back": back,
+            }  # fmt: skip
+            times = in_turns(works, rounds)
+        name = f"{where} → gang, {kind}, {columns} columns"
+        for parts, key in ((FEW, "few"), (MANY, "many")):
             report.add(
-                f"Spark → gang, {name} {shape[0]} x {shape[1]}", times["numpy"] / times["few"], 0.3,
-                "x NumPy's rate", detail=f"{rate:.0f} MB/s",
+                f"{name}, {parts} partitions", times["numpy"] / times[key], 0.3, "x NumPy's rate",
+                detail=f"{A.nbytes / times[key] / 1e6:.0f} MB/s; NumPy "
+                f"{A.nbytes / times['numpy'] / 1e6:.0f}",
             )  # fmt: skip
-    report.notes.append(
-        "Times relative to the tall matrix, the same bytes. Spark here: wide "
-        f"{relative['wide'] / relative['tall']:.2f}; Alchemist 2018 (Tables II and III, 8 "
-        "receiving nodes): wide about 0.7, with 40 to 56 nodes 0.2."
-    )
+        report.add(
+            f"{name}, {MANY} partitions / {FEW}", times["many"] / times["few"], 1.5, "x the time",
+            at_most=True,
+        )  # fmt: skip
+        report.add(
+            f"gang → {where}, {kind}, {columns} columns, counted", times["fetch"] / times["back"],
+            0.3, "x NumPy's rate", detail=f"{A.nbytes / times['back'] / 1e6:.0f} MB/s",
+        )  # fmt: skip
+    handle.free()
 
 
-def _targets(report: Report, times: dict[str, float], nbytes: int) -> None:
-    rates = {name: nbytes / times[name] / 1e6 for name in ("few", "numpy", "drain")}
+def _layouts(report: Report, als: AlchemistSession, spark: Any) -> None:
+    handle = als.send_matrix(np.random.default_rng(0).random(SHAPES[500]))
+    with cached_rows(spark, handle, FEW) as rows:
+        works = {layout: _sending(als, rows, layout) for layout in LAYOUTS}
+        times = in_turns(works, ROUNDS)
+    handle.free()
+    fastest = min(times.values())
     report.add(
-        "Spark → gang, VC_STAR", times["numpy"] / times["few"], 0.3, "x NumPy's rate",
-        detail=f"{rates['few']:.0f} MB/s; NumPy {rates['numpy']:.0f}, a mapInArrow that only "
-        f"counts rows {rates['drain']:.0f}",
-    )  # fmt: skip
-    report.add(
-        "gang → Spark DataFrame, counted", times["fetch"] / times["to_spark"], 0.3,
-        "x NumPy's rate", detail=f"{nbytes / times['to_spark'] / 1e6:.0f} MB/s",
-    )  # fmt: skip
-    report.add(
-        f"Spark, {MANY} partitions / {FEW}", times["many"] / times["few"], 1.5, "x", at_most=True
-    )
-    layouts = {layout: times[layout] for layout in LAYOUTS}
-    fastest = min(layouts.values())
-    report.add(
-        "Spark, slowest / fastest layout", max(layouts.values()) / fastest, 2, "x", at_most=True,
-        detail=", ".join(f"{layout} {took / fastest:.2f}" for layout, took in layouts.items())
+        "Spark, slowest / fastest layout", max(times.values()) / fastest, 2, "x", at_most=True,
+        detail=", ".join(f"{layout} {took / fastest:.2f}" for layout, took in times.items())
         + "; 2019 (Fig. 5): VC_STAR fastest, MC_MR little slower, STAR_VC slowest",
     )  # fmt: skip
 
 
-def _two_ways_on_ray(report: Report, als: AlchemistSession) -> None:
-    """A DataFrame in RayDP's executors: pushed by them, and by way of Ray's object store."""
-    import ray.data
+def _tables(report: Report, spark: Any) -> None:
+    """Tables II and III of the 2018 paper in small: tall and wide matrices, gangs of several sizes."""
+    found: dict[str, list[float]] = {"tall": [], "wide": []}
+    for ranks in GANGS:
+        with AlchemistSession(ranks, progress=False) as als:
+            tall = als.send_matrix(np.random.default_rng(0).random(TALL))
+            wide = als.send_matrix(np.random.default_rng(0).random(WIDE))
+            with cached_rows(spark, tall, FEW) as many_rows, cached_rows(spark, wide, FEW) as few:
+                works = {"tall": _sending(als, many_rows), "wide": _sending(als, few)}
+                for name, took in in_turns(works, ROUNDS).items():
+                    found[name].append(took)
+    least = min(took for times in found.values() for took in times)
+    shapes = {"tall": TALL, "wide": WIDE}
+    told = "; ".join(
+        f"{name} ({shapes[name][0]} x {shapes[name][1]}) "
+        + ", ".join(f"{took / least:.2f}" for took in times)
+        for name, times in found.items()
+    )
+    report.add(
+        "tables II and III: tall / wide", max(found["tall"]) / min(found["wide"]), 2, "x the time",
+        at_most=True, detail=f"160 MB to {', '.join(map(str, GANGS))} ranks, relative: {told}",
+    )  # fmt: skip
+    report.notes.append(
+        "Alchemist 2018, tables II and III, 400 GB: tall 62-94 s whatever the node counts, wide "
+        "53-60 s with 8 receiving nodes and 12-19 s with 40 to 56, because each row was a message. "
+        "Here rows travel in blocks of 8 MiB, so that the shape matters little."
+    )
 
+
+def _on_ray(report: Report, als: AlchemistSession) -> None:
+    """The same in RayDP's executors."""
     from alchemist_ray.clients.spark import init_spark, stop_spark
 
-    m, n = TALL
-    A = np.random.default_rng(3).random((m, n))
-    handle = als.send_matrix(A)
-    ray.data.DataContext.get_current().enable_progress_bars = False
     quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
     spark = init_spark("clients", FEW, 1, "2GB", configs=quiet)
     try:
-        for parts in (FEW, SOME):
-            frame = handle.to_spark(spark).repartition(parts).cache()
-            frame.count()
-
-            def by_store(frame: Any = frame) -> None:
-                als.send_matrix(ray.data.from_spark(frame)).free()
-
-            works = {"numpy": _sending(als, A), "push": _sending(als, frame), "store": by_store}
-            times = in_turns(works, ROUNDS)
-            frame.unpersist(True)
-            for way, told in (("push", "pushed by executors"), ("store", "by from_spark")):
-                report.add(
-                    f"Spark on Ray → gang, {n} columns, {parts} parts, {told}",
-                    times["numpy"] / times[way], 0.3, "x NumPy's rate",
-                    detail=f"{A.nbytes / times[way] / 1e6:.0f} MB/s",
-                )  # fmt: skip
+        for columns in SHAPES:
+            _transfers(report, als, spark, columns, "Spark on Ray", RAY_ROUNDS)
     finally:
         stop_spark()
-        handle.free()
 
 
 def _drop_ins(report: Report, als: AlchemistSession, spark: Any) -> None:
     """From matrices cached in the JVM to results there, as MLlib's own in `spark_mllib.py`."""
     from alchemist_ray.clients.spark import mllib
-    from benchmarks.linalg import _mllib
     from benchmarks.spark_mllib import PARTS, decaying
 
     rows, columns = SVD
@@ -203,7 +236,7 @@ def _drop_ins(report: Report, als: AlchemistSession, spark: Any) -> None:
             found.U._java_matrix_wrapper._java_model.rows().count()
 
         ours = min(timed(svd) for _ in range(2))
-    _beside(report, "computeSVD", THEIRS["svd"], ours, _mllib("svd", *SVD, RANK))
+    _beside(report, "computeSVD", THEIRS["svd"], ours, ["svd", *SVD, RANK])
     B = als.send_matrix(np.random.default_rng(2).random((N, N)))
     left = B.to_spark(spark, kind="IndexedRowMatrix").toBlockMatrix(BLOCK, BLOCK).cache()
     left._java_matrix_wrapper._java_model.blocks().count()
@@ -214,19 +247,29 @@ def _drop_ins(report: Report, als: AlchemistSession, spark: Any) -> None:
         C._java_matrix_wrapper._java_model.blocks().count()
 
     ours = min(timed(multiply) for _ in range(2))
-    _beside(report, "multiply", THEIRS["multiply"], ours, _mllib("multiply", N))
+    _beside(report, "multiply", THEIRS["multiply"], ours, ["multiply", N])
 
 
-def _beside(
-    report: Report, name: str, operation: str, ours_s: float, theirs: dict[str, float] | str
-) -> None:
-    if isinstance(theirs, str):
-        report.notes.append(f"MLlib's {name} is not in this table: {theirs}")
-        return
-    end_s = theirs["end_to_end_s"]
+def _beside(report: Report, name: str, operation: str, ours_s: float, command: list[Any]) -> None:
+    """MLlib with netlib's Java, and tuned: with this machine's BLAS."""
+    from benchmarks.linalg import mllib as spark_alone
+
     report.compare(Peer(operation, f"drop-in {name}", ours_s, ours_s, 1.0))
-    report.compare(Peer(operation, f"MLlib {name}", theirs["compute_s"], end_s, end_s / ours_s))
-    report.add(
-        f"drop-in {name}, end to end", end_s / ours_s, 20, "x as quick as MLlib",
-        detail=f"ours {ours_s:.2f} s, MLlib {end_s:.1f} s",
-    )  # fmt: skip
+    for who, more in (("MLlib", []), ("MLlib with native BLAS", ["--native"])):
+        theirs = spark_alone(*command, *more)
+        if isinstance(theirs, str):
+            report.notes.append(f"{who}'s {name} is not in this table: {theirs}")
+            continue
+        end_s = theirs["end_to_end_s"]
+        report.compare(Peer(operation, f"{who} {name}", theirs["compute_s"], end_s, end_s / ours_s))
+        report.add(
+            f"drop-in {name} against {who}, end to end", end_s / ours_s, 20, "x as quick",
+            detail=f"ours {ours_s:.2f} s, {who} {end_s:.1f} s",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    import ray
+
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    run().save()

@@ -302,7 +302,7 @@ def _overheads(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
 
 
 def _spark(report: Report, ours_s: float) -> None:
-    multiply = _mllib("multiply", N)
+    multiply = mllib("multiply", N)
     if isinstance(multiply, str):
         report.notes.append(f"Spark is not in this table: {multiply}")
         return
@@ -320,7 +320,7 @@ def _spark(report: Report, ours_s: float) -> None:
         detail=f"Spark {multiply['end_to_end_s']:.1f} s, of which multiply "
         f"{multiply['compute_s']:.1f} s",
     )
-    svd = _mllib("svd", *SVD, RANK)
+    svd = mllib("svd", *SVD, RANK)
     if isinstance(svd, str):
         report.notes.append(f"Spark's computeSVD is not in this table: {svd}")
         return
@@ -333,7 +333,7 @@ def _spark(report: Report, ours_s: float) -> None:
     )  # fmt: skip
 
 
-def _mllib(*command: Any) -> dict[str, float] | str:
+def mllib(*command: Any) -> dict[str, float] | str:
     """The output of Spark's program, or the reason why it has failed."""
     argv = [sys.executable, "-m", "benchmarks.spark_mllib", *map(str, command)]
     try:

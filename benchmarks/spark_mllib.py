@@ -2,12 +2,16 @@
 
     python -m benchmarks.spark_mllib multiply 4000
     python -m benchmarks.spark_mllib svd 100000 500 20
+    python -m benchmarks.spark_mllib svd 100000 500 20 --native
 
-Spark makes its own data, row by row in its own workers; from there on everything counts.
+Spark makes its own data, row by row in its own workers; from there on everything counts. With
+``--native`` MLlib computes with this machine's BLAS through dev.ludovic.netlib, as a tuned Spark does;
+without, with netlib's Java.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import os
 import sys
@@ -20,9 +24,16 @@ import numpy as np
 BLOCK = 1000
 DECAY = 0.9
 PARTS = 8
+NATIVE = "dev.ludovic.netlib.blas.nativeLib"
 
 
-def main(what: str, *sizes: int) -> None:
+def main(what: str, *sizes: int, native: bool) -> None:
+    library = "none"  # netlib would take any BLAS that it finds
+    if native:
+        found = ctypes.util.find_library("openblas") or ctypes.util.find_library("blas")
+        if found is None:
+            sys.exit("there is no native BLAS on this machine (apt-get install libopenblas0)")
+        library = found
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -32,10 +43,13 @@ def main(what: str, *sizes: int) -> None:
         .config("spark.driver.maxResultSize", "4g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", f"-D{NATIVE}={library}")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
+    if native:  # it raises where the library cannot be used
+        spark._jvm.dev.ludovic.netlib.blas.NativeBLAS.getInstance()
     told = {"multiply": multiply, "svd": svd}[what](spark, *sizes)
     print(json.dumps(told), flush=True)
     spark.stop()
@@ -87,4 +101,5 @@ def svd(spark: Any, m: int, n: int, k: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    words = [word for word in sys.argv[1:] if word != "--native"]
+    main(words[0], *map(int, words[1:]), native="--native" in sys.argv)

@@ -2,7 +2,8 @@
 
 Clients put, get and map regions; the endpoint splits them by rank. On the same node a client maps
 the ranks' memory through the Unix socket (MAP) and reads or writes it directly. From other nodes
-PUT and GET stream the node's share of a region, in one frame.
+PUT and GET stream the node's share of a region, in one frame. A JVM on the same node passes the
+payloads of PUT and GET through memory that it shares with the endpoint (SHARE).
 
 The proxy starts it, and the gang ends with it. When a rank is gone the endpoint hangs up on all
 clients: the rank's memory would stay writable.
@@ -26,6 +27,7 @@ import numpy as np
 
 from mpi_workers.data.description import MAX_KNOWN
 from mpi_workers.data.node_memory import Loan, NodeMemory
+from mpi_workers.data.shared_area import Payload, SharedArea
 from mpi_workers.data.streams import Order, Share, receive_stream, send_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
@@ -142,6 +144,7 @@ class Client:
         self._put_loans: dict[int, dict[int, Loan]] = {}
         self._put_elements: dict[int, Counter[int]] = {}
         self._times = {"receive_s": 0.0, "place_s": 0.0}
+        self._area: SharedArea | None = None
 
     def serve(self) -> None:
         """Answer frames until the client leaves. Raises `ConnectionLost`, or a protocol error."""
@@ -161,6 +164,8 @@ class Client:
             self._connection.refuse(Failure("TransferError", f"refused: {error}"))
             raise
         finally:
+            if self._area is not None:
+                self._area.close()
             with contextlib.suppress(Failure):
                 self._memory.give_back(_all(self._mapped), tainted=True)
             with contextlib.suppress(Failure):
@@ -180,6 +185,8 @@ class Client:
                 self._get(frame.body)
             case Kind.SYNC:
                 self._sync()
+            case Kind.SHARE:
+                self._share(frame.body)
             case _:
                 raise frames.WireError(f"a data endpoint does not accept {frame.kind.name}")
 
@@ -223,6 +230,23 @@ class Client:
         self._memory.give_back(self._mapped.pop(body["matrix"]).values(), written)
         self._connection.send(Kind.SYNC)
 
+    # --- memory for payloads ---
+
+    def _share(self, body: Body) -> None:
+        if self._area is not None:
+            raise Failure("TransferError", "memory is already shared")
+        try:
+            self._area = SharedArea(body.get("nbytes"))
+        except OSError as error:
+            words = f"no memory to share with a client: {error.strerror}"
+            raise Failure("ResourceError", words) from error
+        self._connection.send(Kind.SHARE, {"path": self._area.path, "nonce": self._area.nonce})
+
+    def _payload(self, nbytes: object) -> Payload:
+        if self._area is None:
+            raise Failure("TransferError", "no memory is shared: send SHARE first")
+        return self._area.payload(nbytes)
+
     # --- streams ---
 
     def _put(self, body: Body, nbytes: int) -> None:
@@ -235,24 +259,39 @@ class Client:
         loans = [borrowed[rank] for rank in ranks]
         counts = self._put_elements.setdefault(body["matrix"], Counter())
         self._connection.sock.settimeout(STALL_TIMEOUT_S)
-        if "rows" in body:
-            self._receive_rows(body, nbytes, loans, counts)
-        else:
-            self._receive_region(body, nbytes, loans, counts)
+        stream: Connection | Payload = self._connection
+        if "shared" in body:
+            _check_size(nbytes, 0)
+            stream = self._payload(body["shared"])
+            nbytes = stream.nbytes
+        receive = self._receive_rows if "rows" in body else self._receive_region
+        receive(stream, body, nbytes, loans, counts)
+        if "shared" in body:
+            self._connection.send(Kind.SHARE)
 
     def _receive_region(
-        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
+        self,
+        stream: Connection | Payload,
+        body: Body,
+        nbytes: int,
+        loans: Sequence[Loan],
+        counts: Counter[int],
     ) -> None:
         share = _share(body, loans)
         _check_size(nbytes, share.nbytes)
-        times = receive_stream(self._connection, share, _InParts(loans))
+        times = receive_stream(stream, share, _InParts(loans))
         self._times["receive_s"] += times.moving
         self._times["place_s"] += times.copying
         for loan in loans:
             counts[loan.rank] += elements_of(share.boxes, loan.rank, loan.distribution)
 
     def _receive_rows(
-        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
+        self,
+        stream: Connection | Payload,
+        body: Body,
+        nbytes: int,
+        loans: Sequence[Loan],
+        counts: Counter[int],
     ) -> None:
         distribution, dtype = loans[0].distribution, loans[0].dtype
         rows = checked_rows(body["rows"], distribution.shape)
@@ -265,7 +304,7 @@ class Client:
         received = []
         for group in groups:
             elements = np.empty((len(group.rows), len(group.cols)), dtype)
-            self._connection.read_into(elements.reshape(-1).view(np.uint8).data)
+            stream.read_into(elements.reshape(-1).view(np.uint8).data)
             received.append(elements)
         arrived = time.perf_counter()
         for group, elements in zip(groups, received, strict=True):
@@ -288,7 +327,12 @@ class Client:
         try:
             share = _share(body, loans)
             self._connection.sock.settimeout(STALL_TIMEOUT_S)
-            send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
+            if "shared" in body:
+                payload = self._payload(share.nbytes)
+                send_stream(payload, Kind.DATA, {}, share, _InParts(loans))
+                self._connection.send(Kind.DATA, {"shared": payload.nbytes})
+            else:
+                send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
         finally:
             self._memory.give_back(loans)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.data.shared_area import Payload
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.node_shares import Box, boxes, chunk_bytes
 from mpi_workers.matrix.regions import Region
@@ -106,7 +107,7 @@ class StreamTimes(NamedTuple):
 
 
 def send_stream(
-    connection: Connection,
+    connection: Connection | Payload,
     kind: Kind,
     body: Body,
     share: Share,
@@ -118,7 +119,7 @@ def send_stream(
 
     Parameters
     ----------
-    connection : Connection
+    connection : Connection or Payload
         Its socket's timeout is set, and applies to each piece.
     kind, body
         Of the frame.
@@ -161,7 +162,9 @@ def send_stream(
     return StreamTimes(copying, moving)
 
 
-def receive_stream(connection: Connection, share: Share, elements: Elements) -> StreamTimes:
+def receive_stream(
+    connection: Connection | Payload, share: Share, elements: Elements
+) -> StreamTimes:
     """Receive the payload of `send_stream`.
 
     Raises

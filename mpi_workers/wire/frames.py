@@ -49,6 +49,7 @@ class Kind(IntEnum):
     SYNC = 12
     CHALLENGE = 13
     PROOF = 14
+    SHARE = 15
 
 
 _KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}

@@ -35,12 +35,24 @@ class Sparks:
 
     def local(self) -> Any:
         """Two threads in one JVM, without RayDP."""
-        if self._kind != "local":
+        return self._started("local[2]", {})
+
+    def executors(self) -> Any:
+        """Two executors of one core each, in JVMs of their own, without RayDP."""
+        settings = {
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": JVM,
+            "spark.decommission.enabled": "true",
+        }
+        return self._started("local-cluster[2,1,512]", settings)
+
+    def _started(self, master: str, settings: dict[str, str]) -> Any:
+        if self._kind != master:
             self.stop()
             from pyspark.sql import SparkSession  # noqa: PLC0415
 
             os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-            builder = SparkSession.builder.master("local[2]").appName("tests")
+            builder = SparkSession.builder.master(master).appName("tests")
             for key, value in {
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
@@ -50,9 +62,10 @@ class Sparks:
                 "spark.sql.shuffle.partitions": "4",
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
+                **settings,
             }.items():
                 builder = builder.config(key, value)
-            self._kind, self._spark = "local", builder.getOrCreate()
+            self._kind, self._spark = master, builder.getOrCreate()
         return self._spark
 
     def on_ray(self) -> Any:

@@ -78,7 +78,8 @@ def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
         case DataFrame():
             return _of_frame(source, "DataFrame", dtype, connection)
         case RowMatrix():
-            return _of_frame(_frame_of_rows(source), "RowMatrix", dtype, connection)
+            rdd = _java(source).rows().toJavaRDD()
+            return _of_frame(_frame_of_rows(source), "RowMatrix", dtype, connection, rdd)
         case IndexedRowMatrix():
             return _of_indexed(source, dtype, connection)
         case CoordinateMatrix():
@@ -105,7 +106,9 @@ def _session() -> Any:
 # --- DataFrames, and RowMatrix as one -----------------------------------------------------
 
 
-def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) -> SparkSource:
+def _of_frame(
+    frame: Any, kind: str, wanted: Any, connection: GangConnection, rdd: Any = None
+) -> SparkSource:
     fields = frame.schema.fields
     if not fields:
         raise ShapeError("the DataFrame has no columns: there is nothing to send")
@@ -123,7 +126,7 @@ def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) ->
         )
     ).toDF(*plain.columns)  # fmt: skip
     widths = _widths(plain, list(kinds), names, connection)
-    return OrderedSource(plain, kind, names, list(kinds), widths, dtypes, dtype, connection)
+    return OrderedSource(plain, kind, names, list(kinds), widths, dtypes, dtype, connection, rdd)
 
 
 def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
@@ -196,7 +199,8 @@ def _shape(matrix: Any, what: str, connection: GangConnection) -> tuple[int, int
 def _of_indexed(matrix: IndexedRowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
     shape = _shape(matrix, "IndexedRowMatrix", connection)
     frame = callMLlibFunc("getIndexedRows", _java(matrix))
-    return NumberedSource(frame, "IndexedRowMatrix", shape, chosen_dtype(FLOAT64, wanted))
+    rdd = _java(matrix).rows().toJavaRDD()
+    return NumberedSource(frame, "IndexedRowMatrix", shape, chosen_dtype(FLOAT64, wanted), rdd)
 
 
 def _of_blocks(
@@ -205,4 +209,5 @@ def _of_blocks(
     shape = _shape(matrix, kind, connection)
     block = (int(matrix.rowsPerBlock), int(matrix.colsPerBlock))
     frame = callMLlibFunc("getMatrixBlocks", _java(matrix))
-    return BlocksSource(frame, kind, shape, chosen_dtype(FLOAT64, wanted), block)
+    rdd = _java(matrix).blocks().toJavaRDD()
+    return BlocksSource(frame, kind, shape, chosen_dtype(FLOAT64, wanted), rdd, block)

@@ -1,8 +1,9 @@
 """The rows' way without Python: executors read them in the JVM and stream them to the gang's nodes.
 
-`java/` has the Java sources. Their jar is built at installation, or at the first use, where there
-is a JDK, and is added to a Spark that already runs. Without it, rows pass through Spark's Python
-workers (`executor_push`), several times slower; a warning says so.
+`java/` has the sources in Java, and those of the API for Scala. Their jar is in the wheel, or is
+built at the first use, where there is a JDK, and is added to a Spark that already runs without it
+(`spark.jars`). Without it, rows pass through Spark's Python workers (`executor_push`), several
+times slower; a warning says so.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from py4j.protocol import Py4JError
 
+from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.matrix.node_shares import chunk_bytes, products
 
 SOURCES = Path(__file__).with_name("java")
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
 JAVAC = ("--release", "8", "-Xlint:-options", "-encoding", "UTF-8")
+SCALAC = ("-cp", f"{SPARK_JARS}/*", "scala.tools.nsc.Main", "-usejavacp", "-encoding", "UTF-8")
+MANIFEST = f"Manifest-Version: 1.0\nImplementation-Version: {__version__}\n"
 BUILD_TIMEOUT_S = 120.0
 
 SOURCE = "alchemist.spark.MatrixSource"
@@ -51,12 +56,26 @@ def sender(spark: Any) -> Any:
 
 
 def _tried(context: Any) -> bool:
-    """Attach the jar; False if that cannot be done, with a warning."""
+    """Attach the jar, unless it is there; False if that cannot be done, with a warning."""
     try:
-        _attach(context, build())
+        if not _present(context):
+            _attach(context, build())
     except NoJar as reason:
         log.warning("rows of Spark pass through Python workers, which is slower: %s", reason)
         return False
+    return True
+
+
+def _present(context: Any) -> bool:
+    """Whether Spark was started with the jar (`spark.jars`). Raises `NoJar` for another version."""
+    try:
+        version = (
+            context._jvm.java.lang.Class.forName(SOURCE).getPackage().getImplementationVersion()
+        )
+    except Py4JError:
+        return False
+    if version != __version__:
+        raise NoJar(f"spark.jars has the jar of version {version}, and this is {__version__}")
     return True
 
 
@@ -71,8 +90,8 @@ def _attach(context: Any, jar: Path) -> None:
 
 def build() -> Path:
     """The jar of these sources, from the last build or a new one. Raises `NoJar`."""
-    sources = sorted(SOURCES.rglob("*.java"))
-    digest = hashlib.sha256(pyspark.__version__.rpartition(".")[0].encode())
+    sources = sorted(SOURCES.rglob("*.java")) + sorted(SOURCES.rglob("*.scala"))
+    digest = hashlib.sha256(f"{pyspark.__version__.rpartition('.')[0]} {__version__}".encode())
     for source in sources:
         digest.update(source.read_bytes())
     name = f"alchemist-spark-{digest.hexdigest()[:12]}.jar"
@@ -89,22 +108,21 @@ def build() -> Path:
 
 def _compile(sources: list[Path], jar: Path) -> Path:
     home = os.environ.get("JAVA_HOME", "")
-    javac = shutil.which("javac", path=f"{home}/bin") if home else None
-    javac = javac or shutil.which("javac")
-    if javac is None:
+    java, javac = (
+        (shutil.which(name, path=f"{home}/bin") if home else None) or shutil.which(name)
+        for name in ("java", "javac")
+    )
+    if java is None or javac is None:
         raise NoJar("no JDK was found (javac; set JAVA_HOME, or apt-get install default-jdk)")
+    in_java = [str(path) for path in sources if path.suffix == ".java"]
+    in_scala = [str(path) for path in sources if path.suffix == ".scala"]
     with tempfile.TemporaryDirectory(dir=jar.parent) as folder:
-        words = [javac, *JAVAC, "-cp", f"{SPARK_JARS}/*", "-d", folder, *map(str, sources)]
-        try:
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise NoJar(f"{javac} failed: {error}") from error
-        if done.returncode:
-            raise NoJar(f"{javac} failed: {done.stderr.strip()[-500:]}")
+        _run(javac, *JAVAC, "-cp", f"{SPARK_JARS}/*", "-d", folder, *in_java)
+        if in_scala:  # Spark's jars have the compiler
+            _run(java, *SCALAC, "-d", folder, *in_scala)
         unfinished = Path(folder) / "new.jar"
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("META-INF/MANIFEST.MF", MANIFEST)
             for found in sorted(Path(folder).rglob("*.class")):
                 archive.write(found, found.relative_to(folder))
         unfinished.replace(jar)
@@ -112,6 +130,17 @@ def _compile(sources: list[Path], jar: Path) -> Path:
         if old != jar:
             old.unlink(missing_ok=True)
     return jar
+
+
+def _run(*words: str) -> None:
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoJar(f"{words[0]} failed: {error}") from error
+    if done.returncode:
+        raise NoJar(f"{words[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
 
 
 def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, Any]:
@@ -147,7 +176,3 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
         "dtype": target.dtype.name,
         "nodes": nodes,
     }
-
-
-if __name__ == "__main__":
-    log.warning("%s", build())

@@ -30,7 +30,7 @@ from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.description import DataEndpoints, TransferTarget
-from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.layout import Distribution, Shape
 
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
 PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
@@ -99,8 +99,8 @@ def to_spark(
     Notes
     -----
     The tasks fetch from the gang's nodes directly, with one connection per task and node: no data
-    passes through this process, and none through Python workers if there is a JDK (except for the
-    last two kinds). If the gang has ended, the tasks fail.
+    passes through this process, and none through Python workers if there is a JDK. If the gang has
+    ended, the tasks fail.
     """
     if kind not in KINDS:
         raise BadArgumentError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
@@ -121,47 +121,69 @@ def to_spark(
     target = TransferTarget(
         handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
-    if kind == "BlockMatrix":
-        down, across = block or (BLOCK, BLOCK)
-        count = math.ceil(m / down) * math.ceil(n / across)
-        numbers = _numbers(spark, count, handle.nbytes)
-        found = numbers.mapInArrow(
-            object_store_pull.blocks(endpoints, target, down, across), _BLOCKS
-        )
-        return BlockMatrix(
-            _java("createBlockMatrix", found, down, across, m, n), down, across, m, n
-        )
-    if kind == "CoordinateMatrix":
-        numbers = _numbers(spark, m, handle.nbytes)
-        found = numbers.mapInArrow(object_store_pull.entries(endpoints, target), _ENTRIES)
-        return CoordinateMatrix(_java("createCoordinateMatrix", found, m, n), m, n)
-    found = _rows(spark, endpoints, target, vectors=kind != "DataFrame")
+    down, across = block or (BLOCK, BLOCK)
+    find = _by_python if jvm.sender(spark) is None else _by_jvm
+    found = find(spark, endpoints, target, kind, (down, across))
     match kind:
         case "DataFrame":
             return found.toDF(*handle.columns) if handle.columns else found
         case "RowMatrix":
-            return RowMatrix(found.select("vector"), m, n)
-    return IndexedRowMatrix(_java("createIndexedRowMatrix", found, m, n), m, n)
+            return RowMatrix(found, m, n)
+        case "IndexedRowMatrix":
+            return IndexedRowMatrix(found, m, n)
+        case "CoordinateMatrix":
+            return CoordinateMatrix(found, m, n)
+    return BlockMatrix(found, down, across, m, n)
 
 
-def _rows(spark: Any, endpoints: DataEndpoints, target: TransferTarget, *, vectors: bool) -> Any:
-    """A DataFrame of the rows: as columns c0, c1, ..., or as numbers and vectors."""
+def _by_jvm(
+    spark: Any, endpoints: DataEndpoints, target: TransferTarget, kind: str, block: Shape
+) -> Any:
+    """A DataFrame, or an object of MLlib in the JVM."""
     m, n = target.distribution.shape
     nbytes = m * n * target.dtype.itemsize
-    if jvm.sender(spark) is not None:
-        options = {
-            "target": json.dumps(jvm.description(endpoints, target)),
-            "partitions": str(_partitions(spark, m, nbytes)),
-            "form": "vectors" if vectors else "columns",
-        }
+    described = json.dumps(jvm.description(endpoints, target))
+    rows = _partitions(spark, m, nbytes)
+    if kind == "DataFrame":
+        options = {"target": described, "partitions": str(rows)}
         return spark.read.format(jvm.SOURCE).options(**options).load()
+    context, matrices = spark.sparkContext._jsc, spark._jvm.alchemist.spark.Matrices
+    match kind:
+        case "RowMatrix":
+            return matrices.rows(context, described, rows)
+        case "IndexedRowMatrix":
+            return matrices.indexedRows(context, described, rows)
+        case "CoordinateMatrix":
+            return matrices.entries(context, described, rows)
+    parts = _partitions(spark, math.ceil(m / block[0]) * math.ceil(n / block[1]), nbytes)
+    return matrices.blocks(context, described, parts, *map(int, block))
+
+
+def _by_python(
+    spark: Any, endpoints: DataEndpoints, target: TransferTarget, kind: str, block: Shape
+) -> Any:
+    """The same by Python workers; a RowMatrix as a DataFrame of vectors."""
+    m, n = target.distribution.shape
+    nbytes = m * n * target.dtype.itemsize
+    if kind == "BlockMatrix":
+        down, across = block
+        numbers = _numbers(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
+        get = object_store_pull.blocks(endpoints, target, down, across)
+        return _java("createBlockMatrix", numbers.mapInArrow(get, _BLOCKS), down, across, m, n)
     numbers = _numbers(spark, m, nbytes)
-    if vectors:
-        return numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
-    # Arrow's batches are matched to the schema by names, which may occur twice.
-    element = _TYPES[target.dtype.name]()
-    fields = [StructField(f"c{j}", element, False) for j in range(n)]
-    return numbers.mapInArrow(object_store_pull.columns(endpoints, target), StructType(fields))
+    match kind:
+        case "CoordinateMatrix":
+            get = object_store_pull.entries(endpoints, target)
+            return _java("createCoordinateMatrix", numbers.mapInArrow(get, _ENTRIES), m, n)
+        case "DataFrame":
+            # Arrow's batches are matched to the schema by names, which may occur twice.
+            element = _TYPES[target.dtype.name]()
+            schema = StructType([StructField(f"c{j}", element, False) for j in range(n)])
+            return numbers.mapInArrow(object_store_pull.columns(endpoints, target), schema)
+    found = numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
+    if kind == "RowMatrix":
+        return found.select("vector")
+    return _java("createIndexedRowMatrix", found, m, n)
 
 
 def _partitions(spark: Any, count: int, nbytes: int) -> int:

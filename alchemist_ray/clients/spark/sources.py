@@ -1,8 +1,8 @@
 """Sources of Spark: rows in Spark's order, which are counted first; rows and blocks with numbers.
 
-One task per core streams its rows to the gang's nodes from the JVM (`jvm.py`). Blocks, and rows
-where there is no JDK, reach the executors' Python workers as Arrow batches (`mapInArrow`), and go
-from there to the ranks (`executor_push.py`).
+One task per core sends its rows or blocks to the gang's nodes from the JVM (`jvm.py`). Where there
+is no JDK, they reach the executors' Python workers as Arrow batches (`mapInArrow`), and go from
+there to the ranks (`executor_push.py`).
 """
 
 from __future__ import annotations
@@ -59,13 +59,18 @@ class SparkSource:
         The data that `push` reads.
     kind : str
         The type that the user sent.
+    rdd : JavaRDD, optional
+        The rows or blocks of one of MLlib's matrices, which the JVM sends without a DataFrame.
     """
 
     ndim = 2
     columns: Sequence[str] = ()
 
-    def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any = None
+    ) -> None:
         self._frame = frame
+        self._rdd = rdd
         self._kind = kind
         self.shape = shape
         self.dtype = dtype
@@ -183,6 +188,7 @@ class OrderedSource(SparkSource):
         elements: Sequence[np.dtype[Any]],
         dtype: np.dtype[Any],
         connection: GangConnection,
+        rdd: Any = None,
     ) -> None:
         self._names, self._kinds, self._widths = names, kinds, widths
         self._elements = elements  # of each column, before they are converted to `dtype`
@@ -195,7 +201,8 @@ class OrderedSource(SparkSource):
             # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
             with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(COUNT_BATCH)}):
                 if sender is not None:
-                    pairs: list[Any] = json.loads(sender.count(frame.select()._jdf, _cores(spark)))
+                    rows = sender.rows(frame.select()._jdf) if rdd is None else rdd
+                    pairs: list[Any] = json.loads(sender.count(rows, _cores(spark)))
                     return pairs
                 parts = frame.select(F.spark_partition_id()).coalesce(_cores(spark))
                 return [tuple(row) for row in parts.mapInArrow(count, COUNT_SCHEMA).collect()]
@@ -206,7 +213,7 @@ class OrderedSource(SparkSource):
         counts = dict(counted)
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        super().__init__(frame, kind, (self._starts[-1], sum(widths)), dtype)
+        super().__init__(frame, kind, (self._starts[-1], sum(widths)), dtype, rdd)
 
     @property
     def _fits_jvm(self) -> bool:
@@ -222,8 +229,8 @@ class OrderedSource(SparkSource):
             )
         ]
         spec = json.dumps(description | {"columns": columns, "starts": self._starts})
-        cores = _cores(self._frame.sparkSession)
-        reports = sender.ordered(self._frame._jdf, cores, spec)
+        rows = sender.rows(self._frame._jdf) if self._rdd is None else self._rdd
+        reports = sender.ordered(rows, _cores(self._frame.sparkSession), spec)
         return [(json.loads(report), np.empty(0, np.int64)) for report in reports]
 
     def _numbered_frame(self) -> Any:
@@ -262,7 +269,7 @@ class NumberedSource(SparkSource):
         column = {"name": "vector", "kind": "vector", "width": self.shape[1], "type": "float64"}
         spec = json.dumps(description | {"columns": [column]})
         answers = []
-        for text in sender.numbered(self._frame._jdf, _cores(self._frame.sparkSession), spec):
+        for text in sender.numbered(self._rdd, _cores(self._frame.sparkSession), spec):
             report = json.loads(text)
             sent = np.empty(0, np.int64)
             if (places := report.pop("places", None)) is not None:
@@ -302,9 +309,23 @@ class NumberedSource(SparkSource):
 class BlocksSource(SparkSource):
     """Blocks with numbers; missing blocks are zero."""
 
-    def __init__(self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], block: Shape):
+    def __init__(
+        self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any, block: Shape
+    ) -> None:
         self._block = block
-        super().__init__(frame, kind, shape, dtype)
+        super().__init__(frame, kind, shape, dtype, rdd)
+
+    @property
+    def _fits_jvm(self) -> bool:
+        return True
+
+    def _send_by_jvm(
+        self, sender: Any, description: dict[str, Any]
+    ) -> list[tuple[Any, NDArray[np.int64]]]:
+        spec = json.dumps(description | {"block": self._block})
+        found = sender.blocks(self._rdd, _cores(self._frame.sparkSession), spec)
+        reports = [json.loads(text) for text in found]
+        return [(each, np.array(each.pop("blocks", []), np.int64).reshape(-1)) for each in reports]
 
     def _batch(self) -> int:
         return max(1, BATCH // (self._block[0] * self._block[1] * 8))

@@ -6,7 +6,6 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -17,7 +16,6 @@ import org.apache.spark.unsafe.Platform;
 final class Block implements Closeable {
     static final long BASE = Platform.BYTE_ARRAY_OFFSET;
     private static final int BLOCK_BYTES = 8 << 20;
-    private static final int STAGING_BYTES = 512 << 10;
     private static final int MIN_RUN = 16; // rows: longer runs are sent as regions
 
     final byte[] bytes;
@@ -26,8 +24,6 @@ final class Block implements Closeable {
     private final long[] numbers; // of the rows
     private int count;
     private final List<Connection> connections = new ArrayList<>();
-    private final ByteBuffer staging =
-            ByteBuffer.allocateDirect(STAGING_BYTES).order(ByteOrder.nativeOrder());
     private final long[] sent; // bytes and nanoseconds, of each node in turn
 
     Block(Target target) throws IOException {
@@ -38,7 +34,8 @@ final class Block implements Closeable {
         bytes = new byte[numbers.length * rowBytes];
         try {
             for (Target.Node node : target.nodes) {
-                connections.add(Connection.open(node.host, node.port, target.token));
+                connections.add(
+                        Connection.open(node.host, node.port, target.token, bytes.length));
             }
         } catch (IOException | RuntimeException error) {
             close();
@@ -80,15 +77,23 @@ final class Block implements Closeable {
     }
 
     private void putRegion(int first, int last) throws IOException {
-        long row0 = numbers[first], row1 = numbers[last - 1] + 1;
+        long[] region = {numbers[first], numbers[last - 1] + 1, 0, target.cols};
+        put(region, true, bytes, first * rowBytes);
+    }
+
+    /** Send a region that is stored by rows or by columns, without gaps. */
+    void put(long[] region, boolean byRow, byte[] stored, int first) throws IOException {
+        int itemsize = target.element.nbytes;
+        long length = byRow ? region[3] - region[2] : region[1] - region[0];
         for (int k = 0; k < connections.size(); k++) {
             Target.Node node = target.nodes.get(k);
-            Share share = new Share(node, row0, row1, target.cols, target.element.nbytes, true);
+            Connection connection = connections.get(k);
+            Share share = new Share(node, region, itemsize, byRow);
             if (share.nbytes() > 0) {
                 long began = System.nanoTime();
-                Map<String, Object> body = target.request(node, row0, row1, "C");
-                connections.get(k).begin(Connection.PUT, body, share.nbytes());
-                share.send(connections.get(k), bytes, first * rowBytes, rowBytes, staging);
+                connection.beginPut(target.request(node, region, byRow), share.nbytes());
+                share.send(connection, stored, first, length * itemsize);
+                connection.endPut();
                 sent[2 * k] += share.nbytes();
                 sent[2 * k + 1] += System.nanoTime() - began;
             }
@@ -103,7 +108,7 @@ final class Block implements Closeable {
         ByteBuffer ascending = ByteBuffer.allocate(8 * count).order(ByteOrder.LITTLE_ENDIAN);
         for (int k = 0; k < count; k++) {
             if (k > 0 && numbers[order[k]] == numbers[order[k - 1]]) {
-                throw duplicate(numbers[order[k]]);
+                throw duplicate("row " + numbers[order[k]]);
             }
             ascending.putLong(numbers[order[k]]);
         }
@@ -134,41 +139,38 @@ final class Block implements Closeable {
         }
         Map<String, Object> body = target.request(node);
         body.put("rows", ascending);
-        connection.begin(Connection.PUT, body, size * itemsize);
+        connection.beginPut(body, size * itemsize);
         for (int p = 0; p < columns.size(); p++) {
             for (Integer k : order) {
                 if (node.products.get(p)[0].contains(numbers[k])) {
                     for (int col : columns.get(p)) {
-                        if (staging.remaining() < itemsize) {
-                            Share.flush(connection, staging);
-                        }
-                        staging.put(bytes, k * rowBytes + col * itemsize, itemsize);
+                        connection.write(bytes, k * rowBytes + col * itemsize, itemsize);
                     }
                 }
             }
         }
-        Share.flush(connection, staging);
+        connection.endPut();
         return size * itemsize;
     }
 
-    static Failure duplicate(long row) {
+    static Failure duplicate(String what) {
         return new Failure(
                 "IncompleteMatrixError",
-                "row " + row + " appears twice: drop duplicates, or add them up");
+                what + " appears twice: drop duplicates, or add them up");
     }
 
     /** Wait until the nodes have stored and counted everything; the times of each node. */
     List<Map<String, Object>> finish() throws IOException {
         flush();
         for (Connection connection : connections) {
-            connection.send(Connection.SYNC, Collections.emptyMap());
+            connection.beginSync();
         }
         List<Map<String, Object>> times = new ArrayList<>();
         for (int k = 0; k < connections.size(); k++) {
-            Map<String, Object> answer = connections.get(k).expect(Connection.SYNC);
+            Map<String, Object> answer = connections.get(k).endSync();
             Map<String, Object> its = new LinkedHashMap<>();
             its.put("node", target.nodes.get(k).number);
-            its.put("route", "TCP");
+            its.put("route", connections.get(k).route());
             its.put("nbytes", sent[2 * k]);
             its.put("send_s", sent[2 * k + 1] / 1e9);
             its.put("receive_s", answer.get("receive_s"));

@@ -2,6 +2,10 @@ package alchemist.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
+import org.apache.spark.mllib.linalg.DenseVector;
+import org.apache.spark.mllib.linalg.SparseVector;
+import org.apache.spark.mllib.linalg.Vector;
+import org.apache.spark.mllib.linalg.distributed.IndexedRow;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.expressions.UnsafeArrayData;
@@ -46,9 +50,31 @@ final class Columns {
         return type.equalsIgnoreCase(element.name());
     }
 
-    /** Copy the columns of a row, from its column {@code first} on, to {@code at} in a block. */
-    void read(InternalRow row, int first, byte[] block, int at) throws IOException {
-        if (words && first == 0 && row instanceof UnsafeRow && !((UnsafeRow) row).anyNull()) {
+    /** Copy a row of Spark SQL or of MLlib to {@code at} in a block. */
+    void read(Object row, byte[] block, int at) throws IOException {
+        if (row instanceof InternalRow) {
+            read((InternalRow) row, block, at);
+            return;
+        }
+        Vector vector = row instanceof IndexedRow ? ((IndexedRow) row).vector() : (Vector) row;
+        checkWidth(vector.size(), 0);
+        if (vector instanceof DenseVector) {
+            element.store(block, at, ((DenseVector) vector).values(), names[0]);
+            return;
+        }
+        SparseVector sparse = (SparseVector) vector;
+        for (int j = 0; j < widths[0]; j++) {
+            element.store(block, at + j * element.nbytes, 0L, names[0]);
+        }
+        int[] indices = sparse.indices();
+        for (int j = 0; j < indices.length; j++) {
+            int place = at + indices[j] * element.nbytes;
+            element.store(block, place, sparse.values()[j], names[0]);
+        }
+    }
+
+    private void read(InternalRow row, byte[] block, int at) throws IOException {
+        if (words && row instanceof UnsafeRow && !((UnsafeRow) row).anyNull()) {
             UnsafeRow packed = (UnsafeRow) row;
             int bits = UnsafeRow.calculateBitSetWidthInBytes(packed.numFields());
             Platform.copyMemory(
@@ -57,15 +83,15 @@ final class Columns {
             return;
         }
         for (int k = 0; k < names.length; k++) {
-            if (row.isNullAt(first + k)) {
+            if (row.isNullAt(k)) {
                 throw nulls(names[k]);
             }
             if (scalars[k]) {
-                scalar(row, first + k, k, block, at);
+                scalar(row, k, k, block, at);
             } else if (vectors[k]) {
-                vector(row.getStruct(first + k, 4), k, block, at);
+                vector(row.getStruct(k, 4), k, block, at);
             } else {
-                ArrayData list = row.getArray(first + k);
+                ArrayData list = row.getArray(k);
                 checkWidth(list.numElements(), k);
                 values(list, k, block, at);
             }

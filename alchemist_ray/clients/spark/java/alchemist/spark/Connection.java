@@ -8,8 +8,13 @@ import java.net.InetSocketAddress;
 import java.net.SocketTimeoutException;
 import java.net.StandardSocketOptions;
 import java.nio.ByteBuffer;
+import java.nio.MappedByteBuffer;
+import java.nio.channels.FileChannel;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.InvalidPathException;
+import java.nio.file.Paths;
+import java.nio.file.StandardOpenOption;
 import java.security.GeneralSecurityException;
 import java.security.MessageDigest;
 import java.security.SecureRandom;
@@ -18,15 +23,17 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
+import org.apache.spark.storage.StorageUtils;
 
 /**
  * An authenticated connection to a node's data endpoint: frames and payloads.
  *
- * <p>The format is described in {@code mpi_workers/wire/frames.py} and {@code handshake.py}.
+ * <p>The format is described in {@code mpi_workers/wire/frames.py} and {@code handshake.py}. On the
+ * same node payloads pass through memory that the endpoint shares ({@code shared_area.py}).
  */
 final class Connection implements Closeable {
     static final int HELLO = 1, WELCOME = 2, REFUSED = 3, PUT = 7, GET = 8, DATA = 9, SYNC = 12;
-    static final int CHALLENGE = 13, PROOF = 14;
+    static final int CHALLENGE = 13, PROOF = 14, SHARE = 15;
 
     private static final byte[] MAGIC = "ALCH".getBytes(StandardCharsets.US_ASCII);
     private static final short VERSION = 2;
@@ -37,17 +44,27 @@ final class Connection implements Closeable {
     private static final int CONNECT_TIMEOUT_MS = 10_000;
     private static final int STALL_TIMEOUT_MS = 600_000; // as STALL_TIMEOUT_S of node_connection.py
     private static final int SOCKET_BYTES = 1 << 20;
+    private static final int STAGING_BYTES = 512 << 10;
+    private static final long MAX_SHARED_BYTES = 64 << 20; // as MAX_BYTES of shared_area.py
 
     private final SocketChannel channel;
     private final String name;
+    private MappedByteBuffer shared; // null: payloads are streamed
+    private boolean unread; // the endpoint may still read from the shared memory
+    private ByteBuffer buffer; // of the payload: the shared memory, or a part on its way
+    private ByteBuffer staging;
+    private Map<String, Object> put; // the frame whose payload is being written to the memory
     private long payload; // bytes of the last frame's payload
+    private long left; // of them, not yet read
 
     private Connection(SocketChannel channel, String name) {
         this.channel = channel;
         this.name = name;
     }
 
-    static Connection open(String host, int port, String token) throws IOException {
+    /** Connect. {@code payloadBytes}: up to this size payloads shall pass through memory. */
+    static Connection open(String host, int port, String token, long payloadBytes)
+            throws IOException {
         SocketChannel channel = SocketChannel.open();
         try {
             channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
@@ -57,6 +74,9 @@ final class Connection implements Closeable {
             channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
             Connection connection = new Connection(channel, host + ":" + port);
             connection.authenticate(token);
+            if (channel.socket().getInetAddress().equals(channel.socket().getLocalAddress())) {
+                connection.share(Math.min(payloadBytes, MAX_SHARED_BYTES));
+            }
             return connection;
         } catch (IOException | RuntimeException error) {
             channel.close();
@@ -108,27 +128,157 @@ final class Connection implements Closeable {
         return (byte[]) value;
     }
 
-    void send(int kind, Map<String, ?> body) throws IOException {
-        begin(kind, body, 0);
+    /** Map memory of the endpoint, if this process may: it is on this node, of the same user. */
+    private void share(long nbytes) throws IOException {
+        Map<String, Object> answer;
+        try {
+            send(SHARE, Collections.singletonMap("nbytes", Math.max(nbytes, NONCE_BYTES)));
+            answer = expect(SHARE);
+        } catch (Failure failure) {
+            return; // the endpoint has no memory for it
+        }
+        byte[] nonce = (byte[]) answer.get("nonce"), found = new byte[nonce.length];
+        try (FileChannel file = FileChannel.open(
+                Paths.get((String) answer.get("path")),
+                StandardOpenOption.READ, StandardOpenOption.WRITE)) {
+            MappedByteBuffer mapped = file.map(FileChannel.MapMode.READ_WRITE, 0, file.size());
+            mapped.duplicate().get(found);
+            if (MessageDigest.isEqual(nonce, found)) {
+                shared = mapped;
+            } else { // a file of another process: the endpoint has other process ids
+                StorageUtils.dispose(mapped);
+            }
+        } catch (IOException | InvalidPathException error) {
+            shared = null;
+        }
     }
 
-    /** Send header and map of a frame; the payload follows through {@link #write}. */
-    void begin(int kind, Map<String, ?> body, long payloadBytes) throws IOException {
+    /** Whether payloads of this size pass through shared memory. */
+    private boolean shares(long nbytes) {
+        return shared != null && nbytes <= shared.capacity();
+    }
+
+    String route() {
+        return shared == null ? "TCP" : "shared memory";
+    }
+
+    /** Begin a PUT; its payload follows through {@link #write}, then {@link #endPut}. */
+    void beginPut(Map<String, Object> body, long nbytes) throws IOException {
+        settle();
+        if (shares(nbytes)) {
+            body.put("shared", nbytes);
+            put = body;
+            buffer = shared;
+        } else {
+            sendHead(PUT, body, nbytes);
+            buffer = staging = staging != null ? staging : ByteBuffer.allocateDirect(STAGING_BYTES);
+        }
+        buffer.clear();
+    }
+
+    void write(byte[] bytes, int at, int length) throws IOException {
+        for (int done = 0; done < length; ) {
+            if (!buffer.hasRemaining()) {
+                flush();
+            }
+            int part = Math.min(length - done, buffer.remaining());
+            buffer.put(bytes, at + done, part);
+            done += part;
+        }
+    }
+
+    void endPut() throws IOException {
+        if (put != null) {
+            send(PUT, put);
+            unread = true;
+            put = null;
+        } else {
+            flush();
+        }
+    }
+
+    /** Stream the buffer. Fails with the endpoint's reason if it has refused the frame. */
+    private void flush() throws IOException {
+        buffer.flip();
+        try {
+            while (buffer.hasRemaining()) {
+                if (channel.socket().getInputStream().available() > 0) {
+                    throw new IOException("the data endpoint refused the data");
+                }
+                channel.write(buffer);
+            }
+        } catch (IOException error) {
+            throw refusal(error);
+        }
+        buffer.clear();
+    }
+
+    /** Wait until the endpoint has read the shared memory. */
+    private void settle() throws IOException {
+        if (unread) {
+            unread = false;
+            expect(SHARE);
+        }
+    }
+
+    /** Ask for a payload of this size; it is read through {@link #read(byte[], int, int)}. */
+    void get(Map<String, Object> body, long nbytes) throws IOException {
+        boolean sharing = shares(nbytes);
+        if (sharing) {
+            body.put("shared", true);
+        }
+        send(GET, body);
+        Object size = expect(DATA).get("shared");
+        left = sharing && size instanceof Long ? (long) size : payload;
+        if (left != nbytes) {
+            throw new IOException("the node sent " + left + " bytes instead of " + nbytes);
+        }
+        if (sharing) {
+            buffer = shared;
+            buffer.clear();
+        } else {
+            buffer = staging = staging != null ? staging : ByteBuffer.allocate(STAGING_BYTES);
+            buffer.limit(0);
+        }
+    }
+
+    void read(byte[] into, int at, int length) throws IOException {
+        for (int done = 0; done < length; ) {
+            if (!buffer.hasRemaining()) {
+                buffer.clear();
+                buffer.limit((int) Math.min(buffer.capacity(), left));
+                left -= buffer.limit();
+                read(buffer);
+            }
+            int part = Math.min(length - done, buffer.remaining());
+            buffer.get(into, at + done, part);
+            done += part;
+        }
+    }
+
+    /** Ask the endpoint to store and count everything. */
+    void beginSync() throws IOException {
+        settle();
+        send(SYNC, Collections.emptyMap());
+    }
+
+    /** Wait until it has; its times. */
+    Map<String, Object> endSync() throws IOException {
+        return expect(SYNC);
+    }
+
+    private void send(int kind, Map<String, ?> body) throws IOException {
+        sendHead(kind, body, 0);
+    }
+
+    private void sendHead(int kind, Map<String, ?> body, long payloadBytes) throws IOException {
         byte[] packed = body.isEmpty() ? new byte[0] : MessagePack.pack(body);
         ByteBuffer head = ByteBuffer.allocate(HEADER_BYTES + packed.length);
         head.put(MAGIC).putShort(VERSION).putShort((short) kind);
         head.putInt(packed.length).putLong(payloadBytes).put(packed).flip();
-        write(head);
-    }
-
-    /** Send bytes of a payload. Fails with the endpoint's reason if it has refused the frame. */
-    void write(ByteBuffer bytes) throws IOException {
         try {
-            while (bytes.hasRemaining()) {
-                if (channel.socket().getInputStream().available() > 0) {
-                    throw new IOException("the data endpoint refused the data");
-                }
-                channel.write(bytes);
+            while (head.hasRemaining()) {
+                channel.write(head);
             }
         } catch (IOException error) {
             throw refusal(error);
@@ -151,7 +301,7 @@ final class Connection implements Closeable {
     }
 
     /** The map of the next frame, which must be of this kind. */
-    Map<String, Object> expect(int kind) throws IOException {
+    private Map<String, Object> expect(int kind) throws IOException {
         ByteBuffer head = ByteBuffer.allocate(HEADER_BYTES);
         read(head);
         byte[] magic = new byte[MAGIC.length];
@@ -179,12 +329,8 @@ final class Connection implements Closeable {
         return body;
     }
 
-    long payloadBytes() {
-        return payload;
-    }
-
     /** Fill a buffer with an array, and flip it. */
-    void read(ByteBuffer into) throws IOException {
+    private void read(ByteBuffer into) throws IOException {
         InputStream stream = channel.socket().getInputStream(); // a channel's own read has no limit
         while (into.hasRemaining()) {
             int found;
@@ -206,5 +352,9 @@ final class Connection implements Closeable {
     @Override
     public void close() throws IOException {
         channel.close();
+        if (shared != null) {
+            StorageUtils.dispose(shared);
+            shared = null;
+        }
     }
 }

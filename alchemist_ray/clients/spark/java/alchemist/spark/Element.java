@@ -58,6 +58,42 @@ enum Element {
         }
     }
 
+    /** Copy elements to doubles. */
+    void load(byte[] block, int at, double[] into) {
+        long from = Block.BASE + at;
+        if (this == FLOAT64) {
+            Platform.copyMemory(
+                    block, from, into, Platform.DOUBLE_ARRAY_OFFSET, 8L * into.length);
+            return;
+        }
+        for (int k = 0; k < into.length; k++, from += nbytes) {
+            into[k] = load(block, from);
+        }
+    }
+
+    private double load(byte[] block, long from) {
+        switch (this) {
+            case BOOL: return Platform.getByte(block, from);
+            case INT32: return Platform.getInt(block, from);
+            case INT64: return Platform.getLong(block, from);
+            case FLOAT32: return Platform.getFloat(block, from);
+            default: return Platform.getDouble(block, from);
+        }
+    }
+
+    /** Copy doubles to elements, without loss. */
+    void store(byte[] block, int at, double[] values, String column) throws IOException {
+        if (this == FLOAT64) {
+            Platform.copyMemory(
+                    values, Platform.DOUBLE_ARRAY_OFFSET,
+                    block, Block.BASE + at, 8L * values.length);
+            return;
+        }
+        for (int k = 0; k < values.length; k++) {
+            store(block, at + k * nbytes, values[k], column);
+        }
+    }
+
     private Failure outOfRange(String value, String column) {
         String name = name().toLowerCase(Locale.ROOT);
         return new Failure(

@@ -3,7 +3,6 @@ package alchemist.spark;
 import java.util.Collections;
 import java.util.Map;
 import java.util.Set;
-import org.apache.spark.mllib.linalg.VectorUDT;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -21,20 +20,13 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * A matrix as a data source of Spark; {@code results.py} makes the options.
- *
- * <p>{@code target}: see {@link Target}; {@code partitions}; {@code form}: {@code columns} (one for
- * each of the matrix, c0, c1, ...) or {@code vectors} (the number of a row, and a vector).
+ * A matrix as a data source of Spark, with columns c0, c1, ...; {@code results.py} makes the options
+ * {@code target} (see {@link Target}) and {@code partitions}.
  */
 public final class MatrixSource implements TableProvider {
     @Override
     public StructType inferSchema(CaseInsensitiveStringMap options) {
         Target target = Target.parse(options.get("target"));
-        if (options.get("form").equals("vectors")) {
-            return new StructType()
-                    .add("index", DataTypes.LongType, false)
-                    .add("vector", new VectorUDT(), false);
-        }
         StructField[] fields = new StructField[target.cols];
         for (int j = 0; j < fields.length; j++) {
             fields[j] = DataTypes.createStructField("c" + j, type(target.element), false);
@@ -120,8 +112,7 @@ public final class MatrixSource implements TableProvider {
 
         @Override
         public PartitionReaderFactory createReaderFactory() {
-            return new MatrixReaders(
-                    options.get("target"), options.get("form").equals("vectors"));
+            return new MatrixReaders(options.get("target"));
         }
     }
 }

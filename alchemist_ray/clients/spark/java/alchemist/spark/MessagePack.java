@@ -44,6 +44,8 @@ final class MessagePack {
             byte[] bytes = (byte[]) value;
             number(out, 0xc6, bytes.length, 4);
             out.write(bytes, 0, bytes.length);
+        } else if (value instanceof Boolean) {
+            out.write((Boolean) value ? 0xc3 : 0xc2);
         } else if (value instanceof Integer || value instanceof Long) {
             number(out, 0xd3, ((Number) value).longValue(), 8);
         } else {

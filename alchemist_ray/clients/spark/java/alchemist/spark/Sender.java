@@ -5,22 +5,29 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.Serializable;
+import java.util.Arrays;
 import java.util.BitSet;
 import java.util.Collections;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.zip.Deflater;
 import java.util.zip.DeflaterOutputStream;
 import org.apache.spark.TaskContext;
 import org.apache.spark.api.java.JavaRDD;
+import org.apache.spark.mllib.linalg.Matrix;
+import org.apache.spark.mllib.linalg.distributed.IndexedRow;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import scala.Tuple2;
 
 /**
- * Counts rows, and sends them to the ranks from executors. The session calls it through py4j.
+ * Counts rows, and sends rows and blocks to the ranks from executors. The session calls it through
+ * py4j.
  *
  * <p>A task returns its report, or its failure, as JSON: if it failed, Spark would repeat it, and
  * rows would be written twice. Errors of the data's own computation fail the task as usual.
@@ -30,59 +37,69 @@ public final class Sender {
 
     private Sender() {}
 
-    /** The rows of one partition, and its number. */
+    /** The elements of one partition of an RDD, and its number. */
     private static final class Part {
         final int number;
-        final Iterator<InternalRow> rows;
+        final Iterator<?> elements;
 
-        Part(int number, Iterator<InternalRow> rows) {
+        Part(int number, Iterator<?> elements) {
             this.number = number;
-            this.rows = rows;
+            this.elements = elements;
         }
     }
 
+    /** The rows of a DataFrame in Spark's internal form. */
+    public static JavaRDD<InternalRow> rows(Dataset<Row> frame) {
+        return frame.queryExecution().toRdd().toJavaRDD();
+    }
+
     /** One task per core, each with whole partitions: a task has its own connections. */
-    private static JavaRDD<Part> parts(Dataset<Row> frame, int cores) {
-        JavaRDD<InternalRow> rows = frame.queryExecution().toRdd().toJavaRDD();
-        return rows.mapPartitionsWithIndex(
+    private static JavaRDD<Part> parts(JavaRDD<?> source, int cores) {
+        return source.mapPartitionsWithIndex(
                         (number, some) -> Collections.singleton(new Part(number, some)).iterator(),
                         true)
                 .coalesce(cores);
     }
 
     /** The rows of each partition by its number, as JSON, for partitions that have any. */
-    public static String count(Dataset<Row> frame, int cores) throws IOException {
-        List<long[]> pairs = parts(frame, cores).map(part -> {
-            long rows = 0;
-            for (; part.rows.hasNext(); part.rows.next()) {
-                rows++;
+    public static String count(JavaRDD<?> rows, int cores) throws IOException {
+        List<long[]> pairs = parts(rows, cores).map(part -> {
+            long count = 0;
+            for (; part.elements.hasNext(); part.elements.next()) {
+                count++;
             }
-            return new long[] {part.number, rows};
+            return new long[] {part.number, count};
         }).filter(pair -> pair[1] > 0).collect();
         return JSON.writeValueAsString(pairs);
     }
 
     /** Send rows ordered by partition: p begins at row {@code starts[p]}; the tasks' reports. */
-    public static List<String> ordered(Dataset<Row> frame, int cores, String spec) {
-        return parts(frame, cores).mapPartitions(new Task(spec, false)).collect();
+    public static List<String> ordered(JavaRDD<?> rows, int cores, String spec) {
+        return parts(rows, cores).mapPartitions(new Task(spec, Task.ORDERED)).collect();
     }
 
-    /** Send rows whose numbers, below 2^31, are in the first column. */
-    public static List<String> numbered(Dataset<Row> frame, int cores, String spec) {
-        return parts(frame, cores).mapPartitions(new Task(spec, true)).collect();
+    /** Send IndexedRows, whose numbers must be below 2^31. */
+    public static List<String> numbered(JavaRDD<?> rows, int cores, String spec) {
+        return parts(rows, cores).mapPartitions(new Task(spec, Task.NUMBERED)).collect();
+    }
+
+    /** Send the blocks of a BlockMatrix. */
+    public static List<String> blocks(JavaRDD<?> blocks, int cores, String spec) {
+        return parts(blocks, cores).mapPartitions(new Task(spec, Task.BLOCKS)).collect();
     }
 
     private static final class Task
             implements org.apache.spark.api.java.function.FlatMapFunction<Iterator<Part>, String>,
                     Serializable {
-        private static final long serialVersionUID = 1;
+        static final int ORDERED = 0, NUMBERED = 1, BLOCKS = 2;
+        private static final long serialVersionUID = 2;
 
         private final String spec;
-        private final boolean numbered;
+        private final int form;
 
-        Task(String spec, boolean numbered) {
+        Task(String spec, int form) {
             this.spec = spec;
-            this.numbered = numbered;
+            this.form = form;
         }
 
         @Override
@@ -92,8 +109,8 @@ public final class Sender {
             Map<String, Object> report = new LinkedHashMap<>();
             if (attempt > 0) {
                 while (parts.hasNext()) { // if the source fails again, its error says more
-                    for (Iterator<InternalRow> rows = parts.next().rows; rows.hasNext();) {
-                        rows.next();
+                    for (Iterator<?> some = parts.next().elements; some.hasNext();) {
+                        some.next();
                     }
                 }
                 report.put("again", attempt);
@@ -106,12 +123,16 @@ public final class Sender {
         private void send(Iterator<Part> parts, Map<String, Object> report) throws IOException {
             JsonNode json = JSON.readTree(spec);
             Target target = Target.parse(spec);
-            Columns columns = new Columns(json.get("columns"), target.element);
             try (Block block = new Block(target)) {
-                if (numbered) {
-                    report.put("places", numbered(parts, columns, block, target));
+                if (form == BLOCKS) {
+                    report.put("blocks", blocks(parts, json.get("block"), block, target));
                 } else {
-                    report.put("seen", ordered(parts, columns, block, json.get("starts")));
+                    Columns columns = new Columns(json.get("columns"), target.element);
+                    if (form == NUMBERED) {
+                        report.put("places", numbered(parts, columns, block, target));
+                    } else {
+                        report.put("seen", ordered(parts, columns, block, json.get("starts")));
+                    }
                 }
                 report.put("times", block.finish());
             } catch (Failure failure) {
@@ -133,8 +154,8 @@ public final class Sender {
                 boolean known = part.number + 1 < starts.size();
                 long first = known ? starts.get(part.number).asLong() : 0, row = first;
                 long stop = known ? starts.get(part.number + 1).asLong() : 0;
-                while (part.rows.hasNext()) {
-                    InternalRow its = part.rows.next();
+                while (part.elements.hasNext()) {
+                    Object its = part.elements.next();
                     if (row == stop) {
                         throw new Failure(
                                 "TransferError",
@@ -142,7 +163,7 @@ public final class Sender {
                                         + "counted, so its rows change between jobs: df.cache() "
                                         + "or df.checkpoint() it first");
                     }
-                    columns.read(its, 0, block.bytes, block.offset());
+                    columns.read(its, block.bytes, block.offset());
                     block.add(row++);
                 }
                 if (row > first) {
@@ -158,9 +179,9 @@ public final class Sender {
                 throws IOException {
             BitSet places = new BitSet();
             while (parts.hasNext()) {
-                for (Iterator<InternalRow> rows = parts.next().rows; rows.hasNext();) {
-                    InternalRow its = rows.next();
-                    long row = its.getLong(0);
+                for (Iterator<?> rows = parts.next().elements; rows.hasNext();) {
+                    IndexedRow its = (IndexedRow) rows.next();
+                    long row = its.index();
                     if (row < 0 || row >= target.rows) {
                         throw new Failure(
                                 "ShapeError",
@@ -168,10 +189,10 @@ public final class Sender {
                                         + target.cols + " matrix");
                     }
                     if (places.get(Math.toIntExact(row))) {
-                        throw Block.duplicate(row);
+                        throw Block.duplicate("row " + row);
                     }
                     places.set((int) row);
-                    columns.read(its, 1, block.bytes, block.offset());
+                    columns.read(its, block.bytes, block.offset());
                     block.add(row);
                 }
             }
@@ -180,6 +201,45 @@ public final class Sender {
             found.put("first", first);
             found.put("bits", deflated(places.get(first, places.length()).toByteArray()));
             return found;
+        }
+
+        /** The rows and columns of the blocks in the matrix of blocks. */
+        private static Set<List<Integer>> blocks(
+                Iterator<Part> parts, JsonNode size, Block block, Target target)
+                throws IOException {
+            long down = size.get(0).asLong(), across = size.get(1).asLong();
+            Set<List<Integer>> places = new LinkedHashSet<>();
+            byte[] stored = {};
+            while (parts.hasNext()) {
+                for (Iterator<?> some = parts.next().elements; some.hasNext();) {
+                    Tuple2<?, ?> its = (Tuple2<?, ?>) some.next();
+                    Tuple2<?, ?> place = (Tuple2<?, ?>) its._1();
+                    int i = (Integer) place._1(), j = (Integer) place._2();
+                    Matrix matrix = (Matrix) its._2();
+                    String name = "block (" + i + ", " + j + ")";
+                    if (!places.add(Arrays.asList(i, j))) {
+                        throw Block.duplicate(name);
+                    }
+                    long height = Math.min(down, target.rows - i * down);
+                    long width = Math.min(across, target.cols - j * across);
+                    if (matrix.numRows() != height || matrix.numCols() != width) {
+                        throw new Failure(
+                                "ShapeError",
+                                name + " has shape (" + matrix.numRows() + ", " + matrix.numCols()
+                                        + "); in a " + target.rows + " x " + target.cols
+                                        + " matrix of " + down + " x " + across
+                                        + " blocks it must have (" + height + ", " + width + ")");
+                    }
+                    double[] values = matrix.toArray(); // by columns
+                    if (stored.length < values.length * target.element.nbytes) {
+                        stored = new byte[values.length * target.element.nbytes];
+                    }
+                    target.element.store(stored, 0, values, name);
+                    long row = i * down, col = j * across;
+                    block.put(new long[] {row, row + height, col, col + width}, false, stored, 0);
+                }
+            }
+            return places;
         }
 
         /** Compressed: Spark limits the size of a job's results. */

@@ -1,7 +1,6 @@
 package alchemist.spark;
 
 import java.io.IOException;
-import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -107,15 +106,15 @@ final class Share {
     private final int itemsize;
     private long nbytes;
 
-    /** A share of rows {@code [row0, row1)}, all columns, that travels by rows or by columns. */
-    Share(Target.Node node, long row0, long row1, long cols, int itemsize, boolean byRow) {
+    /** A share of a region (row0, row1, col0, col1) that travels by rows or by columns. */
+    Share(Target.Node node, long[] region, int itemsize, boolean byRow) {
         this.byRow = byRow;
         this.itemsize = itemsize;
-        slow0 = byRow ? row0 : 0;
-        fast0 = byRow ? 0 : row0;
+        slow0 = byRow ? region[0] : region[2];
+        fast0 = byRow ? region[2] : region[0];
         for (Runs[] product : node.products) {
-            for (Span rows : product[0].spans(row0, row1)) {
-                for (Span some : product[1].spans(0, cols)) {
+            for (Span rows : product[0].spans(region[0], region[1])) {
+                for (Span some : product[1].spans(region[2], region[3])) {
                     nbytes += rows.size() * some.size() * itemsize;
                     cut(byRow ? rows : some, byRow ? some : rows, node.chunk);
                 }
@@ -138,47 +137,14 @@ final class Share {
         return nbytes;
     }
 
-    /** Send the share of a block of the region's rows, each of {@code stride} bytes. */
-    void send(Connection connection, byte[] block, int first, long stride, ByteBuffer staging)
-            throws IOException {
-        walk(stride, (at, length) -> {
-            for (int done = 0; done < length; ) {
-                if (!staging.hasRemaining()) {
-                    flush(connection, staging);
-                }
-                int part = Math.min(length - done, staging.remaining());
-                staging.put(block, first + at + done, part);
-                done += part;
-            }
-        });
-        flush(connection, staging);
+    /** Send the share of a block of the region; its rows or columns have {@code stride} bytes. */
+    void send(Connection connection, byte[] block, int first, long stride) throws IOException {
+        walk(stride, (at, length) -> connection.write(block, first + at, length));
     }
 
-    static void flush(Connection connection, ByteBuffer staging) throws IOException {
-        staging.flip();
-        connection.write(staging);
-        staging.clear();
-    }
-
-    /** Fill a block of the region with the share; its rows or columns have `stride` bytes. */
-    void receive(Connection connection, byte[] block, long stride, ByteBuffer staging)
-            throws IOException {
-        long[] left = {nbytes};
-        staging.limit(0);
-        walk(stride, (at, length) -> {
-            for (int done = 0; done < length; ) {
-                if (!staging.hasRemaining()) {
-                    staging.clear();
-                    staging.limit((int) Math.min(staging.capacity(), left[0]));
-                    left[0] -= staging.limit();
-                    connection.read(staging);
-                }
-                int part = Math.min(length - done, staging.remaining());
-                staging.get(block, at + done, part);
-                done += part;
-            }
-        });
-        staging.clear();
+    /** Fill a block of the region with the share. */
+    void receive(Connection connection, byte[] block, long stride) throws IOException {
+        walk(stride, (at, length) -> connection.read(block, at, length));
     }
 
     /** Visit the contiguous runs of all pieces in their order. */

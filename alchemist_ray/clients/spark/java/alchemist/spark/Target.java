@@ -62,11 +62,11 @@ final class Target {
         return body;
     }
 
-    /** The same of rows {@code [row0, row1)}, which travel by rows (C) or by columns (F). */
-    Map<String, Object> request(Node node, long row0, long row1, String order) {
+    /** The same of a region (row0, row1, col0, col1) that travels by rows or by columns. */
+    Map<String, Object> request(Node node, long[] region, boolean byRow) {
         Map<String, Object> body = request(node);
-        body.put("region", Arrays.asList(row0, row1, 0L, (long) cols));
-        body.put("order", order);
+        body.put("region", Arrays.asList(region[0], region[1], region[2], region[3]));
+        body.put("order", byRow ? "C" : "F");
         return body;
     }
 

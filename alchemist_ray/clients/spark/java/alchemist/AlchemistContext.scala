@@ -1,0 +1,153 @@
+package alchemist
+
+import java.lang.ref.{PhantomReference, ReferenceQueue}
+import java.util.{ArrayList, HashMap, List => JList}
+import java.util.concurrent.ConcurrentHashMap
+
+import scala.annotation.varargs
+import scala.collection.JavaConverters._
+
+import org.apache.spark.SparkContext
+import org.apache.spark.sql.SparkSession
+
+/** A session of Alchemist for programs in Scala and Java: a gang of MPI ranks, and its libraries.
+  *
+  * A helper process, `python -m alchemist_ray.clients.spark.jvm_session`, holds the session, as a
+  * Python program would. No data passes through it: rows travel between the executors and the
+  * ranks. It ends with this process.
+  *
+  * @param spark the Spark whose executors have the data
+  * @param numWorkers MPI ranks of the gang
+  * @param options keyword arguments of `AlchemistSession` in Python: "name", "address",
+  *   "max_failures", ...
+  */
+class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[String, Any])
+    extends AutoCloseable {
+
+  def this(spark: SparkSession, numWorkers: Int) = this(spark, numWorkers, Map.empty[String, Any])
+
+  /** As in the paper. */
+  def this(sc: SparkContext, numWorkers: Int) =
+    this(SparkSession.builder.config(sc.getConf).getOrCreate(), numWorkers)
+
+  private val unreferenced = new ReferenceQueue[AlMatrix]
+  private val references = ConcurrentHashMap.newKeySet[AlchemistContext.Dropped]()
+  private val helper = Helper.start(spark)
+
+  try {
+    request("open", Int.box(numWorkers), java(options))
+    AlchemistContext.opened(this)
+  } catch {
+    case error: Throwable =>
+      helper.close()
+      throw error
+  }
+
+  /** Load a library on every rank: a shipped or installed one by its name. */
+  def registerLibrary(name: String): Unit = request("load", name, null)
+
+  /** Load a library on every rank.
+    *
+    * @param path a Python file, or a shared object with Alchemist's C ABI, that every node reads
+    */
+  def registerLibrary(name: String, path: String): Unit = request("load", name, path)
+
+  /** Call a routine, and wait for its results.
+    *
+    * @param args AlMatrix, numbers, booleans, strings and sequences; a pair of a name and a value
+    *   is a keyword argument
+    * @return an array of the results: AlMatrix, numbers, strings, lists
+    */
+  @varargs
+  def run(library: String, routine: String, args: Any*): Array[Any] = {
+    val positional = new ArrayList[Any]
+    val keywords = new HashMap[String, Any]
+    args.foreach {
+      case (name: String, value) => keywords.put(name, java(value))
+      case value => positional.add(java(value))
+    }
+    request("run", library, routine, positional, keywords) match {
+      case values: JList[_] => values.asScala.map(scala).toArray[Any]
+    }
+  }
+
+  /** Send a DataFrame or a distributed matrix of MLlib. */
+  private[alchemist] def send(kind: String, data: Any, sizes: Int*): AlMatrix =
+    scala(request("send", kind, data, new ArrayList[Any](sizes.map(Int.box).asJava))) match {
+      case matrix: AlMatrix => matrix
+    }
+
+  /** A matrix as an object of Spark. */
+  private[alchemist] def receive(matrix: AlMatrix, kind: String): Any =
+    request("receive", Long.box(matrix.id), kind)
+
+  private[alchemist] def free(id: Long): Unit = request("free", Long.box(id))
+
+  /** End the session, and free its gang unless it has a name and was detached. */
+  def stop(): Unit = {
+    AlchemistContext.closed(this)
+    helper.close()
+  }
+
+  override def close(): Unit = stop()
+
+  private def request(operation: String, arguments: Any*): Any = {
+    val dropped = Iterator.continually(unreferenced.poll()).takeWhile(_ != null).map {
+      case reference: AlchemistContext.Dropped =>
+        references.remove(reference)
+        Long.box(reference.id): Any
+    }.toList
+    helper.request(operation, arguments, dropped)
+  }
+
+  /** A value as Python gets it. */
+  private def java(value: Any): Any = value match {
+    case matrix: AlMatrix =>
+      require(matrix.context eq this, s"$matrix belongs to another AlchemistContext")
+      new Helper.MatrixId(matrix.id)
+    case map: Map[_, _] => new HashMap[Any, Any](map.map(p => p._1 -> java(p._2)).asJava)
+    case array: Array[_] => java(array.toSeq)
+    case values: Seq[_] => new ArrayList[Any](values.map(java).asJava)
+    case Some(some) => java(some)
+    case None => null
+    case other => other
+  }
+
+  private def scala(value: Any): Any = value match {
+    case found: Helper.Matrix =>
+      val matrix = new AlMatrix(
+        this, found.id, found.name, found.numRows, found.numCols, found.dtype, found.layout)
+      references.add(new AlchemistContext.Dropped(matrix, unreferenced))
+      matrix
+    case other => other
+  }
+}
+
+object AlchemistContext {
+  /** A matrix that the program has dropped: it is freed with the next request. */
+  private final class Dropped(matrix: AlMatrix, queue: ReferenceQueue[AlMatrix])
+      extends PhantomReference[AlMatrix](matrix, queue) {
+    val id: Long = matrix.id
+  }
+
+  private var contexts = List.empty[AlchemistContext]
+
+  private def opened(context: AlchemistContext): Unit = synchronized { contexts ::= context }
+
+  private def closed(context: AlchemistContext): Unit =
+    synchronized { contexts = contexts.filterNot(_ eq context) }
+
+  /** The context that was opened last and is not stopped. */
+  def current: AlchemistContext = synchronized {
+    contexts.headOption.getOrElse(
+      throw new AlchemistException(
+        "SessionError", "there is no AlchemistContext: create one with new AlchemistContext(sc, 4)"))
+  }
+}
+
+/** An error of Alchemist.
+  *
+  * @param kind its class in Python's `alchemist_ray.errors`
+  */
+class AlchemistException(val kind: String, message: String)
+    extends RuntimeException(s"$kind: $message")

@@ -1,0 +1,122 @@
+"""Executors that are lost, leave, or repeat a task: the right matrix or an error."""
+
+# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
+# for itself.
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import TransferError
+from tests.support import traces
+from tests.support.sparks import SPARK, Sparks
+
+pytestmark = SPARK
+
+ROWS, PARTS = 4000, 2
+Batches = Iterator[Any]
+
+
+@pytest.fixture(scope="module")
+def spark(sparks: Sparks) -> Iterator[Any]:
+    """Two executors in JVMs of their own, which get the functions of this file by value."""
+    from pyspark import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield sparks.executors()
+    cloudpickle.unregister_pickle_by_value(module)
+    sparks.stop()
+
+
+def source(spark: Any, counter: Path, act: Callable[[], None]) -> Any:
+    """A DataFrame of 0, 1, ..., whose first partition acts once, in the middle of being sent."""
+
+    def rows(batches: Batches) -> Batches:
+        for number, batch in enumerate(batches):
+            yield batch
+            if number == 2 and batch.column(0)[0].as_py() < ROWS / PARTS:
+                with counter.open("a") as file:
+                    file.write("x")
+                if counter.stat().st_size == 2:  # the first time it was counted
+                    act()
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
+    return spark.range(0, ROWS, 1, PARTS).mapInArrow(rows, "id long")
+
+
+def kill_executor() -> None:
+    """End the JVM of this Python worker."""
+    import os
+    import signal
+    import time
+
+    pid = os.getpid()
+    while "java" not in os.readlink(f"/proc/{pid}/exe"):
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(60)
+
+
+def fail() -> None:
+    raise OSError("the disk has a bad day")
+
+
+def refused_then_sent(als: AlchemistSession, frame: Any) -> None:
+    before = len(als.list_matrices())
+    with pytest.raises(TransferError, match=r"Spark repeated task . of the transfer \(attempt 1\)"):
+        als.send_matrix(frame)
+    assert len(als.list_matrices()) == before
+    np.testing.assert_array_equal(als.send_matrix(frame).fetch()[:, 0], np.arange(ROWS))
+
+
+@pytest.mark.parametrize("act", [kill_executor, fail])
+def test_a_repeated_task_writes_nothing(
+    als: AlchemistSession, spark: Any, tmp_path: Path, act: Callable[[], None]
+) -> None:
+    """An executor that is killed in the middle, and a source that fails once."""
+    refused_then_sent(als, source(spark, tmp_path / "times", act))
+
+
+def test_a_decommissioned_executor_completes_its_task(
+    als: AlchemistSession, spark: Any, tmp_path: Path
+) -> None:
+    waiting, leaving = tmp_path / "waiting", tmp_path / "leaving"
+
+    def wait() -> None:
+        import time
+
+        waiting.touch()
+        deadline = time.monotonic() + 30
+        while not leaving.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    frame = source(spark, tmp_path / "times", wait)
+    backend = spark.sparkContext._jsc.sc().schedulerBackend()
+    info = spark._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("a test", None)
+    gone: list[bool] = []
+
+    def decommission() -> None:
+        if traces.wait_until(waiting.exists, 30.0, 0.05) is not None:
+            for number in range(10):
+                gone.append(backend.decommissionExecutor(str(number), info, True, False))
+        leaving.touch()
+
+    thread = threading.Thread(target=decommission)
+    thread.start()
+    try:
+        A = als.send_matrix(frame)
+    finally:
+        thread.join()
+    assert any(gone)
+    np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(ROWS))
