@@ -30,7 +30,7 @@ help:
 	@echo "make bench   measure against the limits and peers, write benchmarks/results"
 	@echo "make image   the container image, by podman; make clean-image removes it. TAG=name:tag,"
 	@echo "             BASE=image of Debian 12, EXTRAS=\"demo spark rllib\", PACKAGES, CA=certificates of a proxy"
-	@echo "make dist    wheel and sdist, checked, in dist; make jar: Spark's jar, which they include"
+	@echo "make dist    wheel and sdist, checked, in dist; make jar: Spark's jar, which the wheel includes"
 	@echo "make client-wheel  the wheel alchemist-client, for computers without Ray"
 	@echo "make env     only set up $(VENV); make lock updates constraints.txt; make clean removes all"
 

@@ -180,7 +180,7 @@ def _layouts(report: Report, als: AlchemistSession, spark: Any) -> None:
 
 
 def _tables(report: Report, spark: Any) -> None:
-    """Tables II and III of the 2018 paper in small: tall and wide matrices, gangs of several sizes."""
+    """Tables II and III of the 2018 paper in small: tall and wide, gangs of several sizes."""
     found: dict[str, list[float]] = {"tall": [], "wide": []}
     for ranks in GANGS:
         with AlchemistSession(ranks, progress=False) as als:

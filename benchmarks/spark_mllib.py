@@ -5,8 +5,8 @@
     python -m benchmarks.spark_mllib svd 100000 500 20 --native
 
 Spark makes its own data, row by row in its own workers; from there on everything counts. With
-``--native`` MLlib computes with this machine's BLAS through dev.ludovic.netlib, as a tuned Spark does;
-without, with netlib's Java.
+``--native`` MLlib computes with this machine's BLAS through dev.ludovic.netlib, as a tuned Spark
+does; without, with netlib's Java.
 """
 
 from __future__ import annotations

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from alchemist_ray.version import __version__
 
 ROOT = Path(__file__).parents[1]
 BUILD_TIMEOUT_S = 100.0
@@ -39,6 +43,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not uv.exists():
         pytest.skip("needs uv, which `make env` installs")
     out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "alchemist_ray.clients.spark.build_jar"]
+    jar = subprocess.run(
+        command, timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, cwd=ROOT
+    )
+    (out / "jar").write_bytes(jar.stdout)  # empty without Spark or a JDK
     done = subprocess.run(
         [uv, "build", "--quiet", "--out-dir", out, ROOT],
         timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, text=True,
@@ -71,6 +80,27 @@ def test_the_wheel_works_without_the_repository(built: Path, tmp_path: Path) -> 
         check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(150)
+def test_the_wheel_has_the_jar_for_spark(built: Path) -> None:
+    """As `make dist` builds it; an installed package finds it by the same name."""
+    jar = (built / "jar").read_text().strip()
+    if not jar:
+        pytest.skip("the jar needs pyspark and a JDK")
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".jar")]
+        assert name == f"alchemist_ray/clients/spark/java/{Path(jar).name}"
+        names = zipfile.ZipFile(io.BytesIO(archive.read(name))).namelist()
+        data = zipfile.ZipFile(io.BytesIO(archive.read(name))).read("alchemist/AlMatrix.class")
+    assert {"alchemist/AlchemistContext.class", "alchemist/spark/Sender.class"} <= set(names)
+    assert int.from_bytes(data[6:8]) == 52  # bytecode of Java 8
+
+
+def test_the_maven_project_has_this_version() -> None:
+    pom = (ROOT / "alchemist_ray/clients/spark/java/pom.xml").read_text()
+    assert f"<version>{__version__}</version>" in pom
 
 
 def test_the_sdist_has_what_a_build_needs(built: Path) -> None:

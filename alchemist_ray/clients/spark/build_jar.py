@@ -1,4 +1,4 @@
-"""``python -m alchemist_ray.clients.spark.build_jar``: builds the jar if needed, prints its path."""
+"""``python -m alchemist_ray.clients.spark.build_jar``: prints the path of the jar."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from py4j.protocol import Py4JError
 
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.data.shared_area import MAX_BYTES
 from mpi_workers.matrix.node_shares import chunk_bytes, products
 
 SOURCES = Path(__file__).with_name("java")
@@ -34,6 +35,7 @@ MANIFEST = f"Manifest-Version: 1.0\nImplementation-Version: {__version__}\n"
 BUILD_TIMEOUT_S = 120.0
 
 SOURCE = "alchemist.spark.MatrixSource"
+SHARED_BYTES = MAX_BYTES  # of a payload that passes through memory, on the ranks' node
 MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
 
 log = logging.getLogger(__name__)
@@ -99,7 +101,6 @@ def build() -> Path:
     for folder in folders:
         if (folder / name).exists():
             return folder / name
-    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return _compile(sources, folder / name)
@@ -174,5 +175,6 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
         "rows": rows,
         "cols": cols,
         "dtype": target.dtype.name,
+        "shared": SHARED_BYTES,
         "nodes": nodes,
     }

@@ -52,14 +52,62 @@ def test_rows_come_and_go_unchanged(
     np.testing.assert_array_equal(als.send_matrix(rows).fetch(), X.astype(float))
 
 
+@pytest.fixture(params=["shared memory", "TCP"])
+def route(request: pytest.FixtureRequest, jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Executors on the ranks' node, and as on another one; it is checked after the test."""
+    from alchemist_ray.clients.spark import sources
+
+    if request.param == "TCP":
+        monkeypatch.setattr(jvm, "SHARED_BYTES", 0)
+    taken: set[str] = set()
+    check = sources._check
+
+    def note(reports: Any) -> None:
+        taken.update(part["route"] for each in reports for part in each.get("times", []))
+        check(reports)
+
+    monkeypatch.setattr(sources, "_check", note)
+    yield
+    assert taken == {request.param}
+
+
+@pytest.mark.parametrize("kind", ["DataFrame", "RowMatrix", "BlockMatrix"])
 def test_a_matrix_larger_than_a_block_is_complete(
-    als: AlchemistSession, spark: Any, jvm: Any
+    als: AlchemistSession, spark: Any, route: Any, kind: str
 ) -> None:
     """Rows of 4,000 columns: several blocks, and pieces of a part of each row."""
-    X = np.random.default_rng(1).standard_normal((700, 4000))
+    X = np.random.default_rng(1).standard_normal((700, 400 if kind == "DataFrame" else 4000))
     A = als.send_matrix(X, layout="MC_MR")
-    rows = A.to_spark(spark, kind="RowMatrix")
-    np.testing.assert_array_equal(als.send_matrix(rows, layout="STAR_VC").fetch(), X)
+    matrix = A.to_spark(spark, kind=kind)
+    np.testing.assert_array_equal(als.send_matrix(matrix, layout="STAR_VC").fetch(), X)
+
+
+def test_rows_in_any_order_take_both_routes(als: AlchemistSession, spark: Any, route: Any) -> None:
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    X = values("float64", (3000, 300))
+    rows = [IndexedRow(int(i), X[i]) for i in np.random.default_rng(2).permutation(len(X))]
+    matrix = IndexedRowMatrix(spark.sparkContext.parallelize(rows, 3), *X.shape)
+    np.testing.assert_array_equal(als.send_matrix(matrix, layout="MC_MR").fetch(), X)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_every_kind_of_mllib_has_the_values_of_any_dtype(
+    als: AlchemistSession, spark: Any, jvm: Any, dtype: str
+) -> None:
+    X = values(dtype)
+    A = als.send_matrix(X, layout="MC_MR")
+    for kind in ("RowMatrix", "BlockMatrix", "CoordinateMatrix"):
+        B = als.send_matrix(A.to_spark(spark, kind=kind, block=(100, 2)), dtype=dtype)
+        np.testing.assert_array_equal(B.fetch(), X, err_msg=kind)
+
+
+def test_elements_of_blocks_are_converted_without_loss(
+    als: AlchemistSession, spark: Any, jvm: Any
+) -> None:
+    matrix = als.send_matrix(np.array([[1.0, 2.5]])).to_spark(spark, kind="BlockMatrix")
+    with pytest.raises(DtypeError, match=r"2\.5, which int32"):
+        als.send_matrix(matrix, dtype="int32")
 
 
 @pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR", "MD_STAR"])

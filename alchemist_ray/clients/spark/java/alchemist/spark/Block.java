@@ -34,8 +34,7 @@ final class Block implements Closeable {
         bytes = new byte[numbers.length * rowBytes];
         try {
             for (Target.Node node : target.nodes) {
-                connections.add(
-                        Connection.open(node.host, node.port, target.token, bytes.length));
+                connections.add(Connection.open(node, target, bytes.length));
             }
         } catch (IOException | RuntimeException error) {
             close();

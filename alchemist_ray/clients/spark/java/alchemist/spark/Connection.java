@@ -45,7 +45,6 @@ final class Connection implements Closeable {
     private static final int STALL_TIMEOUT_MS = 600_000; // as STALL_TIMEOUT_S of node_connection.py
     private static final int SOCKET_BYTES = 1 << 20;
     private static final int STAGING_BYTES = 512 << 10;
-    private static final long MAX_SHARED_BYTES = 64 << 20; // as MAX_BYTES of shared_area.py
 
     private final SocketChannel channel;
     private final String name;
@@ -62,20 +61,22 @@ final class Connection implements Closeable {
         this.name = name;
     }
 
-    /** Connect. {@code payloadBytes}: up to this size payloads shall pass through memory. */
-    static Connection open(String host, int port, String token, long payloadBytes)
+    /** Connect to a node. {@code payloadBytes}: of the largest payload to come. */
+    static Connection open(Target.Node node, Target target, long payloadBytes)
             throws IOException {
         SocketChannel channel = SocketChannel.open();
         try {
             channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
-            channel.socket().connect(new InetSocketAddress(host, port), CONNECT_TIMEOUT_MS);
+            channel.socket().connect(new InetSocketAddress(node.host, node.port), CONNECT_TIMEOUT_MS);
             channel.socket().setSoTimeout(STALL_TIMEOUT_MS);
             channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
             channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
-            Connection connection = new Connection(channel, host + ":" + port);
-            connection.authenticate(token);
-            if (channel.socket().getInetAddress().equals(channel.socket().getLocalAddress())) {
-                connection.share(Math.min(payloadBytes, MAX_SHARED_BYTES));
+            Connection connection = new Connection(channel, node.host + ":" + node.port);
+            connection.authenticate(target.token);
+            boolean near =
+                    channel.socket().getInetAddress().equals(channel.socket().getLocalAddress());
+            if (near && payloadBytes <= target.sharedBytes) {
+                connection.share(payloadBytes);
             }
             return connection;
         } catch (IOException | RuntimeException error) {

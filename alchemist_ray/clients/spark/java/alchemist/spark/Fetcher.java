@@ -27,7 +27,7 @@ final class Fetcher implements Closeable {
         }
         while (connections.size() < target.nodes.size()) {
             Target.Node node = target.nodes.get(connections.size());
-            connections.add(Connection.open(node.host, node.port, target.token, nbytes));
+            connections.add(Connection.open(node, target, nbytes));
         }
         for (int k = 0; k < connections.size(); k++) {
             Target.Node node = target.nodes.get(k);

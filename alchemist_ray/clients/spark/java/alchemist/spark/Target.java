@@ -43,6 +43,7 @@ final class Target {
     final long rows;
     final int cols;
     final Element element;
+    final long sharedBytes; // of memory that a connection may share with an endpoint
     final List<Node> nodes = new ArrayList<>();
 
     private Target(JsonNode json) {
@@ -51,6 +52,7 @@ final class Target {
         rows = json.get("rows").asLong();
         cols = json.get("cols").asInt();
         element = Element.of(json.get("dtype").asText());
+        sharedBytes = json.get("shared").asLong();
         json.get("nodes").forEach(node -> nodes.add(new Node(node)));
     }
 
