@@ -114,8 +114,9 @@ def cached_rows(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
     """The matrix as a RowMatrix whose vectors are objects in the JVM."""
     from pyspark.mllib.linalg.distributed import RowMatrix
 
-    lazy = handle.to_spark(spark, kind="RowMatrix")._java_matrix_wrapper._java_model
-    rows = lazy.rows().toJavaRDD().repartition(partitions).cache()
+    lazy = handle.to_spark(spark, kind="RowMatrix")  # the JVM forgets its matrix with this object
+    model = lazy._java_matrix_wrapper._java_model
+    rows = model.rows().toJavaRDD().repartition(partitions).cache()
     rows.count()
     try:
         yield RowMatrix(spark._jvm.org.apache.spark.mllib.linalg.distributed.RowMatrix(rows.rdd()))
@@ -136,7 +137,8 @@ def _transfers(
         handle.to_spark(spark).select(F.count("c0")).collect()
 
     def back_as_rows() -> None:
-        handle.to_spark(spark, kind="RowMatrix")._java_matrix_wrapper._java_model.rows().count()
+        matrix = handle.to_spark(spark, kind="RowMatrix")
+        matrix._java_matrix_wrapper._java_model.rows().count()
 
     makers = {"DataFrame": cached_frame, "RowMatrix": cached_rows}
     for kind, cached in makers.items():

@@ -79,7 +79,7 @@ class JvmSession:
         except (AlchemistError, ValueError, TypeError) as error:
             request.fail(type(error).__name__, str(error))
         else:
-            request.succeed(value)
+            request.succeed(_java(value))
 
     # --- requests, by the names of their operations ---
 
@@ -102,8 +102,7 @@ class JvmSession:
         return self._result(request, self._session.send_matrix(source))
 
     def _receive(self, request: Any, matrix: int, kind: str) -> Any:
-        found = self._handle(matrix).to_spark(self._spark, kind=kind)
-        return found._jdf if kind == "DataFrame" else found._java_matrix_wrapper._java_model
+        return self._handle(matrix).to_spark(self._spark, kind=kind)
 
     def _free(self, *words: Any) -> None:
         handle = self._handles.pop(words[-1], None)
@@ -134,6 +133,14 @@ class JvmSession:
         self._handles[value.id] = value
         rows, cols = value.stored_shape
         return request.matrix(value.id, value.name, rows, cols, value.dtype.name, value.layout)
+
+
+def _java(value: Any) -> Any:
+    """An object of Spark in the JVM. The JVM forgets a matrix of MLlib with its Python object."""
+    if isinstance(value, DataFrame):
+        return value._jdf
+    wrapper = getattr(value, "_java_matrix_wrapper", None)
+    return value if wrapper is None else wrapper._java_model
 
 
 def _watch_input(end: Callable[[], None]) -> None:
