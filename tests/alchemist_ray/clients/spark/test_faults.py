@@ -1,4 +1,8 @@
-"""Executors that are lost, leave, or repeat a task: the right matrix or an error."""
+"""Executors that are lost, leave, or repeat a task: the right matrix or an error.
+
+A speculative copy of a task has an attempt number above 0, as a retry has. Spark starts none on the
+host of the first, so that one machine cannot show one.
+"""
 
 # ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
 # for itself.
