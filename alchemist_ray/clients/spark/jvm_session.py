@@ -35,7 +35,7 @@ from alchemist_ray.session import AlchemistSession
 WAIT_S = 3600  # for a request; then it asks again
 END_S = 50.0  # for the session to end, before the JVM kills this process
 
-_KINDS: dict[str, Callable[..., Any]] = {
+_MATRICES: dict[str, type[Any]] = {
     "RowMatrix": RowMatrix,
     "IndexedRowMatrix": IndexedRowMatrix,
     "CoordinateMatrix": CoordinateMatrix,
@@ -76,7 +76,9 @@ class JvmSession:
         except Py4JJavaError as error:
             java = error.java_exception
             request.fail("TransferError", f"{java.getClass().getName()}: {java.getMessage()}")
-        except (AlchemistError, ValueError, TypeError) as error:
+        except Py4JError:
+            raise  # the JVM has ended
+        except Exception as error:
             request.fail(type(error).__name__, str(error))
         else:
             request.succeed(_java(value))
@@ -98,7 +100,7 @@ class JvmSession:
 
     def _send(self, request: Any, kind: str, data: Any, sizes: Any) -> Any:
         frame = kind == "DataFrame"
-        source = DataFrame(data, self._spark) if frame else _KINDS[kind](data, *sizes)
+        source = DataFrame(data, self._spark) if frame else _MATRICES[kind](data, *sizes)
         return self._result(request, self._session.send_matrix(source))
 
     def _receive(self, request: Any, matrix: int, kind: str) -> Any:
@@ -139,8 +141,9 @@ def _java(value: Any) -> Any:
     """An object of Spark in the JVM. The JVM forgets a matrix of MLlib with its Python object."""
     if isinstance(value, DataFrame):
         return value._jdf
-    wrapper = getattr(value, "_java_matrix_wrapper", None)
-    return value if wrapper is None else wrapper._java_model
+    if isinstance(value, tuple(_MATRICES.values())):
+        return value._java_matrix_wrapper._java_model
+    return value
 
 
 def _watch_input(end: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from alchemist_ray.clients.spark import jobs, jvm
+from alchemist_ray.clients.spark.arrow import SCALAR
 from alchemist_ray.clients.spark.executor_push import (
     COUNT_SCHEMA,
     REPORT_SCHEMA,
@@ -42,6 +43,8 @@ from mpi_workers.matrix.layout import Shape
 
 BATCH = 16 << 20  # 16 MiB: an Arrow batch from the JVM to Python
 PANEL = 16 << 20  # 16 MiB of zeros, sent for missing rows
+MIN_BATCH = 256 << 10  # 256 KiB: smaller batches of columns are sent as rows, in blocks
+BATCH_ROWS_OF_CACHE = 10_000  # Spark's default
 PARTITION_COLUMN = "alchemist_partition"
 
 # Partitions must be the same in both jobs.
@@ -228,10 +231,24 @@ class OrderedSource(SparkSource):
                 self._names, self._kinds, self._widths, self._elements, strict=True
             )
         ]
+        rows = self._rdd
+        if rows is None and (batches := self._batches()) is not None:
+            for column, ordinal in zip(columns, batches.ordinals(), strict=True):
+                column["ordinal"] = ordinal
+            rows = batches.rdd()
+        if rows is None:
+            rows = sender.rows(self._frame._jdf)
         spec = json.dumps(description | {"columns": columns, "starts": self._starts})
-        rows = sender.rows(self._frame._jdf) if self._rdd is None else self._rdd
         reports = sender.ordered(rows, _cores(self._frame.sparkSession), spec)
         return [(json.loads(report), np.empty(0, np.int64)) for report in reports]
+
+    def _batches(self) -> Any:
+        """The frame by columns, if Spark has it so, and in batches that are worth a message."""
+        rows = min(BATCH_ROWS_OF_CACHE, self.shape[0] // max(1, len(self._starts) - 1))
+        small = rows * self.shape[1] * self.dtype.itemsize < MIN_BATCH
+        if small or any(kind != SCALAR for kind in self._kinds):
+            return None
+        return self._frame.sparkSession._jvm.alchemist.spark.Batches.of(self._frame._jdf)
 
     def _numbered_frame(self) -> Any:
         return self._frame.withColumn(PARTITION_COLUMN, F.spark_partition_id())

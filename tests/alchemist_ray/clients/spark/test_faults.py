@@ -25,7 +25,7 @@ from tests.support.sparks import SPARK, Sparks
 
 pytestmark = SPARK
 
-ROWS, PARTS = 4000, 2
+ROWS, PARTS, COLS = 400_000, 2, 16  # of several blocks, so that a first attempt writes some
 Batches = Iterator[Any]
 
 
@@ -42,19 +42,25 @@ def spark(sparks: Sparks) -> Iterator[Any]:
 
 
 def source(spark: Any, counter: Path, act: Callable[[], None]) -> Any:
-    """A DataFrame of 0, 1, ..., whose first partition acts once, in the middle of being sent."""
+    """Columns of 0, 1, ..., whose first partition acts once, in the middle of being sent."""
 
     def rows(batches: Batches) -> Batches:
-        for number, batch in enumerate(batches):
-            yield batch
-            if number == 2 and batch.column(0)[0].as_py() < ROWS / PARTS:
-                with counter.open("a") as file:
-                    file.write("x")
-                if counter.stat().st_size == 2:  # the first time it was counted
-                    act()
+        for batch in batches:
+            for start in range(0, batch.num_rows, 1000):
+                part = batch.slice(start, 1000)
+                yield part
+                if part.column(0)[0].as_py() == ROWS // PARTS - 1000:  # the first's last
+                    with counter.open("a") as file:
+                        file.write("x")
+                    if counter.stat().st_size == 2:  # the first time it was counted
+                        act()
 
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
-    return spark.range(0, ROWS, 1, PARTS).mapInArrow(rows, "id long")
+    frame = spark.range(0, ROWS, 1, PARTS).mapInArrow(rows, "id long")
+    return frame.selectExpr(*(f"id c{j}" for j in range(COLS)))
+
+
+def check(found: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_array_equal(found, np.repeat(np.arange(ROWS)[:, None], COLS, axis=1))
 
 
 def kill_executor() -> None:
@@ -80,7 +86,7 @@ def refused_then_sent(als: AlchemistSession, frame: Any) -> None:
     with pytest.raises(TransferError, match=r"Spark repeated task . of the transfer \(attempt 1\)"):
         als.send_matrix(frame)
     assert len(als.list_matrices()) == before
-    np.testing.assert_array_equal(als.send_matrix(frame).fetch()[:, 0], np.arange(ROWS))
+    check(als.send_matrix(frame).fetch())
 
 
 @pytest.mark.parametrize("act", [kill_executor, fail])
@@ -123,4 +129,4 @@ def test_a_decommissioned_executor_completes_its_task(
     finally:
         thread.join()
     assert any(gone)
-    np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(ROWS))
+    check(A.fetch())

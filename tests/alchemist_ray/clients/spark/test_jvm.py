@@ -98,16 +98,53 @@ def test_every_kind_of_mllib_has_the_values_of_any_dtype(
     X = values(dtype)
     A = als.send_matrix(X, layout="MC_MR")
     for kind in ("RowMatrix", "BlockMatrix", "CoordinateMatrix"):
-        B = als.send_matrix(A.to_spark(spark, kind=kind, block=(100, 2)), dtype=dtype)
+        wanted = dtype if dtype == "float32" else None  # MLlib's elements are float64
+        B = als.send_matrix(A.to_spark(spark, kind=kind, block=(100, 2)), dtype=wanted)
+        assert B.dtype == (wanted or "float64")
         np.testing.assert_array_equal(B.fetch(), X, err_msg=kind)
 
 
 def test_elements_of_blocks_are_converted_without_loss(
     als: AlchemistSession, spark: Any, jvm: Any
 ) -> None:
-    matrix = als.send_matrix(np.array([[1.0, 2.5]])).to_spark(spark, kind="BlockMatrix")
-    with pytest.raises(DtypeError, match=r"2\.5, which int32"):
-        als.send_matrix(matrix, dtype="int32")
+    matrix = als.send_matrix(np.array([[1.0, 1e39]])).to_spark(spark, kind="BlockMatrix")
+    with pytest.raises(DtypeError, match=r"1\.0E39, which float32"):
+        als.send_matrix(matrix, dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cached_columns_are_sent_without_rows(
+    als: AlchemistSession, spark: Any, jvm: Any, dtype: str
+) -> None:
+    """Spark's cache has columns; they may be chosen, ordered and renamed."""
+    X = values(dtype, (40_000, 12))
+    frame = als.send_matrix(X).to_spark(spark).coalesce(1).cache()
+    chosen = frame.select(*[frame[f"c{j}"].alias(f"d{j}") for j in range(11, 1, -1)])
+    batches = spark._jvm.alchemist.spark.Batches
+    assert sorted(batches.of(chosen._jdf).ordinals()) == list(range(10))
+    B = als.send_matrix(chosen, layout="MC_MR")
+    assert B.columns == tuple(f"d{j}" for j in range(11, 1, -1))
+    np.testing.assert_array_equal(B.fetch(), X[:, 11:1:-1])
+    assert batches.of(frame.selectExpr("hash(c0)")._jdf) is None
+    assert batches.of(frame.limit(3)._jdf) is None
+    frame.unpersist(True)
+
+
+def test_nulls_and_other_types_in_cached_columns(
+    als: AlchemistSession, spark: Any, jvm: Any
+) -> None:
+    kinds = ["tinyint", "smallint", "int", "bigint", "float", "double", "boolean"]
+    columns = [f"cast(id % 100 as {kind}) c{j}" for j, kind in enumerate(5 * kinds)]
+    frame = spark.range(0, 30_000, 1, 2).selectExpr(*columns).cache()
+    B = als.send_matrix(frame)
+    k = np.arange(30_000) % 100
+    want = np.column_stack([k != 0 if kind == "boolean" else k for kind in 5 * kinds])
+    np.testing.assert_array_equal(B.fetch(), want)
+    nulls = frame.selectExpr("if(c3 = 99, null, c3) a", *(f"c{j}" for j in range(1, 20))).cache()
+    with pytest.raises(DtypeError, match="'a' has nulls"):
+        als.send_matrix(nulls)
+    nulls.unpersist(True)
+    frame.unpersist(True)
 
 
 @pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR", "MD_STAR"])

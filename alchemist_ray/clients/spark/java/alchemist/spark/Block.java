@@ -42,6 +42,11 @@ final class Block implements Closeable {
         }
     }
 
+    /** How many rows fit. */
+    int capacity() {
+        return numbers.length;
+    }
+
     /** Where the next row goes; {@link #add} follows. */
     int offset() {
         return count * rowBytes;

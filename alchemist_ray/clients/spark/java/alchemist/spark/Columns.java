@@ -2,6 +2,7 @@ package alchemist.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
+import java.util.Arrays;
 import org.apache.spark.mllib.linalg.DenseVector;
 import org.apache.spark.mllib.linalg.SparseVector;
 import org.apache.spark.mllib.linalg.Vector;
@@ -11,6 +12,9 @@ import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.expressions.UnsafeArrayData;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.util.ArrayData;
+import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarArray;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.Platform;
 
 /** Reads rows of Spark's internal form as elements of a matrix. */
@@ -22,6 +26,7 @@ final class Columns {
     private final boolean[] vectors;
     private final int[] widths; // 1: a scalar, if it is neither vector nor list
     private final boolean[] scalars;
+    private final int[] ordinals; // of the columns in a batch
     private final Element element;
     private final boolean words; // all columns are 8 bytes that are the element's own
 
@@ -33,6 +38,7 @@ final class Columns {
         vectors = new boolean[count];
         scalars = new boolean[count];
         widths = new int[count];
+        ordinals = new int[count];
         boolean same = true;
         for (int k = 0; k < count; k++) {
             JsonNode column = json.get(k);
@@ -41,6 +47,7 @@ final class Columns {
             vectors[k] = column.get("kind").asText().equals("vector");
             scalars[k] = column.get("kind").asText().equals("scalar");
             widths[k] = column.get("width").asInt();
+            ordinals[k] = column.path("ordinal").asInt();
             same &= scalars[k] && own(types[k]);
         }
         words = same && element.nbytes == 8;
@@ -48,6 +55,30 @@ final class Columns {
 
     private boolean own(String type) {
         return type.equalsIgnoreCase(element.name());
+    }
+
+    int width() {
+        return Arrays.stream(widths).sum();
+    }
+
+    /** Copy rows {@code [start, start + count)} of a batch of scalars to a block, by columns. */
+    void read(ColumnarBatch batch, int start, int count, byte[] block) throws IOException {
+        for (int k = 0, at = 0; k < names.length; k++, at += count * element.nbytes) {
+            ColumnVector column = batch.column(ordinals[k]);
+            for (int j = 0; column.hasNull() && j < count; j++) {
+                if (column.isNullAt(start + j)) {
+                    throw nulls(names[k]);
+                }
+            }
+            if (own(types[k]) && element == Element.FLOAT64) {
+                element.store(block, at, column.getDoubles(start, count), names[k]);
+                continue;
+            }
+            ColumnarArray values = new ColumnarArray(column, start, count);
+            for (int j = 0; j < count; j++) {
+                scalar(values, j, k, block, at + j * element.nbytes);
+            }
+        }
     }
 
     /** Copy a row of Spark SQL or of MLlib to {@code at} in a block. */

@@ -23,6 +23,7 @@ import org.apache.spark.mllib.linalg.distributed.IndexedRow;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
 import scala.Tuple2;
 
 /**
@@ -65,7 +66,8 @@ public final class Sender {
     public static String count(JavaRDD<?> rows, int cores) throws IOException {
         List<long[]> pairs = parts(rows, cores).map(part -> {
             long count = 0;
-            for (; part.elements.hasNext(); part.elements.next()) {
+            while (part.elements.hasNext()) {
+                part.elements.next();
                 count++;
             }
             return new long[] {part.number, count};
@@ -73,7 +75,10 @@ public final class Sender {
         return JSON.writeValueAsString(pairs);
     }
 
-    /** Send rows ordered by partition: p begins at row {@code starts[p]}; the tasks' reports. */
+    /**
+     * Send rows, or batches of them, ordered by partition: p begins at row {@code starts[p]}; the
+     * tasks' reports.
+     */
     public static List<String> ordered(JavaRDD<?> rows, int cores, String spec) {
         return parts(rows, cores).mapPartitions(new Task(spec, Task.ORDERED)).collect();
     }
@@ -156,21 +161,40 @@ public final class Sender {
                 long stop = known ? starts.get(part.number + 1).asLong() : 0;
                 while (part.elements.hasNext()) {
                     Object its = part.elements.next();
-                    if (row == stop) {
+                    boolean many = its instanceof ColumnarBatch;
+                    int count = many ? ((ColumnarBatch) its).numRows() : 1;
+                    if (row + count > stop) {
                         throw new Failure(
                                 "TransferError",
                                 "partition " + part.number + " has more rows than when it was "
                                         + "counted, so its rows change between jobs: df.cache() "
                                         + "or df.checkpoint() it first");
                     }
-                    columns.read(its, block.bytes, block.offset());
-                    block.add(row++);
+                    if (many) {
+                        send((ColumnarBatch) its, row, columns, block);
+                    } else {
+                        columns.read(its, block.bytes, block.offset());
+                        block.add(row);
+                    }
+                    row += count;
                 }
                 if (row > first) {
                     seen.put(Integer.toString(part.number), row - first);
                 }
             }
             return seen;
+        }
+
+        /** Send a batch by columns, in parts that fit a block. */
+        private static void send(ColumnarBatch batch, long row, Columns columns, Block block)
+                throws IOException {
+            for (int start = 0, count; start < batch.numRows(); start += count) {
+                count = Math.min(block.capacity(), batch.numRows() - start);
+                columns.read(batch, start, count, block.bytes);
+                block.put(
+                        new long[] {row + start, row + start + count, 0, columns.width()},
+                        false, block.bytes, 0);
+            }
         }
 
         /** A number, and a bit for each row from it on, compressed: whether it was sent. */
