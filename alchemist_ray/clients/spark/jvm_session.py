@@ -141,9 +141,9 @@ def _java(value: Any) -> Any:
     """An object of Spark in the JVM. The JVM forgets a matrix of MLlib with its Python object."""
     if isinstance(value, DataFrame):
         return value._jdf
-    if isinstance(value, tuple(_MATRICES.values())):
-        return value._java_matrix_wrapper._java_model
-    return value
+    matrix: Any = value
+    found = isinstance(value, tuple(_MATRICES.values()))
+    return matrix._java_matrix_wrapper._java_model if found else value
 
 
 def _watch_input(end: Callable[[], None]) -> None:
