@@ -34,6 +34,7 @@ SCALAC = ("-cp", f"{SPARK_JARS}/*", "scala.tools.nsc.Main", "-usejavacp", "-enco
 MANIFEST = f"Manifest-Version: 1.0\nImplementation-Version: {__version__}\n"
 BUILD_TIMEOUT_S = 120.0
 
+JAR = "alchemist-spark"
 SOURCE = "alchemist.spark.MatrixSource"
 SHARED_BYTES = MAX_BYTES  # of a payload that passes through memory, on the ranks' node
 MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
@@ -69,11 +70,17 @@ def _tried(context: Any) -> bool:
 
 
 def _present(context: Any) -> bool:
-    """Whether Spark was started with the jar (`spark.jars`). Raises `NoJar` for another version."""
+    """Whether Spark was started with the jar (`spark.jars`). Raises `NoJar` for another version.
+
+    A jar that an earlier application of this JVM has attached is not on the executors.
+    """
+    java = context._jvm.java.lang
     try:
-        version = (
-            context._jvm.java.lang.Class.forName(SOURCE).getPackage().getImplementationVersion()
-        )
+        if JAR in context.getConf().get("spark.jars", ""):
+            found = java.Thread.currentThread().getContextClassLoader().loadClass(SOURCE)
+        else:
+            found = java.Class.forName(SOURCE)  # on the class path of Spark itself
+        version = found.getPackage().getImplementationVersion()
     except Py4JError:
         return False
     if version != __version__:
@@ -96,7 +103,7 @@ def build() -> Path:
     digest = hashlib.sha256(f"{pyspark.__version__.rpartition('.')[0]} {__version__}".encode())
     for source in sources:
         digest.update(source.read_bytes())
-    name = f"alchemist-spark-{digest.hexdigest()[:12]}.jar"
+    name = f"{JAR}-{digest.hexdigest()[:12]}.jar"
     folders = [SOURCES, Path.home() / ".cache" / "alchemist-on-ray"]
     for folder in folders:
         if (folder / name).exists():
@@ -127,7 +134,7 @@ def _compile(sources: list[Path], jar: Path) -> Path:
             for found in sorted(Path(folder).rglob("*.class")):
                 archive.write(found, found.relative_to(folder))
         unfinished.replace(jar)
-    for old in jar.parent.glob("alchemist-spark-*.jar"):
+    for old in jar.parent.glob(f"{JAR}-*.jar"):
         if old != jar:
             old.unlink(missing_ok=True)
     return jar
