@@ -49,7 +49,7 @@ def source(spark: Any, counter: Path, act: Callable[[], None]) -> Any:
             for start in range(0, batch.num_rows, 1000):
                 part = batch.slice(start, 1000)
                 yield part
-                if part.column(0)[0].as_py() == ROWS // PARTS - 1000:  # the first's last
+                if part.column(0)[-1].as_py() == ROWS // PARTS - 1:  # the end of the first
                     with counter.open("a") as file:
                         file.write("x")
                     if counter.stat().st_size == 2:  # the first time it was counted
