@@ -113,7 +113,9 @@ def test_a_decommissioned_executor_completes_its_task(
 
     frame = source(spark, tmp_path / "times", wait)
     backend = spark.sparkContext._jsc.sc().schedulerBackend()
-    info = spark._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("a test", None)
+    info = spark._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+        "a test", spark._jvm.scala.Option.empty()
+    )
     gone: list[bool] = []
 
     def decommission() -> None:

@@ -45,6 +45,7 @@ public final class Batches {
     /** Null if Spark computes the rows, and does more than to rename and to choose columns. */
     public static Batches of(Dataset<Row> frame) {
         SparkSession session = frame.sparkSession().cloneSession();
+        session.conf().set("spark.sql.adaptive.enabled", "false"); // it hides the plan
         session.conf().set(MAX_FIELDS, Integer.toString(Integer.MAX_VALUE)); // else rows from 100 on
         SparkPlan plan = Dataset.ofRows(session, frame.queryExecution().analyzed())
                 .queryExecution().executedPlan();
