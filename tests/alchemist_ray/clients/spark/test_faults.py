@@ -106,7 +106,7 @@ def test_a_decommissioned_executor_completes_its_task(
         import time
 
         waiting.touch()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not leaving.exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -119,7 +119,7 @@ def test_a_decommissioned_executor_completes_its_task(
     gone: list[bool] = []
 
     def decommission() -> None:
-        if traces.wait_until(waiting.exists, 30.0, 0.05) is not None:
+        if traces.wait_until(waiting.exists, 150.0, 0.05) is not None:
             for number in range(10):
                 gone.append(backend.decommissionExecutor(str(number), info, True, False))
         leaving.touch()
