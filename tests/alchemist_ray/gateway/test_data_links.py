@@ -6,6 +6,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from alchemist_ray.gateway import client
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from alchemist_ray.gateway.server.gateway import MAX_DATA_LINKS
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
@@ -181,6 +183,25 @@ def test_a_fetch_of_a_matrix_that_is_freed_meanwhile_ends_with_the_reason(
     connection.send(Kind.GET, put(handle.id))
     with pytest.raises(Failure, match=str(handle.id)):
         connection.expect(Kind.DATA, WAIT_S)
+
+
+def test_a_transfer_waits_while_the_gateway_serves_as_many_as_it_can(
+    als: AlchemistSession, gateway: GatewayInfo, token: str, opened: Open
+) -> None:
+    others = []
+    with pytest.raises(Failure, match="connections transfer data"):  # noqa: PT012
+        for _ in range(MAX_DATA_LINKS + 1):
+            others.append(opened())
+    with (
+        AlchemistSession(1, address=gateway.address, token=token) as session,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        fetched = pool.submit(lambda: session.send_matrix(X).fetch())
+        time.sleep(1.5)
+        assert not fetched.done()
+        for connection in others:
+            connection.close()
+        assert np.array_equal(fetched.result(WAIT_S), X)
 
 
 @pytest.mark.parametrize("streams", [1, 4])

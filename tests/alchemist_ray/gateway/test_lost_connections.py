@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import TransferError
+from alchemist_ray.errors import SessionError, TransferError
 from alchemist_ray.gateway import protocol
+from alchemist_ray.gateway.client import ask
+from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from tests.support.long import scaled
 from tests.support.traces import wait_until
@@ -158,6 +160,16 @@ def test_a_session_survives_an_outage_with_its_matrices(
     freed = wait_until(lambda: number not in {one.id for one in als.list_matrices()}, 10.0)
     assert freed is not None
     assert np.isclose(float(als.load_library("linalg").norm(handle)), np.linalg.norm(A))
+
+
+def test_a_gateway_that_drops_a_connection_is_tried_again(link: BreakableLink, token: str) -> None:
+    address = GatewayAddress("127.0.0.1", link.port)
+    link.plugged = False
+    with pytest.raises(SessionError, match="no gateway answers"):
+        ask(address, token, {"op": "list_gangs"})
+    timer = threading.Timer(0.1, lambda: setattr(link, "plugged", True))
+    timer.start()
+    assert "gangs" in ask(address, token, {"op": "list_gangs"})
 
 
 def test_a_call_that_ran_at_the_cut_says_so_and_can_be_repeated(
