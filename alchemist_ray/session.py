@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.functions.programs import SessionPrograms
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo
+from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo, gang_html
 from alchemist_ray.gang.libraries import Library, named
 from alchemist_ray.gang.narration import matrix_text, narrated
 from alchemist_ray.gang.shared_gangs import SharedGangs
@@ -189,6 +190,11 @@ class AlchemistSession(
         connection = self.connection
         told = connection.request({"op": "list_matrices"})["matrices"]
         return [connection.handle(about) for about in told]
+
+    def _repr_html_(self) -> str:
+        if not self.has_workers:
+            return f"<pre>{html.escape(repr(self))}</pre>"
+        return gang_html(self.connection)
 
     @property
     def xp(self) -> Namespace:

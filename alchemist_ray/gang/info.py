@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import html
+from collections import Counter
 from dataclasses import dataclass
 
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.connection import GangConnection
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
 NOT_ANSWERING = "not answering"
@@ -27,6 +31,25 @@ def workers_of(connection: GangConnection) -> list[WorkerInfo]:
     found = connection.request({"op": "ping", "wait": True, "workers": True})
     status = "busy" if found["busy"] else "idle"
     return [WorkerInfo(**about, status=status) for about in found["workers"]]
+
+
+def gang_html(connection: GangConnection) -> str:
+    """A table of a gang for notebooks: workers by node, matrices and their memory."""
+    try:
+        workers = workers_of(connection)
+        matrices = connection.request({"op": "list_matrices"})["matrices"]
+    except AlchemistError as error:
+        return f"<pre>{html.escape(str(error))}</pre>"
+    held = [connection.handle(about).nbytes for about in matrices]
+    nodes = Counter(worker.hostname for worker in workers)
+    rows = {
+        "gang": f"{html.escape(connection.address.gang)} (epoch {connection.address.epoch})",
+        "workers": f"{len(workers)}, {workers[0].status}",
+        "nodes": ", ".join(f"{html.escape(name)}: {count}" for name, count in nodes.items()),
+        "matrices": f"{len(held)}, {readable(sum(held))}",
+    }
+    cells = "".join(f"<tr><th>{key}</th><td>{text}</td></tr>" for key, text in rows.items())
+    return f"<table>{cells}</table>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from mpi_workers.node.rank_logs import FILE_LIMIT, make_folder
 
 LEVEL = "ALCHEMIST_LOG_LEVEL"  # debug, info, warning, ...; default: info
 FORMAT = "ALCHEMIST_LOG_FORMAT"  # "json": a map in each line
+PACKAGE = "alchemist_ray"  # the logger of all of its modules
 MANAGER = "manager.log"
 READ_LIMIT = 1 << 20  # 1 MiB of a file in one answer
 
@@ -50,8 +51,11 @@ class NodeLog:
 
 
 def log_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The settings of logs in an environment."""
-    return {name: env[name] for name in (LEVEL, FORMAT) if name in env}
+    """The settings of logs: in an environment, and the level of this program's own logger."""
+    found = {name: env[name] for name in (LEVEL, FORMAT) if name in env}
+    if level := logging.getLogger(PACKAGE).level:
+        found[LEVEL] = logging.getLevelName(level)
+    return found
 
 
 def folder_name(gang: str, ident: str) -> str:
@@ -133,7 +137,7 @@ def write_to(name: str, settings: dict[str, str]) -> logging.Handler | None:
         formatter = JsonFormatter()
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
-    package = logging.getLogger("alchemist_ray")
+    package = logging.getLogger(PACKAGE)
     package.addHandler(handler)
     level = settings.get(LEVEL, "info").upper()
     package.setLevel(level if level in logging.getLevelNamesMapping() else logging.INFO)
@@ -143,5 +147,5 @@ def write_to(name: str, settings: dict[str, str]) -> logging.Handler | None:
 def close(handler: logging.Handler | None) -> None:
     """End what `write_to` began."""
     if handler is not None:
-        logging.getLogger("alchemist_ray").removeHandler(handler)
+        logging.getLogger(PACKAGE).removeHandler(handler)
         handler.close()

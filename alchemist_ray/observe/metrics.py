@@ -76,6 +76,15 @@ METRICS = {
     "alchemist_transfer_seconds_total": Metric(
         "counter", ("direction", "route"), "time of transfers, from begin to end"
     ),
+    "alchemist_gateway_sessions": Metric("gauge", ("user",), "sessions through a gateway"),
+    "alchemist_gateway_bytes_total": Metric(
+        "counter", ("direction",), "elements that a gateway has passed on"
+    ),
+    "alchemist_gateway_refusals_total": Metric(
+        "counter",
+        ("of", "cause"),
+        "what a gateway refused; of `connection` or `command`, cause: the class of the error",
+    ),
     "alchemist_env_steps_total": Metric("counter", ("simulator",), "steps of environments"),
     "alchemist_env_gang_restarts_total": Metric(
         "counter", ("simulator",), "gangs that were started because the one before was lost"

@@ -101,3 +101,10 @@ def test_matrices_and_sessions_are_shown(shell: Any, session: AlchemistSession) 
     assert "shown" in shown["text/html"]
     shown, _ = shell.display_formatter.format(session)
     assert "workers" in shown["text/plain"]
+    count = len(session.list_workers())
+    for row in (f"workers</th><td>{count}, idle", "matrices</th><td>1, 72 B"):
+        assert row in shown["text/html"]
+    closed = AlchemistSession()
+    closed.close()
+    shown, _ = shell.display_formatter.format(closed)
+    assert "closed" in shown["text/html"]

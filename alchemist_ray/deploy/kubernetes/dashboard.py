@@ -82,6 +82,27 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
+        "Gateways: sessions, and refusals per hour",
+        "short",
+        (
+            (f"sum(ray_alchemist_gateway_sessions{{{ONLY}}}) by (user)", "{{user}}"),
+            (
+                f"sum(increase(ray_alchemist_gateway_refusals_total{{{ONLY}}}[1h])) by (of, cause)",
+                "refused: {{of}}, {{cause}}",
+            ),
+        ),
+    ),
+    (
+        "Gateways: bytes per second",
+        "Bps",
+        (
+            (
+                f"sum(rate(ray_alchemist_gateway_bytes_total{{{ONLY}}}[5m])) by (direction)",
+                "{{direction}}",
+            ),
+        ),
+    ),
+    (
         "Lost ranks by cause, and recoveries, per hour",
         "short",
         (

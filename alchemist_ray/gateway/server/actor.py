@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 from alchemist_ray.errors import SessionError
 from alchemist_ray.gateway.protocol import PORT, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.gateway import Gateway
+from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.driver import HEAD, start_actor
 from alchemist_ray.runtime.names import NAMESPACE
 from alchemist_ray.runtime.ray_calls import ask
@@ -62,6 +63,7 @@ class GatewayActor:
     def __init__(self, options: dict[str, Any]) -> None:
         self._gateway = Gateway(**options)
         self._options = options
+        exporter.start()
 
     def about(self) -> dict[str, Any]:
         """The fields of `GatewayInfo`."""

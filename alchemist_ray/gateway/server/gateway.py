@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,7 @@ from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.gateway.server.relay import Client
 from alchemist_ray.gateway.server.session_commands import SessionCommands
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
+from alchemist_ray.observe import metrics
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
@@ -39,6 +41,7 @@ MAX_LINKS_OF_USER = 1024
 MAX_DATA_LINKS = 256  # a thread and 4 MiB each
 THREADS = 64  # for calls that wait for Ray
 WAIT_TIMEOUT_S = 10.0  # for a client's connection to its gang, and for the end of the gateway
+REFUSALS = ("AuthError", "ResourceError")  # of commands, for the metrics
 ACCEPT_PAUSE_S = 0.05  # when there are no file descriptors left
 
 T = TypeVar("T")
@@ -98,6 +101,7 @@ class Gateway:
         self.port: int = self._listener.getsockname()[1]
         self._clients: dict[str, Client] = {}
         self._links: dict[Link, str] = {}  # user
+        self._of_users: Counter[str] = Counter()  # sessions
         self._data_links = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="alchemist-gateway")
         self._sessions = SessionCommands(self.in_thread)
@@ -154,8 +158,9 @@ class Gateway:
             except OSError:
                 sock.close()
 
-    def refused(self, link: Link, why: str) -> None:
-        self.audit.write("refused", source=link.source, why=why)
+    def refused(self, link: Link, failure: Failure) -> None:
+        metrics.count("alchemist_gateway_refusals_total", ("connection", failure.kind))
+        self.audit.write("refused", source=link.source, why=failure.message)
 
     def admitted(self, link: Link, fields: Body) -> None:
         token = link.token
@@ -178,6 +183,8 @@ class Gateway:
                     "session", user=token.user, token=token.id, source=link.source,
                     where=str(fields.get("where", ""))[:200],
                 )  # fmt: skip
+                self._count_session(token.user, 1)
+                link.on_lost = lambda: self._session_lost(link)
                 link.on_frame = lambda frame: self._command(link, frame)
                 link.send(Kind.WELCOME, {"version": __version__, "scopes": list(token.scopes)})
             case "client":
@@ -189,6 +196,15 @@ class Gateway:
 
     def _link_lost(self, link: Link) -> None:
         self._links.pop(link, None)
+
+    def _session_lost(self, link: Link) -> None:
+        self._count_session(self._links.get(link, ""), -1)
+        self._link_lost(link)
+
+    def _count_session(self, user: str, change: int) -> None:
+        self._of_users[user] += change
+        labels = (metrics.bounded(user),)
+        metrics.gauge("alchemist_gateway_sessions", self._of_users[user], labels)
 
     def _run(self, work: Any, link: Link) -> None:
         """Run a coroutine; its error refuses the link."""
@@ -301,6 +317,8 @@ class Gateway:
                 words = f"{type(error).__name__}: {error}"
                 result = {"error": Failure("BadArgumentError", words).to_map()}
             kind = result.get("error", {}).get("kind")
+            if kind in REFUSALS:
+                metrics.count("alchemist_gateway_refusals_total", ("command", kind))
             self.audit.write(
                 str(body.get("op")), user=token.user, token=token.id, source=link.source,
                 gang=body.get("name") or body.get("gang"), error=kind,

@@ -53,8 +53,8 @@ class Owner(Protocol):
     def admitted(self, link: Link, fields: Body) -> None:
         """A client is authenticated. Raises `Failure` to refuse it."""
 
-    def refused(self, link: Link, why: str) -> None:
-        """A peer was not admitted: for the audit log."""
+    def refused(self, link: Link, failure: Failure) -> None:
+        """A peer was not admitted: for the audit log and the metrics."""
 
 
 class Link:
@@ -290,7 +290,7 @@ class Link:
         if self._closing or self._closed:
             return
         if self.token is None:
-            self._owner.refused(self, failure.message)
+            self._owner.refused(self, failure)
         if not self._secured:
             self._lost()
             return

@@ -20,6 +20,7 @@ from alchemist_ray.gateway.server.audit import Audit
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.gateway.server.tokens import Token
+from alchemist_ray.observe import metrics
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
@@ -131,7 +132,7 @@ class Client:
             if len(self._calls) >= PENDING:
                 raise Failure("GroupError", f"{PENDING} commands are waiting: wait for some")
         except Failure as failure:
-            self._log(body, 0.0, failure.kind)
+            self._refused(body, failure)
             self._reply(ident, failure)
             return
         if op in OWN:
@@ -166,7 +167,7 @@ class Client:
             await self._service.check_quota(self.token, body)
         except (Failure, AlchemistError) as error:
             failure = error if isinstance(error, Failure) else to_failure(error)
-            self._log(body, 0.0, failure.kind)
+            self._refused(body, failure)
             if link is self._link:
                 self._reply(ident, failure)
             return
@@ -287,6 +288,10 @@ class Client:
             self._upstream.send(Kind.COMMAND, {"op": "goodbye", "id": 0})
             self._upstream.close()
         self._service.client_gone(self)
+
+    def _refused(self, body: Body, failure: Failure) -> None:
+        metrics.count("alchemist_gateway_refusals_total", ("command", failure.kind))
+        self._log(body, 0.0, failure.kind)
 
     def _log(self, facts: Body, seconds: float, outcome: str | None) -> None:
         if facts.get("op") in LOGGED:

@@ -22,6 +22,7 @@ from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, MIN_LINES, chunks
 from alchemist_ray.gateway.secure_socket import SharedSocket
+from alchemist_ray.observe import metrics
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
@@ -195,11 +196,13 @@ class _DataClient:
         pieces = self._pieces(target, region, order)
         if frame.kind == Kind.GET:
             self._send(target, pieces, nbytes)
+            metrics.count("alchemist_gateway_bytes_total", ("fetch",), nbytes)
             return
         if frame.payload_nbytes != nbytes:
             raise frames.WireError(f"{frame.payload_nbytes} bytes came for {nbytes}")
         with arrivals.writing(region, self._sock) as wanted:
             times = self._receive(target, pieces, wanted=wanted)
+        metrics.count("alchemist_gateway_bytes_total", ("send",), nbytes)
         self._connection.send(Kind.SYNC, times)
 
     def _send(self, target: TransferTarget, pieces: Iterator[_Piece], nbytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
@@ -117,6 +118,19 @@ def test_json_and_the_level_are_chosen_by_the_environment(
     entries = [json.loads(line) for line in log.lines[logs.MANAGER]]
     assert {"info", "debug"} <= {entry["level"] for entry in entries}
     assert any("ok after" in entry["message"] for entry in entries)
+
+
+def test_the_level_is_that_of_the_programs_logger(cluster: str) -> None:
+    own = logging.getLogger("alchemist_ray")
+    before = own.level
+    own.setLevel(logging.WARNING)
+    try:
+        with AlchemistSession(1, name="quiet") as session:
+            session.run(lambda comm: comm.size)
+    finally:
+        own.setLevel(before)
+    log = logs.read("quiet", {})
+    assert log is None or not log.lines.get(logs.MANAGER)
 
 
 def test_a_file_that_is_full_is_put_aside(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
