@@ -99,6 +99,15 @@ class Cluster:
             *command, given=given, limit_s=limit_s, check=check, KUBECONFIG=config
         )
 
+    def helm(self, *words: Any) -> str:
+        """The output of Helm. Raises `RuntimeError` if it fails."""
+        config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
+        home = str(self.sandbox.folder / "helm")
+        return self.sandbox.run(
+            self._folders["helm"] / "helm", *words, limit_s=120.0, KUBECONFIG=config,
+            HELM_CACHE_HOME=home, HELM_CONFIG_HOME=home, HELM_DATA_HOME=home,
+        )  # fmt: skip
+
     def get(self, *words: Any) -> Map:
         """Objects, or one."""
         found: Map = json.loads(self.kubectl("get", *words, "-o", "json"))
