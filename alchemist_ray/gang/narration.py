@@ -67,5 +67,7 @@ def matrix_text(ref: MatrixRef) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, MatrixRef):
         return matrix_text(value)
+    if isinstance(value, bytes):
+        return f"<{readable(len(value))}>"
     text = repr(value)
     return text if len(text) <= VALUE_LENGTH else f"{text[: VALUE_LENGTH - 3]}..."

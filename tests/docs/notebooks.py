@@ -20,6 +20,7 @@ from tests.docs.pages import ROOT
 
 FOLDER = ROOT / "docs" / "tutorials"
 CELL_S = 180
+WIDGET = "application/vnd.jupyter.widget-view+json"  # a progress bar, of a call that took long
 LOG = re.compile(r"\b(INFO|WARN|ERROR) \w+")  # a line of Spark's
 
 
@@ -39,10 +40,14 @@ def execute(path: Path, folder: Path) -> Any:
 
 def without_traces(notebook: Any, folder: Path) -> Any:
     """The notebook as it is stored: without logs and without paths of this machine."""
+    notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.clear()
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
+            cell.outputs = [
+                o for o in cell.outputs
+                if o.get("name") != "stderr" and WIDGET not in o.get("data", {})
+            ]  # fmt: skip
             for output in cell.outputs:
                 if "text" in output:
                     lines = output["text"].replace(f"{folder}/", "").splitlines(keepends=True)

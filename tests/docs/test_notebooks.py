@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from alchemist_ray import AlchemistSession
-from tests.docs.notebooks import CELL_S, LOG, execute, notebooks
+from tests.docs.notebooks import CELL_S, LOG, WIDGET, execute, notebooks
 from tests.docs.pages import ROOT
 
 NEEDS = {  # notebook: (command that must be there, how to get it)
@@ -25,7 +25,8 @@ def outputs(notebook: Any) -> list[set[str]]:
     """Of each code cell, the kinds of outputs that are no logs."""
     found = []
     for cell in (c for c in notebook.cells if c.cell_type == "code"):
-        kinds = {kind for output in cell.outputs for kind in output.get("data", {})}
+        shown = [o.get("data", {}) for o in cell.outputs]
+        kinds = {kind for data in shown if WIDGET not in data for kind in data}
         texts = [o["text"] for o in cell.outputs if o.get("name") == "stdout"]
         lines = "".join(texts).splitlines()
         if any(line.strip() and not LOG.search(line) for line in lines):
@@ -65,7 +66,9 @@ def test_there_are_six_with_pictures_and_no_traces_of_a_machine() -> None:
     for path in notebooks():
         text = path.read_text()
         assert len(text) < 400_000, path
-        assert not re.search(r'"(stderr|error)"|/tmp/\w|/home/|\d+\.\d+\.\d+\.\d+', text), path
+        assert not re.search(
+            r'"(stderr|error)"|/tmp/\w|/home/|widget-view|\d+\.\d+\.\d+\.\d+', text
+        ), path
 
 
 def test_the_index_and_the_readme_lead_to_them() -> None:

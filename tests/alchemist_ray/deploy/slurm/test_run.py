@@ -22,6 +22,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from tests.support import traces
+from tests.support.long import LONG
 
 PROGRAM = """\
 import json, os, socket, sys, time
@@ -162,3 +163,22 @@ def test_a_node_that_does_not_start_is_named_in_the_last_line(job: Any, tmp_path
     host = os.uname().nodename
     wanted = f"the supervisors on {host} did not start: no progress in 2 s (--start-timeout)"
     assert said.splitlines()[-1] == wanted
+
+
+@pytest.mark.skipif(not LONG, reason="31 s of waiting: make test-long")
+@pytest.mark.timeout(240)
+def test_a_node_that_starts_slowly_is_waited_for_and_named(job: Any, tmp_path: Path) -> None:
+    site = tmp_path / "here.toml"
+    slow = tmp_path / "slow"
+    slow.write_text('#!/bin/sh\nsleep 31\nexec env "$@"\n')
+    slow.chmod(0o755)
+    site.write_text(site.read_text().replace('start = "env"', f'start = "{slow}"'))
+    process = job(0, "--start-timeout", "60")
+    assert told(process)["total"] == 3
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 7, said
+    host = os.uname().nodename
+    found = re.findall(r"Ray took (\d+) s to start, including (\d+) s of waiting (.*)", said)
+    ((_, waited, subject),) = found
+    assert 31 <= int(waited) < 60
+    assert subject == f"for the supervisors on {host}"
