@@ -76,7 +76,9 @@ METRICS = {
     "alchemist_transfer_seconds_total": Metric(
         "counter", ("direction", "route"), "time of transfers, from begin to end"
     ),
-    "alchemist_gateway_sessions": Metric("gauge", ("user",), "sessions through a gateway"),
+    "alchemist_gateway_sessions": Metric(
+        "gauge", ("user",), "processes with a session through a gateway"
+    ),
     "alchemist_gateway_bytes_total": Metric(
         "counter", ("direction",), "elements that a gateway has passed on"
     ),

@@ -63,7 +63,7 @@ class GatewayActor:
     def __init__(self, options: dict[str, Any]) -> None:
         self._gateway = Gateway(**options)
         self._options = options
-        exporter.start()
+        exporter.start(self._gateway.measure)
 
     def about(self) -> dict[str, Any]:
         """The fields of `GatewayInfo`."""

@@ -101,7 +101,7 @@ class Gateway:
         self.port: int = self._listener.getsockname()[1]
         self._clients: dict[str, Client] = {}
         self._links: dict[Link, str] = {}  # user
-        self._of_users: Counter[str] = Counter()  # sessions
+        self._users: set[str] = set()  # with an attached client, when last measured
         self._data_links = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="alchemist-gateway")
         self._sessions = SessionCommands(self.in_thread)
@@ -118,6 +118,13 @@ class Gateway:
     def fingerprint(self) -> str:
         """SHA-256 of the certificate, in hexadecimal; empty without TLS."""
         return self.binding.hex()
+
+    def measure(self) -> None:
+        """Note what metrics show of now. Ray forgets a gauge that is not set again."""
+        attached = Counter(client.token.user for client in list(self._clients.values()))
+        for user in self._users | set(attached):
+            metrics.gauge("alchemist_gateway_sessions", attached[user], (metrics.bounded(user),))
+        self._users = set(attached)
 
     def close(self) -> None:
         """Stop listening, end the gangs of clients, and hang up."""
@@ -183,8 +190,6 @@ class Gateway:
                     "session", user=token.user, token=token.id, source=link.source,
                     where=str(fields.get("where", ""))[:200],
                 )  # fmt: skip
-                self._count_session(token.user, 1)
-                link.on_lost = lambda: self._session_lost(link)
                 link.on_frame = lambda frame: self._command(link, frame)
                 link.send(Kind.WELCOME, {"version": __version__, "scopes": list(token.scopes)})
             case "client":
@@ -196,15 +201,6 @@ class Gateway:
 
     def _link_lost(self, link: Link) -> None:
         self._links.pop(link, None)
-
-    def _session_lost(self, link: Link) -> None:
-        self._count_session(self._links.get(link, ""), -1)
-        self._link_lost(link)
-
-    def _count_session(self, user: str, change: int) -> None:
-        self._of_users[user] += change
-        labels = (metrics.bounded(user),)
-        metrics.gauge("alchemist_gateway_sessions", self._of_users[user], labels)
 
     def _run(self, work: Any, link: Link) -> None:
         """Run a coroutine; its error refuses the link."""
