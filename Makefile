@@ -15,7 +15,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench lock image clean-image clean
+.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench bench-spark lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -27,7 +27,8 @@ help:
 	@echo "make tutorials  run the notebooks of docs/tutorials and store their outputs"
 	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
-	@echo "make bench   measure against the limits and peers, write benchmarks/results"
+	@echo "make bench   measure against the limits and peers, write benchmarks/results;"
+	@echo "             make bench-spark: against Spark too, half an hour"
 	@echo "make image   the container image, by podman; make clean-image removes it. TAG=name:tag,"
 	@echo "             BASE=image of Debian 12, EXTRAS=\"demo spark rllib\", PACKAGES, CA=certificates of a proxy"
 	@echo "make dist    wheel and sdist, checked, in dist; make jar: Spark's jar, which the wheel includes"
@@ -103,6 +104,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+bench-spark: $(READY)
+	$(BIN)/python -m benchmarks spark
 
 # The part of this project that a client without Ray and MPI needs.
 client-wheel: $(BARE)

@@ -1,4 +1,7 @@
-"""``make bench``: all benchmarks in one run; tables, JSON and pictures into results/."""
+"""``make bench``: all benchmarks in one run; tables, JSON and pictures into results/.
+
+Without Spark, which ``make bench-spark`` (an argument ``spark``) measures too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import ray
 
 from benchmarks import (
     arrays,
+    between_hosts,
     clients,
     clients_spark,
     env_step,
@@ -26,11 +30,12 @@ from benchmarks import (
     scale,
     transfer,
 )
-from benchmarks.harness import blas_kernels
+from benchmarks.harness import WITH_SPARK, blas_kernels
 
 
 def main() -> None:
     print(f"BLAS: {', '.join(blas_kernels())}", flush=True)
+    begun = time.monotonic()
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
     for benchmark in (
         launch,
@@ -38,9 +43,10 @@ def main() -> None:
         recovery,
         hpc,
         transfer,
+        between_hosts,
         gateway,
         clients,
-        clients_spark,
+        *([clients_spark] if WITH_SPARK else []),
         arrays,
         files,
         env_step,
@@ -55,6 +61,7 @@ def main() -> None:
             report.save()
         print(f"{benchmark.__name__} took {report.seconds:.0f} s", flush=True)
     ray.shutdown()
+    print(f"\nall took {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

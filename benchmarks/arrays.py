@@ -78,12 +78,12 @@ def _many(als: AlchemistSession) -> str:
     A, D = als.send_matrix(a), dask.array.from_array(a, chunks=MANY // 16)
     np.testing.assert_array_equal(np.sort(A)[:: MANY // 100], np.sort(a)[:: MANY // 100])
     frame = dask.dataframe.from_array(a, chunksize=MANY // 16, columns="value").to_frame()
-    sorts = in_turns({"ours": lambda: np.sort(A), "numpy": lambda: np.sort(a)}, 3)
-    sorts |= in_turns({"dask": lambda: _consumed(frame.sort_values("value"))}, 1)
+    sorts = in_turns({"ours": lambda: np.sort(A), "numpy": lambda: np.sort(a)}, 5)
+    sorts |= in_turns({"dask": lambda: _consumed(frame.sort_values("value"))}, 5)
     shares = in_turns({
         "ours": lambda: np.percentile(A, SHARES), "numpy": lambda: np.percentile(a, SHARES),
         "dask": lambda: dask.array.percentile(D, SHARES).compute(),
-    }, 3)  # fmt: skip
+    }, 5)  # fmt: skip
     told = []
     for name, times in (("`np.sort`", sorts), ("`np.percentile` (three)", shares)):
         told.append(
@@ -119,7 +119,7 @@ def _ordering(als: AlchemistSession) -> str:
         works_here = {"ours": ours, "numpy": numpys}
         if "percentile" in name:  # Dask's is an approximation; it has no sort
             works_here["dask"] = lambda: dask.array.percentile(D, SHARES).compute()
-        times = in_turns(works_here, 3)
+        times = in_turns(works_here, 5)
         ratio = times["ours"] / times["numpy"]
         told.append(f"{name} {ratio:.2f} ({_detail(times)})")
         if "dask" in times:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import dask.array
 import numpy as np
 import ray
 import ray.data
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockAccessor, BlockMetadata
+from ray.util.dask import ray_dask_get
 
 from alchemist_ray import AlchemistSession, Handle
-from benchmarks.harness import Report, timed
+from benchmarks.harness import Report, Time, Turns, in_turns, timed
 
 SHAPES = {"tall": (160_000, 100), "wide": (2_000, 8_000)}  # 128 MB each
 LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR")
 FEW, MANY = 2, 200
 ROUNDS = 6
-RATE, PARTS, SLOWEST = 0.8, 1.5, 2.0  # the targets
+RATE, PARTS, SLOWEST = 0.8, 1.25, 2.0  # the targets
 CLIENTS = {"dask": "Dask", "data": "Ray Data"}
 
 
@@ -34,7 +38,7 @@ def _add_client(report: Report, als: AlchemistSession, client: str, name: str) -
     for shape_name, shape in SHAPES.items():
         A = np.random.default_rng(0).random(shape)
         few, many = make(A, FEW), make(A, MANY)
-        sent: dict[str, dict[str, float]] = {}
+        sent: dict[str, dict[str, Time]] = {}
         for layout in LAYOUTS:
             works = {"numpy": A, "few": few, "many": many}
             times = sent[layout] = _sends(als, works, A, layout)
@@ -68,14 +72,8 @@ def _add_client(report: Report, als: AlchemistSession, client: str, name: str) -
 
 def _dask_array(A: Any, parts: int) -> Any:
     """The array in the object store, as after `persist`."""
-    import dask.array as da
-    from ray.util.dask import ray_dask_get
-
-    x = da.from_array(A, chunks=(len(A) // parts, -1)) + 0.0
-    kept = x.persist(scheduler=ray_dask_get)
-    refs = list(dict(kept.__dask_graph__()).values())
-    ray.wait(refs, num_returns=len(refs))
-    return kept
+    x = dask.array.from_array(A, chunks=(len(A) // parts, -1)) + 0.0
+    return _persisted(x)
 
 
 def _dataset(A: Any, parts: int) -> Any:
@@ -83,19 +81,18 @@ def _dataset(A: Any, parts: int) -> Any:
     return ray.data.from_numpy(np.array_split(A, parts)).materialize()
 
 
-def _sends(als: AlchemistSession, sources: dict[str, Any], A: Any, layout: str) -> dict[str, float]:
-    """The shortest time of each, taken in turns."""
-    shortest = dict.fromkeys(sources, float("inf"))
+def _sends(als: AlchemistSession, sources: dict[str, Any], A: Any, layout: str) -> dict[str, Time]:
+    """The time of each, taken in turns."""
+    turns = Turns()
     held: list[Handle] = []
     for _ in range(ROUNDS):
         for name, source in sources.items():
-            work = _sending(als, source, layout, held)
-            shortest[name] = min(shortest[name], timed(work))
+            turns.add(name, timed(_sending(als, source, layout, held)))
             handle = held.pop()
             if not np.array_equal(handle.fetch(rows=slice(0, None, 97)), A[::97]):
                 raise SystemExit(f"{name}: what came is not what was sent")
             handle.free()
-    return shortest
+    return turns.times()
 
 
 def _sending(
@@ -105,51 +102,80 @@ def _sending(
 
 
 def _add_fetch(report: Report, als: AlchemistSession, name: str, shape_name: str, A: Any) -> None:
-    """Into the object store, and back into one array: beside `Handle.fetch`."""
-    from ray.util.dask import ray_dask_get
+    """Into the object store, and back into one array: beside `Handle.fetch`.
 
+    And beside the same collection of the same size whose tasks make zeros: the time that Dask or
+    Ray Data need without any data to fetch.
+    """
     handle = als.send_matrix(A)
-    result: list[Any] = [None]
+    kept: list[Any] = [None]
+    chunks = (len(A) // FEW, -1)
+    zeros = dask.array.zeros(A.shape, chunks=chunks)
 
-    def numpy() -> None:
-        result[0] = None
-        result[0] = handle.fetch()
+    def holding(work: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            kept[0] = None  # its memory is used again
+            kept[0] = work()
 
-    def to_store() -> None:
-        result[0] = None
-        if name == "Dask":
-            chunked = handle.to_dask((len(A) // FEW, -1))
-            result[0] = chunked.persist(scheduler=ray_dask_get)
-            refs = list(dict(result[0].__dask_graph__()).values())
-            ray.wait(refs, num_returns=len(refs))
-        else:
-            result[0] = handle.to_dataset(override_num_blocks=FEW).materialize()
+        return run
 
-    works: dict[str, Callable[[], None]] = {"numpy": numpy, "store": to_store}
+    works = {"numpy": handle.fetch}
     if name == "Dask":
-        works["threads"] = lambda: result.__setitem__(
-            0, handle.to_dask((len(A) // FEW, -1)).compute()
-        )
-    shortest = dict.fromkeys(works, float("inf"))
-    for _ in range(ROUNDS):
-        for what, work in works.items():
-            shortest[what] = min(shortest[what], timed(work))
-    told = {
-        "store": "to_dask().persist() by Dask-on-Ray"
-        if name == "Dask"
-        else "to_dataset().materialize()",
-        "threads": "to_dask().compute() by threads",
-    }
-    for what in shortest.keys() - {"numpy"}:
+        works["to_dask().persist() by Dask-on-Ray"] = lambda: _persisted(handle.to_dask(chunks))
+        works["zeros: persist() by Dask-on-Ray"] = lambda: _persisted(zeros)
+        works["to_dask().compute() by threads"] = lambda: handle.to_dask(chunks).compute()
+        works["zeros: compute() by threads"] = zeros.compute
+    else:
+        works["to_dataset().materialize()"] = lambda: handle.to_dataset(
+            override_num_blocks=FEW
+        ).materialize()
+        source = _Zeros(A.shape)
+        works["zeros: materialize()"] = lambda: ray.data.read_datasource(
+            source, override_num_blocks=FEW
+        ).materialize()
+    times = in_turns({what: holding(work) for what, work in works.items()}, ROUNDS)
+    fetch = times.pop("numpy")
+    for what, took in times.items():
+        if what.startswith("zeros"):
+            continue
+        empty = times[f"zeros: {what.partition('.')[2]}"]
         report.add(
-            f"{told[what]}, {shape_name}",
-            shortest["numpy"] / shortest[what],
+            f"{what}, {shape_name}",
+            fetch / took,
             RATE,
             "x NumPy's rate",
-            detail=f"{A.nbytes / shortest[what] / 1e9:.1f} GB/s; fetch "
-            f"{A.nbytes / shortest['numpy'] / 1e9:.1f}",
+            detail=f"{took * 1e3:.0f} ms; fetch {fetch * 1e3:.0f}; the same of zeros, without a "
+            f"gang, {empty * 1e3:.0f}",
         )
     handle.free()
+
+
+def _persisted(array: Any) -> Any:
+    kept = array.persist(scheduler=ray_dask_get)
+    refs = list(dict(kept.__dask_graph__()).values())
+    ray.wait(refs, num_returns=len(refs))
+    return kept
+
+
+class _Zeros(Datasource):
+    """Blocks of zeros, for the time that Ray Data itself takes."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._shape = shape
+
+    def estimate_inmemory_data_size(self) -> int:
+        return 8 * self._shape[0] * self._shape[1]
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        rows, n = self._shape[0] // parallelism, self._shape[1]
+        about = BlockMetadata(
+            num_rows=rows, size_bytes=8 * rows * n, exec_stats=None, input_files=None
+        )
+
+        def block() -> Iterator[Any]:
+            yield BlockAccessor.batch_to_block({"data": np.zeros((rows, n))})
+
+        return [ReadTask(block, about)] * parallelism
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _rates(report: Report, there: dict[str, str]) -> None:
                 "plain down": lambda: plain.receive(out),
                 "down": lambda: kept[0].fetch(),
             },
-            rounds=3,
+            rounds=5,
         )
     for name in ("up", "down"):
         rate, reference = (NBYTES / shortest[key] / 1e9 for key in (name, f"plain {name}"))

@@ -1,8 +1,8 @@
 """Common code of the benchmarks: ratios within one run, a table, JSON, a picture.
 
 The machines are small and shared, so absolute times mean little. Each value
-is measured alternately with its reference, and the ratio of the best rounds of both
-is reported.
+is measured alternately with its reference, and the ratio of the best turns of both
+is reported; mean and spread of the turns are printed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy  # noqa: F401  # its BLAS is named
 from threadpoolctl import threadpool_info
 
 RESULTS = Path(__file__).parent / "results"
+WITH_SPARK = "spark" in sys.argv[1:]  # Spark's rows take longer than all others
 BLUE, ORANGE = "#3b7dd8", "#d8743b"
 
 
@@ -189,10 +193,48 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
-    """The shortest run of each, taken in turns, so that noise meets all of them alike."""
-    shortest = dict.fromkeys(works, float("inf"))
+class Time(float):
+    """The best of several turns, in seconds, and all of them."""
+
+    turns: tuple[float, ...]
+
+    def __new__(cls, turns: Sequence[float]) -> Self:
+        made = super().__new__(cls, min(turns))
+        made.turns = tuple(turns)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Time, (self.turns,)
+
+    def __str__(self) -> str:
+        mean, spread = statistics.fmean(self.turns), statistics.pstdev(self.turns)
+        return (
+            f"best {float(self):.4g} s, mean {mean:.4g}, spread {spread:.2g} "
+            f"({len(self.turns)} turns)"
+        )
+
+
+class Turns:
+    """Collects the times of works that are measured in turns, so that noise meets them alike."""
+
+    def __init__(self) -> None:
+        self._found: defaultdict[Any, list[float]] = defaultdict(list)
+
+    def add(self, name: Any, seconds: float) -> None:
+        self._found[name].append(seconds)
+
+    def times(self) -> dict[Any, Time]:
+        """The time of each work; prints best, mean and spread."""
+        found = {name: Time(turns) for name, turns in self._found.items()}
+        for name, time_s in found.items():
+            print(f"  {name if isinstance(name, str) else ', '.join(name)}: {time_s}", flush=True)
+        return found
+
+
+def in_turns(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, Time]:
+    """The time of each work."""
+    turns = Turns()
     for _ in range(rounds):
         for name, work in works.items():
-            shortest[name] = min(shortest[name], timed(work))
-    return shortest
+            turns.add(name, timed(work))
+    return turns.times()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
-from benchmarks.harness import Report, in_turns
+from benchmarks.harness import Peer, Report, Time, Turns, in_turns, timed
 from mpi_workers.matrix import native_copy
 
 N = 4000
@@ -34,6 +34,7 @@ def run() -> Report:
         for layout in LAYOUTS:
             times = _turns(als, A, other, blocks, layout)
             copy = times["copy"]
+            _compare(report, layout, times)
             for what in ("send", "blocks", "fetch"):
                 name = {"blocks": "object store →"}.get(what, "NumPy →")
                 label = f"fetch, {layout}" if what == "fetch" else f"{name} gang, {layout}"
@@ -64,9 +65,21 @@ def run() -> Report:
     return report
 
 
+def _compare(report: Report, layout: str, times: dict[str, Time]) -> None:
+    """Times beside Ray's own, through its object store."""
+    operation = f"128 MB in, {layout}"
+    report.compare(Peer(operation, "ray.put", times["put"], times["put"], 1.0))
+    for what, who in (("send", "send_matrix"), ("blocks", "send_matrix of the object store")):
+        report.compare(Peer(operation, who, times[what], times[what], times[what] / times["put"]))
+    operation = f"128 MB out, {layout}"
+    report.compare(Peer(operation, "ray.get and a copy", times["get"], times["get"], 1.0))
+    ratio = times["fetch"] / times["get"]
+    report.compare(Peer(operation, "fetch", times["fetch"], times["fetch"], ratio))
+
+
 def _turns(
     als: AlchemistSession, A: Any, other: Any, blocks: list[Any], layout: str
-) -> dict[str, float]:
+) -> dict[str, Time]:
     held: list[Handle] = [als.send_matrix(A, layout=layout)]
     result: list[Any] = [None]
 
@@ -78,23 +91,31 @@ def _turns(
         result[0] = None  # the last result's memory is used again
         result[0] = held[0].fetch()
 
-    works = {
+    def put() -> None:
+        result[0] = None
+        result[0] = ray.put(A)
+
+    stored = ray.put(A)
+    works: dict[str, Callable[[], object]] = {
         "copy": lambda: np.copyto(other, A),
         "send": lambda: send(A),
         "blocks": lambda: send(blocks),
         "fetch": fetch,
+        "put": put,
+        "get": lambda: np.copyto(other, ray.get(stored)),
     }
-    shortest = dict.fromkeys(works, float("inf"))
+    turns = Turns()
     for _ in range(8):
-        for name, seconds in in_turns(works, rounds=1).items():
-            shortest[name] = min(shortest[name], seconds)
+        for name, work in works.items():
+            turns.add(name, timed(work))
         for handle in held[1:]:
             handle.free()
         del held[1:]
+    times = turns.times()
     if not np.array_equal(held[0].fetch(), A):
         raise SystemExit("what came back is not what was sent")
     held[0].free()
-    return shortest
+    return times
 
 
 def _fresh_memory(report: Report, als: AlchemistSession) -> None:
@@ -142,7 +163,7 @@ def _few_rows(report: Report, als: AlchemistSession) -> None:
 
 # --- the path between nodes, on loopback: a data endpoint with one rank, and one stream ----
 
-_NODE = """
+NODE = """
 import sys, tempfile, threading, numpy as np
 from mpi_workers.data.endpoint import DataEndpoint
 from mpi_workers.data.rank_memory import RankMemory
@@ -157,7 +178,7 @@ for ident in (1, 2):
     storage.put(ident, storage.new(distribution, np.dtype("float64")), sealed=ident == 2)
 with tempfile.TemporaryDirectory() as folder:
     unix, near = sockets.listen_unix(folder + "/data.sock")
-    tcp, far = sockets.listen_tcp("127.0.0.1")
+    tcp, far = sockets.listen_tcp(sys.argv[2])
     endpoint = DataEndpoint([unix, tcp], "token", range(1))
     threading.Thread(target=endpoint.serve, daemon=True).start()
     memory = RankMemory(storage, "token", near)
@@ -165,21 +186,28 @@ with tempfile.TemporaryDirectory() as folder:
     sys.stdin.read()
 """
 
-_PLAIN = """
-import socket, sys, numpy as np
+# Serves plain streams: an order, r (receive) or s (send), and the number of bytes.
+PLAIN = """
+import socket, sys, threading, numpy as np
 buffer = np.zeros(int(sys.argv[1]) ** 2)
-view = memoryview(buffer).cast("B")
-with socket.create_server(("127.0.0.1", 0)) as server:
-    print(server.getsockname()[1], flush=True)
-    peer, _ = server.accept()
-    while (order := peer.recv(1)):
-        if order == b"r":
+
+def serve(peer):
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while (order := peer.recv(9, socket.MSG_WAITALL)):
+        view = memoryview(buffer).cast("B")[: int.from_bytes(order[1:], "little")]
+        if order[:1] == b"r":
             got = 0
             while got < len(view):
                 got += peer.recv_into(view[got:])
             peer.sendall(b"k")
         else:
             peer.sendall(view)
+
+with socket.create_server((sys.argv[2], 0)) as server:
+    print("%s:%s" % server.getsockname(), flush=True)
+    while True:
+        peer, _ = server.accept()
+        threading.Thread(target=serve, args=(peer,), daemon=True).start()
 """
 
 
@@ -196,25 +224,27 @@ def between_nodes() -> list[tuple[str, float, str]]:
     A = np.random.default_rng(1).random((n, n))
     out = np.zeros_like(A)
     found = []
-    with _child(_NODE, n) as node, _child(_PLAIN, n) as plain:
+    with _child(NODE, n) as node, _child(PLAIN, n) as plain:
         address = node.stdout.readline().strip()  # type: ignore[union-attr]
-        port = int(plain.stdout.readline())  # type: ignore[union-attr]
+        port = int(plain.stdout.readline().rpartition(":")[2])  # type: ignore[union-attr]
         node_connection.STREAMS = 1
         about = NodeAddress(0, 1, (address,))
         nodes = NodeConnections(DataEndpoints("token", (about,)))
         distribution = Distribution("VC_STAR", (n, n), (1, 1))
         peer = socket.create_connection(("127.0.0.1", port))
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCPNODELAY, 1)
         raw = memoryview(A).cast("B")
         into = memoryview(out).cast("B")
 
+        length = len(raw).to_bytes(8, "little")
+
         def plain_out() -> None:
-            peer.sendall(b"r")
+            peer.sendall(b"r" + length)
             peer.sendall(raw)
             peer.recv(1)
 
         def plain_in() -> None:
-            peer.sendall(b"s")
+            peer.sendall(b"s" + length)
             got = 0
             while got < len(into):
                 got += peer.recv_into(into[got:])
@@ -242,7 +272,7 @@ def between_nodes() -> list[tuple[str, float, str]]:
 def _child(program: str, n: int) -> Any:
     return _Child(
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program), str(n)],
+            [sys.executable, "-c", program, str(n), "127.0.0.1"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

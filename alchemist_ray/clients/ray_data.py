@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
@@ -42,6 +43,7 @@ except ImportError as error:
 
 BLOCK = 32 << 20  # 32 MiB: default size of a block of to_dataset
 TENSOR = "data"  # name of the column, as in ray.data.from_numpy
+TENSOR_TYPES = {"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,30 @@ class BlockInfo:
     columns: tuple[tuple[str, int, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
 class RowsDecoder:
-    """Decodes blocks of numeric and tensor columns, in Arrow or pandas format."""
+    """Decodes blocks of numeric and tensor columns, in Arrow or pandas format.
+
+    Attributes
+    ----------
+    columns : sequence of (str, int)
+        Names and widths of the columns that each block must have; empty: any.
+    """
+
+    columns: tuple[tuple[str, int], ...] = ()
 
     def arrays(self, value: Any) -> list[NDArray[Any]]:
         block = BlockAccessor.for_block(value)
         if not block.num_rows():  # its columns may be untyped
             return []
-        return [_column(value, block, name) for name in _names(value)]
+        names = _names(value)
+        found = [_column(value, block, name) for name in names]
+        columns = tuple((n, a.shape[1]) for n, a in zip(names, found, strict=True))
+        if self.columns and columns != self.columns:
+            raise ShapeError(
+                f"it has the columns {_shown(columns)}, and the Dataset {_shown(self.columns)}"
+            )
+        return found
 
     def about(self, value: Any, arrays: list[NDArray[Any]]) -> BlockInfo:
         if not arrays:
@@ -76,6 +94,8 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
     """A column, shape (rows, width). Raises `DtypeError` or `ShapeError` with its name."""
     column = value[name]
     nulls = column.null_count if hasattr(column, "null_count") else int(column.isna().sum())
+    if not nulls and _is_tensor(getattr(column, "type", None)) and column.num_chunks == 1:
+        return _tensor_rows(column.chunk(0))
     floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
     if nulls and not floats:
         raise DtypeError(
@@ -100,11 +120,26 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
     return array.reshape(len(array), -1)
 
 
+def _is_tensor(kind: Any) -> bool:
+    """Whether it is the Arrow type of tensors of one shape, of numbers that fill bytes."""
+    return (
+        isinstance(kind, pyarrow.BaseExtensionType)
+        and kind.extension_name in TENSOR_TYPES
+        and not pyarrow.types.is_boolean(kind.value_type)
+    )
+
+
+def _tensor_rows(chunk: Any) -> NDArray[Any]:
+    """Tensors as rows, without a copy."""
+    elements: NDArray[Any] = chunk.storage.flatten().to_numpy(zero_copy_only=True)
+    return elements.reshape(len(chunk), math.prod(chunk.type.shape))
+
+
 _DECODER = RowsDecoder()
 
 
 class DatasetSource:
-    """A Dataset whose blocks are in the object store and have been inspected."""
+    """A Dataset whose blocks are in the object store, and their numbers of rows."""
 
     ndim = 2
 
@@ -117,6 +152,7 @@ class DatasetSource:
     ) -> None:
         self._sources = sources
         self._rows = rows
+        self._decoder = RowsDecoder(tuple((name, count) for name, count, _ in columns))
         names = [name for name, _, _ in columns]
         width = sum(count for _, count, _ in columns)
         self._origin = ", ".join(names[:8])
@@ -132,7 +168,7 @@ class DatasetSource:
     ) -> dict[int, NodeTimes]:
         """Send every block from the node that holds it, and release it."""
         row = 0
-        with BlockSender(connection, target, _DECODER, progress) as sender:
+        with BlockSender(connection, target, self._decoder, progress) as sender:
             while self._sources:
                 i, source = len(self._rows) - len(self._sources), self._sources.pop(0)
                 shape = (self._rows[i], self.shape[1])
@@ -148,7 +184,7 @@ def _label(i: int) -> str:
 
 
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSource:
-    """A source for a Dataset: executes it, and inspects its blocks where they are.
+    """A source for a Dataset: executes it, and inspects its blocks if its schemas do not suffice.
 
     Raises
     ------
@@ -161,9 +197,12 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     """
     if not isinstance(source, ray.data.Dataset):
         raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
-    refs = _execute(source)
-    inspected = inspect_objects(refs, [_label(i) for i in range(len(refs))], _DECODER)
-    found: list[BlockInfo] = [about for about, _ in inspected]
+    bundles = _execute(source)
+    sources: list[Any] = [ref for bundle in bundles for ref in bundle.block_refs]
+    found = _declared(bundles)
+    if found is None:
+        inspected = inspect_objects(sources, [_label(i) for i in range(len(sources))], _DECODER)
+        found, sources = [about for about, _ in inspected], [source for _, source in inspected]
     filled = [i for i, about in enumerate(found) if about.rows]
     if not filled:
         raise ShapeError(
@@ -180,20 +219,52 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     if not sum(columns for _, columns, _ in first):
         raise ShapeError("the Dataset has no columns: there is nothing to send")
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
-    sources = [source for _, source in inspected]
     return DatasetSource(sources, [about.rows for about in found], first, dtype)
 
 
 def _columns_of(about: BlockInfo) -> str:
-    return ", ".join(f"{name} ({width})" for name, width, _ in about.columns)
+    return _shown([(name, width) for name, width, _ in about.columns])
+
+
+def _shown(columns: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({width})" for name, width in columns)
+
+
+def _declared(bundles: Sequence[Any]) -> list[BlockInfo] | None:
+    """What the schemas say about the blocks, which the decoder checks; None if it is too little."""
+    found: list[BlockInfo] = []
+    for bundle in bundles:
+        columns = _schema_columns(bundle.schema)
+        # Ray keeps one schema of several blocks; only float64 holds the elements of the others.
+        exact = columns and np.result_type(*(c[2] for c in columns)) == np.float64
+        for block in bundle.blocks:
+            rows = block.metadata.num_rows
+            if rows is None or (rows and not exact):
+                return None
+            found.append(BlockInfo(rows, (columns or ()) if rows else ()))
+    return found
+
+
+def _schema_columns(schema: Any) -> tuple[tuple[str, int, str], ...] | None:
+    if not isinstance(schema, pyarrow.Schema):
+        return None
+    found = []
+    for field in schema:
+        kind, width = field.type, 1
+        if _is_tensor(kind):
+            kind, width = kind.value_type, math.prod(kind.shape)
+        if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
+            return None
+        found.append((field.name, width, np.dtype(kind.to_pandas_dtype()).str))
+    return tuple(found)
 
 
 def _execute(dataset: Any) -> list[Any]:
-    """Execute a Dataset and return its blocks in the order of its rows."""
+    """Execute a Dataset and return its blocks, in bundles, in the order of its rows."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
-        return [ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs]
+        return list(dataset.iter_internal_ref_bundles())
     except RayError as error:
         cause = getattr(error, "cause", None) or error
         raise TransferError(

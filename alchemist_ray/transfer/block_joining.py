@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.matrix.copy_kernels import ArrayBlock
-from mpi_workers.matrix.layout import Shape
 
 PANEL = 16 << 20  # 16 MiB: the largest panel
 
@@ -46,7 +45,7 @@ class _Box(NamedTuple):
 def panels(
     blocks: Sequence[ArrayBlock],
     dtype: np.dtype[Any],
-    is_small: Callable[[Shape], bool],
+    is_small: Callable[[NDArray[Any]], bool],
     share_out: Callable[[Callable[[int], object], Sequence[int]], None],
 ) -> Iterator[Sequence[ArrayBlock]]:
     """The same elements in larger blocks, where blocks are adjacent.
@@ -59,7 +58,7 @@ def panels(
     boxes, whole = [], []
     for i, block in enumerate(blocks):
         (r, c), (m, n) = block.origin, block.array.shape
-        if is_small((m, n)):
+        if is_small(block.array):
             boxes.append(_Box(r, c, r + m, c + n, (i,)))
         else:
             whole.append(block)

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -123,7 +124,7 @@ def _named(error: AlchemistError, label: str) -> AlchemistError:
     return type(error)(f"{label}: {error.args[0]}", **error.facts)
 
 
-OPENED = 64 << 20  # 64 MiB: objects opened at once for inspection
+OPENED = 64 << 20  # 64 MiB: objects opened at once
 
 
 def together(sizes: Sequence[int]) -> Iterator[slice]:
@@ -183,17 +184,48 @@ def write(
     pieces: Sequence[SourceBlock],
     progress: Progress | None = None,
 ) -> dict[int, NodeTimes]:
-    """Write pieces that are arrays, or objects on this node, into the ranks' memory."""
-    far = [i for i, piece in enumerate(pieces) if isinstance(piece.source, ray.ObjectRef)]
-    values = _opened([pieces[i].source for i in far], [pieces[i].label for i in far])
-    here = list(pieces)
-    for i, value in zip(far, values, strict=True):
-        here[i] = here[i]._replace(source=value)
-    blocks = cut(here, reader, target.dtype)
+    """Write pieces that are arrays, or objects on this node, into the ranks' memory.
+
+    While a group of them is written, a thread opens the next one.
+    """
+    groups = list(_groups(pieces, target.dtype.itemsize))
+    opened = nodes.run_ahead(partial(_opened_blocks, reader=reader, dtype=target.dtype), groups)
     with MatrixWriter(nodes, target, progress) as writer:
-        for panel in panels(blocks, target.dtype, writer.is_small, nodes.run_parallel):
-            writer.write_blocks(panel)
-    return writer.times
+        for blocks in opened:
+            if isinstance(blocks, AlchemistError):
+                break  # raised below: the writer's connections are in order
+            for panel in panels(blocks, target.dtype, writer.is_small, nodes.run_parallel):
+                writer.write_blocks(panel)
+        else:
+            return writer.times
+    raise blocks
+
+
+def _groups(pieces: Sequence[SourceBlock], itemsize: int) -> Iterator[Sequence[SourceBlock]]:
+    """Pieces to open at once; those that are open already make one group."""
+    if not any(isinstance(piece.source, ray.ObjectRef) for piece in pieces):
+        yield pieces
+        return
+    start = nbytes = 0
+    for i, piece in enumerate(pieces):
+        nbytes += piece.shape[0] * piece.shape[1] * itemsize
+        if nbytes >= OPENED or i + 1 == len(pieces):
+            yield pieces[start : i + 1]
+            start, nbytes = i + 1, 0
+
+
+def _opened_blocks(
+    pieces: Sequence[SourceBlock], reader: BlockDecoder, dtype: np.dtype[Any]
+) -> list[ArrayBlock] | AlchemistError:
+    far = [i for i, piece in enumerate(pieces) if isinstance(piece.source, ray.ObjectRef)]
+    here = list(pieces)
+    try:
+        values = _opened([pieces[i].source for i in far], [pieces[i].label for i in far])
+        for i, value in zip(far, values, strict=True):
+            here[i] = here[i]._replace(source=value)
+        return cut(here, reader, dtype)
+    except AlchemistError as error:
+        return error
 
 
 def cut(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connection import NodeConnection, closed
 from mpi_workers.matrix import copy_kernels
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 IDLE_S = 10.0  # unused mappings are dropped: they hold the memory of ranks that are gone
 MAX_STREAMS = 32  # threads that stream; further streams wait
@@ -65,6 +69,32 @@ class NodeConnections:
             for _ in self.copiers.map(lambda share: [action(i) for i in share], shares):
                 pass
         except (RuntimeError, CancelledError):
+            raise closed() from None
+
+    def run_ahead(self, action: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
+        """The results of `action`, in order; a thread computes one while the last one is used.
+
+        Raises `Failure` (TransferError) if this object has been closed.
+        """
+        if len(items) < 2:
+            yield from map(action, items)
+            return
+        following = self._submit(action, items[0])
+        try:
+            for item in items[1:]:
+                running, following = following, self._submit(action, item)
+                yield running.result()
+                del running  # and with it its result
+            yield following.result()
+        except CancelledError:
+            raise closed() from None
+        finally:
+            wait([following])
+
+    def _submit(self, action: Callable[[S], T], item: S) -> Future[T]:
+        try:
+            return self.streams.submit(action, item)
+        except RuntimeError:
             raise closed() from None
 
     def trim(self, idle_s: float = 0.0) -> bool:

@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
-from functools import partial
+from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,6 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.steps import Step, steps_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.layout import Shape
 from mpi_workers.matrix.regions import Region
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
@@ -178,8 +177,12 @@ class _Transfer:
         nbytes = sum(step.array.nbytes for step in steps)
         most = POPULATED_SHARE * m * n * self._target.dtype.itemsize
         for connection, ranks in self._near:
-            missing = [rank for rank in ranks if rank not in self._mapped]
-            held = {rank for step in steps for rank in step.holders(self._target, missing)}
+            missing = {rank for rank in ranks if rank not in self._mapped}
+            held: set[int] = set()
+            for step in steps:
+                if held == missing:
+                    break
+                held.update(step.holders(self._target, missing - held))
             self._map(connection, sorted(held), populate=self.write or nbytes >= most)
             connection.check()
         large = nbytes > 1 << 20
@@ -301,23 +304,34 @@ class MatrixWriter(_Transfer):
             ),
         )
 
-    def is_small(self, shape: Shape) -> bool:
-        """Whether copying a block of this shape together with its neighbours beats sending it.
+    def is_small(self, array: Array) -> bool:
+        """Whether copying such a block together with its neighbours beats sending it.
 
         True if it is small for each rank, and if it has few rows: ranks store columns, and only
-        few elements of each would be contiguous.
+        few elements of each would be contiguous. False if the compiled kernel copies its rows.
         """
-        m, n = shape
+        m, n = map(int, array.shape)
         itemsize = self._target.dtype.itemsize
         if self._far:
             return m * n * itemsize < MIN_STREAM_BYTES
-        near = [rank for _, ranks in self._near for rank in ranks]
-        indices = map(self._target.distribution.local_indices, near)
-        stride = max((its.rows.step for its in indices), default=1)
-        return (
-            m * n * itemsize < MIN_BYTES_PER_RANK * len(near)
-            or m * itemsize < MIN_COLUMN_BYTES * stride
-        )
+        if n * itemsize >= copy_kernels.KERNEL_ROW_BYTES and copy_kernels.stackable(
+            array, self._target.dtype
+        ):
+            return False
+        return m * n * itemsize < self._least_bytes or m * itemsize < self._least_column_bytes
+
+    @cached_property
+    def _near_ranks(self) -> list[int]:
+        return [rank for _, ranks in self._near for rank in ranks]
+
+    @cached_property
+    def _least_bytes(self) -> int:
+        return MIN_BYTES_PER_RANK * len(self._near_ranks)
+
+    @cached_property
+    def _least_column_bytes(self) -> int:
+        indices = map(self._target.distribution.local_indices, self._near_ranks)
+        return MIN_COLUMN_BYTES * max((its.rows.step for its in indices), default=1)
 
     def _finish_streams(self) -> None:
         def finish(connection: NodeConnection) -> None:

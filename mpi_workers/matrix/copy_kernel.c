@@ -6,6 +6,9 @@
  *
  * Plain C with vector instructions chosen at run time; no dependency, no Python API.
  */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -211,4 +214,44 @@ void alchemist_transpose(const char *const *in, ptrdiff_t m, char *const *out, p
     if (stream)
         _mm_sfence();
 #endif
+}
+
+static _Thread_local sigjmp_buf *way_out; /* of a guarded copy of this thread */
+static struct sigaction earlier;
+
+static void on_bus_error(int number, siginfo_t *about, void *context)
+{
+    if (way_out)
+        siglongjmp(*way_out, 1);
+    if (earlier.sa_flags & SA_SIGINFO)
+        earlier.sa_sigaction(number, about, context);
+    else if (earlier.sa_handler == SIG_DFL || earlier.sa_handler == SIG_IGN)
+        signal(number, SIG_DFL); /* the access is repeated, and ends the process */
+    else
+        earlier.sa_handler(number);
+}
+
+/* The same where memory is a mapped file: -1 if a page of it cannot be read, because the file was
+ * truncated or its disk failed. That is a SIGBUS, which would end the process. */
+int alchemist_transpose_guarded(const char *const *in, ptrdiff_t m, char *const *out, ptrdiff_t n,
+    ptrdiff_t itemsize, int level, int stream)
+{
+    struct sigaction now, ours = {.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    sigjmp_buf here;
+    if (sigaction(SIGBUS, NULL, &now))
+        return -1;
+    if (now.sa_sigaction != on_bus_error) {
+        earlier = now;
+        ours.sa_sigaction = on_bus_error;
+        if (sigaction(SIGBUS, &ours, NULL))
+            return -1;
+    }
+    if (sigsetjmp(here, 1)) {
+        way_out = NULL;
+        return -1;
+    }
+    way_out = &here;
+    alchemist_transpose(in, m, out, n, itemsize, level, stream);
+    way_out = NULL;
+    return 0;
 }

@@ -30,6 +30,7 @@ EXCHANGE_TILE_BYTES = 1 << 20  # 1 MiB, in copies between arrays and ranks
 TILE_ROW_BYTES = 1 << 10  # of each row in a tile
 CACHED_BYTES = 4 << 20  # 4 MiB: larger copies are written past the cache
 KERNEL_LINES = 8  # rows and columns, at least: a tile of the compiled kernel
+KERNEL_ROW_BYTES = 1 << 10  # 1 KiB: rows of this length are copied fast from any number of blocks
 KERNEL_RUNS = 32  # runs of columns that are copied by the compiled kernel; more cost too much
 
 Array = NDArray[Any]
@@ -58,8 +59,14 @@ class Copied(NamedTuple):
     seconds: float
 
 
-def copy(dst: Array, src: Array) -> None:
-    """``dst[...] = src`` for matrices of any strides, in tiles if their orders differ."""
+def copy(dst: Array, src: Array, *, stream: bool | None = None) -> None:
+    """``dst[...] = src`` for matrices of any strides, in tiles if their orders differ.
+
+    Parameters
+    ----------
+    stream : bool, optional
+        Whether to write past the cache. Default: if `dst` does not fit into it.
+    """
     m, n = dst.shape
     same_order = (abs(dst.strides[0]) < abs(dst.strides[1])) == (
         abs(src.strides[0]) < abs(src.strides[1])
@@ -67,11 +74,43 @@ def copy(dst: Array, src: Array) -> None:
     if same_order or dst.nbytes <= UNTILED_BYTES:
         dst[...] = src
         return
+    if _transposed(dst, src, dst.nbytes > CACHED_BYTES if stream is None else stream):
+        return
     across = max(16, TILE_ROW_BYTES // dst.itemsize)
     down = max(16, TILE_BYTES // (across * dst.itemsize))
     for j in range(0, n, across):
         for i in range(0, m, down):
             dst[i : i + down, j : j + across] = src[i : i + down, j : j + across]
+
+
+def copy_mapped(dst: Array, src: Array, *, stream: bool) -> bool:
+    """Copy from a mapped file, if the compiled kernel can; returns whether it did.
+
+    Raises
+    ------
+    OSError
+        If the file was truncated, or its disk failed: elsewhere a SIGBUS, which ends the process.
+    """
+    return _transposed(dst, src, stream, guarded=True)
+
+
+def _transposed(dst: Array, src: Array, stream: bool, *, guarded: bool = False) -> bool:
+    """Copy by the compiled kernel, if the orders differ and it can; returns whether it did."""
+    axis = 0 if stackable(src, dst.dtype) else 1  # of the lines of `src`
+    if (
+        min(dst.shape) < KERNEL_LINES
+        or not stackable(src if axis == 0 else src.T, dst.dtype)
+        or dst.strides[axis] != dst.itemsize
+    ):
+        return False
+    native_copy.transpose(
+        native_copy.lines(src, axis),
+        native_copy.lines(dst, 1 - axis),
+        dst.itemsize,
+        stream=stream,
+        guarded=guarded,
+    )
+    return True
 
 
 def _tiles(
@@ -121,21 +160,24 @@ def exchange(
 
     Notes
     -----
-    One copy of every element, no temporary.
+    One copy of every element, no temporary. Many blocks that lie one below the other take as long
+    as one, if the compiled kernel copies them.
     """
     ranks = [part.rank for part in parts]
     if stream is None:
         stream = sum(block.array.nbytes for block in blocks) > CACHED_BYTES
     # Ranks that hold whole rows are served one by one; others share cache lines.
     whole_rows = all(part.local_indices.cols.step == 1 for part in parts)
+    stacks, others = _stacks(blocks, parts)
     tasks: list[Task] = []
-    for block in blocks:
-        left: Sequence[RankPart] = parts
-        if _suits_kernel(block, parts):
-            compiled, left = _kernel_tasks(block, parts, into_parts, stream, threads)
-            tasks += compiled
+    uncompiled = [(block, parts) for block in others]
+    for stack in stacks:
+        compiled, left = _kernel_tasks(stack, parts, into_parts, stream, threads)
+        tasks += compiled
+        uncompiled += [(block, left) for block in stack.blocks if left]
+    for block, its_parts in uncompiled:
         (m, n), itemsize = block.array.shape, block.array.itemsize
-        for served in [[part] for part in left] if whole_rows else [left] if left else []:
+        for served in [[part] for part in its_parts] if whole_rows else [its_parts]:
             stride = max(1, served[0].local_indices.rows.step) if whole_rows else 1
             for rows, cols in _tiles(m, n, itemsize, stride, whole_rows):
                 tasks.append(partial(_copy_tile, block, served, rows, cols, into_parts))
@@ -192,33 +234,81 @@ def _copy_tile(
     return counts
 
 
-def _suits_kernel(block: ArrayBlock, parts: Sequence[RankPart]) -> bool:
-    """Whether the compiled kernel copies this block: C-ordered, large, of the ranks' dtype."""
-    array = block.array
+class _Stack(NamedTuple):
+    """Blocks with the same columns, one below the other: the kernel copies their rows at once."""
+
+    blocks: Sequence[ArrayBlock]
+    rows: range  # of the matrix
+    cols: range
+    lines: native_copy.Addresses  # of the rows
+
+    @classmethod
+    def of(cls, blocks: Sequence[ArrayBlock]) -> _Stack:
+        (array, (row0, col0)), heights = blocks[0], [len(block.array) for block in blocks]
+        lines = np.empty(sum(heights), np.uintp)
+        offsets: dict[int, native_copy.Addresses] = {}  # of the rows of a block, by its stride
+        at = 0
+        for (some, _), height in zip(blocks, heights, strict=True):
+            stride = some.strides[0]
+            if stride not in offsets:
+                offsets[stride] = (stride * np.arange(max(heights))).astype(np.uintp)
+            start = np.uintp(some.__array_interface__["data"][0])
+            np.add(offsets[stride][:height], start, out=lines[at : at + height])
+            at += height
+        return cls(blocks, range(row0, row0 + at), range(col0, col0 + array.shape[1]), lines)
+
+
+def stackable(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether the compiled kernel can copy an array's rows to ranks: C-ordered, of their dtype."""
     return (
-        array.nbytes > UNTILED_BYTES
+        array.dtype == dtype
         and array.itemsize in native_copy.ITEMSIZES
         and array.strides[1] == array.itemsize
-        and min(array.shape) >= KERNEL_LINES
-        and all(part.local.dtype == array.dtype for part in parts)
         and native_copy.level() is not None
     )
 
 
+def _stacks(
+    blocks: Sequence[ArrayBlock], parts: Sequence[RankPart]
+) -> tuple[list[_Stack], list[ArrayBlock]]:
+    """The blocks that the compiled kernel copies, and those that are left to NumPy."""
+    by_cols: defaultdict[tuple[int, int], list[ArrayBlock]] = defaultdict(list)
+    others: list[ArrayBlock] = []
+    dtypes = {part.local.dtype for part in parts}
+    for block in blocks:
+        if len(dtypes) == 1 and all(stackable(block.array, dtype) for dtype in dtypes):
+            by_cols[block.origin[1], block.array.shape[1]].append(block)
+        else:
+            others.append(block)
+    stacks = []
+    for (_, n), members in by_cols.items():
+        members.sort(key=lambda block: block.origin[0])
+        starts = [block.origin[0] for block in members]
+        ends = [row + len(block.array) for row, block in zip(starts, members, strict=True)]
+        cuts = [k for k in range(1, len(members)) if starts[k] != ends[k - 1]]
+        for first, last in pairwise([0, *cuts, len(members)]):
+            some, m = members[first:last], ends[last - 1] - starts[first]
+            if min(m, n) >= KERNEL_LINES and m * n * some[0].array.itemsize > UNTILED_BYTES:
+                stacks.append(_Stack.of(some))
+            else:
+                others += some
+    return stacks, others
+
+
 def _kernel_tasks(
-    block: ArrayBlock, parts: Sequence[RankPart], into_parts: bool, stream: bool, threads: int
+    stack: _Stack, parts: Sequence[RankPart], into_parts: bool, stream: bool, threads: int
 ) -> tuple[list[Task], list[RankPart]]:
-    """The compiled copies of a block, and the parts that are left to NumPy.
+    """The compiled copies of some blocks, and the parts that are left to NumPy.
 
     The lines of an array are its rows, those of ranks their columns. Ranks with the same rows are
     served together: a row of the array is read once.
     """
-    array, (row0, col0) = block
-    m, n = array.shape
+    row0, col0 = stack.rows.start, stack.cols.start
+    m, n = len(stack.rows), len(stack.cols)
+    itemsize = stack.blocks[0].array.itemsize
     by_rows: defaultdict[range, list[RankPart]] = defaultdict(list)
     for part in parts:
         by_rows[clip(part.local_indices.rows, row0, row0 + m)].append(part)
-    every_row = native_copy.lines(array, 0)
     pieces = -(-threads // max(1, len(by_rows)))
     tasks: list[Task] = []
     left: list[RankPart] = []
@@ -238,16 +328,16 @@ def _kernel_tasks(
         if len(runs) > KERNEL_RUNS:
             left += together
             continue
-        here = every_row[as_slice(rows, row0)]
+        here = stack.lines[as_slice(rows, row0)]
         for first, last in runs:
             share = np.bincount(owner[first:last], minlength=len(together)).tolist()
             for k in range(pieces):
                 start, stop = len(here) * k // pieces, len(here) * (k + 1) // pieces
-                ours = here[start:stop] + np.uintp(first * array.itemsize)
-                theirs = columns[first:last] + np.uintp(start * array.itemsize)
+                ours = here[start:stop] + np.uintp(first * itemsize)
+                theirs = columns[first:last] + np.uintp(start * itemsize)
                 counts = {p.rank: c * len(ours) for p, c in zip(together, share, strict=True)}
                 lines = (ours, theirs) if into_parts else (theirs, ours)
-                tasks.append(partial(_copy_lines, *lines, array.itemsize, stream, counts))
+                tasks.append(partial(_copy_lines, *lines, itemsize, stream, counts))
     return tasks, left
 
 

@@ -6,6 +6,7 @@ Calls release the interpreter's lock. Without the kernel, NumPy copies in tiles.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from functools import cache
 from pathlib import Path
@@ -30,10 +31,12 @@ def kernel() -> Any:
     try:
         found = ctypes.CDLL(str(LIBRARY))
         size, pointer = ctypes.c_ssize_t, ctypes.c_void_p
-        found.alchemist_transpose.argtypes = [
-            *(pointer, size, pointer, size, size, ctypes.c_int, ctypes.c_int)
-        ]
+        for transposing in (found.alchemist_transpose, found.alchemist_transpose_guarded):
+            transposing.argtypes = [
+                *(pointer, size, pointer, size, size, ctypes.c_int, ctypes.c_int)
+            ]
         found.alchemist_transpose.restype = None
+        found.alchemist_transpose_guarded.restype = ctypes.c_int
         found.alchemist_copy_level.restype = ctypes.c_int
     except (OSError, AttributeError):
         return None
@@ -61,7 +64,13 @@ def lines(array: NDArray[Any], axis: int) -> Addresses:
 
 
 def transpose(
-    source: Addresses, target: Addresses, itemsize: int, *, stream: bool, best: int | None = None
+    source: Addresses,
+    target: Addresses,
+    itemsize: int,
+    *,
+    stream: bool,
+    best: int | None = None,
+    guarded: bool = False,
 ) -> None:
     """Copy element j of source line i to element i of target line j.
 
@@ -75,8 +84,17 @@ def transpose(
         Whether to write past the cache: for more than fits into it.
     best : int, optional
         Use no instructions over this level. Default: `level`.
+    guarded : bool
+        The source is a mapped file.
+
+    Raises
+    ------
+    OSError
+        If a page of a mapped file cannot be read.
     """
-    kernel().alchemist_transpose(
+    library = kernel()
+    work = library.alchemist_transpose_guarded if guarded else library.alchemist_transpose
+    failed = work(
         source.ctypes.data,
         len(source),
         target.ctypes.data,
@@ -85,3 +103,5 @@ def transpose(
         level() if best is None else best,
         stream,
     )
+    if failed:
+        raise OSError(errno.EIO, "a page of the mapped file cannot be read")

@@ -108,6 +108,33 @@ def test_values_that_are_not_numbers_are_reported_by_column(
     assert als.list_matrices() == []
 
 
+def test_blocks_of_different_dtypes_have_a_common_one(als: AlchemistSession) -> None:
+    whole = [np.arange(20) + i for i in range(3)]
+    numbers = [np.asarray(x, kind) for x, kind in zip(whole, ("i4", "f4", "f8"), strict=True)]
+    for order in ([0, 1, 2], [2, 0, 1], [0, 0, 1]):
+        parts = [data.from_items([{"x": v} for v in numbers[k]]) for k in order]
+        A = als.send_matrix(parts[0].union(*parts[1:]))  # Ray takes blocks of its parts in turns
+        expected = np.concatenate([whole[k] for k in order])
+        np.testing.assert_array_equal(np.sort(A.fetch()[:, 0]), np.sort(expected))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_nulls_and_other_columns_in_a_later_block_are_reported(
+    als: AlchemistSession, blocks: int
+) -> None:
+    good = data.from_items([{"x": 1.0, "y": 2.0}] * 10, override_num_blocks=blocks)
+    nulls = data.from_items([{"x": 1.0, "y": None if i == 5 else 2.0} for i in range(9)])
+    turned = data.from_items([{"y": 1.0, "x": 2.0}] * 10, override_num_blocks=blocks)
+    for other, error, words in (
+        (nulls, DtypeError, r"block \d of the Dataset: column 'y' has nulls \(1\)"),
+        (turned, ShapeError, r"block \d of the Dataset.* has the columns y \(1\), x \(1\)"),
+    ):
+        for dataset in (good.union(other), good.union(other).materialize()):
+            with pytest.raises(error, match=words):
+                als.send_matrix(dataset)
+            assert als.list_matrices() == []
+
+
 def _broken(batch: Any) -> Any:
     raise KeyError("no data today")
 

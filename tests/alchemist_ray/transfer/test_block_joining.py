@@ -40,7 +40,9 @@ def test_every_element_arrives_once(
     blocks = blocks_of(whole, rows, cols)
     order.shuffle(blocks)
     seen, times = np.zeros((40, 40), dtype), np.zeros((40, 40), int)
-    for some in block_joining.panels(blocks, np.dtype(dtype), lambda s: s[0] * s[1] < least, each):
+    for some in block_joining.panels(
+        blocks, np.dtype(dtype), lambda array: array.size < least, each
+    ):
         for array, (row, col) in some:
             here = np.s_[row : row + array.shape[0], col : col + array.shape[1]]
             seen[here] = array
@@ -54,7 +56,7 @@ def test_large_blocks_are_not_joined() -> None:
     blocks = blocks_of(whole, [0, 20, 39, 40], [0, 40])
     below = ArrayBlock(whole[:1] + 1, (40, 0))
     large, small = block_joining.panels(
-        [*blocks, below], whole.dtype, lambda shape: shape == (1, 40), each
+        [*blocks, below], whole.dtype, lambda array: array.shape == (1, 40), each
     )
     assert [id(block.array) for block in large] == [id(block.array) for block in blocks[:2]]
     assert [(block.origin, block.array.shape) for block in small] == [((39, 0), (2, 40))]
@@ -65,6 +67,6 @@ def test_a_panel_has_an_end() -> None:
     blocks = [ArrayBlock(column, (i * len(column), 0)) for i in range(4)]
     shapes = [
         [block.array.shape for block in some]
-        for some in block_joining.panels(blocks, column.dtype, lambda shape: True, each)
+        for some in block_joining.panels(blocks, column.dtype, lambda array: True, each)
     ]
     assert shapes == [[column.shape], [(3 * len(column), 1)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.row_transfers import RowWriter
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
+from mpi_workers.matrix import native_copy
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.support import ranks as support
@@ -261,13 +263,18 @@ def test_small_blocks_are_reported_for_joining(
     rows, cols = (new(host, distribution_of(name, (4096, 4096))) for name in ("VC_STAR", "STAR_VC"))
     for target, low in ((rows, 32 * RANKS - 1), (cols, 31)):
         with MatrixWriter(gangs["near"], target) as writer:
-            assert not writer.is_small((low + 1, 4096))
-            assert writer.is_small((low, 4096))  # too few elements of a column per rank
-            assert writer.is_small((4096, 11))  # less than 64 KiB for each
-            assert not writer.is_small((4096, 12))
+            by_columns = np.empty((4096, 4096), order="F")
+            assert not writer.is_small(by_columns[: low + 1])
+            assert writer.is_small(by_columns[:low])  # too few elements of a column per rank
+            assert writer.is_small(by_columns[:, :11])  # less than 64 KiB for each
+            assert not writer.is_small(by_columns[:, :12])
+            low_rows = np.empty((2, 4096))
+            assert writer.is_small(low_rows) == (native_copy.level() is None)
+            assert writer.is_small(low_rows[:, :127])
+            assert writer.is_small(low_rows.astype("f4"))  # NumPy casts
         with MatrixWriter(gangs["far"], target) as writer:
-            assert writer.is_small((1023, 1024))
-            assert not writer.is_small((1024, 1024))
+            assert writer.is_small(np.empty((1023, 1024)))
+            assert not writer.is_small(np.empty((1024, 1024)))
         host.free(target.matrix)
 
 
@@ -281,6 +288,31 @@ def test_run_parallel_runs_an_action_for_each_number(gangs: dict[str, NodeConnec
     ranks.close()
     with pytest.raises(Failure, match="closed"):
         ranks.run_parallel(print, range(3))
+
+
+def test_run_ahead_computes_one_result_while_the_last_is_used(
+    gangs: dict[str, NodeConnections],
+) -> None:
+    nodes = NodeConnections(gangs["near"].endpoints)
+    begun = [threading.Event() for _ in range(4)]
+
+    def square(i: int) -> int:
+        begun[i].set()
+        if i == 3:
+            raise ZeroDivisionError
+        return i * i
+
+    results = nodes.run_ahead(square, range(4))
+    for i in range(3):
+        assert next(results) == i * i
+        assert begun[i + 1].wait(10)
+        assert not any(event.is_set() for event in begun[i + 2 :])
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert list(nodes.run_ahead(square, [2])) == [4]
+    nodes.close()
+    with pytest.raises(Failure, match="closed"):
+        list(nodes.run_ahead(square, [0, 1]))
 
 
 @routes

@@ -71,6 +71,43 @@ def test_exchange_serves_every_part_of_any_region(
     assert np.array_equal(back, region)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(LAYOUTS),
+    st.sets(st.integers(1, 399), max_size=20),
+    st.sets(st.integers(1, 299), max_size=3),
+    st.randoms(),
+)
+def test_blocks_one_below_the_other_are_exchanged_like_one(
+    layout: str, rows: set[int], cols: set[int], random: Any
+) -> None:
+    whole = np.arange(400.0 * 300).reshape(400, 300)
+    parts = parts_of(Distribution(layout, whole.shape, (2, 2)))
+    blocks = []
+    for r0, r1 in pairwise([0, *sorted(rows), 400]):
+        for c0, c1 in pairwise([0, *sorted(cols), 300]):
+            kind = random.choice(["of the whole", "C", "F", "f4", "left out"])
+            array = whole[r0:r1, c0:c1]
+            if kind == "f4":
+                array = array.astype("f4")  # 120,000 numbers: exact
+            elif kind != "of the whole":
+                array = array.copy(order="F" if kind == "F" else "C")
+            if kind != "left out":
+                blocks.append(ArrayBlock(array, (r0, c0)))
+    random.shuffle(blocks)
+    expected = np.full(whole.shape, -1.0)
+    for array, (r, c) in blocks:
+        expected[r : r + array.shape[0], c : c + array.shape[1]] = array
+    copied = copy_kernels.exchange(blocks, parts, into_parts=True)
+    assert sum(part.elements for part in copied.values()) == sum(b.array.size for b in blocks)
+    for part in parts:
+        assert np.array_equal(part.local, expected[np.ix_(*part.local_indices)])
+    back = [ArrayBlock(np.zeros_like(block.array), block.origin) for block in blocks]
+    copy_kernels.exchange(back, parts, into_parts=False)
+    for sent, found in zip(blocks, back, strict=True):
+        assert np.array_equal(sent.array, found.array)
+
+
 @pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR"])
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "int64"])
 def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,3 +145,54 @@ def test_a_missing_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert "/nowhere/cc failed" in str(build_kernel.build(tmp_path / "kernel.so"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_shrinks_while_it_is_copied_is_an_error(kernel: int, tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    numbers = np.random.default_rng(0).random((400, 500))
+    numbers.tofile(path)
+    with open(path, "rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    source = np.frombuffer(pages, np.float64).reshape(400, 500)
+    target = np.zeros((200, 500), order="F")
+    assert copy_kernels.copy_mapped(target, source[::2], stream=True)
+    assert np.array_equal(target, numbers[::2])
+    assert not copy_kernels.copy_mapped(target.copy(order="C"), source[::2], stream=True)
+    os.truncate(path, 5000)
+    for _ in range(2):
+        with pytest.raises(OSError, match="cannot be read"):
+            copy_kernels.copy_mapped(target, source[1::2], stream=True)
+    numbers.tofile(path)  # the same file, as long as before
+    assert copy_kernels.copy_mapped(target, source[1::2], stream=False)
+    assert np.array_equal(target, numbers[1::2])
+
+
+_OTHER_BUS_ERROR = """
+import faulthandler, mmap, os, sys
+import numpy as np
+from pathlib import Path
+from mpi_workers.matrix import copy_kernels, native_copy
+native_copy.LIBRARY = Path(sys.argv[3])
+if sys.argv[2] == "traceback":
+    faulthandler.enable()
+with open(sys.argv[1], "rb") as file:
+    pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+source = np.frombuffer(pages, np.float64).reshape(400, 500)
+assert copy_kernels.copy_mapped(np.zeros((400, 500), order="F"), source, stream=False)
+os.truncate(sys.argv[1], 0)
+source.sum()
+"""
+
+
+@pytest.mark.parametrize("report", ["traceback", "none"])
+def test_other_bus_errors_end_the_process_as_before(
+    kernel: int, tmp_path: Path, report: str
+) -> None:
+    path = tmp_path / "numbers"
+    np.zeros((400, 500)).tofile(path)
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER_BUS_ERROR, str(path), report, str(native_copy.LIBRARY)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGBUS
+    assert ("Bus error" in done.stderr) == (report == "traceback")

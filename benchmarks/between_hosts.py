@@ -1,0 +1,145 @@
+"""Streams between two hosts, which are namespaces of this machine: ours and plain ones.
+
+Needs root. ``python -m benchmarks.between_hosts``; with addresses, the measuring client.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Report, Time, in_turns
+from benchmarks.transfer import NODE, PLAIN
+from mpi_workers.data import node_connection
+from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
+from mpi_workers.matrix.layout import Distribution
+from tests.faults.hosts import Host, Hosts, why_not
+
+N = 2500  # 50 MB
+STREAMS = (1, 2, 4)
+ROUNDS = 9
+LIMIT_S = 120.0
+
+
+def run() -> Report:
+    report = Report("between_hosts")
+    if (reason := why_not()) is not None:
+        report.notes.append(f"Not measured: {reason}.")
+        print(report.notes[0], flush=True)
+        return report
+    with Hosts(2) as hosts:
+        near, far = hosts[0], hosts[1]
+        with _served(far, NODE) as node, _served(far, PLAIN) as plain:
+            told = near.run(
+                sys.executable, "-m", "benchmarks.between_hosts", node, plain, limit_s=LIMIT_S
+            )
+    found: dict[str, list[float]] = json.loads(told.splitlines()[-1])
+    times = {name: Time(turns) for name, turns in found.items()}
+    for streams in STREAMS:
+        for what in ("send", "fetch"):
+            ours, bare = times[f"{what} {streams}"], times[f"plain {what} {streams}"]
+            report.add(
+                f"{what}, {streams} stream{'s' if streams > 1 else ''}", bare / ours, 0.9,
+                "x as many plain streams", detail=f"{8e-9 * N * N / ours:.2f} GB/s; {ours}",
+            )  # fmt: skip
+    return report
+
+
+class _served:  # a context manager
+    """A program on a host that prints the address that it listens at."""
+
+    def __init__(self, host: Host, program: str) -> None:
+        self._process = subprocess.Popen(
+            host.enter(sys.executable, "-c", program, N, host.ip),
+            env=host.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def __exit__(self, *_: object) -> None:
+        # The program itself ends with its host: do not wait for the end of its output.
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def _measured(node: str, plain: str) -> dict[str, list[float]]:
+    """The turns of all transfers of one array, from this host."""
+    A = np.random.default_rng(1).random((N, N))
+    out = np.zeros_like(A)
+    host, _, port = plain.rpartition(":")
+    endpoints = DataEndpoints("token", (NodeAddress(0, 1, (node,)),))
+    distribution = Distribution("VC_STAR", A.shape, (1, 1))
+    works: dict[str, Callable[[], object]] = {}
+    for streams in STREAMS:
+        node_connection.STREAMS = streams
+        nodes = NodeConnections(endpoints)
+        with MatrixReader(nodes, TransferTarget(2, distribution, A.dtype)) as reader:
+            reader.read_block(out, (0, 0))  # connects
+        sockets = [socket.create_connection((host, int(port))) for _ in range(streams)]
+        works |= {
+            f"plain send {streams}": _plain(sockets, A, b"r"),
+            f"send {streams}": _sending(nodes, distribution, A),
+            f"plain fetch {streams}": _plain(sockets, out, b"s"),
+            f"fetch {streams}": _fetching(nodes, distribution, out),
+        }
+    return {name: list(took.turns) for name, took in in_turns(works, ROUNDS).items()}
+
+
+def _plain(sockets: list[socket.socket], array: Any, order: bytes) -> Callable[[], None]:
+    parts = [memoryview(part).cast("B") for part in np.array_split(array, len(sockets))]
+    threads = ThreadPoolExecutor(len(sockets))
+
+    def move(peer: socket.socket, part: memoryview) -> None:
+        peer.sendall(order + len(part).to_bytes(8, "little"))
+        if order == b"r":
+            peer.sendall(part)
+            peer.recv(1)
+            return
+        got = 0
+        while got < len(part):
+            got += peer.recv_into(part[got:])
+
+    return lambda: list(threads.map(move, sockets, parts)).clear()
+
+
+def _sending(nodes: NodeConnections, distribution: Distribution, array: Any) -> Callable[[], None]:
+    def send() -> None:
+        with MatrixWriter(nodes, TransferTarget(1, distribution, array.dtype)) as writer:
+            writer.write_block(array, (0, 0))
+
+    return send
+
+
+def _fetching(nodes: NodeConnections, distribution: Distribution, out: Any) -> Callable[[], None]:
+    def fetch() -> None:
+        with MatrixReader(nodes, TransferTarget(2, distribution, out.dtype)) as reader:
+            reader.read_block(out, (0, 0))
+
+    return fetch
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        print(json.dumps(_measured(*sys.argv[1:])))
+    else:
+        made = run()
+        if made.rows:
+            made.save()
