@@ -35,6 +35,7 @@ class GangOptions:
     lifetime: GangLifetime = PRIVATE
     max_failures: int = 0
     checkpoint_folder: str | None = None
+    owner: str = ""
 
     @classmethod
     def checked(
@@ -49,6 +50,7 @@ class GangOptions:
         *,
         max_failures: int = 0,
         checkpoint_folder: str | os.PathLike[str] | None = None,
+        owner: str = "",
     ) -> GangOptions:
         """Options as the user gave them. Raises `ValueError`."""
         if not isinstance(placement, Reservation) and placement not in PLACEMENTS:
@@ -75,6 +77,7 @@ class GangOptions:
         return cls(
             placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime,
             max_failures, None if checkpoint_folder is None else _folder(checkpoint_folder),
+            owner or this_process(),
         )  # fmt: skip
 
     def check_capacity(self, workers: int) -> None:
@@ -103,7 +106,7 @@ class GangOptions:
             settings=settings() | log_settings(os.environ),
             strategy=self.strategy,
             lifetime=self.lifetime,
-            owner=this_process(),
+            owner=self.owner,
             max_failures=self.max_failures,
             checkpoint_folder=self.checkpoint_folder,
             bounds=bounds,

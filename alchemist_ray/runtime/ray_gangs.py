@@ -197,8 +197,9 @@ def open_gangs(
     cpus_per_worker: float | None,
     launcher: str,
     start_timeout_s: float,
+    owner: str = "",
 ) -> RayGangs:
-    """The gangs of a session; see `AlchemistSession` for the options."""
+    """The gangs of a session; see `AlchemistSession` for the options. `owner`: not this process."""
     options = GangOptions.checked(
         placement,
         threads_per_worker,
@@ -209,6 +210,7 @@ def open_gangs(
         GangLifetime.checked(name, lifetime, idle_timeout_s),
         max_failures=max_failures,
         checkpoint_folder=checkpoint_folder,
+        owner=owner,
     )
     _join_named(address)
     opened = RayGangs(session, options, shown)

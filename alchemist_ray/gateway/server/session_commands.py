@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import re
 import threading
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from mpi_workers.wire.frames import Body
 ATTACH_TIMEOUT_S = 10.0
 GENERATED = re.compile("g[0-9a-f]{10}")  # ids of gangs without a name
 QUIET = {"progress": False, "output": False}
+GATEWAY = f"{platform.node()} (gateway)"  # where the gangs of its clients come from
 
 
 class SessionCommands:
@@ -91,7 +93,7 @@ class SessionCommands:
             gangs = await self._in_thread(
                 lambda: ray_gangs.open_gangs(
                     str(body["session"])[:32], workers, address=None, token=None,
-                    shown=QUIET, placement="own", **options,
+                    shown=QUIET, placement="own", owner=f"{token.user}@{GATEWAY}", **options,
                 )
             )  # fmt: skip
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alchemist_ray import AlchemistSession
+from alchemist_ray import AlchemistSession, status
 from alchemist_ray.errors import AlchemistError, AuthError
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.tokens import TokenFile
@@ -43,5 +43,6 @@ def test_sessions_bytes_and_refusals_are_counted(
                 for name, labels, least in changes
             )
 
+        assert "counted" in {gang.owner.partition("@")[0] for gang in status()}
         assert traces.wait_until(counted, EXPORT_LIMIT_S, 0.5) is not None, scraped()
     assert traces.wait_until(lambda: gauge() == 0, EXPORT_LIMIT_S, 0.5) is not None
