@@ -140,9 +140,9 @@ finally:
 )
 
 
-def ran(program: str, **environment: str) -> dict[str, Any]:
+def ran(program: str, *arguments: str, **environment: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

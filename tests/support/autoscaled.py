@@ -1,0 +1,114 @@
+"""A Ray cluster on this machine with Ray's autoscaler, whose nodes are only processes.
+
+Ray's own `AutoscalingCluster` calls ``ray stop``, which ends every Ray of the machine. This one
+ends the processes that carry its mark in their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+MARK = "ALCHEMIST_TEST_CLUSTER"
+START_LIMIT_S = 90.0
+END_LIMIT_S = 20.0
+STORE_NBYTES = 80 << 20
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+class AutoscaledCluster:
+    """Context manager: a head with some CPUs, and up to so many further nodes of one size.
+
+    Attributes
+    ----------
+    address : str
+    environment : dict of str to str
+        For programs on it, which end with it.
+    """
+
+    def __init__(self, head_cpus: int, nodes: int, node_cpus: int, idle_minutes: float) -> None:
+        self.address = f"127.0.0.1:{_free_port()}"
+        self._mark = uuid.uuid4().hex
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
+        self._head_cpus = head_cpus
+        worker = {"CPU": node_cpus, "object_store_memory": STORE_NBYTES}
+        self._config = {
+            "cluster_name": "autoscaled",
+            "max_workers": nodes,
+            "idle_timeout_minutes": idle_minutes,
+            "provider": {"type": "fake_multinode", "gcs_address": self.address},
+            "available_node_types": {
+                "ray.head.default": {
+                    "resources": {"CPU": head_cpus}, "node_config": {}, "max_workers": 0,
+                },
+                "ray.worker": {
+                    "resources": worker, "node_config": {}, "min_workers": 0, "max_workers": nodes,
+                },
+            },
+            "head_node_type": "ray.head.default",
+            "auth": {},
+        }  # fmt: skip
+        self.environment = os.environ | {
+            MARK: self._mark,
+            "ALCHEMIST_GROWS_TO": f"{nodes + (head_cpus > 0)}x{node_cpus}",
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_enable_autoscaler_v2": "0",
+        }
+
+    def __enter__(self) -> AutoscaledCluster:
+        config = self._folder / "autoscaler.json"
+        config.write_text(json.dumps(self._config))
+        host, port = self.address.split(":")
+        try:
+            subprocess.run(
+                [Path(sys.executable).with_name("ray"), "start", "--head", f"--port={port}",
+                 f"--node-ip-address={host}", f"--num-cpus={self._head_cpus}",
+                 f"--object-store-memory={STORE_NBYTES}", f"--temp-dir={self._folder}",
+                 "--include-dashboard=false", f"--autoscaling-config={config}"],
+                env=self.environment, stdout=subprocess.DEVNULL, timeout=START_LIMIT_S, check=True,
+            )  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes of the cluster; nodes that are being started, too."""
+        deadline = time.monotonic() + END_LIMIT_S
+        while pids := self._processes():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes {pids} of the cluster do not end")
+            time.sleep(0.1)
+        shutil.rmtree(self._folder)
+
+    def _processes(self) -> list[int]:
+        """Processes with the mark in their environment; of zombies it cannot be read."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if f"{MARK}={self._mark}".encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+        return found
