@@ -3,6 +3,8 @@
 - A block whose first line is a file name in a comment (``# pi.py``, ``// wrapped.c``) is that file.
 - A block that begins with an import is a program of its own; one that does not continues the
   program above it.
+- A block whose first line is ``# Notebook 1`` is a cell of one of two notebooks: it is run by
+  ``test_two_notebooks.py``.
 - A block whose first line is ``# Not run by the tests: REASON`` is shown only.
 """
 
@@ -16,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|c|cpp)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"(?:#|//) (\w+\.(?:py|c|cpp))\n")
 NOT_RUN = re.compile(r"# Not run by the tests: \w")
+NOTEBOOK = re.compile(r"# Notebook (\d)")
 BUILD = re.compile(r"^.* -o (\w+(?:\.so)?) .*$", re.MULTILINE)
 
 
@@ -60,7 +63,7 @@ def read_page(path: Path) -> Page:
         file = FILE.match(source)
         if file:
             files[file.group(1)] = source
-        elif language == "python" and not NOT_RUN.match(source):
+        elif language == "python" and not (NOT_RUN.match(source) or NOTEBOOK.match(source)):
             line = text.count("\n", 0, match.start()) + 2
             first = re.sub(r"\A(\s*#.*\n)+", "", source)
             fresh = re.match(r"(import|from) |\"\"\"", first) is not None or not blocks
