@@ -19,9 +19,16 @@ import time
 import uuid
 from pathlib import Path
 
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+
 MARK = "ALCHEMIST_TEST_CLUSTER"
 START_LIMIT_S = 90.0
 END_LIMIT_S = 20.0
+UNUSED = (  # the autoscaler reads them
+    "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands",
+    "head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files",
+    "rsync_exclude", "rsync_filter",
+)  # fmt: skip
 STORE_NBYTES = 80 << 20
 
 
@@ -51,7 +58,10 @@ class AutoscaledCluster:
             "cluster_name": "autoscaled",
             "max_workers": nodes,
             "idle_timeout_minutes": idle_minutes,
-            "provider": {"type": "fake_multinode", "gcs_address": self.address},
+            "provider": {
+                "type": "fake_multinode", "gcs_address": self.address, "use_node_id_as_ip": True,
+                "disable_node_updaters": True, "disable_launch_config_check": True,
+            },
             "available_node_types": {
                 "ray.head.default": {
                     "resources": {"CPU": head_cpus}, "node_config": {}, "max_workers": 0,
@@ -61,13 +71,17 @@ class AutoscaledCluster:
                 },
             },
             "head_node_type": "ray.head.default",
-            "auth": {},
+            "upscaling_speed": 1.0,
+            "file_mounts_sync_continuously": False,
+            **{key: {} for key in ("auth", "docker", "file_mounts")},
+            **dict.fromkeys(UNUSED, ()),
         }  # fmt: skip
         self.environment = os.environ | {
             MARK: self._mark,
             "ALCHEMIST_GROWS_TO": f"{nodes + (head_cpus > 0)}x{node_cpus}",
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             "RAY_FAKE_CLUSTER": "1",
+            "TMPDIR": str(self._folder),  # agents stay where any gang is
             "RAY_enable_autoscaler_v2": "0",
         }
 
@@ -81,7 +95,8 @@ class AutoscaledCluster:
                  f"--node-ip-address={host}", f"--num-cpus={self._head_cpus}",
                  f"--object-store-memory={STORE_NBYTES}", f"--temp-dir={self._folder}",
                  "--include-dashboard=false", f"--autoscaling-config={config}"],
-                env=self.environment, stdout=subprocess.DEVNULL, timeout=START_LIMIT_S, check=True,
+                env=self.environment | {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID},
+                stdout=subprocess.DEVNULL, timeout=START_LIMIT_S, check=True,
             )  # fmt: skip
         except BaseException:
             self.close()

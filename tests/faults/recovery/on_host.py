@@ -16,8 +16,10 @@ sessions: list[AlchemistSession] = []
 matrices: dict[str, Handle] = {}
 
 
-def start(workers: int | list[int]) -> list[str]:
-    """A gang with matrices of several origins; the hosts of its ranks."""
+def start(workers: int | list[int], cpus: int) -> list[str]:
+    """A gang with matrices of several origins, when so many CPUs are free; its hosts."""
+    while ray.available_resources().get("CPU", 0) < cpus:  # Ray reports them late
+        time.sleep(0.1)
     wanted: Any = tuple(workers) if isinstance(workers, list) else workers
     als = AlchemistSession(wanted, max_failures=20)
     sessions.append(als)

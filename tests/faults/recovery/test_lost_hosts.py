@@ -42,7 +42,7 @@ def loses(hosts: Hosts, found: list[str]) -> Host:
 
 def test_a_gang_goes_on_when_hosts_are_lost(three: Hosts) -> None:
     near = three[0]
-    found = near.call(f"{ON_HOST}:start", 4, limit_s=60)
+    found = near.call(f"{ON_HOST}:start", 4, 6, limit_s=60)
     assert len(set(found)) == 2
     lost = loses(three, found)
     back = near.result(BACK_LIMIT_S)
@@ -52,7 +52,7 @@ def test_a_gang_goes_on_when_hosts_are_lost(three: Hosts) -> None:
     record("3 hosts: one is lost, gang with max_failures", back["seconds"], None, "recovered")
     near.call(f"{ON_HOST}:close", limit_s=40)
     # Two hosts are left. This one may have fewer ranks.
-    found = near.call(f"{ON_HOST}:start", [1, 4], limit_s=60)
+    found = near.call(f"{ON_HOST}:start", [1, 4], 4, limit_s=60)
     assert len(found) == 4
     loses(three, found)
     back = near.result(BACK_LIMIT_S)
