@@ -191,6 +191,38 @@ def test_stopping_a_gang_ends_it_for_all(cluster: str, climate: AlchemistSession
         assert again.list_matrices() == []
 
 
+def test_attaching_to_a_gang_that_ends(climate: AlchemistSession) -> None:
+    """Some come in time and are told by their calls; the others are told that it is not there."""
+    outcomes: list[str] = []
+    ended = threading.Event()
+
+    def attach() -> None:
+        while not ended.is_set():
+            try:
+                with AlchemistSession.attach("climate") as als:
+                    als.list_matrices()
+                outcomes.append("attached")
+            except SessionError as error:  # GroupError: it has ended since
+                outcomes.append(str(error))
+            except GroupError as error:
+                outcomes.append(str(error))
+
+    threads = [threading.Thread(target=attach) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert traces.wait_until(lambda: "attached" in outcomes, 20) is not None
+    AlchemistSession.stop_gang("climate")
+    before = len(outcomes)
+    assert traces.wait_until(lambda: len(outcomes) >= before + 6, 20) is not None
+    ended.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert outcomes[-1].startswith("there is no gang 'climate'"), outcomes[-1]
+    told = {words for words in outcomes if words != "attached"}
+    assert all("climate" in words for words in told), told
+
+
 def test_a_gang_without_commands_ends(nothing_of_it_left: None) -> None:
     als = AlchemistSession(1, name="short", lifetime="detached", idle_timeout_s=1.0)
     A = als.send_matrix(np.eye(2), name="A")

@@ -185,6 +185,23 @@ def test_two_resizes_at_once_come_one_after_the_other(plain: Recovering) -> None
     same_numbers({"A": A})
 
 
+def test_two_programs_that_resize_at_once(clean: None, cluster: str) -> None:
+    program = """
+        with AlchemistSession.attach("both") as als:
+            print("here", flush=True)
+            print(len(als.resize(3)) in (3, 4), als.matrix("A").fetch().sum(), flush=True)
+    """
+    with AlchemistSession(2, name="both", lifetime="detached") as als:
+        A = als.send_matrix(np.ones((30, 30)), name="A")
+        with Program(cluster, program) as other:
+            assert other.said == "here"
+            assert len(als.resize(4)) in (3, 4)
+            assert other.line() == "True 900.0"
+        assert len(als.list_workers()) in (3, 4)
+        assert A.fetch().sum() == 900
+        AlchemistSession.stop_gang("both")
+
+
 def test_a_task_keeps_its_handle(plain: Recovering) -> None:
     A = plain.als.send_matrix(X)
 
