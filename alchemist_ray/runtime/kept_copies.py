@@ -27,11 +27,11 @@ from alchemist_ray.transfer.fetching import fetch
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
-POLL_INTERVAL_S = 0.5
-LEAST_S = 0.5  # of commands that have led to a matrix
+POLL_INTERVAL_S = 0.1
+LEAST_S = 0.1  # of commands that have led to a matrix
+FACTOR = 20.0  # ... and at least so many times what the last copies have taken
 SMALL = 1 << 20  # 1 MiB
 TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
-STATE_FACTOR = 20.0  # commands since the last copy of a state must have taken so many times that
 
 
 class KeptCopies:
@@ -47,6 +47,7 @@ class KeptCopies:
     def __init__(self, dispatcher: Dispatcher, address: Callable[[], GangAddress | None]) -> None:
         self._dispatcher = dispatcher
         self._address = address
+        self._cost_s = 0.0  # of the last copies of matrices
         self._state_costs_s: dict[str, float] = {}  # by library, of its last copy
         self._state_tried: dict[str, LoggedCommand] = {}  # what its last copy followed
         dispatcher.commands.own["keep_copies"] = self._copy
@@ -61,11 +62,12 @@ class KeptCopies:
 
     def _due(self) -> list[Record]:
         due, nbytes = [], 0
+        least_s = max(LEAST_S, FACTOR * self._cost_s)
         for record in self._dispatcher.commands.matrices.values():
             if record.made_by is None or record.nbytes > SMALL:
                 continue
             nbytes += record.nbytes
-            if nbytes <= TOGETHER and record.made_by.cost_s > LEAST_S:
+            if nbytes <= TOGETHER and record.made_by.cost_s > least_s:
                 due.append(record)
         return due
 
@@ -73,7 +75,7 @@ class KeptCopies:
         """Libraries; also one with a state that could not be rebuilt, because a call has failed."""
         due = []
         for library, state in self._dispatcher.commands.libraries.states().items():
-            least_s = max(LEAST_S, STATE_FACTOR * self._state_costs_s.get(library, 0.0))
+            least_s = max(LEAST_S, FACTOR * self._state_costs_s.get(library, 0.0))
             command = state.made_by
             if command is None or command is self._state_tried.get(library):
                 continue
@@ -85,7 +87,10 @@ class KeptCopies:
         """While no other command runs: fetch the matrices and states that are due."""
         address = self._address()
         if address is not None:
-            await self._copy_matrices(address, self._due())
+            begin = time.monotonic()
+            if due := self._due():
+                await self._copy_matrices(address, due)
+                self._cost_s = time.monotonic() - begin
             for library in self._due_states():
                 await self._copy_state(address, library)
 
