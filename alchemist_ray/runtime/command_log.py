@@ -45,13 +45,15 @@ class CommandLog:
         Files of users' functions that have been uploaded and not removed, by name.
     seconds : float
         Time of all commands since the last checkpoint.
+    count : int
+        Of commands so far.
     """
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.files: dict[str, Data] = {}
         self.seconds = 0.0
-        self._number = 0
+        self.count = 0
 
     def add(
         self,
@@ -72,10 +74,10 @@ class CommandLog:
         depth = 1 + max((parent.depth for parent in parents), default=0)
         names = [body[key] for key in ("code", "given") if body.get(key)]
         reason = reason or next((parent.reason for parent in parents if parent.reason), "")
-        self._number += 1
+        self.count += 1
         self.seconds += seconds
         command = LoggedCommand(
-            self._number,
+            self.count,
             body,
             tuple(parents) if depth <= DEPTH_LIMIT else (),
             tuple(record.id for record in made),

@@ -54,8 +54,12 @@ class KeptCopies:
 
     async def run(self) -> None:
         """Keep copies until this task is cancelled."""
+        log, seen = self._dispatcher.commands.log, 0
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
+            if log.count == seen:
+                continue  # an idle gang costs nothing
+            seen = log.count
             if self._due() or self._due_states():
                 with contextlib.suppress(Failure):
                     await self._dispatcher.submit({"op": "keep_copies"})
