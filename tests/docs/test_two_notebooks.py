@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
+import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
@@ -33,21 +34,25 @@ class Notebook:
     def run(self, cell: str) -> str:
         """Run a cell; what it has printed, or ``"killed"`` if its kernel was."""
         printed: list[str] = []
-
-        def show(message: dict[str, Any]) -> None:
-            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
-                printed.append(message["content"]["text"])
-
-        try:
-            reply = self._client.execute_interactive(cell, timeout=CELL_S, output_hook=show)
-        except RuntimeError:  # "Kernel died"
-            assert not self._manager.is_alive()
-            self.close()
-            self._start()
-            return "killed"
-        content = reply["content"]
-        assert content["status"] == "ok", "\n".join(content["traceback"])
-        return "".join(printed)
+        request, deadline = self._client.execute(cell), time.monotonic() + CELL_S
+        while time.monotonic() < deadline:
+            try:
+                message = self._client.get_iopub_msg(timeout=1.0)
+            except queue.Empty:
+                if self._manager.is_alive():
+                    continue
+                self.close()
+                self._start()
+                return "killed"
+            kind, content = message["msg_type"], message["content"]
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            assert kind != "error", "\n".join(content["traceback"])
+            if kind == "stream" and content["name"] == "stdout":
+                printed.append(content["text"])
+            elif kind == "status" and content["execution_state"] == "idle":
+                return "".join(printed)
+        raise AssertionError(f"not ended after {CELL_S} s, it has printed {printed}:\n{cell}")
 
     def close(self) -> None:
         self._client.stop_channels()
