@@ -75,9 +75,9 @@ def test_a_killed_kernel_finds_its_gang_again(notebooks: dict[str, Notebook]) ->
     said = [(number, notebooks[number].run(cell)) for number, cell in cells]
     assert [number for number, _ in said] == ["1", "2", "1", "2", "1", "1", "2"]
     singular, second, _, changed, killed, back, _ = (words for _, words in said)
-    assert re.fullmatch(r"\[158\.\d +\d+\.\d +\d+\.\d\]\n", singular)
+    assert re.fullmatch(r"\[\d+\.\d?( +\d+\.\d?){2} *\]\n", singular)
     assert re.search(r"^\['linalg'\] \d+\.\d\nweather ready 2 processes, 5 matrices\n", second)
     assert changed == "0.0\n"
     assert killed == "killed"
     assert (took := re.fullmatch(r"\(2000, 3\) \(2000, 50\) after (\d\.\d) s\n", back)) is not None
-    assert float(took[1]) < 2.0
+    assert float(took[1]) < 10.0  # the time is tested in tests/faults/named
