@@ -57,6 +57,6 @@ def test_a_gang_goes_on_when_hosts_are_lost(three: Hosts) -> None:
     loses(three, found)
     back = near.result(BACK_LIMIT_S)
     assert back["right"]
-    assert back["hosts"] == [near.name] * 2
+    assert set(back["hosts"]) == {near.name}  # on one or both of its CPUs
     record("2 hosts: one is lost, gang of 1 to 4", back["seconds"], None, "recovered")
     near.call(f"{ON_HOST}:close", limit_s=40)
