@@ -164,6 +164,7 @@ def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
     assert free is not None
 
 
+@pytest.mark.timeout(300)
 def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
     program = tmp_path / "listing.py"
     config = {
@@ -179,16 +180,17 @@ def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
         f"config = {{'env': HPCSimulatorEnv, **{config!r}}}\n"
         "found = tune.run('PPO', stop={'training_iteration': 1}, config=config, verbose=0,\n"
         f"                 storage_path={str(tmp_path)!r})\n"
-        "print(found.trials[0].last_result['env_runners']['num_env_steps_sampled_lifetime'])\n"
+        "result = found.trials[0].last_result['env_runners']\n"
+        "print('sampled', int(result['num_env_steps_sampled_lifetime']), flush=True)\n"
     )
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     env["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="ray-")  # no cluster is known there
     done = subprocess.run(
-        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=170,
+        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=280,
         check=False,
     )  # fmt: skip
     shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)
-    assert done.stdout.split()[-1:] == [str(BATCH)], done.stdout + done.stderr[-3000:]
+    assert f"sampled {BATCH}\n" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("ranks_per_bundle", [None, 1])
