@@ -38,7 +38,8 @@ COMMANDS = {
         "alchemist_ray.gateway.server.cli",
         "create, list and revoke tokens of the gateway's users",
     ),
-    "new-library": ("ali", "create a library in C, C++ or Python, with its build and test"),
+    "new-library": ("ali", "create a library in C, C++, Fortran or Python, with its test"),
+    "run-routine": ("ali", "run a routine on MPI ranks without Ray, e.g. under a profiler"),
     "include": ("ali", "print the folder of alchemist.h"),
 }
 

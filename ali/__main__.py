@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ali import scaffold
+from ali import scaffold, standalone
 
 
 def main(argv: list[str]) -> int:
@@ -32,6 +32,10 @@ def main(argv: list[str]) -> int:
     new.add_argument(
         "--folder", default=".", type=Path, help="parent folder (default: the current folder)"
     )
+    routine = commands.add_parser(
+        "run-routine", description="Run one routine of a library on MPI ranks, without Ray."
+    )
+    standalone.add_options(routine)
     for command, text in (
         ("include", "Print the folder of alchemist.h."),
         ("mpicc", "Print the path of the gang's mpicc."),
@@ -47,6 +51,8 @@ def main(argv: list[str]) -> int:
                     options.name, options.language, options.folder, simulator=options.simulator
                 )
                 print(f"created {folder}; see {folder / 'README.md'}")
+            case "run-routine":
+                standalone.run(options)
             case "include":
                 print(scaffold.include_directory())
             case "mpi":

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,13 @@ __all__ = ["begin", "interrupt", "run"]  # begin and interrupt: on a rank
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
 
 
-def run(function: str, ranks: int, *arguments: Any, timeout: float = 60.0) -> Any:
+def run(
+    function: str,
+    ranks: int,
+    *arguments: Any,
+    timeout: float = 60.0,
+    under: Sequence[str] | None = None,
+) -> Any:
     """Run ``module:function`` on `ranks` MPI ranks.
 
     Parameters
@@ -42,6 +49,9 @@ def run(function: str, ranks: int, *arguments: Any, timeout: float = 60.0) -> An
         Values that JSON can represent.
     timeout : float
         Seconds; then all ranks are killed.
+    under : sequence of str, optional
+        A command that starts each rank, such as ``["gdb", "--args"]``. The ranks then have the
+        standard streams of this process.
 
     Returns
     -------
@@ -55,14 +65,15 @@ def run(function: str, ranks: int, *arguments: Any, timeout: float = 60.0) -> An
     """
     mpiexec = Path(sys.executable).parent / "mpiexec"
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        command = [mpiexec, "-n", ranks, sys.executable, "-m", "mpi_workers", "local-rank"]
+        command: list[Any] = [mpiexec, "-n", ranks, *(under or ())]
+        command += [sys.executable, "-m", "mpi_workers", "local-rank"]
         command += [function, json.dumps(arguments), folder, timeout]
         process = subprocess.Popen(
             list(map(str, command)),
             env=_environment(ranks),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL if under is None else None,
+            stdout=subprocess.PIPE if under is None else None,
+            stderr=subprocess.STDOUT if under is None else None,
             text=True,
             errors="replace",
             start_new_session=True,
@@ -80,9 +91,8 @@ def run(function: str, ranks: int, *arguments: Any, timeout: float = 60.0) -> An
         # exit as a crash and kill the rest.
         done = len(list(Path(folder).glob("done*")))
         if done != ranks:
-            raise AssertionError(
-                f"{function} on {ranks} ranks: {what}, {done} done\n{output[-OUTPUT_LIMIT:]}"
-            )
+            said = (output or "")[-OUTPUT_LIMIT:]
+            raise AssertionError(f"{function} on {ranks} ranks: {what}, {done} done\n{said}")
         return json.loads(Path(folder, "result.json").read_text())
 
 

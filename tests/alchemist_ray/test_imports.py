@@ -41,6 +41,7 @@ ALI_MAY_ALSO_USE = {
     "ali/testing.py": ("mpi_workers.testing",),
     "ali/testing_simulators.py": ("mpi_workers.testing",),
     "ali/conformance.py": ("mpi_workers.testing",),
+    "ali/standalone.py": ("mpi_workers.testing",),
 }
 # What an attached process needs of a gang works where Ray is not installed.
 WITHOUT_RAY = ("alchemist_ray.gang", "alchemist_ray.arrays")

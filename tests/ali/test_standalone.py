@@ -1,0 +1,81 @@
+"""`alchemist run-routine`: a routine on MPI ranks without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+LIBRARY = """
+import os
+from ali import Context, DistMatrix, routine
+
+@routine("B", "ranks", "mark")
+def scale(ctx: Context, A: DistMatrix, factor: float = 2.0) -> tuple[DistMatrix, int, str]:
+    B = ctx.empty_like(A)
+    B.local[...] = factor * A.local
+    return B, ctx.size, os.environ.get("MARK", "none")
+
+@routine()
+def fail(ctx: Context) -> None:
+    if ctx.rank == 1:
+        raise ValueError("as asked")
+    ctx.comm.Barrier()
+"""
+VALUES = np.arange(6.0).reshape(3, 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mylib.py").write_text(LIBRARY)
+    np.save(tmp_path / "A.npy", VALUES)
+    return tmp_path
+
+
+def run(folder: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ali", "run-routine", *words],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def test_matrices_are_files_and_results_are_printed_and_saved(folder: Path) -> None:
+    words = ("A.npy", "factor=3", "--ranks", "3", "--layout", "MC_MR", "--out", "results")
+    said = run(folder, "mylib.py", "scale", *words)
+    assert "B: float64 (3, 2), MC_MR" in said
+    assert "ranks = 3" in said
+    np.testing.assert_array_equal(np.load(folder / "results" / "B.npy"), 3 * VALUES)
+    assert "norm = " in run(folder, "linalg", "norm", "A.npy")
+
+
+def test_each_rank_starts_under_a_command(folder: Path) -> None:
+    said = run(folder, "mylib.py", "scale", "A=A.npy", "--under", "env MARK=seen")
+    assert "mark = 'seen'" in said
+
+
+def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:
+    said = run(folder, "mylib.py", "fail", "--timeout", "20", code=1)
+    assert "rank 1:\nTraceback" in said
+    assert "ValueError: as asked" in said
+    assert "'A' to be of type matrix, not 3; give a .npy file" in run(
+        folder, "mylib.py", "scale", "3", code=1
+    )
+    assert "has no routine 'nothing'; it has scale, fail" in run(
+        folder, "mylib.py", "nothing", code=1
+    )
+    assert "there is no file B.npy" in run(folder, "mylib.py", "scale", "B.npy", code=1)
+    assert "--ranks 0: it must be at least 1" in run(
+        folder, "mylib.py", "fail", "--ranks", "0", code=1
+    )
