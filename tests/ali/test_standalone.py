@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-
 LIBRARY = """
 import os
 from ali import Context, DistMatrix, routine
