@@ -19,7 +19,7 @@ BACK_LIMIT_S = (
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(200, func_only=True),
+    pytest.mark.timeout(450, func_only=True),
     pytest.mark.alone,
 ]
 
