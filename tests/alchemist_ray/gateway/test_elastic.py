@@ -46,7 +46,7 @@ there = {"address": info.address, "token": tokens.create("anna", ("call",), rank
 X = np.random.default_rng(0).random((4001, 301))
 with AlchemistSession(2):  # other work in the cluster
     refused((1, 5), "5 ranks")
-    refused((3, 2), "the fewest and the most")
+    refused((3, 2), "fewest")
     free(2)
     als = AlchemistSession((1, 4), **there)
     assert len(als.list_workers()) == 2

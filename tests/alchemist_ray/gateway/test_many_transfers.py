@@ -24,7 +24,7 @@ STREAMS = 2
 LIMIT_S = 150
 # Besides its piece, each stream has buffers of TLS, a thread, and connections to the nodes.
 GROWTH_NBYTES = CLIENTS * STREAMS * (PIECE_NBYTES + (1 << 20)) + (64 << 20)
-ANSWER_LIMIT_S = 10.0  # of a command of another client meanwhile
+ANSWER_LIMIT_S = 30.0  # of a command of another client meanwhile, on a loaded machine
 UNFAIR = 3.0  # times the median: the time of the slowest client
 
 PROGRAM = f"from tests.support.crowd import main; main('thin-crowd', {CLIENTS})"
