@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.data.shared_area import Payload
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.node_shares import Box, boxes, chunk_bytes
 from mpi_workers.matrix.regions import Region
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind
+
+if TYPE_CHECKING:  # it needs POSIX, and a thin client does not
+    from mpi_workers.data.shared_area import Payload
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
