@@ -21,6 +21,7 @@ import org.apache.spark.mllib.linalg.distributed.IndexedRow;
 import org.apache.spark.mllib.linalg.distributed.IndexedRowMatrix;
 import org.apache.spark.mllib.linalg.distributed.MatrixEntry;
 import org.apache.spark.mllib.linalg.distributed.RowMatrix;
+import org.apache.spark.rdd.RDD;
 import scala.Tuple2;
 
 /** A matrix as one of MLlib's: lazy, tasks fetch the elements. The session calls it through py4j. */
@@ -43,7 +44,7 @@ public final class Matrices {
                     }
                     return found.iterator();
                 });
-        return new RowMatrix(rows.rdd(), target.rows, target.cols);
+        return new RowMatrix(tagged(rows, Vector.class), target.rows, target.cols);
     }
 
     public static IndexedRowMatrix indexedRows(
@@ -58,7 +59,7 @@ public final class Matrices {
                     }
                     return found.iterator();
                 });
-        return new IndexedRowMatrix(rows.rdd(), target.rows, target.cols);
+        return new IndexedRowMatrix(tagged(rows, IndexedRow.class), target.rows, target.cols);
     }
 
     /** The nonzero elements. */
@@ -78,7 +79,7 @@ public final class Matrices {
                     }
                     return found.iterator();
                 });
-        return new CoordinateMatrix(entries.rdd(), target.rows, target.cols);
+        return new CoordinateMatrix(tagged(entries, MatrixEntry.class), target.rows, target.cols);
     }
 
     /** Blocks of {@code down} rows and {@code across} columns; the last ones are smaller. */
@@ -105,7 +106,14 @@ public final class Matrices {
                     Matrix matrix = new DenseMatrix(height, width, values);
                     return Collections.singleton(new Tuple2<>(place, matrix)).iterator();
                 });
-        return new BlockMatrix(blocks.rdd(), down, across, target.rows, target.cols);
+        return new BlockMatrix(
+                tagged(blocks, Tuple2.class), down, across, target.rows, target.cols);
+    }
+
+    /** With the class that Scala's arrays of it have. */
+    @SuppressWarnings("unchecked")
+    private static <T> RDD<T> tagged(JavaRDD<T> found, Class<?> type) {
+        return found.rdd().retag((Class<T>) type);
     }
 
     private static DenseVector row(long row, long[] region, byte[] block, Element element) {
