@@ -15,6 +15,10 @@ from alchemist_ray.functions import run
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.layout import stored_shape
 
+# Columns from which on each row has a random stream of its own: setting it up takes as long as
+# this many numbers, and saves sending them.
+OWN_STREAM = 256
+
 
 def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     """A handle of an array, or of what NumPy makes one of."""
@@ -77,12 +81,14 @@ def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) 
     return engine.call("eye", m, n, kind.name, layout, int(k))
 
 
-def random(engine: Engine, routine: str, shape: Any, seed: int, dtype: Any) -> Any:
-    """Random numbers of a routine of linalg."""
+def random(engine: Engine, kind: str, shape: Any, seed: int, dtype: Any) -> Any:
+    """Random numbers from 0 to 1 ("uniform"), or of mean 0 and standard deviation 1 ("normal")."""
     wanted = rules.shape_of(shape)
-    found: Any = engine.call(routine, *stored_shape(wanted), seed)
-    if len(wanted) < 2:
-        found = engine.reshape(found, wanted)
+    m, n = stored_shape(wanted)
+    if len(wanted) == 2 and n >= OWN_STREAM:
+        found: Any = engine.call(f"random_{kind}", m, n, seed)
+    else:
+        found = engine.call("draw", kind, list(wanted), seed, [0.0, 1.0], [])
     return found if dtype is None else engine.astype(found, dtype, copy=False)
 
 

@@ -81,11 +81,11 @@ class Random:
 
     def normal(self, shape: Any, *, seed: int, dtype: Any = None) -> Any:
         """Independent standard normal numbers, float64 by default."""
-        return creation.random(self._engine, "random_normal", shape, seed, dtype)
+        return creation.random(self._engine, "normal", shape, seed, dtype)
 
     def uniform(self, shape: Any, *, seed: int, dtype: Any = None) -> Any:
         """Independent numbers from the half-open interval [0, 1), float64 by default."""
-        return creation.random(self._engine, "random_uniform", shape, seed, dtype)
+        return creation.random(self._engine, "uniform", shape, seed, dtype)
 
     def default_rng(self, seed: int | None = None) -> Generator:
         """A generator with the methods of NumPy's: normal, integers, permutation, choice, ..."""

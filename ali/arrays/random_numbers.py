@@ -6,20 +6,49 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.arrays.row_blocks import from_contiguous, replied
+from ali.arrays.row_blocks import from_contiguous, replied, scratch
 from ali.blocks import Array, require_choice
 from ali.interface import Context, routine
+from ali.linalg.creation import RowStreams
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import stored_shape
 
 STREAM = 1 << 14  # numbers of one stream
 
-Draw = Callable[[np.random.Generator, int, float, float], Array]
+Draw = Callable[[np.random.Generator, Array, float, float], object]
+
+
+def _normal(stream: np.random.Generator, out: Array, mean: float, scale: float) -> None:
+    stream.standard_normal(out=out)
+    _scale(out, mean, scale)
+
+
+def _uniform(stream: np.random.Generator, out: Array, low: float, high: float) -> None:
+    stream.random(out=out)
+    _scale(out, low, high - low)
+
+
+def _exponential(stream: np.random.Generator, out: Array, scale: float, _: float) -> None:
+    stream.standard_exponential(out=out)
+    _scale(out, 0.0, scale)
+
+
+def _integers(stream: np.random.Generator, out: Array, low: float, high: float) -> None:
+    out[...] = stream.integers(int(low), int(high), out.shape)
+
+
+def _scale(out: Array, start: float, factor: float) -> None:
+    if factor != 1.0:
+        out *= factor
+    if start:
+        out += start
+
+
 DRAWS: dict[str, Draw] = {
-    "normal": lambda stream, count, mean, scale: stream.normal(mean, scale, count),
-    "uniform": lambda stream, count, low, high: stream.uniform(low, high, count),
-    "exponential": lambda stream, count, scale, _: stream.exponential(scale, count),
-    "integers": lambda stream, count, low, high: stream.integers(int(low), int(high), count),
+    "normal": _normal,
+    "uniform": _uniform,
+    "exponential": _exponential,
+    "integers": _integers,
 }
 
 
@@ -62,11 +91,11 @@ def draw(
     streams = -(-m // rows)
     mine = range(streams * ctx.rank // ctx.size, streams * (ctx.rank + 1) // ctx.size)
     start, stop = (min(m, rows * edge) for edge in (mine.start, mine.stop))
-    found = np.empty((stop - start, n), np.int64 if whole else np.float64)
+    dtype = np.int64 if whole else np.float64
+    found = scratch(ctx, (stop - start) * n, dtype).reshape(stop - start, n)
+    streams_of_seed = RowStreams(seed, purpose=2)
     for stream in mine:
         ctx.check()
         part = found[stream * rows - start : (stream + 1) * rows - start]
-        bits = np.random.Philox(key=seed % (1 << 64), counter=[0, 0, stream, 2])
-        generator = np.random.Generator(bits)
-        part[...] = DRAWS[kind](generator, part.size, low, high).reshape(part.shape)
+        DRAWS[kind](streams_of_seed.at(stream), part, low, high)
     return replied(ctx, from_contiguous(ctx, found, start, shape))

@@ -5,6 +5,7 @@ Every rank computes all of it from the matrix's shape and the file's grain, so n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -44,12 +45,15 @@ class Grain(NamedTuple):
         First rows of chunks of unequal heights; instead of `rows`.
     by_columns : bool
         Columns are contiguous in the file.
+    columns_apart : bool
+        Some columns of a band can be read alone, for their share of the time.
     """
 
     rows: int = 1
     cols: int = 1
     bands: Sequence[int] | None = None
     by_columns: bool = False
+    columns_apart: bool = False
 
     def elements(self, shape: Shape) -> int:
         """Elements of the largest chunk of a file of this shape."""
@@ -75,13 +79,25 @@ def cut(shape: Shape, itemsize: int, size: int, grain: Grain) -> list[Box]:
         return []
     fair = -(-m // (SEVERAL * size))
     boxes = []
-    for start, stop in _bands(m, fair, n * itemsize, grain):
+    bands = _bands(m, fair, n * itemsize, grain)
+    for start, stop in bands:
         width = n
-        if (stop - start) * n * itemsize > 2 * PIECE:
+        if grain.columns_apart:
+            width = _width(n, (stop - start) * itemsize, len(bands), size)
+        elif (stop - start) * n * itemsize > 2 * PIECE:
             width = max(1, PIECE // ((stop - start) * itemsize * grain.cols)) * grain.cols
         for col in range(0, n, width):
             boxes.append(Box(range(start, stop), range(col, min(col + width, n))))
     return boxes
+
+
+def _width(n: int, column_bytes: int, bands: int, size: int) -> int:
+    """Columns of a box of about `PIECE` bytes; ranks have equally many boxes of few bands."""
+    count = -(-n * column_bytes // PIECE)
+    if bands < SEVERAL * size:
+        fair = size // math.gcd(size, bands)
+        count = -(-max(1, count) // fair) * fair
+    return -(-n // min(n, count))
 
 
 def _bands(m: int, fair: int, row_bytes: int, grain: Grain) -> list[tuple[int, int]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ali.files.boxes import Box, share
+from ali.files.buffers import Buffers
 from ali.files.paths import together
 from ali.interface import Context
 from mpi_workers.matrix import copy_kernels
@@ -41,27 +42,13 @@ class Rounds:
         return self._boxes[mine[number]] if number < len(mine) else None
 
 
-class Buffers:
-    """Memory that is reused: touching fresh memory costs more than the copy."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, NDArray[np.uint8]] = {}
-
-    def take(self, what: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """A C-ordered array, valid until the same name is taken again."""
-        nbytes = shape[0] * shape[1] * dtype.itemsize
-        held = self._held.get(what)
-        if held is None or held.nbytes < nbytes:
-            held = self._held[what] = np.empty(nbytes, np.uint8)
-        return held[:nbytes].view(dtype).reshape(shape)
-
-
 def scatter(
     ctx: Context,
     matrix: DistMatrix,
     boxes: Sequence[Box],
     read: Callable[[Box], Array],
     path: str,
+    order: Literal["C", "F"] = "C",
 ) -> None:
     """Fill a matrix with boxes that the ranks read. Collective.
 
@@ -71,6 +58,8 @@ def scatter(
         Returns a box's elements, in any order and any dtype that casts to the matrix's. May raise.
     path : str
         For messages.
+    order : str
+        In which elements are sent: the order of most boxes, and the same on all ranks.
 
     Notes
     -----
@@ -97,6 +86,9 @@ def scatter(
                 if source is not None and target is not None:
                     copy_kernels.copy(target, source)
             else:
+                if order == "F":
+                    source = None if source is None else source.T
+                    target = None if target is None else target.T
                 _pass(ctx, buffers, matrix.dtype, (taker, source), (giver, target))
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 

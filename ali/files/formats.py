@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,7 @@ class About:
     grain: Grain
     names: Sequence[str] = ()  # of its columns, where they have any
     ndim: int = 2  # of the array
+    order: Literal["C", "F"] = "C"  # of the arrays that `Source.read` returns
 
 
 @dataclass(frozen=True, slots=True)

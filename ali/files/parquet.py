@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ali.files.boxes import Array, Box, Grain, Pick
+from ali.files.buffers import Buffers
 from ali.files.formats import About, Options, Source, Spec, refuse
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import as_slice, intersect
 
 
 def _pyarrow(path: str) -> Any:
@@ -159,6 +162,7 @@ class ParquetSource:
         self._open_number = -1
         self._file: Any = None
         self._dtype = np.dtype(np.float64)
+        self._buffers = Buffers()
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         names = [name for name, _ in self._schema]
@@ -175,11 +179,27 @@ class ParquetSource:
                     )
                 kinds.append(np.dtype(DTYPES_OF_ARROW[arrow]))
             self._dtype = np.result_type(*kinds) if kinds else self._dtype
-        return About(shape, self._dtype, Grain(bands=tuple(self._starts[:-1])), names)
+        grain = Grain(bands=tuple(self._starts[:-1]), columns_apart=True)
+        return About(shape, self._dtype, grain, names, order="F")
 
     def read(self, rows: Pick, cols: Pick) -> Array:
-        index = np.asarray(rows, np.int64)
-        out = np.empty((len(index), len(cols)), self._dtype, order="F")
+        out = self._buffers.take("read", (len(cols), len(rows)), self._dtype).T
+        if isinstance(rows, range) and rows.step == 1:
+            self._read_run(rows, cols, out)
+        else:
+            self._read_scattered(np.asarray(rows, np.int64), cols, out)
+        return out
+
+    def _read_run(self, rows: range, cols: Pick, out: Array) -> None:
+        first, last = np.searchsorted(self._starts, [rows.start, rows.stop - 1], "right") - 1
+        for g in range(int(first), int(last) + 1):
+            part = intersect(rows, range(self._starts[g], self._starts[g + 1]))
+            to, inside = as_slice(part, rows.start), as_slice(part, self._starts[g])
+            table = self._table(g, cols)
+            for k, j in enumerate(cols):
+                out[to, k] = self._values(table, int(j), g)[inside]
+
+    def _read_scattered(self, index: NDArray[np.int64], cols: Pick, out: Array) -> None:
         group = np.searchsorted(self._starts, index, "right") - 1
         for g in np.unique(group).tolist():
             places = np.flatnonzero(group == g)
@@ -187,7 +207,6 @@ class ParquetSource:
             table = self._table(g, cols)
             for k, j in enumerate(cols):
                 out[places, k] = self._values(table, int(j), g)[wanted]
-        return out
 
     def _table(self, g: int, cols: Pick) -> Any:
         pyarrow = _pyarrow(self._place.path)

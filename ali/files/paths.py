@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ali.files.byte_ranges import Bytes
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 
@@ -158,7 +156,7 @@ class Place:
 
     def open(self) -> Bytes:
         """The file for reading at any offset."""
-        return Bytes(self)
+        return Bytes(self.path, self.filesystem() if self.is_url else None)
 
 
 def _natural(path: str) -> list[str | int]:
@@ -205,81 +203,6 @@ def agree_on(ctx: Context, place: Place) -> list[str]:
                 agreed=True,
             )
     return [node for _, node in everyone]
-
-
-class Bytes:
-    """A file, or an object behind a URL, open for reading at any offset."""
-
-    def __init__(self, place: Place) -> None:
-        self.path = place.path
-        self._fd = -1
-        self._file: Any = None
-        if place.is_url:
-            fs, inside = place.filesystem()
-            self._file = fs.open(inside, "rb")
-            self.size = int(fs.size(inside))
-        else:
-            self._fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self._fd).st_size
-
-    def fill(self, room: NDArray[Any], offset: int) -> None:
-        """Fill a contiguous array with the bytes from `offset` on.
-
-        Raises
-        ------
-        Failure
-            FileError if the file ends before.
-        """
-        self._fill(room.reshape(-1).view(np.uint8).data, offset)
-
-    def fill_rows(self, rooms: NDArray[np.uint8], offset: int, apart: int) -> None:
-        """Fill each row of a contiguous array: the first from `offset` on, others `apart` bytes on.
-
-        Raises `Failure` as `fill` does.
-        """
-        count, nbytes = rooms.shape
-        flat = rooms.reshape(-1).data
-        for start in range(0, count * nbytes, nbytes):
-            room = flat[start : start + nbytes]
-            # Reading a row may take a microsecond: keep the overhead small.
-            if self._fd < 0 or os.preadv(self._fd, [room], offset) < nbytes:
-                self._fill(room, offset)
-            offset += apart
-
-    def _fill(self, view: memoryview, offset: int) -> None:
-        while view:
-            if self._file is not None:
-                self._file.seek(offset)
-                got = self._file.readinto(view)
-            else:
-                got = os.preadv(self._fd, [view], offset)
-            if not got:
-                raise Failure(
-                    "FileError",
-                    f"{self.path} is truncated: it ends at byte {offset}, but {len(view)} more "
-                    "bytes are needed",
-                )
-            view = view[got:]
-            offset += got
-
-    def read(self, start: int, stop: int) -> bytes:
-        """The bytes of a half-open range."""
-        room = np.empty(stop - start, np.uint8)
-        self.fill(room, start)
-        return room.tobytes()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._file is not None:
-            self._file.close()
-
-    def __enter__(self) -> Bytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # --- writing ---

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali.files.boxes import Box, Grain, Pick, gathered
+from ali.files.byte_ranges import Bytes
 from ali.files.formats import About, Spec
-from ali.files.paths import Bytes, begin_flush
+from ali.files.paths import begin_flush
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
+from mpi_workers.matrix.layout import ArrayShape, Shape, as_slice, stored_shape
 
 STRIP = 4 << 20  # 4 MiB: lines read at once to select from them; more would leave the cache
 APART = 4 << 10  # 4 KiB: reading a shorter gap costs less than skipping it
@@ -72,7 +73,13 @@ class RawSource:
         self._room = np.empty(0, np.uint8)
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        return About(self._shape, self._dtype, Grain(by_columns=self._by_columns), ndim=self._ndim)
+        return About(
+            self._shape,
+            self._dtype,
+            Grain(by_columns=self._by_columns),
+            ndim=self._ndim,
+            order="F" if self._by_columns else "C",
+        )
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         if self._by_columns:
@@ -83,12 +90,33 @@ class RawSource:
         """See `own.Direct`."""
         lines, part, target = (cols, rows, target.T) if self._by_columns else (rows, cols, target)
         stretch = self._all.stretch(part)
+        large = target.nbytes > copy_kernels.CACHED_BYTES
+        if self._take_mapped(lines, part, target, large):
+            return
         between = 1 if self._all.skips(lines, stretch) else lines.step
         height = max(1, STRIP // (between * len(stretch) * self._dtype.itemsize))
         inside = slice(part.start - stretch.start, part[-1] + 1 - stretch.start, part.step)
         for i in range(0, len(lines), height):
             strip = self._strip(lines[i : i + height], stretch)
-            copy_kernels.copy(target[i : i + len(strip)], strip[:, inside])
+            copy_kernels.copy(target[i : i + len(strip)], strip[:, inside], stream=large)
+
+    def _take_mapped(self, lines: range, part: range, target: Array, large: bool) -> bool:
+        """Copy a part of some lines from the page cache, if possible; returns whether it was.
+
+        Reading them into a buffer first would take twice as long.
+        """
+        row_bytes = self._all.length * self._dtype.itemsize
+        start, stop = lines.start * row_bytes, (lines[-1] + 1) * row_bytes
+        mapped = self._file.mapped(self._offset + start, self._offset + stop)
+        if mapped is None:
+            return False
+        source = mapped.view(self._dtype).reshape(-1, self._all.length)
+        try:
+            return copy_kernels.copy_mapped(
+                target, source[:: lines.step, as_slice(part)], stream=large
+            )
+        except OSError as error:
+            raise Failure("FileError", f"{self._file.path} cannot be read: {error}") from None
 
     def toll(self, rows: range, cols: range) -> int:
         """See `own.Direct`."""

@@ -146,7 +146,7 @@ def load(
             return converted(source.read(rows, cols), kind, path)
 
         if order is None:
-            exchange.scatter(ctx, A, cut, read, path)
+            exchange.scatter(ctx, A, cut, read, path, there.order)
         else:
             exchange.scatter_rows(ctx, A, cut, order, read, path)
         return A, names

@@ -130,7 +130,16 @@ def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path: Path) -> None:
 # --- boxes ---
 
 
-@pytest.mark.parametrize("grain", [Grain(), Grain(7, 3), Grain(by_columns=True), Grain(1, 50)])
+@pytest.mark.parametrize(
+    "grain",
+    [
+        Grain(),
+        Grain(7, 3),
+        Grain(by_columns=True),
+        Grain(1, 50),
+        Grain(bands=range(100), columns_apart=True),
+    ],
+)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 90), (100, 3), (41, 23)])
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_boxes_tile_the_matrix_and_part_no_chunk(
@@ -155,6 +164,19 @@ def test_boxes_of_irregular_bands_begin_where_bands_do(monkeypatch: pytest.Monke
     monkeypatch.setattr(boxes, "SEVERAL", 1)
     found = boxes.cut((30, 1), 8, 2, Grain(bands=[0, 4, 9, 11, 29]))
     assert found == [Box(range(a, b), range(1)) for a, b in [(0, 9), (9, 11), (11, 29), (29, 30)]]
+
+
+def test_ranks_have_equally_many_columns_of_few_bands() -> None:
+    for n, bands, size in ((50, 1, 2), (64, 1, 8), (7, 2, 2), (24, 3, 4), (3, 1, 8)):
+        grain = Grain(bands=range(bands), columns_apart=True)
+        found = boxes.cut((bands, n), 8, size, grain)
+        shares = [boxes.share(len(found), rank, size) for rank in range(size)]
+        held = [sum(len(found[i].cols) for i in mine) for mine in shares]
+        assert sum(held) == bands * n
+        assert max(held) <= -(-bands * n // size) + max(len(box.cols) for box in found)
+        assert len(found) >= min(size, bands * n)
+    (wide,) = boxes.cut((1, 50), 8, 2, Grain(bands=[0]))
+    assert wide.shape == (1, 50)  # others read whole rows
 
 
 # --- what every library must do ---

@@ -110,6 +110,24 @@ def blocks(name: str) -> dict[str, Any]:
     }
 
 
+def dask_blocks(name: str, host: str, count: int) -> dict[str, Any]:
+    """Send a Dask array whose chunks are all in the object store of one host."""
+    import dask.array as da  # noqa: PLC0415
+
+    @ray.remote(num_cpus=0)
+    def put(first: int, last: int, rows: int) -> list[Any]:
+        return [[ray.put(block(i, rows)) for i in range(first, last)], os.uname().nodename]
+
+    (node,) = (n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == host)
+    there, rows = NodeAffinitySchedulingStrategy(node, soft=False), 1_000
+    refs, where = ray.get(put.options(scheduling_strategy=there).remote(0, count, rows))
+    graph = {("chunks", i, 0): ref for i, ref in enumerate(refs)}
+    array = da.Array(graph, "chunks", ((rows,) * count, (20,)), dtype="float64")
+    A = sessions[name].send_matrix(array)
+    expected = np.concatenate([block(i, rows) for i in range(count)])
+    return {"host": where, "equal": bool(np.array_equal(A.fetch(), expected))}
+
+
 def block(i: int, rows: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(i).standard_normal((rows, 20))
 

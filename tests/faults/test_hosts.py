@@ -123,6 +123,13 @@ def test_blocks_on_both_hosts_are_sent_from_where_they_are(pair: Pair) -> None:
     assert found["equal"]
 
 
+@pytest.mark.parametrize("gang", ["gang", "bystander"])  # on both hosts; on the near one
+def test_200_chunks_on_the_far_host_reach_a_gang(pair: Pair, gang: str) -> None:
+    pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+    found = pair.call("dask_blocks", gang, pair.far.ip, 200)
+    assert found == {"host": pair.far.name, "equal": True}
+
+
 def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:
     assert pair.call("product", "gang") < 1e-10
 
