@@ -105,7 +105,7 @@ def mpirun_command(file: Path, library: str, task: dict[str, Any], counts: list[
             f"program {name!r} is linked to Open MPI ({library}), and the gang starts programs by "
             "PMI-1, which MPICH and its relatives (Intel MPI, Cray MPICH, MVAPICH) speak. Open "
             "MPI's own mpirun is used for gangs on one node where it is on the PATH. Build the "
-            "program with the gang's compiler, `alchemist mpicc`",
+            "program with the gang's compiler, `python -m ali mpicc`",
         )
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     ranks = str(sum(counts))
