@@ -195,7 +195,7 @@ class SessionCommands:
             raise Failure(
                 "AuthError",
                 f"gang {name} is private to another user: others can attach to gangs that were "
-                "started with lifetime='detached'",
+                "started with a name",
             )
         return gang
 
