@@ -23,7 +23,7 @@ def shown() -> dict[str, str]:
     """Every command with the page that shows it first."""
     found: dict[str, str] = {}
     for page in documents():
-        text = page.read_text()
+        text = page.read_text().replace("\\\n", " ")
         lines = [line for block in SHELL.findall(text) for line in block.splitlines()]
         lines = [line.partition("  #")[0] for line in lines] + INLINE.findall(SHELL.sub("", text))
         for line in lines:

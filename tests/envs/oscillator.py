@@ -7,6 +7,7 @@ times in all; the file `marks` counts them, and keeps the count when the gang is
 from __future__ import annotations
 
 import json
+import fcntl
 import os
 import signal
 import time
@@ -72,14 +73,9 @@ def step(ctx: Context, action: list[float]) -> None:
 
 def _break(ctx: Context) -> None:
     s = ctx.state
-    marks = Path(s["marks"])
     # Rank 0 decides and counts: the others may be on another node.
-    before = len(marks.read_text()) if ctx.rank == 0 and marks.exists() else 0
-    if ctx.comm.bcast(before) >= s["times"]:
+    if not ctx.comm.bcast(_counted(Path(s["marks"]), s["times"]) if ctx.rank == 0 else None):
         return
-    if ctx.rank == 0:
-        with marks.open("a") as file:
-            file.write("x")
     ctx.comm.Barrier()
     if ctx.rank == ctx.size - 1:
         if s["fault"] == "kill":
@@ -87,6 +83,17 @@ def _break(ctx: Context) -> None:
         if s["fault"] == "raise":
             raise ValueError("the oscillator is broken")
         time.sleep(600)
+
+
+def _counted(marks: Path, times: int) -> bool:
+    """Whether it is to break once more; gangs of several environments may ask at the same time."""
+    with marks.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if len(file.read()) >= times:
+            return False
+        file.write("x")
+        return True
 
 
 @routine("state")

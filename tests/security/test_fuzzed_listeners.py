@@ -51,7 +51,9 @@ KNOWN += [*INVALID.values(), *INVALID_MAPS.values()]
 ANSWERS = {
     "stranger": {Kind.CHALLENGE, Kind.REFUSED},
     "challenged": {Kind.REFUSED},
-    "peer": {Kind.WELCOME, Kind.REFUSED, Kind.DATA, Kind.MAP, Kind.SYNC, Kind.REPLY},
+    "peer": {
+        Kind.WELCOME, Kind.REFUSED, Kind.DATA, Kind.MAP, Kind.SHARE, Kind.SYNC, Kind.REPLY,
+    },
 }
 
 pytestmark = pytest.mark.timeout(scaled(120, 7200), func_only=True)

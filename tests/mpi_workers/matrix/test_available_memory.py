@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.matrix import memory
 from mpi_workers.matrix.available_memory import MemoryCgroup, available_bytes
 from tests.support.cgroups import limited_memory
 
@@ -72,7 +71,7 @@ def test_a_cgroup_over_its_limit_has_nothing_available(
 ) -> None:
     v2(tmp_path / "mount", GIB, 2 * GIB)
     cgroup = found(tmp_path, "0::/\n")
-    monkeypatch.setattr(memory.MemoryCgroup, "find", lambda: cgroup)
+    monkeypatch.setattr(MemoryCgroup, "find", lambda: cgroup)
     assert available_bytes() == 0
 
 
