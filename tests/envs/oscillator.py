@@ -6,8 +6,8 @@ times in all; the file `marks` counts them, and keeps the count when the gang is
 
 from __future__ import annotations
 
-import json
 import fcntl
+import json
 import os
 import signal
 import time

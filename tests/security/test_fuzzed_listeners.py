@@ -52,7 +52,13 @@ ANSWERS = {
     "stranger": {Kind.CHALLENGE, Kind.REFUSED},
     "challenged": {Kind.REFUSED},
     "peer": {
-        Kind.WELCOME, Kind.REFUSED, Kind.DATA, Kind.MAP, Kind.SHARE, Kind.SYNC, Kind.REPLY,
+        Kind.WELCOME,
+        Kind.REFUSED,
+        Kind.DATA,
+        Kind.MAP,
+        Kind.SHARE,
+        Kind.SYNC,
+        Kind.REPLY,
     },
 }
 
