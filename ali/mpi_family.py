@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from mpi4py import MPI
 
 from ali import elf
+from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mapped_files
 from mpi_workers.failures import Failure
 
-MPI_NAME = re.compile(r"(libmpi[\w+-]*)\.so\.(\d+)")
 MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|cxx|f|f90)?")  # its ABI, and other languages' bindings
-OPEN_MPI_VERSIONS = (0, 1, 20, 40)  # libmpi.so.N of Open MPI; MPICH's ABI is 12
 OPEN_MPI_PARTS = re.compile(r"(libopen-(pal|rte)|libmca_common_\w+)\.so.*")
 # Files that are an MPI, or the core of one; not the bindings of other languages.
 MPI_CORE = re.compile(r"(libmpi|libmpich|libmpi_(gnu|intel|cray|amd|nvidia)_\w+|libopen-pal)\.so.*")
@@ -80,20 +78,6 @@ def our_mpi() -> str:
 
 def is_open_mpi() -> bool:
     return "Open MPI" in our_mpi()
-
-
-def mpi_file() -> str:
-    """The file of the MPI that is loaded."""
-    return next(
-        (path for path in mapped_files() if re.match(r"libmpi(ch)?(_\w+)?\.so", Path(path).name)),
-        "libmpi.so.12",
-    )
-
-
-def mapped_files() -> Iterable[str]:
-    """Shared objects in this process."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return dict.fromkeys(line.split()[-1] for line in lines if "/" in line and ".so" in line)
 
 
 _OURS = _cores()  # when this module is imported: mpi4py has loaded its MPI, and no library any

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from ali.executables.process import working_folder
-from ali.executables.program import run_program
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -69,6 +68,9 @@ class Programs:
                     _run_script(_running, task, (folder / task["code"]).read_bytes())
                     return [], {"plain": None}
                 case "program":
+                    # Imported with ali, it would initialise MPI.
+                    from ali.executables.program import run_program  # noqa: PLC0415
+
                     result: Any = run_program(gang, task, folder, matrix)
                 case _:
                     result = _run_function(_running, task, folder, matrix)

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ali import elf, mpi_family
+from ali import elf
+from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file
 from mpi_workers.failures import Failure
 
 LEAVE_S = 2.0  # from SIGTERM to SIGKILL
@@ -71,20 +72,20 @@ def located(task: dict[str, Any], env: dict[str, str], folder: str | None, rank:
 def mpi_of(file: Path) -> tuple[str, Path | None]:
     """The MPI library that a program needs, or "", and the file that the loader takes for it."""
     for (*_, name), found in elf.searched(file):
-        if mpi_family.MPI_NAME.fullmatch(name):
+        if MPI_NAME.fullmatch(name):
             return name, found
     return "", None
 
 
 def is_open_mpi(library: str) -> bool:
     """Whether an MPI library of this name is Open MPI's."""
-    found = mpi_family.MPI_NAME.fullmatch(library)
-    return found is not None and int(found[2]) in mpi_family.OPEN_MPI_VERSIONS
+    found = MPI_NAME.fullmatch(library)
+    return found is not None and int(found[2]) in OPEN_MPI_VERSIONS
 
 
 def with_gangs_mpi(env: dict[str, str]) -> dict[str, str]:
     """The environment in which the loader also finds the MPI of the gang."""
-    folders = [env.get("LD_LIBRARY_PATH"), os.path.dirname(mpi_family.mpi_file())]
+    folders = [env.get("LD_LIBRARY_PATH"), os.path.dirname(mpi_file())]
     return env | {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
 

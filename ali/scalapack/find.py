@@ -31,7 +31,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from ali.loader import known_processor, load_together, provide_mpich
-from ali.mpi_family import foreign_mpi, mapped_files, mpi_file, our_mpi, second_mpi
+from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
+from ali.mpi_files import mapped_files, mpi_file
 from ali.scalapack.native import Native
 from mpi_workers.failures import Failure
 

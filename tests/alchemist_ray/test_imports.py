@@ -216,3 +216,12 @@ def test_importing_does_not_also_import(imports: str, absent: str) -> None:
     program = f"import {imports}, sys; sys.exit({absent!r} in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 0, f"importing {imports} imports {absent}"
+
+
+def test_a_users_process_that_imports_ali_does_not_initialise_mpi() -> None:
+    """Files of routines and their tests import it; MPI would leave a file in /dev/shm."""
+    program = "import sys, ali, ali.testing\nassert 'mpi4py.MPI' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
