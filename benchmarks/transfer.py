@@ -232,7 +232,7 @@ def between_nodes() -> list[tuple[str, float, str]]:
         nodes = NodeConnections(DataEndpoints("token", (about,)))
         distribution = Distribution("VC_STAR", (n, n), (1, 1))
         peer = socket.create_connection(("127.0.0.1", port))
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCPNODELAY, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw = memoryview(A).cast("B")
         into = memoryview(out).cast("B")
 
