@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
 
 ATTACH, CREATE = 1, 2
+ANSWER_S = 10.0  # time limit for a program to read answers that have filled its socket
 VERSION = 1
 
 
@@ -62,6 +63,7 @@ class MatrixService:
         self._given = given
         self._made: dict[str, DistMatrix] = {}
         self._socket, self.child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_S)
 
     @property
     def made(self) -> dict[str, DistMatrix]:

@@ -19,6 +19,7 @@ from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file
 from mpi_workers.failures import Failure
 
 LEAVE_S = 2.0  # from SIGTERM to SIGKILL
+REAP_S = 10.0  # a process that waits for a dead disk or device cannot be killed
 # Of a launcher that has started the ranks: the program would take itself for one of them.
 DROPPED = ("PMI_", "PMIX", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIEXEC_", "PALS_")
 MPIRUN_OPTIONS = ("--oversubscribe", "--bind-to", "none")
@@ -171,7 +172,8 @@ class Child:
             self._signal(signal.SIGTERM)
             ready([self.pidfd], LEAVE_S)
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_S)
         os.close(self.pidfd)
 
     def _signal(self, number: int) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ali.executables.matrix_service import MatrixService
+from ali.executables.matrix_service import ANSWER_S, MatrixService
 from ali.executables.process import (
     Child,
     environment,
@@ -89,6 +89,7 @@ class _Program:
         for segment in segment_names(kvs_name, _node_of(gang.rank, counts)):
             closing.callback(Path("/dev/shm", segment).unlink, missing_ok=True)
         self._pmi_socket, pmi_end = (closing.enter_context(end) for end in socket.socketpair())
+        self._pmi_socket.settimeout(ANSWER_S)
         self.service = closing.enter_context(contextlib.closing(MatrixService(gang, given)))
         self._child = self._start(task, folder, counts, pmi_end)
         pmi_end.close()
