@@ -167,7 +167,7 @@ class GroupManager:
         if self._gang is not None and self._gang.failure is not None:
             raise self._gang.failure
         if self._gang is None or self._gang.address is None:
-            raise SessionError("the session has no workers: request_workers(n) starts a gang")
+            raise SessionError(f"gang {self._name} has no workers: request_workers(n) starts them")
         return self._gang.address
 
     async def attach(self) -> GangAddress:
