@@ -27,6 +27,12 @@ static void scale(const char *name) {
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (!strcmp(what, "no-init")) return argc > 2 ? atoi(argv[2]) : 0;
+    if (!strcmp(what, "attach")) { /* before MPI_Init: an abort leaves a file in /dev/shm */
+        alchemist_matrix A;
+        if (alchemist_attach("A", &A) == ALCHEMIST_OK) return 0;
+        fprintf(stderr, "%s\n", alchemist_client_error());
+        return 1;
+    }
     MPI_Init(&argc, &argv);
     int rank, size, left;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
