@@ -159,9 +159,7 @@ def test_an_unknown_matrix_is_named_by_the_client(
 
 
 def test_the_client_outside_of_a_gang_says_so(ring: Path) -> None:
-    done = subprocess.run(
-        [ring, "attach"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([ring, "attach"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "matrix A: this program was not started by run_program" in done.stderr
 
