@@ -76,7 +76,9 @@ def _sbin(name: str) -> str | None:
     return shutil.which(name, path="/usr/sbin:/sbin")
 
 
-RUNS = ("PENDING", "CONFIGURING", "RUNNING")  # states of a job whose script is not over
+# States of a job whose script is not over. SIGNALING: a signal is on its way to the node, which on
+# a loaded machine takes seconds.
+RUNS = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING")
 LIVES = (*RUNS, "COMPLETING")  # nor its nodes known to be clean
 
 
