@@ -83,6 +83,9 @@ class AlchemistSession(
     verbose : bool
         Print the workers, the libraries that are loaded, the matrices that move, and each call
         with its arguments and its time.
+    buffer_bytes : int, optional
+        At most so many bytes of an array of this process are sent or fetched in one step.
+        Smaller steps mean more messages. Default: 64 MiB, or a whole array up to 512 MiB.
 
     Raises
     ------

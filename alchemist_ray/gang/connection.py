@@ -72,10 +72,8 @@ class GangConnection:
         Has the GroupManager keep data that it can send again after a failure.
     owner : bool
         Whether the gang ends when this process is gone.
-    progress : bool, optional
-        Show progress bars. None: on a terminal.
-    output : bool
-        Show what ranks print.
+    progress, output : bool
+        Show progress bars (None: on a terminal), and what ranks print.
 
     Raises
     ------
@@ -131,6 +129,7 @@ class GangConnection:
 
     _forked = False
     verbose = False  # print what happens (`gang.narration`)
+    buffer_bytes: int | None = None  # of an array, moved in one step
 
     def _at(self, address: GangAddress) -> None:
         self.address = address

@@ -95,8 +95,9 @@ class GangOwner:
         progress: bool | None = None,
         output: bool = True,
         verbose: bool = False,
+        buffer_bytes: int | None = None,
     ) -> None:
-        self._begin(progress, output, verbose=verbose)
+        self._begin(verbose=verbose, buffer_bytes=buffer_bytes)
         self._gangs = registry.access(address).open_gangs(
             self.id,
             None if num_workers is None else checked_workers(num_workers),
@@ -123,10 +124,11 @@ class GangOwner:
                 self.close()
                 raise
 
-    def _begin(self, progress: bool | None, output: bool, *, verbose: bool) -> None:
+    def _begin(self, *, verbose: bool, buffer_bytes: int | None) -> None:
+        if buffer_bytes is not None:
+            positive_int("buffer_bytes", buffer_bytes)
+        self._buffer_bytes = buffer_bytes
         self.id = f"s{uuid.uuid4().hex[:10]}"
-        self._progress = progress
-        self._output = output
         self._verbose = verbose
         self._connection = None
         self._closed = False
@@ -139,9 +141,12 @@ class GangOwner:
         self.id = connection.address.session
         self._gangs = gangs
         self._attached = True
-        self._connection = connection
-        connection.verbose = self._verbose
+        self._use(connection)
         _sessions.add(self)
+
+    def _use(self, connection: GangConnection) -> None:
+        self._connection = connection
+        connection.verbose, connection.buffer_bytes = self._verbose, self._buffer_bytes
 
     def connect_to_alchemist(self, address: str, port: int) -> None:
         """Join the Ray cluster whose head listens at ``address:port`` (its GCS port).
@@ -203,8 +208,7 @@ class GangOwner:
                     "start a gang with AlchemistSession(num_workers, ...)"
                 )
             self._drop_client()
-            self._connection = self._gangs.start(num_workers)
-            self._connection.verbose = self._verbose
+            self._use(self._gangs.start(num_workers))
             try:
                 self._check_started()
             except BaseException:

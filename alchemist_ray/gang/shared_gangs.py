@@ -67,6 +67,7 @@ class SharedGangs(GangOwner):
         progress: bool | None = None,
         output: bool = True,
         verbose: bool = False,
+        buffer_bytes: int | None = None,
     ) -> Self:
         """A session on a gang that another process has started, at the same time as others.
 
@@ -76,7 +77,7 @@ class SharedGangs(GangOwner):
             Of a gang in the Ray cluster of this process; see `list`.
         timeout_s : float
             Time limit if the gang is being started, in seconds.
-        address, token, progress, output, verbose
+        address, token, progress, output, verbose, buffer_bytes
             As for `AlchemistSession`.
 
         Returns
@@ -108,7 +109,7 @@ class SharedGangs(GangOwner):
             shown={"progress": progress, "output": output},
         )
         session = cls.__new__(cls)
-        session._begin(progress, output, verbose=verbose)
+        session._begin(verbose=verbose, buffer_bytes=buffer_bytes)
         session._attach_to(gangs, connection)
         return session
 

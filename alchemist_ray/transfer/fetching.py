@@ -55,7 +55,7 @@ def _fetched(
     def read() -> dict[int, NodeTimes]:
         with (
             transfer_bar("fetch", out.nbytes, connection.progress) as progress,
-            MatrixReader(connection.nodes, target, progress) as reader,
+            MatrixReader(connection.nodes, target, progress, connection.buffer_bytes) as reader,
         ):
             if out.size:
                 reader.read_block(out, (row0, col0))

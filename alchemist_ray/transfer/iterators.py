@@ -111,7 +111,9 @@ class IteratorSource:
         times: dict[int, NodeTimes] = {}
         row = 0
         for rows in self._gathered():
-            with MatrixWriter(connection.nodes, target, progress) as writer:
+            with MatrixWriter(
+                connection.nodes, target, progress, connection.buffer_bytes
+            ) as writer:
                 writer.write_block(rows, (row, 0))
             row += len(rows)
             for rank, part in writer.times.items():

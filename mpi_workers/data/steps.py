@@ -41,25 +41,37 @@ class Step(NamedTuple):
         return [r for r in ranks if self.region.of(target.distribution.local_indices(r)).size]
 
 
-def steps_of(blocks: Iterable[ArrayBlock], shape: Shape, *, watched: bool) -> Iterator[list[Step]]:
-    """Cut blocks of a matrix into steps that move together; small ones if progress is reported."""
-    limit = STEP_BYTES if watched else UNCUT_BYTES
+def steps_of(
+    blocks: Iterable[ArrayBlock], shape: Shape, *, watched: bool, buffer_bytes: int | None = None
+) -> Iterator[list[Step]]:
+    """Cut blocks of a matrix into steps that move together.
+
+    Each moves at most `buffer_bytes` if they are given, but at least one element; otherwise about
+    `STEP_BYTES`, and a block up to `UNCUT_BYTES` whole if no progress is reported.
+    """
+    most = STEP_BYTES if buffer_bytes is None else buffer_bytes
+    limit = most if watched or buffer_bytes is not None else UNCUT_BYTES
     steps: list[Step] = []
     nbytes = 0
     for array, (row, col) in blocks:
         bounds = [row, row + array.shape[0], col, col + array.shape[1]]
         whole = Region.checked(list(map(int, bounds)), shape)
-        height = max(1, len(array))
-        if array.nbytes > limit:
-            height = max(1, STEP_BYTES // (array.nbytes // len(array)))
-        for i in range(0, len(array), height):
-            rows = array[i : i + height]
-            if steps and nbytes + rows.nbytes > STEP_BYTES:
-                yield steps
-                steps, nbytes = [], 0
-            row0 = whole.row0 + i
-            region = Region(row0, row0 + len(rows), whole.col0, whole.col1)
-            steps.append(Step(rows, region))
-            nbytes += rows.nbytes
+        height, width = _largest(array, most) if array.nbytes > limit else array.shape
+        for i in range(0, len(array), max(1, height)):
+            for j in range(0, array.shape[1], max(1, width)):
+                part = array[i : i + height, j : j + width]
+                if steps and nbytes + part.nbytes > most:
+                    yield steps
+                    steps, nbytes = [], 0
+                row0, col0 = whole.row0 + i, whole.col0 + j
+                region = Region(row0, row0 + part.shape[0], col0, col0 + part.shape[1])
+                steps.append(Step(part, region))
+                nbytes += part.nbytes
     if steps:
         yield steps
+
+
+def _largest(array: Array, most: int) -> tuple[int, int]:
+    """Rows and columns of a part of at most so many bytes: whole rows if one of them fits."""
+    width = min(array.shape[1], max(1, most // array.itemsize))
+    return max(1, most // (width * array.itemsize)), width

@@ -48,11 +48,16 @@ class _Transfer:
     write: bool
 
     def __init__(
-        self, nodes: NodeConnections, target: TransferTarget, progress: Progress | None = None
+        self,
+        nodes: NodeConnections,
+        target: TransferTarget,
+        progress: Progress | None = None,
+        buffer_bytes: int | None = None,
     ) -> None:
         self._nodes = nodes
         self._target = target
         self._progress = progress
+        self._buffer_bytes = buffer_bytes  # moved in one step; None: `steps_of` chooses
         self._near: list[tuple[NodeConnection, list[int]]] = []
         self._far: list[tuple[NodeConnection, list[int]]] = []
         self._mapped: dict[int, tuple[NodeConnection, copy_kernels.RankPart]] = {}  # by rank
@@ -160,7 +165,8 @@ class _Transfer:
     def _move(self, blocks: Iterable[copy_kernels.ArrayBlock], action: Action) -> None:
         """Copy the shares of this node's ranks, and stream those of others with `action`."""
         shape = self._target.distribution.shape
-        for steps in steps_of(blocks, shape, watched=self._progress is not None):
+        watched = self._progress is not None
+        for steps in steps_of(blocks, shape, watched=watched, buffer_bytes=self._buffer_bytes):
             self._stream(self._far, steps, action)
             if self._near:
                 self._move_near(steps, action)

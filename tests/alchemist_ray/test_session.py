@@ -239,3 +239,16 @@ def test_connecting_by_the_papers_spelling(cluster: str) -> None:
 def test_another_cluster_cannot_be_joined_from_within_one(cluster: str) -> None:
     with AlchemistSession() as als, pytest.raises(SessionError, match=r"ray\.init"):
         als.connect_to_alchemist("192.0.2.1", 6379)
+
+
+def test_buffer_bytes_bounds_the_steps_of_transfers(cluster: str) -> None:
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="buffer_bytes"):
+            AlchemistSession(buffer_bytes=wrong)
+    A = np.random.default_rng(0).random((40, 30))
+    with AlchemistSession(2, name="buffered", buffer_bytes=1000) as als:
+        assert als.connection.buffer_bytes == 1000
+        handle = als.send_matrix(A, name="A", layout="MC_MR")
+        np.testing.assert_array_equal(handle.fetch(), A)
+        with AlchemistSession.attach("buffered", buffer_bytes=200) as other:
+            np.testing.assert_array_equal(other.matrix("A").fetch(), A)

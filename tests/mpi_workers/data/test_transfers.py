@@ -399,3 +399,30 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     assert sum(times.nbytes for times in reader.times.values()) == array.nbytes
     assert all(times.receive_s > 0 for times in reader.times.values())
     host.free(target.matrix)
+
+
+@routes
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(211, 97), (3, 4000), (4000, 3)])
+def test_steps_have_at_most_the_bytes_of_the_buffer(
+    host: support.Host,
+    gangs: dict[str, NodeConnections],
+    shape: tuple[int, int],
+    order: Any,
+    route: str,
+) -> None:
+    array = np.asarray(numbers(shape), order=order)
+    target, moved = new(host, distribution_of("MC_MR", shape)), list[int]()
+    with MatrixWriter(gangs[route], target, moved.append, 1000) as writer:
+        writer.write_block(array, (0, 0))
+    host.seal(target.matrix)
+    assert sum(moved) == array.nbytes
+    assert max(moved) <= 1000
+    assert len(moved) >= array.nbytes // 1000
+    assert np.array_equal(fetch(gangs[route], target), array)
+    part, received = np.empty((3, 2)), list[int]()
+    with MatrixReader(gangs[route], target, received.append, 1) as reader:
+        reader.read_block(part, (0, 1))
+    assert received == 6 * [array.itemsize]  # at least an element
+    assert np.array_equal(part, array[:3, 1:3])
+    host.free(target.matrix)
