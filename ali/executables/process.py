@@ -131,6 +131,13 @@ def environment(task: dict[str, Any]) -> dict[str, str]:
 class Child:
     """A started program.
 
+    Parameters
+    ----------
+    stdin, stdout, stderr : int or None
+        As for `subprocess.Popen`.
+    sockets : tuple of socket
+        The program inherits them.
+
     Attributes
     ----------
     pidfd : int
@@ -142,19 +149,17 @@ class Child:
         command: list[str],
         env: dict[str, str],
         cwd: str | None,
-        stdin: Path | None,
         sockets: tuple[socket.socket, ...],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
     ) -> None:
-        with contextlib.ExitStack() as opened:
-            source = subprocess.DEVNULL if stdin is None else opened.enter_context(stdin.open("rb"))
-            self._process = subprocess.Popen(
-                command,
-                env=env,
-                cwd=cwd,
-                stdin=source,
-                pass_fds=[end.fileno() for end in sockets],
-                start_new_session=True,  # so that its own children are ended with it
-            )
+        self._process = subprocess.Popen(
+            command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr,
+            pass_fds=[end.fileno() for end in sockets],
+            start_new_session=True,  # so that its own children are ended with it
+        )  # fmt: skip
         self.pidfd = os.pidfd_open(self._process.pid)
 
     def status(self) -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,22 +54,61 @@ def run_program(
         BadArgumentError, if it cannot be started; RoutineError, if it fails on a rank.
     """
     given = {name: matrix(ident) for name, ident in task["matrices"].items()}
+    place = f"{os.uname().nodename} {folder}"  # a node's proxy has a folder of its own
     with contextlib.ExitStack() as closing:
-        program = _Program(gang, task, folder, given, closing)
-        codes = program.wait()
+        streams = Streams()
+        if task.get("given") and gang.rank == 0:
+            file = closing.enter_context((folder / task["given"]).open("rb"))
+            streams = Streams(stdin=file.fileno())
+        program = Program(gang, task, place, given, closing, streams)
+        while (codes := program.turn()) is None:
+            pass
     return {"exit_codes": codes, "matrices": program.service.made}
 
 
-class _Program:
-    """One rank's process of a program, and its part in the agreement of all ranks."""
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """File descriptors of a process: its standard input, output and errors; None: the rank's."""
+
+    stdin: int = subprocess.DEVNULL
+    stdout: int | None = None
+    stderr: int | None = None
+
+
+class Program:
+    """One rank's process of a program, and its part in the agreement of all ranks.
+
+    Parameters
+    ----------
+    gang : Gang
+    task : dict
+        ``name``, ``argv``, ``env``, ``cwd``, ``cwd_needed``, ``check`` (whether an exit code other
+        than 0 is an error), ``result`` (a unique name).
+    place : str
+        Ranks with the same one share a node.
+    given : mapping of str to DistMatrix
+        Matrices that the program may attach to.
+    closing : ExitStack
+        Ends the process, and removes what it may leave.
+    streams : Streams
+
+    Attributes
+    ----------
+    serve : dict of int to callable
+        For each descriptor, what to do when it is readable; it returns False at its end.
+    service : MatrixService
+    ended : bool
+        Whether the process of this rank has ended without an error.
+    """
 
     def __init__(
         self,
         gang: Gang,
         task: dict[str, Any],
-        folder: Path,
+        place: str,
         given: Mapping[str, DistMatrix],
         closing: contextlib.ExitStack,
+        streams: Streams,
     ) -> None:
         self._gang = gang
         self._name = task["name"]
@@ -75,7 +116,8 @@ class _Program:
         self._agreement = _Agreement(gang)
         self._aborted: int | None = None
         self._unread = b""
-        counts = _ranks_per_node(gang, folder)
+        self.ended = False
+        counts = [len(list(same)) for _, same in groupby(gang.comm.allgather(place))]
         kvs_name = f"alchemist-{task['result']}"
         self._pmi = PmiNode(
             kvs_name,
@@ -91,16 +133,22 @@ class _Program:
         self._pmi_socket, pmi_end = (closing.enter_context(end) for end in socket.socketpair())
         self._pmi_socket.settimeout(ANSWER_S)
         self.service = closing.enter_context(contextlib.closing(MatrixService(gang, given)))
-        self._child = self._start(task, folder, counts, pmi_end)
+        self._child = self._start(task, counts, pmi_end, streams)
         pmi_end.close()
         self.service.child_end.close()
+        self.serve: dict[int, Callable[[], bool]] = {}
         if self._child is None:
             self._agreement.begin((ENDED, 0))
-        else:
-            closing.callback(self._child.end)
+            return
+        closing.callback(self._child.end)
+        self.serve = {
+            self._pmi_socket.fileno(): self._serve_pmi,
+            self.service.fileno(): self.service.serve,
+            self._child.pidfd: self._end_of_process,
+        }
 
     def _start(
-        self, task: dict[str, Any], folder: Path, counts: list[int], pmi_end: socket.socket
+        self, task: dict[str, Any], counts: list[int], pmi_end: socket.socket, streams: Streams
     ) -> Child | None:
         """Start the process; None if rank 0's mpirun starts it."""
         rank = self._gang.rank
@@ -122,9 +170,11 @@ class _Program:
                 "PMI_SIZE": str(self._gang.size),
                 "ALCHEMIST_CLIENT_FD": str(self.service.child_end.fileno()),
             }
-        stdin = folder / task["given"] if task.get("given") and rank == 0 else None
         try:
-            return Child(command, env, cwd, stdin, (pmi_end, self.service.child_end))
+            return Child(
+                command, env, cwd, (pmi_end, self.service.child_end),
+                stdin=streams.stdin, stdout=streams.stdout, stderr=streams.stderr,
+            )  # fmt: skip
         except OSError as error:
             raise Failure(
                 "BadArgumentError",
@@ -133,25 +183,26 @@ class _Program:
                 "script that begins with #!",
             ) from error
 
-    def wait(self) -> list[int]:
-        """Serve the process until the processes of all ranks have ended; their exit codes."""
-        serve: dict[int, Callable[[], bool]] = {}
-        if self._child is not None:
-            serve = {
-                self._pmi_socket.fileno(): self._serve_pmi,
-                self.service.fileno(): self.service.serve,
-                self._child.pidfd: self._end_of_process,
-            }
-        while True:
-            self._gang.check()
-            for descriptor in ready(serve, self._agreement.interval_s):
-                if not serve[descriptor]():
-                    del serve[descriptor]
-            arrived = self._agreement.reached()
-            if arrived is not None and all(kind == ENDED for kind, _ in arrived):
-                return [code for _, code in arrived]
-            if arrived is not None:
-                self._release(arrived)
+    def turn(self, limit_s: float = CHECK_S) -> list[int] | None:
+        """Wait, at most `limit_s`, and serve the process; the exit codes of all ranks at the end.
+
+        Raises
+        ------
+        Failure
+            RoutineError, if the process fails.
+        Interrupted
+            If the call has failed on another rank or was cancelled.
+        """
+        self._gang.check()
+        for descriptor in ready(self.serve, min(limit_s, self._agreement.interval_s)):
+            if not self.serve[descriptor]():
+                del self.serve[descriptor]
+        arrived = self._agreement.reached()
+        if arrived is not None and all(kind == ENDED for kind, _ in arrived):
+            return [code for _, code in arrived]
+        if arrived is not None:
+            self._release(arrived)
+        return None
 
     def _release(self, arrived: list[Any]) -> None:
         """All ranks have reached a barrier of PMI: pass on the keys of all."""
@@ -208,6 +259,7 @@ class _Program:
                 rank=self._gang.rank,
                 exit_code=code,
             )
+        self.ended = True
         self._agreement.begin((ENDED, code))
         return False
 
@@ -255,12 +307,6 @@ class _Agreement:
         self.interval_s = CHECK_S
         told: Sequence[Any] = self._comm.allgather(self._message)
         return list(told)
-
-
-def _ranks_per_node(gang: Gang, folder: Path) -> list[int]:
-    """Ranks of each node, in order. A node's proxy has a folder of its own."""
-    where = gang.comm.allgather(f"{os.uname().nodename} {folder}")
-    return [len(list(same)) for _, same in groupby(where)]
 
 
 def _node_of(rank: int, counts: list[int]) -> int:

@@ -7,6 +7,7 @@ SHIPPED = {  # names, and the ranks' modules
     "files": "ali.files",
     "sparse": "ali.sparse",
     "simulator": "ali.simulator",
+    "program": "ali.executables.simulator",
     "hpc": "ali.hpc",
     "echo": "ali.echo",
 }

@@ -20,6 +20,7 @@ CODE = frozenset({"run", "remove_files", "stage", "collect", "read_part"})
 NEEDED = {
     "files": ("files", "load_matrix, save and checkpoints use the server's files"),
     "simulator": ("run_code", "the library 'simulator' loads simulators from the server's files"),
+    "program": ("run_code", "the library 'program' starts programs"),
 }
 
 

@@ -47,7 +47,9 @@ def test_a_token_for_calls_runs_no_code_and_touches_no_file(
 @pytest.mark.parametrize("library", library_names.SHIPPED)
 def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: str) -> None:
     for body in ({"op": "load", "library": library}, {"op": "call", "library": library}):
-        needed = {"files": "files", "simulator": "run_code"}.get(library, "call")
+        needed = {"files": "files", "simulator": "run_code", "program": "run_code"}.get(
+            library, "call"
+        )
         rights.check(Token("0", "ben", ("call", needed), None), body, own=False)
         if needed != "call":  # another user of a shared gang may have loaded it
             with pytest.raises(Failure, match=f"requires a token with the scope '{needed}'"):

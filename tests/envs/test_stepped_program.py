@@ -1,0 +1,192 @@
+"""A simulator that is an MPI program whose processes are the ranks; nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
+
+import ali
+from ali import scaffold
+from envs import (
+    GangLostError,
+    HPCSimulatorEnv,
+    HPCSimulatorVectorEnv,
+    SimulationError,
+    StepTimeoutError,
+)
+from tests.envs.test_faults import pids
+from tests.support import traces
+from tests.support.build import needs_compiler
+
+HERE = Path(__file__).parent
+pytestmark = needs_compiler
+SPEC = {
+    "observation": {"shape": [8], "dtype": "float64"},
+    "action": {"shape": [1], "low": -100, "high": 100},
+    "info": ["size"],
+}
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    target = tmp_path_factory.mktemp("solver") / "stepped_rod_solver"
+    command = [scaffold.mpi_compiler("mpicc"), "-o", target, HERE / "stepped.c"]
+    subprocess.run(list(map(str, command)), check=True, timeout=100)
+    return str(target)
+
+
+@pytest.fixture
+def make(cluster: str, solver: str) -> Iterator[Any]:
+    made: list[Any] = []
+
+    def new(*words: str, kind: Any = HPCSimulatorEnv, **options: Any) -> Any:
+        sim = {"argv": [solver, *words], "spec": SPEC, **options.pop("sim", {})}
+        made.append(kind(lib_name="program", sim=sim, **options))
+        return made[-1]
+
+    yield new
+    for env in made:
+        env.close()
+    assert traces.wait_until(lambda: not left(solver), 10.0, 0.1) is not None, left(solver)
+
+
+def left(solver: str) -> list[str]:
+    """The program's processes."""
+    return [line for line in traces.processes().values() if solver in line]
+
+
+def started(solver: str) -> set[int]:
+    """The pids of these."""
+    return {pid for pid, line in traces.processes().items() if solver in line}
+
+
+def moved(heat: np.ndarray[Any, Any], action: float) -> np.ndarray[Any, Any]:
+    """A step, computed in this process."""
+    wide = np.concatenate([[action], heat, [0.0]])
+    return heat + 0.25 * (wide[:-2] - 2 * heat + wide[2:])
+
+
+@pytest.mark.parametrize(("ranks", "words"), [(1, ()), (3, ()), (3, ("binary",))])
+def test_its_processes_are_the_ranks(
+    make: Any, solver: str, ranks: int, words: tuple[str, ...]
+) -> None:
+    env = make(*words, num_workers=ranks, sim={"binary": bool(words)})
+    heat = np.arange(8.0) + 3
+    assert np.array_equal(env.reset(seed=3)[0], heat)
+    assert len(left(solver)) == ranks
+    for step in range(5):
+        heat = moved(heat, 0.5)
+        observation, reward, terminated, _, info = env.step([0.5])
+        assert np.array_equal(observation, heat)
+        assert (reward, terminated, info["size"]) == (-heat[0], step == 4, ranks)
+    before = started(solver)
+    assert np.array_equal(env.reset(seed=4)[0], np.arange(8.0) + 4)
+    assert started(solver) == before
+    env.close()
+    assert traces.wait_until(lambda: not left(solver), 10.0, 0.1) is not None
+
+
+def test_several_steps_a_second_leave_no_rank_behind(make: Any) -> None:
+    env = make(num_workers=3)
+    for seed in range(3):
+        env.reset(seed=seed)
+        for _ in range(300):
+            env.step([0.1])
+
+
+def test_copies_each_have_a_program(make: Any, solver: str) -> None:
+    env = make(kind=HPCSimulatorVectorEnv, num_workers=2, copies=2)
+    observations = env.reset(seed=[1, 5])[0]
+    assert observations[:, 0].tolist() == [1.0, 5.0]
+    assert env.step(np.zeros((2, 1)))[4]["size"].tolist() == [1.0, 1.0]
+    assert len(left(solver)) == 2
+
+
+def test_a_program_for_each_episode_ends_by_itself(make: Any, solver: str, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    sim = {"per_episode": True, "environment": {"ENDED": str(ended)}, "folder": str(tmp_path)}
+    env = make(num_workers=2, sim=sim)
+    env.reset(seed=1)
+    first = started(solver)
+    env.step([0.1])
+    assert not ended.exists()
+    assert env.reset(seed=2)[0][0] == 2.0
+    second = started(solver)
+    assert ended.exists()  # after its loop, and before MPI_Finalize
+    assert len(second) == 2
+    assert not first & second
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (92.0, "exited with code 3 on rank 1.*the mesh is torn"),
+        (93.0, "ended with code 0"),
+        (94.0, "MPI_Abort.*code 5"),
+        (95.0, r"answered 'step' with 'banner'.*8 numbers of the observation"),
+    ],
+)
+def test_a_failure_ends_it_on_all_ranks_and_a_reset_starts_it_again(
+    make: Any, solver: str, action: float, message: str
+) -> None:
+    env = make(num_workers=2)
+    env.reset(seed=1)
+    ranks = pids(env)
+    with pytest.raises(SimulationError, match=f"(?s){message}"):
+        env.step([action])
+    assert env.reset(seed=4)[0][0] == 4.0
+    assert (pids(env), len(left(solver))) == (ranks, 2)  # in the same gang
+
+
+@pytest.mark.parametrize("fault", ["hang", "kill a rank", "kill a process"])
+def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) -> None:
+    env = make(num_workers=2, step_timeout_s=2.0)
+    env.reset(seed=1)
+    env.step([0.1])
+    if fault == "hang":
+        with pytest.raises(StepTimeoutError):
+            env.step([91.0])
+    elif fault == "kill a rank":
+        os.kill(pids(env)[1], signal.SIGKILL)
+        with pytest.raises(GangLostError):  # rank 0 and the program do not wait for this rank
+            for _ in range(10_000):
+                env.step([0.1])
+    else:
+        os.kill(max(started(solver)), signal.SIGKILL)
+        with pytest.raises(SimulationError, match="SIGKILL"):
+            env.step([0.1])
+    assert traces.wait_until(lambda: not left(solver), 5.0, 0.1) is not None, left(solver)
+    assert env.reset(seed=2)[0][0] == 2.0
+    env.step([1.0])
+
+
+def test_a_program_that_is_run_once_for_each_step(
+    session: Any, solver: str, tmp_path: Path
+) -> None:
+    ended = tmp_path / "ended"
+
+    def run(comm: Any) -> None:
+        from ali.executables.stepped_program import SteppedProgram  # noqa: PLC0415 - imports MPI
+
+        program = SteppedProgram(ali.context(), [solver], tmp_path, {"ENDED": str(ended)})
+        program.wait()
+
+    session.run(run)
+    assert ended.exists()
+    assert not left(solver)
+
+
+def test_wrong_options_are_refused(make: Any) -> None:
+    with pytest.raises(Exception, match="needs 'argv', a list of strings"):
+        make(sim={"argv": "solver"})
+    with pytest.raises(Exception, match=r"/nowhere/solver.*does not exist there"):
+        make(sim={"argv": ["/nowhere/solver"]}).reset()
