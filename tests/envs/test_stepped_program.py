@@ -75,6 +75,11 @@ def moved(heat: np.ndarray[Any, Any], action: float) -> np.ndarray[Any, Any]:
     return heat + 0.25 * (wide[:-2] - 2 * heat + wide[2:])
 
 
+def steps(env: Any, count: int) -> None:
+    for _ in range(count):
+        env.step([0.1])
+
+
 @pytest.mark.parametrize(("ranks", "words"), [(1, ()), (3, ()), (3, ("binary",))])
 def test_its_processes_are_the_ranks(
     make: Any, solver: str, ranks: int, words: tuple[str, ...]
@@ -99,8 +104,7 @@ def test_several_steps_a_second_leave_no_rank_behind(make: Any) -> None:
     env = make(num_workers=3)
     for seed in range(3):
         env.reset(seed=seed)
-        for _ in range(300):
-            env.step([0.1])
+        steps(env, 300)
 
 
 def test_copies_each_have_a_program(make: Any, solver: str) -> None:
@@ -157,9 +161,8 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
             env.step([91.0])
     elif fault == "kill a rank":
         os.kill(pids(env)[1], signal.SIGKILL)
-        with pytest.raises(GangLostError):  # rank 0 and the program do not wait for this rank
-            for _ in range(10_000):
-                env.step([0.1])
+        with pytest.raises(GangLostError):
+            steps(env, 10_000)  # rank 0 and the program do not wait for this rank
     else:
         os.kill(max(started(solver)), signal.SIGKILL)
         with pytest.raises(SimulationError, match="SIGKILL"):
