@@ -28,6 +28,7 @@ from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
+from mpi_workers.wire.short_waits import ShortWait
 
 RANKS = 64  # larger gangs are called by commands, node by node
 END_TIMEOUT_S = 35.0  # for a command that lost a rank: others may be stuck in MPI for 30 s
@@ -82,6 +83,7 @@ class RankChannel:
         self._asked = 0
         self._connections: list[Connection] = []
         self._readable = select.poll()
+        self._wait = ShortWait(self._readable)
         token = secrets.token_hex(32)
         folder = PrivateFolder(f"channel-{uuid.uuid4().hex[:10]}")
         listeners = [sockets.listen_unix(folder.socket("channel"))]
@@ -163,7 +165,7 @@ class RankChannel:
         while True:
             if not first.buffered:
                 left = max(0.0, deadline - time.monotonic())
-                news = self._readable.poll(left * 1e3)
+                news = self._wait(left * 1e3)
                 if not news:
                     raise CallTimeoutError(f"the ranks did not answer in {timeout_s:g} s")
                 if all(fd != first.sock.fileno() for fd, _ in news):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
 from typing import TYPE_CHECKING, Any
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind, WireError
+from mpi_workers.wire.short_waits import ShortWait
 
 if TYPE_CHECKING:
     from ali.interface import Context
@@ -49,10 +51,14 @@ class OrderChannel:
                 "TransferError", f"rank {ctx.rank} cannot reach its client at {addresses}: {error}"
             ) from None
 
+        readable = select.poll()
+        readable.register(self._connection.sock, select.POLLIN)
+        self._wait = ShortWait(readable)
+
     def next(self) -> Body | None:
         """The next order; None if the client has disconnected. Raises `Interrupted`."""
         try:
-            while not self._connection.readable(POLL_INTERVAL_S):
+            while not (self._connection.buffered or self._wait(1e3 * POLL_INTERVAL_S)):
                 self._ctx.check()
             frame = self._connection.recv()
         except (ConnectionLost, WireError):
