@@ -15,7 +15,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench bench-spark lock image clean-image clean
+.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench bench-spark peers lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -102,11 +102,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
+bench: $(READY) peers
 	$(BIN)/python -m benchmarks
 
-bench-spark: $(READY)
+bench-spark: $(READY) peers
 	$(BIN)/python -m benchmarks spark
+
+# Peers that only benchmarks need; what is missing is left out of the tables.
+peers: $(READY)
+	-$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target build/peers -r benchmarks/peers.txt
 
 # The part of this project that a client without Ray and MPI needs.
 client-wheel: $(BARE)

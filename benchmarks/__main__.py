@@ -26,6 +26,7 @@ from benchmarks import (
     hpc,
     launch,
     linalg,
+    peers,
     recovery,
     scale,
     transfer,
@@ -52,6 +53,7 @@ def main() -> None:
         env_step,
         linalg,
         heat,
+        peers,
     ):
         print(f"\n## {benchmark.__name__}", flush=True)
         begin = time.monotonic()

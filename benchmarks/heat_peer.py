@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mpi_workers.rank.gang import Gang
@@ -19,31 +20,28 @@ def measure(gang: Gang, sizes: dict[str, list[int]], rounds: int) -> dict[str, f
     torch.set_num_threads(1)
     ht.random.seed(0)
 
-    def matrix(name: str, split: int = 0) -> Any:
-        return ht.random.randn(*sizes[name][:2], dtype=ht.float64, split=split)
+    def matrix(size: list[int], split: int = 0) -> Any:
+        return ht.random.randn(*size[:2], dtype=ht.float64, split=split)
 
-    a, b = matrix("matmul"), matrix("matmul", 1)
-    tall, thin, wide = matrix("qr"), matrix("svd"), matrix("sum")
-    long, points, samples = (
-        ht.random.randn(*sizes["sort"], split=0),
-        matrix("k-means"),
-        matrix("pca"),
-    )
-    k, iterations = sizes["k-means"][2:]
-    truncated, rank = matrix("truncated svd"), sizes["truncated svd"][2]
-    works: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: ht.matmul(a, b),
-        "qr": lambda: ht.linalg.qr(tall),
-        "svd": lambda: ht.linalg.svd(thin),
-        "truncated svd": lambda: ht.linalg.hsvd_rank(truncated, rank, compute_sv=True),
-        "sum": lambda: ht.sum(wide, axis=0),
-        "sort": lambda: ht.sort(long),
-        "pca": lambda: ht.decomposition.PCA(sizes["pca"][2]).fit(samples),
-        "k-means": lambda: ht.cluster.KMeans(k, init="random", max_iter=iterations, tol=0.0).fit(
-            points
+    def kmeans(size: list[int]) -> Callable[[], Any]:
+        _, _, k, iterations = size
+        points = matrix(size)
+        return lambda: ht.cluster.KMeans(k, init="random", max_iter=iterations, tol=0.0).fit(points)
+
+    # Each makes its data and returns the work on it.
+    works: dict[str, Callable[[list[int]], Callable[[], Any]]] = {
+        "matmul": lambda size: partial(ht.matmul, matrix(size), matrix(size, 1)),
+        "qr": lambda size: partial(ht.linalg.qr, matrix(size)),
+        "svd": lambda size: partial(ht.linalg.svd, matrix(size)),
+        "truncated svd": lambda size: partial(
+            ht.linalg.hsvd_rank, matrix(size), size[2], compute_sv=True
         ),
+        "sum": lambda size: partial(ht.sum, matrix(size), axis=0),
+        "sort": lambda size: partial(ht.sort, ht.random.randn(*size, split=0)),
+        "pca": lambda size: partial(ht.decomposition.PCA(size[2]).fit, matrix(size)),
+        "k-means": kmeans,
     }
-    return {name: _best(gang, work, rounds) for name, work in works.items()}
+    return {name: _best(gang, works[name](size), rounds) for name, size in sizes.items()}
 
 
 def _best(gang: Gang, work: Callable[[], Any], rounds: int) -> float:

@@ -6,6 +6,7 @@ program of its own (`spark_mllib.py`), and so do the plain mpiexec programs (`ba
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -62,7 +63,7 @@ def _loaded(als: AlchemistSession, report: Report) -> dict[str, Any]:
     return found
 
 
-class _Ours:
+class Ours:
     """A routine of a library on the user's data: compute only, and with send and fetch."""
 
     def __init__(
@@ -120,7 +121,7 @@ def _turns(
     report: Report,
     yardstick: tuple[str, Callable[[], Any]],
     peers: dict[str, Callable[[], Any]],
-    ours: dict[str, _Ours],
+    ours: dict[str, Ours],
     check: Callable[[list[Array]], bool],
 ) -> dict[str, Peer]:
     """Time everything in turns, check what ours gave, and put a line for each in the table."""
@@ -163,7 +164,7 @@ def _matmul(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> fl
         ("numpy", lambda: A @ B),
         {"dask": lambda: (chunked[0] @ chunked[1]).compute(num_workers=CORES)},
         {
-            f"{n}, {layout}": _Ours(als, lib.matmul, (A, B), layout)
+            f"{n}, {layout}": Ours(als, lib.matmul, (A, B), layout)
             for n, lib in loaded.items()
             for layout in (OURS if n == "linalg" else (NATURAL[n],))
         },
@@ -193,7 +194,7 @@ def _qr(als: Any, loaded: dict[str, Any], report: Report, A: Array) -> None:
         report,
         ("numpy", lambda: np.linalg.qr(A)),
         {"dask": lambda: da.compute(*da.linalg.tsqr(chunked), num_workers=CORES)},
-        {n: _Ours(als, lib.qr, (A,), "VC_STAR") for n, lib in loaded.items()},
+        {n: Ours(als, lib.qr, (A,), "VC_STAR") for n, lib in loaded.items()},
         lambda results: np.allclose(results[0] @ results[1], A),
     )
 
@@ -207,7 +208,7 @@ def _svd(als: Any, loaded: dict[str, Any], report: Report, A: Array) -> None:
         report,
         ("numpy", lambda: np.linalg.svd(A, full_matrices=False)),
         {"dask": lambda: da.compute(*da.linalg.svd(chunked), num_workers=CORES)},
-        {n: _Ours(als, lib.svd, (A,), "VC_STAR") for n, lib in loaded.items()},
+        {n: Ours(als, lib.svd, (A,), "VC_STAR") for n, lib in loaded.items()},
         lambda results: np.allclose(results[1] * results[0].T @ results[2].conj().T, A),
     )
 
@@ -218,7 +219,7 @@ def decaying(random: Any) -> Array:
     return (random.standard_normal(SVD) * DECAY ** np.arange(SVD[1])) @ mix
 
 
-def _gram_route(A: Array) -> tuple[Array, Array, Array]:
+def gram_route(A: Array) -> tuple[Array, Array, Array]:
     """NumPy's quick way: the eigenvectors of A^T A."""
     values, vectors = np.linalg.eigh(A.T @ A)
     V = vectors[:, ::-1][:, :RANK]
@@ -230,20 +231,20 @@ def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
     import dask.array as da
 
     A = decaying(random)
-    expected = _gram_route(A)[0]
+    expected = gram_route(A)[0]
     chunked = da.from_array(A, chunks=(SVD[0] // 8, SVD[1]))
     svd = loaded["linalg"].truncated_svd
     ours = {
-        "linalg, ARPACK": _Ours(als, lambda a: svd(a, rank=RANK), (A,), "VC_STAR"),
-        "linalg, randomized": _Ours(
+        "linalg, ARPACK": Ours(als, lambda a: svd(a, rank=RANK), (A,), "VC_STAR"),
+        "linalg, randomized": Ours(
             als, lambda a: svd(a, rank=RANK, method="randomized"), (A,), "VC_STAR"
         ),
-        "linalg, Gram": _Ours(als, lambda a: svd(a, rank=RANK, method="gram"), (A,), "VC_STAR"),
+        "linalg, Gram": Ours(als, lambda a: svd(a, rank=RANK, method="gram"), (A,), "VC_STAR"),
     }
     found = _turns(
         f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}",
         report,
-        ("numpy, Gram route", lambda: _gram_route(A)),
+        ("numpy, Gram route", lambda: gram_route(A)),
         {
             "dask svd_compressed": lambda: da.compute(
                 *da.linalg.svd_compressed(chunked, RANK, n_power_iter=2), num_workers=CORES
@@ -335,6 +336,7 @@ def _spark(report: Report, ours_s: float) -> None:
     )  # fmt: skip
 
 
+@functools.cache
 def mllib(*command: Any) -> dict[str, float] | str:
     """The output of Spark's program, or the reason why it has failed."""
     argv = [sys.executable, "-m", "benchmarks.spark_mllib", *map(str, command)]
