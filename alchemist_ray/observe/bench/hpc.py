@@ -1,29 +1,23 @@
 """A small HPC benchmark, to compare a machine natively, in containers and in guests.
 
-Like HPCC in Younge et al. (SAND2017-5325), in seconds instead of hours: products and copies on all
-ranks at once, messages between two ranks of a node and of two nodes, sums over all ranks. The
-library ``hpc`` on the ranks (`ali.hpc`) measures.
+The measures of HPCC and HPCG, as in Younge et al. (SAND2017-5325), in seconds instead of hours. The
+library ``hpc`` on the ranks (`ali.hpc`) measures and validates.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.plural import counted
-from alchemist_ray.session import AlchemistSession, WorkerInfo
-from mpi_workers.matrix.sizes import readable
+from alchemist_ray.session import AlchemistSession
 
 FORMAT = 1
-SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 22)
-N, COPIED = 1000, 64 << 20
 SECONDS = 1.0
 
 
@@ -56,69 +50,46 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read a result of ``--json``. Raises `BenchError`."""
+        """Read a result of ``--json`` from a file. Raises `BenchError`."""
         try:
-            told = json.loads(path.read_text())
+            return cls.parse(path.read_text())
+        except (OSError, BenchError) as error:
+            raise BenchError(f"{path}: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Result:
+        """Read the output of ``--json``. Raises `BenchError`."""
+        try:
+            told = json.loads(text)
             if told.pop("format") != FORMAT:
                 raise KeyError("format")
             measures = tuple(Measure(**m) for m in told.pop("measures"))
             return cls(**told, measures=measures)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BenchError(
-                f"{path} is not a result of `alchemist bench hpc --json`: {error}"
-            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BenchError(f"not a result of `alchemist bench hpc --json`: {error}") from None
 
 
 def measure(session: AlchemistSession, label: str, seconds: float = SECONDS) -> Result:
-    """Measure on a session's gang: `seconds` for the products, less for each other measure.
+    """Measure on a session's gang, in about seven times `seconds`, and 200 MiB of memory per rank.
 
-    The run takes about five times `seconds`, and 128 MiB of memory per rank.
+    Raises
+    ------
+    RoutineError
+        If the result of a measure is wrong.
     """
-    hpc = session.load_library("hpc")
-    workers = session.list_workers()
-    found: list[Measure] = []
-    for what, rates, unit in (
-        (f"matmul {N} x {N}", hpc.matmul(N, seconds), "GFLOP/s"),
-        (f"copy {readable(COPIED)}", hpc.copy(COPIED, seconds / 2), "GB/s"),
-    ):
-        found.append(Measure(f"{what}, per rank", median(rates), unit, True))
-        found.append(Measure(f"{what}, slowest rank", min(rates), unit, True))
-    for where, pair in pairs(workers).items():
-        times = hpc.ping_pong(list(SIZES), *pair, seconds / 8)
-        found += _messages(f"ping-pong {where}", times)
-    if len(workers) > 1:
-        for size, time in zip(SIZES, hpc.allreduce(list(SIZES), seconds / 8), strict=True):
-            found.append(Measure(f"allreduce {readable(size)}", 1e6 * time, "us", False))
+    return result(label, *session.load_library("hpc").suite(seconds))
+
+
+def result(label: str, measures: Sequence[str], ranks: Sequence[str]) -> Result:
+    """Read the results of the routine `ali.hpc.suite`."""
+    about = [json.loads(rank) for rank in ranks]
     return Result(
         label=label,
-        ranks=len(workers),
-        nodes=len({worker.node_id for worker in workers}),
-        mpi=json.loads(hpc.about()[0])["version"],
-        measures=tuple(found),
+        ranks=len(about),
+        nodes=len({rank["host"] for rank in about}),
+        mpi=about[0]["version"],
+        measures=tuple(Measure(**json.loads(text)) for text in measures),
     )
-
-
-def pairs(workers: Sequence[WorkerInfo]) -> dict[str, tuple[int, int]]:
-    """Return two ranks of one node and two of two nodes, if they exist."""
-    by_node: dict[str, list[int]] = defaultdict(list)
-    for worker in workers:
-        by_node[worker.node_id].append(worker.rank)
-    found = {}
-    for ranks in by_node.values():
-        if len(ranks) > 1:
-            found["within a node"] = (ranks[0], ranks[1])
-            break
-    if len(by_node) > 1:
-        first, second = list(by_node.values())[:2]
-        found["between nodes"] = (first[0], second[0])
-    return found
-
-
-def _messages(what: str, times: Sequence[float]) -> list[Measure]:
-    found = [Measure(f"{what}, {readable(SIZES[0])}", 1e6 * times[0], "us", False)]
-    for size, time in zip(SIZES[1:], times[1:], strict=True):
-        found.append(Measure(f"{what}, {readable(size)}", 1e-9 * size / time, "GB/s", True))
-    return found
 
 
 # --- showing --------------------------------------------------------------------------
@@ -161,9 +132,48 @@ def compared(one: Result, other: Result) -> str:
             f"{mine.what:44} {mine.value:12.4g} {other_one.value:12.4g}   "
             f"{quotient:.2f}  ({mine.unit})"
         )
-    mean = math.exp(sum(map(math.log, quotients)) / len(quotients))
-    lines.append(f"{'geometric mean':44} {'':12} {'':12}   {mean:.2f}")
+    lines.append(f"{'geometric mean':44} {'':12} {'':12}   {geometric_mean(quotients):.2f}")
     return "\n".join(lines) + "\n"
+
+
+def side_by_side(results: Sequence[Result], missing: Mapping[str, str]) -> str:
+    """Format results in columns, with ratios to the first; over 1 means better than the first.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        At least one.
+    missing : mapping of str to str
+        Labels of columns without a result, and the reasons.
+    """
+    first, *_ = results
+    by_name = [{m.what: m for m in its.measures} for its in results]
+    sizes = "; ".join(f"{its.label}: {_size(its)}, {its.mpi}" for its in results)
+    labels = [its.label for its in results] + list(missing)
+    lines = [sizes, f"{'':44}" + "".join(f"{label:>18}" for label in labels)]
+    for measure in first.measures:
+        cells = [f"{measure.value:.4g}"]
+        for theirs in by_name[1:]:
+            its = theirs.get(measure.what)
+            cells.append("-" if its is None else f"{its.value:.4g} ({goodness(its, measure):.2f})")
+        cells += ["-"] * len(missing)
+        lines.append(
+            f"{measure.what:44}" + "".join(f"{cell:>18}" for cell in cells) + f"  {measure.unit}"
+        )
+    means = []
+    for theirs in by_name[1:]:
+        both = [goodness(theirs[m.what], m) for m in first.measures if m.what in theirs]
+        means.append(f"({geometric_mean(both):.2f})" if both else "-")
+    means += ["-"] * len(missing)
+    lines.append(f"{'geometric mean':44}{'':18}" + "".join(f"{mean:>18}" for mean in means))
+    lines.append(f"in brackets: ratio to {first.label}; over 1 is better than {first.label}")
+    lines += [f"{label}: not measured: {reason}" for label, reason in missing.items()]
+    return "\n".join(lines) + "\n"
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def goodness(one: Measure, other: Measure) -> float:

@@ -13,13 +13,8 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray import AlchemistSession, cli
-from alchemist_ray.gang.info import WorkerInfo
-from alchemist_ray.observe.bench import hpc
+from alchemist_ray.observe.bench import hpc, places
 from alchemist_ray.observe.bench.hpc import BenchError, Measure, Result
-
-
-def worker(rank: int, node: str) -> WorkerInfo:
-    return WorkerInfo(rank=rank, node_id=node, hostname=node, address="", pid=rank, status="idle")
 
 
 def test_the_command_measures_and_is_read_again(cluster: str, tmp_path: Path) -> None:
@@ -42,7 +37,10 @@ def test_the_command_measures_and_is_read_again(cluster: str, tmp_path: Path) ->
     result = Result.read(path)
     assert (result.label, result.ranks, result.nodes) == ("here", 2, 1)
     named = {m.what: m for m in result.measures}
-    assert named["matmul 1000 x 1000, per rank"].unit == "GFLOP/s"
+    assert named["dgemm 1000 x 1000, per rank"].unit == "GFLOP/s"
+    for what in ("stream triad, slowest rank", "hpl, n = 1500", "ptrans, n = 2000", "fft, n = 2^20",
+                 "random access", "hpcg, 32^3 points a rank", "random ring, 2.0 MB"):  # fmt: skip
+        assert what in named, sorted(named)
     assert named["allreduce 8 B"].unit == "us"
     assert "ping-pong within a node, 1.0 MB" in named
     assert all(m.value > 0 for m in result.measures)
@@ -52,15 +50,52 @@ def test_the_command_measures_and_is_read_again(cluster: str, tmp_path: Path) ->
 def test_one_rank_has_no_messages(cluster: str) -> None:
     with AlchemistSession(1) as session:
         result = hpc.measure(session, "alone", seconds=0.05)
-    assert not [m for m in result.measures if "ping-pong" in m.what or "allreduce" in m.what]
-    assert len(result.measures) == 4
+    messages = ("ping-pong", "allreduce", "ring")
+    assert not [m for m in result.measures if any(name in m.what for name in messages)]
+    assert len(result.measures) == 15
 
 
-def test_pairs_lie_on_one_node_and_on_two() -> None:
-    spread = [worker(0, "a"), worker(1, "b"), worker(2, "b"), worker(3, "c")]
-    assert hpc.pairs(spread) == {"within a node": (1, 2), "between nodes": (0, 1)}
-    assert hpc.pairs(spread[:2]) == {"between nodes": (0, 1)}
-    assert hpc.pairs(spread[:1]) == {}
+def test_places_are_measured_or_their_reasons_named(cluster: str, tmp_path: Path) -> None:
+    """The command, with a container that is none and without guests."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "alchemist_ray.cli", "bench", "hpc", "--compare",
+            "--workers", "2", "--seconds", "0.05", "--container", "env ALCHEMIST_PLACE=container",
+        ],
+        env={
+            **os.environ,
+            "RAY_ADDRESS": cluster,
+            "ALCHEMIST_VIRTUAL": str(tmp_path / "virtual"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["native", "gang", "container", "guest"]
+    (latency,) = (line for line in lines if line.startswith("ping-pong within a node, 8 B"))
+    assert latency.count("(") == 2  # ratios of gang and container to native
+    assert latency.split()[-2:] == ["-", "us"]
+    assert f"guest: not measured: no virtual cluster 'vc' ({tmp_path}/virtual/vc)" in done.stdout
+
+
+def test_columns_have_ratios_to_the_first() -> None:
+    text = hpc.side_by_side([NATIVE, GUEST], {"container": "no podman on this machine"})
+    assert "native: 4 ranks on 2 nodes, MPICH; guest: 4 ranks on 2 nodes, MPICH" in text
+    assert "80 (0.80)" in text
+    assert "8 (0.25)" in text
+    assert "(0.45)" in text
+    assert text.endswith("container: not measured: no podman on this machine\n")
+
+
+def test_a_place_that_fails_is_named_with_its_error() -> None:
+    with pytest.raises(BenchError) as failed:
+        places.compare_places(0, 0.05, "no-such-command --run", "no-such-cluster")
+    assert "--ranks 0: it must be at least 1" in str(failed.value)
+    assert "no no-such-command on this machine" in str(failed.value)
 
 
 NATIVE = Result(
@@ -97,7 +132,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     for text in ("", "[]", '{"format": 99}', '{"format": 1, "colour": 3}'):
         path.write_text(text)
         assert cli.main(["bench", "hpc", "--compare", str(path), str(path)]) == 1
-        assert "is not a result of `alchemist bench hpc --json`" in capsys.readouterr().err
+        assert "not a result of `alchemist bench hpc --json`" in capsys.readouterr().err
     with pytest.raises(BenchError, match="no measure in common"):
         hpc.compared(NATIVE, replace(GUEST, measures=(Measure("other", 1.0, "s", True),)))
 
