@@ -27,7 +27,8 @@ PARTS = 8
 NATIVE = "dev.ludovic.netlib.blas.nativeLib"
 
 
-def main(what: str, *sizes: int, native: bool) -> None:
+def started(*, native: bool, master: str = "local[2]", memory_gb: int = 8) -> Any:
+    """Spark, on two cores of this machine; `native`: with its BLAS, or the program ends."""
     library = "none"  # netlib would take any BLAS that it finds
     if native:
         found = ctypes.util.find_library("openblas") or ctypes.util.find_library("blas")
@@ -38,8 +39,8 @@ def main(what: str, *sizes: int, native: bool) -> None:
     from pyspark.sql import SparkSession
 
     spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "8g")
+        SparkSession.builder.master(master)
+        .config("spark.driver.memory", f"{memory_gb}g")
         .config("spark.driver.maxResultSize", "4g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
@@ -50,6 +51,11 @@ def main(what: str, *sizes: int, native: bool) -> None:
     )
     if native:  # it raises where the library cannot be used
         spark._jvm.dev.ludovic.netlib.blas.NativeBLAS.getInstance()
+    return spark
+
+
+def main(what: str, *sizes: int, native: bool) -> None:
+    spark = started(native=native)
     told = {"multiply": multiply, "svd": svd}[what](spark, *sizes)
     print(json.dumps(told), flush=True)
     spark.stop()

@@ -67,6 +67,13 @@ def draw(runs: Runs, path: Path) -> None:
         return
     figure = Figure(figsize=(5.2 * len(numbers), 4.0), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
+    draw_on(figure, runs)
+    figure.savefig(path)
+
+
+def draw_on(figure: Any, runs: Runs) -> None:
+    """The curves of `draw` on a matplotlib figure."""
+    numbers = sorted({key[0] for key in runs})
     for column, rayleigh in enumerate(numbers, 1):
         axes = figure.add_subplot(1, len(numbers), column)
         for method, colour in COLOURS.items():
@@ -92,4 +99,3 @@ def draw(runs: Runs, path: Path) -> None:
         axes.set_title(f"Ra = {rayleigh:.1e}; mean and range of the seeds", fontsize=9)
         axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)

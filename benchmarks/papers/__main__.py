@@ -1,0 +1,93 @@
+"""``python -m benchmarks.papers [NAME ...]``: the experiments of the Alchemist papers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+if __name__ == "__main__":  # before NumPy and Ray are loaded
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they would slow NumPy down
+        os.environ.pop(name, None)
+
+import ray
+
+from benchmarks.papers import (
+    cg_timit,
+    condest,
+    layouts,
+    rl,
+    session,
+    svd_scaling,
+    table1,
+    transfer_shapes,
+)
+from benchmarks.papers.experiment import PAGES, SCALES, Setting
+
+EXPERIMENTS = {
+    "session": session,
+    "layouts": layouts,
+    "table1": table1,
+    "svd_scaling": svd_scaling,
+    "transfer_shapes": transfer_shapes,
+    "condest": condest,
+    "cg_timit": cg_timit,
+    "rl": rl,
+}
+VIRTUAL_CPUS = 4  # at least: gangs and Spark's executors share the cores of a small machine
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run experiments and write their pages; 1 if one has failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers",
+        description="Repeat the experiments of the Alchemist papers.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}")
+    parser.add_argument("--scale", choices=SCALES, default="small", help="sizes of the matrices")
+    parser.add_argument("--runs", type=int, default=3, help="of each measurement")
+    parser.add_argument("--divide", type=float, help="the paper's bytes by this number")
+    parser.add_argument("--no-spark", action="store_true", help="leave Spark out")
+    parser.add_argument("--spark-master", help="cluster of Spark alone, else this machine's cores")
+    parser.add_argument("--address", help="Ray cluster to join; at scale cluster: auto")
+    parser.add_argument("--out", type=Path, default=PAGES, help="folder of the pages")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.names if name not in EXPERIMENTS]
+    if unknown:
+        parser.error(f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
+    setting = Setting(
+        options.scale, options.runs, options.divide, not options.no_spark, options.spark_master
+    )
+    address = options.address or ("auto" if options.scale == "cluster" else "local")
+    if address == "local":
+        cpus = max(VIRTUAL_CPUS, os.cpu_count() or 1)
+        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+    else:
+        ray.init(address, log_to_driver=False)
+    failed = []
+    try:
+        for name in options.names or EXPERIMENTS:
+            print(f"\n## {name}", flush=True)
+            begun = time.monotonic()
+            try:
+                page = EXPERIMENTS[name].run(setting)
+            except Exception:  # the other experiments do not depend on it
+                traceback.print_exc()
+                failed.append(name)
+                continue
+            page.save(setting, options.out)
+            print(f"{name} took {time.monotonic() - begun:.0f} s", flush=True)
+    finally:
+        ray.shutdown()
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

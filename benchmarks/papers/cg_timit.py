@@ -1,0 +1,182 @@
+"""Gittens et al. (KDD 2018): conjugate gradients with random features on data of TIMIT's size.
+
+The data is synthetic, with the published size of TIMIT's training set (2,251,569 samples of 440
+numbers in 147 classes): each class has a centre, and the samples are spread around it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alchemist_ray import AlchemistSession
+from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting, repeated, side
+from benchmarks.papers.spark import Alone
+
+SAMPLES, INPUTS, CLASSES = 2_251_569, 440, 147
+FEATURES = (10_000, 20_000, 30_000)
+DIVISORS = {"small": 1000.0, "node": 100.0, "cluster": 10.0}
+SIGMA, LAM = 20.0, 1e-5
+TOLERANCE = 1e-4  # relative residual of every column
+ITERATIONS = 500
+TESTED = 2000  # samples that were not trained on
+GAIN = 10.0  # the paper's improvement over Spark: an order of magnitude
+
+
+class Case(NamedTuple):
+    """The times of one number of features, in seconds, and what was found."""
+
+    send: Sample
+    solve: Sample
+    iterations: int
+    residual: float
+    accuracy: float
+
+    @property
+    def per_iteration_s(self) -> float:
+        return self.solve.mean / self.iterations
+
+
+def run(setting: Setting) -> Page:
+    """Solve with growing numbers of features, and compare an iteration with NumPy's."""
+    divisor = setting.divisor(DIVISORS)
+    m = side(SAMPLES, divisor)
+    ranks = setting.cores
+    page = Page(
+        "cg_timit",
+        "Gittens et al. KDD 2018: conjugate gradients with random features",
+        f"TIMIT's {SAMPLES} samples and the paper's features, both divided by {divisor**0.5:.3g}, "
+        f"so that the bytes of the features are divided by {divisor:g}; {INPUTS} inputs and "
+        f"{CLASSES} classes as in TIMIT; residual {TOLERANCE:g}; {ranks} ranks",
+    )
+    X, Y, labels = data(m + TESTED)
+    cases: list[Case] = []
+    numpys: list[Sample] = []
+    counts = [side(features, divisor) for features in FEATURES]
+    alone = Alone(setting)
+    spark = [alone.times("iteration", m, features, CLASSES) for features in counts]
+    with AlchemistSession(ranks, progress=False) as als:
+        for features in counts:
+            cases.append(_solved(als, X, Y, labels, features, setting.runs))
+            numpys.append(_iteration(X[:-TESTED], features, setting.runs))
+    add = page.table(
+        "samples x features", "MB", "send X and Y, s", "solve, s", "iterations", "an iteration, s",
+        "NumPy's, s", "Spark's, s", "largest residual", "test samples classified, %",
+    )  # fmt: skip
+    for features, case, theirs, sparks in zip(counts, cases, numpys, spark, strict=True):
+        add(
+            f"{m} x {features}", f"{8e-6 * m * features:.3g}", case.send, case.solve,
+            case.iterations, f"{case.per_iteration_s:.3g}", theirs, sparks, f"{case.residual:.1e}",
+            f"{100 * case.accuracy:.1f}",
+        )  # fmt: skip
+    _conclude(page, cases, numpys, spark)
+    page.notes.append(
+        "An iteration is the time to solve divided by the number of iterations: it includes the "
+        "computation of the features. NumPy's iteration is the same product on the same cores, "
+        "with features that are already there. "
+        "Spark's is a program of this project (`spark_program.py`): its tasks multiply cached "
+        "features by NumPy, and the sum goes over a tree."
+    )
+    page.data = {
+        "samples": m, "features": counts,
+        "cases": [
+            {"send_s": c.send.values, "solve_s": c.solve.values, "iterations": c.iterations,
+             "residual": c.residual, "accuracy": c.accuracy} for c in cases
+        ],
+        "spark_iteration_s": [f if isinstance(f, str) else f.values for f in spark],
+        "numpy_iteration_s": [sample.values for sample in numpys],
+    }  # fmt: skip
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        left.plot(counts, [c.per_iteration_s for c in cases], "o-", color=BLUE, label="here")
+        left.plot(counts, [s.mean for s in numpys], "o-", color=GREY, label="NumPy's product")
+        left.set_ylabel("seconds of an iteration")
+        left.legend()
+        right.bar(range(len(counts)), [c.solve.mean for c in cases], color=BLUE, label="solve")
+        bottom = [c.solve.mean for c in cases]
+        right.bar(
+            range(len(counts)), [c.send.mean for c in cases], bottom=bottom, color=ORANGE,
+            label="send",
+        )  # fmt: skip
+        right.set_xticks(range(len(counts)), list(map(str, counts)))
+        right.set_ylabel("seconds")
+        right.legend()
+        for axes in (left, right):
+            axes.set_xlabel("features")
+
+    page.draw = draw
+    return page
+
+
+def data(m: int) -> tuple[Any, Any, Any]:
+    """Samples, their classes as columns of 0 and 1, and as numbers."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, CLASSES, m)
+    X = random.standard_normal((CLASSES, INPUTS))[labels] + random.standard_normal((m, INPUTS))
+    return X, np.eye(CLASSES)[labels], labels
+
+
+def _solved(als: Any, X: Any, Y: Any, labels: Any, features: int, runs: int) -> Case:
+    lib = als.load_library("linalg")
+    sends, solves = [], []
+    for turn in range(runs + 1):
+        begun = time.perf_counter()
+        sent = als.send_matrix(X[:-TESTED]), als.send_matrix(Y[:-TESTED])
+        solving = time.perf_counter()
+        W, iterations, residual = lib.random_features_ridge(
+            *sent, features=features, sigma=SIGMA, lam=LAM, tol=TOLERANCE,
+            max_iterations=ITERATIONS,
+        )  # fmt: skip
+        if turn:  # the first one maps memory
+            sends.append(solving - begun)
+            solves.append(time.perf_counter() - solving)
+        for handle in sent:
+            handle.free()
+    tests = als.send_matrix(X[-TESTED:])
+    found = lib.random_features_predict(tests, W, sigma=SIGMA).fetch().argmax(axis=1)
+    return Case(
+        Sample(sends), Sample(solves), iterations, residual,
+        float(np.mean(found == labels[-TESTED:])),
+    )  # fmt: skip
+
+
+def _iteration(X: Any, features: int, runs: int) -> Sample:
+    """NumPy's product of an iteration, ``Z^T (Z W)``, in single passes over kept features."""
+    random = np.random.default_rng(1)
+    Z = np.cos(X @ random.standard_normal((X.shape[1], features)) / SIGMA)
+    W = random.standard_normal((features, CLASSES))
+    return repeated(lambda: Z.T @ (Z @ W), runs)
+
+
+def _conclude(
+    page: Page, cases: list[Case], numpys: list[Sample], spark: list[Sample | str]
+) -> None:
+    solved = max(case.residual for case in cases) <= TOLERANCE
+    shares = [100 * case.send.mean / (case.send.mean + case.solve.mean) for case in cases]
+    page.conclude(
+        solved and max(shares) < 50,
+        "the system is solved on the ranks at a small cost of transfers",
+        f"every column reaches a residual of {TOLERANCE:g} in {cases[0].iterations} to "
+        f"{cases[-1].iterations} iterations, sends are {min(shares):.0f} to {max(shares):.0f} % of "
+        "the time, and the features never leave the ranks",
+    )
+    claim = f"an iteration is an order of magnitude ({GAIN:.0f} times) cheaper than Spark's"
+    known = [
+        (theirs.mean / case.per_iteration_s, case.per_iteration_s / numpy.mean)
+        for case, theirs, numpy in zip(cases, spark, numpys, strict=True)
+        if isinstance(theirs, Sample)
+    ]
+    if not known:
+        page.conclude(None, claim, f"of Spark there are no times: {spark[0]}")
+        return
+    gains = ", ".join(f"{gain:.1f}" for gain, _ in known)
+    costs = ", ".join(f"{cost:.1f}" for _, cost in known)
+    page.conclude(
+        min(gain for gain, _ in known) >= GAIN,
+        claim,
+        f"Spark's takes {gains} times as long: it schedules tasks and copies the features out of "
+        f"the JVM; an iteration here takes {costs} times NumPy's product",
+    )

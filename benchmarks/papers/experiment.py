@@ -1,0 +1,221 @@
+"""Common code of the papers' experiments: scales, repeated runs, pages of results.
+
+A page states what a paper claims, and whether that holds here; the table has our values and the
+paper's printed ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from benchmarks.harness import BLUE, ORANGE, RESULTS, blas_kernels, timed
+
+SCALES = ("small", "node", "cluster")
+PAGES = RESULTS / "papers"
+GREY = "#9a9a9a"  # the paper's values in figures
+PACKAGES = ("numpy", "ray", "pyspark")
+
+__all__ = ["BLUE", "GREY", "ORANGE", "PAGES", "SCALES", "Page", "Sample", "Setting", "repeated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The scale of a run.
+
+    Parameters
+    ----------
+    scale : {"small", "node", "cluster"}
+    runs : int
+        Of each measurement.
+    divide : float, optional
+        The paper's bytes divided by ours, instead of an experiment's own number for the scale.
+    spark : bool
+        Whether Spark is measured.
+    spark_master : str, optional
+        Spark's own cluster, for Spark alone. Default: the cores of this machine.
+    """
+
+    scale: str = "small"
+    runs: int = 3
+    divide: float | None = None
+    spark: bool = True
+    spark_master: str | None = None
+
+    def divisor(self, divisors: dict[str, float]) -> float:
+        """How many times fewer bytes than the paper's, at this scale."""
+        return self.divide or divisors[self.scale]
+
+    @property
+    def cores(self) -> int:
+        """Cores for ranks: of this machine, or of the cluster."""
+        if self.scale == "cluster" and ray.is_initialized():
+            return int(ray.cluster_resources()["CPU"])  # type: ignore[no-untyped-call]
+        return len(os.sched_getaffinity(0))
+
+    def gangs(self) -> list[int]:
+        """Sizes of gangs: the powers of two up to the number of cores."""
+        return [1 << k for k in range(self.cores.bit_length())]
+
+
+def side(papers: int, divisor: float) -> int:
+    """A side of a matrix of the paper: both sides shrink alike."""
+    return max(1, round(papers / math.sqrt(divisor)))
+
+
+class Sample:
+    """Several runs of one measurement."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = tuple(values)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the runs; 0 for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    def __str__(self) -> str:
+        if len(self.values) == 1:
+            return f"{self.mean:.3g} (1 run)"
+        return f"{self.mean:.3g} ± {self.spread:.1g}"
+
+
+def repeated(work: Callable[[], object], runs: int) -> Sample:
+    """Seconds of several runs, after one that is not counted."""
+    work()
+    return Sample([timed(work) for _ in range(runs)])
+
+
+@dataclass(slots=True)
+class Page:
+    """The results of one experiment.
+
+    Parameters
+    ----------
+    name : str
+        Of the files.
+    source : str
+        Paper, and its figure or table.
+    rule : str
+        How the sizes were scaled.
+    """
+
+    name: str
+    source: str
+    rule: str
+    tables: list[tuple[tuple[str, ...], list[tuple[str, ...]]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    draw: Callable[[Any], None] | None = None  # on a matplotlib figure
+    figure_inches: tuple[float, float] = (8.0, 4.0)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])  # when it began
+    begun: float = field(default_factory=time.monotonic)
+
+    def table(self, *head: str) -> Callable[..., None]:
+        """A new table; returns the function that adds a row and prints it."""
+        rows: list[tuple[str, ...]] = []
+        self.tables.append((head, rows))
+
+        def add(*cells: object) -> None:
+            if len(cells) != len(head):
+                raise ValueError(f"{len(cells)} cells for {len(head)} columns: {cells}")
+            rows.append(tuple(map(str, cells)))
+            print(_line(rows[-1]), flush=True)
+
+        return add
+
+    def conclude(self, holds: bool | None, claim: str, because: str) -> None:
+        """State whether a claim of the paper holds here; None: it cannot be tested here."""
+        said = {
+            True: "The paper's claim holds here",
+            False: "The paper's claim does not hold here",
+            None: "The paper's claim cannot be tested here",
+        }[holds]
+        self.verdicts.append(f"**{said}:** {claim}, because {because}.")
+        print(self.verdicts[-1], flush=True)
+
+    def text(self, setting: Setting) -> str:
+        """What stands between the markers of the page."""
+        parts = [self._where(setting), f"Scale `{setting.scale}`: {self.rule}."]
+        for head, rows in self.tables:
+            parts.append("\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)]))
+        parts += self.notes + self.verdicts
+        if self.draw is not None:
+            parts.append(f"![{self.source}]({self.name}.png)")
+        return "\n\n".join(parts) + "\n"
+
+    def _where(self, setting: Setting) -> str:
+        seconds = time.monotonic() - self.begun
+        cores = os.cpu_count() or 1
+        versions = [f"Python {platform.python_version()}"]
+        versions += [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
+        text = (
+            f"{cores} cores, {_memory_gb():.0f} GB; {', '.join([*versions, *blas_kernels()])}; "
+            f"{setting.runs} runs of each measurement, mean ± standard deviation; all took "
+            f"{seconds:.0f} s."
+        )
+        if self.load > cores / 2:
+            text += f" **Taken on a loaded machine** (load {self.load:.1f} at the begin)."
+        return text
+
+    def save(self, setting: Setting, folder: Path = PAGES) -> None:
+        """Write table and verdicts into ``<name>.md``, and ``<name>.json`` and ``<name>.png``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": self.load}
+        machine |= {name: _version(name) for name in PACKAGES}
+        told = {
+            "name": self.name, "source": self.source, "scale": setting.scale, "rule": self.rule,
+            "machine": machine, "data": self.data, "verdicts": self.verdicts,
+        }  # fmt: skip
+        (folder / f"{self.name}.json").write_text(json.dumps(told, indent=1) + "\n")
+        if self.draw is not None:
+            self._picture(self.draw, folder / f"{self.name}.png")
+        page = folder / f"{self.name}.md"
+        begin, end = f"<!-- {self.name} -->\n", f"<!-- /{self.name} -->"
+        if not page.exists():
+            page.write_text(f"# {self.source}\n\n{begin}{end}\n")
+        before, _, rest = page.read_text().partition(begin)
+        page.write_text(f"{before}{begin}{self.text(setting)}{end}{rest.partition(end)[2]}")
+
+    def _picture(self, draw: Callable[[Any], None], path: Path) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=self.figure_inches, dpi=90, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.savefig(path)
+
+
+def _line(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_gb() -> float:
+    if sys.platform != "linux":
+        return math.nan
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9

@@ -1,0 +1,195 @@
+"""Rothauge et al. (2019), Figure 5: layouts, buffer sizes and shapes; how much sends vary.
+
+Sent from one array of this process, once through shared memory and once by TCP streams over
+loopback, which is the route between nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import quantiles
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray import AlchemistSession
+from benchmarks.harness import timed
+from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting
+from mpi_workers.data.description import DataEndpoints
+from mpi_workers.data.node_connections import NodeConnections
+
+LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
+BUFFERS = {
+    "100 KB": 10**5, "1 MB": 10**6, "10 MB": 10**7, "100 MB": 10**8, "1 GB": 10**9,
+}  # fmt: skip
+BASE = "VC_STAR", "100 MB"
+SENDS = {"small": 20, "node": 50, "cluster": 50}
+NBYTES = {"small": 120 * 10**6, "node": 2 * 10**9, "cluster": 2 * 10**9}
+NARROW = 100  # columns of the narrow matrix, rows of the wide one
+RANKS = 4
+ROUTES = ("shared memory", "TCP")
+MARGIN = 1.05  # smaller differences are noise
+
+
+@contextmanager
+def routed(als: AlchemistSession, route: str) -> Iterator[None]:
+    """Send through shared memory, or as a process on another node would."""
+    if route == "shared memory":
+        yield
+        return
+    connection = als.connection
+    near, known = connection.nodes, connection.endpoints
+    nodes = tuple(
+        replace(node, addresses=tuple(a for a in node.addresses if not a.startswith("unix:")))
+        for node in known.nodes
+    )
+    connection.nodes = NodeConnections(DataEndpoints(known.token, nodes))
+    try:
+        yield
+    finally:
+        connection.nodes.close()
+        connection.nodes = near
+
+
+Case = tuple[str, str, str, str]  # route, shape, layout, buffer
+
+
+def run(setting: Setting) -> Page:
+    """Every layout, buffer and shape in turns; quartiles relative to `BASE`."""
+    nbytes = int(NBYTES[setting.scale] / (setting.divide or 1))
+    sends = SENDS[setting.scale] if setting.divide is None else setting.runs
+    length = max(NARROW, nbytes // 8 // NARROW)
+    shapes = {"narrow": (length, NARROW), "wide": (NARROW, length)}
+    ranks = min(RANKS, max(2, setting.cores)) if setting.scale == "small" else RANKS
+    page = Page(
+        "layouts",
+        "Rothauge et al. 2019, Figure 5: layouts, buffer sizes and shapes",
+        f"the paper's layouts and buffers; {sends} sends of each (the paper: 50) to {ranks} ranks, "
+        f"{nbytes / 1e6:.0f} MB as {length} x {NARROW} (narrow) and {NARROW} x {length} (wide); "
+        "a buffer is `AlchemistSession(buffer_bytes=...)`, the bytes that one step moves",
+        figure_inches=(11.0, 7.0),
+    )
+    times: dict[Case, list[float]] = {}
+    with AlchemistSession(ranks, progress=False) as als:
+        for shape, (m, n) in shapes.items():
+            A = np.random.default_rng(0).random((m, n))
+            for route in ROUTES:
+                with routed(als, route):
+                    _sends(als, A, sends, times, route, shape)
+    _tables(page, times)
+    _verdicts(page, times)
+    page.data = {", ".join(case): found for case, found in times.items()}
+    page.draw = lambda figure: _draw(figure, times)
+    return page
+
+
+def _sends(
+    als: AlchemistSession, A: Any, sends: int, times: dict[Case, list[float]], *where: str
+) -> None:
+    """Sends of an array in turns, so that noise meets all cases alike."""
+    route, shape = where
+    for turn in range(sends + 1):
+        for layout in LAYOUTS:
+            for name, nbytes in BUFFERS.items():
+                als.connection.buffer_bytes = nbytes
+                took = timed(partial(_send, als, A, layout))
+                if turn:  # the first one maps memory and opens streams
+                    times.setdefault((route, shape, layout, name), []).append(took)
+
+
+def _send(als: AlchemistSession, A: Any, layout: str) -> None:
+    als.send_matrix(A, layout=layout).free()
+
+
+def _relative(times: dict[Case, list[float]], case: Case) -> list[float]:
+    """The times of a case by the mean of the base of its route and shape."""
+    base = Sample(times[(*case[:2], *BASE)]).mean
+    return [took / base for took in times[case]]
+
+
+def _tables(page: Page, times: dict[Case, list[float]]) -> None:
+    add = page.table(
+        "route", "shape", "layout", *(f"{name}: median (quartiles)" for name in BUFFERS)
+    )
+    for route, shape, layout in dict.fromkeys(case[:3] for case in times):
+        cells = []
+        for name in BUFFERS:
+            low, middle, high = _quartiles(_relative(times, (route, shape, layout, name)))
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
+        add(route, shape, layout, *cells)
+    page.notes.append(
+        "Relative to the mean of VC_STAR with a buffer of 100 MB on the same route with the same "
+        "shape, as in the figure."
+    )
+    add = page.table(
+        "route", "shape", "seconds, VC_STAR, 100 MB", "spread / mean", "longest / shortest"
+    )
+    for route, shape in dict.fromkeys(case[:2] for case in times):
+        found = Sample(times[route, shape, *BASE])
+        longest = max(found.values) / min(found.values)
+        add(route, shape, found, f"{found.spread / found.mean:.2f}", f"{longest:.2f}")
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+
+
+def _median(times: dict[Case, list[float]], **wanted: str) -> float:
+    """The median of the relative times of all cases that have these values."""
+    places = ("route", "shape", "layout", "buffer")
+    found = [
+        value
+        for case in times
+        if all(case[places.index(key)] == text for key, text in wanted.items())
+        for value in _relative(times, case)
+    ]
+    return _quartiles(found)[1]
+
+
+def _verdicts(page: Page, times: dict[Case, list[float]]) -> None:
+    for route in ROUTES:
+        small, good = (_median(times, route=route, buffer=name) for name in ("100 KB", "100 MB"))
+        page.conclude(
+            small > MARGIN * good,
+            f"larger buffers are faster ({route})",
+            f"the median with 100 KB is {small / good:.2f} times that with 100 MB: each step "
+            + ("is a message to the ranks' node and back" if route == "TCP" else
+               "costs a call, but no message: elements are copied straight into the ranks' memory"),
+        )  # fmt: skip
+        rows, blocks, columns = (_median(times, route=route, layout=name) for name in LAYOUTS)
+        page.conclude(
+            rows <= MARGIN * blocks and blocks <= MARGIN * columns,
+            f"VC_STAR is fastest, then MC_MR, then STAR_VC ({route})",
+            f"the medians are as 1 to {blocks / rows:.2f} to {columns / rows:.2f}: the pass that "
+            "copies the elements also cuts them by layout",
+        )
+        narrow, wide = (
+            Sample(times[route, shape, *BASE]).mean for shape in ("narrow", "wide")
+        )  # fmt: skip
+        page.conclude(
+            wide < narrow / MARGIN,
+            f"wide matrices are faster than narrow ones ({route})",
+            f"wide takes {wide / narrow:.2f} of the time of narrow: rows are not sent one by one",
+        )
+
+
+def _draw(figure: Any, times: dict[Case, list[float]]) -> None:
+    axes = figure.subplots(len(ROUTES), len(LAYOUTS), sharey="row", squeeze=False)
+    for i, route in enumerate(ROUTES):
+        for j, layout in enumerate(LAYOUTS):
+            panel = axes[i, j]
+            for shift, shape, colour in ((-0.2, "narrow", ORANGE), (0.2, "wide", BLUE)):
+                boxes = panel.boxplot(
+                    [_relative(times, (route, shape, layout, name)) for name in BUFFERS],
+                    positions=[k + shift for k in range(len(BUFFERS))], widths=0.3,
+                    showfliers=False, patch_artist=True, manage_ticks=False,
+                )  # fmt: skip
+                for box in boxes["boxes"]:
+                    box.set_facecolor(colour)
+            panel.axhline(1, color="black", lw=0.6)
+            panel.set_xticks(range(len(BUFFERS)), list(BUFFERS))
+            panel.set_title(f"{layout}, {route}", fontsize=9)
+        axes[i, 0].set_ylabel("time / mean of VC_STAR, 100 MB\n(orange: narrow, blue: wide)")

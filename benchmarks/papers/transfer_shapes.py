@@ -1,0 +1,137 @@
+"""Gittens et al. (2018), Tables II and III: a tall and a wide matrix, senders and receivers."""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray import AlchemistSession
+from benchmarks.clients_spark import cached_rows
+from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting, repeated, side
+from benchmarks.papers.spark import missing
+
+SHAPES = {"tall": (5_120_000, 10_000), "wide": (40_000, 1_280_000)}
+DIVISORS = {"small": 2500.0, "node": 100.0, "cluster": 10.0}
+# Seconds for 400 GB: from and to the numbers of nodes that the paper varies.
+PRINTED = {
+    "tall": "62-94 s whatever the node counts",
+    "wide": "53-60 s with 8 receiving nodes, 12-19 s with 40 to 56",
+}
+MARGIN = 1.5  # the paper's tall matrices took 3 to 8 times as long as wide ones
+EXECUTOR_MEMORY = {"small": "2GB", "node": "16GB", "cluster": "32GB"}
+Times = dict[tuple[str, int, int], Sample]  # shape, executors (0: NumPy), ranks
+
+
+def run(setting: Setting) -> Page:
+    """From NumPy, and from rows in the memory of Spark's executors on Ray."""
+    divisor = setting.divisor(DIVISORS)
+    sizes = {name: (side(m, divisor), side(n, divisor)) for name, (m, n) in SHAPES.items()}
+    counts = setting.gangs()
+    nbytes = 8 * sizes["tall"][0] * sizes["tall"][1]
+    page = Page(
+        "transfer_shapes",
+        "Gittens et al. 2018, Tables II and III: tall and wide matrices",
+        f"the paper's shapes with bytes divided by {divisor:g} (each side by {divisor**0.5:.3g}), "
+        f"{nbytes / 1e6:.0f} MB; senders and receivers are powers of two up to the cores",
+    )
+    times: Times = {}
+    for ranks in counts:
+        with AlchemistSession(ranks, progress=False) as als:
+            for name, size in sizes.items():
+                A = np.random.default_rng(0).random(size)
+                times[name, 0, ranks] = repeated(partial(_send, als, A), setting.runs)
+    reason = missing(setting)
+    if reason is None:
+        for executors in counts:
+            _from_executors(setting, sizes, executors, counts, times)
+    add = page.table("shape", "size", "senders", *(f"to {ranks} ranks, s" for ranks in counts),
+                     "the paper, 400 GB")  # fmt: skip
+    for name, (m, n) in sizes.items():
+        for senders in (0, *counts):
+            who = "NumPy, 1 process" if senders == 0 else f"{senders} Spark executors"
+            cells = [times.get((name, senders, ranks), reason or "-") for ranks in counts]
+            add(name, f"{m} x {n}", who, *cells, PRINTED[name])
+    _conclude(page, times, reason, nbytes)
+    page.data = {", ".join(map(str, case)): found.values for case, found in times.items()}
+    page.draw = lambda figure: _draw(figure, times, counts)
+    return page
+
+
+def _send(als: AlchemistSession, data: Any) -> None:
+    als.send_matrix(data).free()
+
+
+def _from_executors(
+    setting: Setting,
+    sizes: dict[str, tuple[int, int]],
+    executors: int,
+    counts: list[int],
+    times: Times,
+) -> None:
+    """Sends of a RowMatrix with a partition on each executor, to gangs of growing size."""
+    from alchemist_ray.clients.spark import init_spark, stop_spark
+
+    quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+    memory = EXECUTOR_MEMORY[setting.scale]
+    spark = init_spark("papers", executors, 1, memory, configs=quiet)
+    try:
+        for ranks in counts:
+            with AlchemistSession(ranks, progress=False) as als:
+                for name, size in sizes.items():
+                    handle = als.send_matrix(np.random.default_rng(0).random(size))
+                    with cached_rows(spark, handle, executors) as rows:
+                        times[name, executors, ranks] = repeated(
+                            partial(_send, als, rows), setting.runs
+                        )
+                    handle.free()
+    finally:
+        stop_spark()
+
+
+def _conclude(page: Page, times: Times, reason: str | None, nbytes: int) -> None:
+    claim = "tall matrices take much longer than wide ones of the same bytes"
+    ratios = {
+        senders > 0: [
+            times["tall", s, ranks].mean / times["wide", s, ranks].mean
+            for _, s, ranks in times
+            if (s > 0) == (senders > 0)
+        ]
+        for _, senders, _ in times
+    }
+    if True not in ratios:
+        page.conclude(None, claim, f"of Spark there are no times: {reason}")
+    else:
+        middle = statistics.median(ratios[True])
+        page.conclude(
+            middle > MARGIN,
+            claim,
+            f"from Spark tall takes {middle:.2f} times as long as wide (median of all numbers of "
+            "senders and receivers): rows travel in blocks of 8 MiB, not one in each message",
+        )
+    fastest = max(nbytes / found.mean / 1e6 for (_, s, _), found in times.items() if s == 0)
+    page.notes.append(
+        f"From NumPy tall takes {statistics.median(ratios[False]):.2f} times as long as wide; the "
+        f"fastest of its sends moves {fastest:.0f} MB/s."
+    )
+
+
+def _draw(figure: Any, times: Times, counts: list[int]) -> None:
+    panels = figure.subplots(1, len(SHAPES), sharey=True)
+    colours = (GREY, BLUE, ORANGE, "#2f9e44", "#9c36b5", "#5f3dc4", "#0b7285")
+    senders = sorted({case[1] for case in times})
+    for axes, name in zip(panels, SHAPES, strict=True):
+        for colour, who in zip(colours, senders, strict=False):
+            found = [times[name, who, ranks] for ranks in counts]
+            axes.errorbar(
+                counts, [sample.mean for sample in found], [sample.spread for sample in found],
+                fmt="o-", color=colour, capsize=3,
+                label="NumPy" if who == 0 else f"{who} Spark executors",
+            )  # fmt: skip
+        axes.set_title(name)
+        axes.set_xlabel("receiving ranks")
+        axes.set_yscale("log")
+    panels[0].set_ylabel("seconds")
+    panels[0].legend(fontsize=7)

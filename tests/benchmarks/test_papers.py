@@ -1,0 +1,155 @@
+"""The papers' experiments at a tiny size; statistics, tables, figures and pages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import papers
+from benchmarks.papers import condest, layouts, rl, session, spark, svd_scaling
+from benchmarks.papers.__main__ import EXPERIMENTS
+from benchmarks.papers.experiment import PAGES, Page, Sample, Setting, repeated, side
+from benchmarks.papers.phases import measured
+
+TINY = Setting("small", runs=2, divide=1e5, spark=False)
+
+
+def test_a_sample_has_mean_and_standard_deviation() -> None:
+    found = Sample([1.0, 2.0, 3.0])
+    assert (found.mean, found.spread) == (2.0, 1.0)
+    assert str(found) == "2 ± 1"
+    assert str(Sample([0.5])) == "0.5 (1 run)"
+
+
+def test_the_first_run_is_not_counted() -> None:
+    calls: list[int] = []
+    assert len(repeated(lambda: calls.append(1), 3).values) == 3
+    assert len(calls) == 4
+
+
+def test_sizes_shrink_so_that_bytes_are_divided() -> None:
+    assert side(10_000, 100) == 1000
+    m, n = side(5_000_000, 1000), side(10_000, 1000)
+    assert m * n == pytest.approx(5_000_000 * 10_000 / 1000, rel=0.01)
+    assert side(3, 1e9) == 1
+    assert Setting("node").divisor({"node": 10.0}) == 10
+    assert TINY.divisor({"small": 10.0}) == 1e5
+
+
+def page_of(folder: Path, **values: Any) -> str:
+    page = Page("trial", "Nobody 2000, Table I", "half of it", **values)
+    add = page.table("a", "b")
+    add(1, Sample([1.0, 3.0]))
+    page.conclude(True, "it is fast", "it took a second")
+    page.conclude(None, "it is cheap", "no price is known")
+    page.data = {"seconds": [1.0, 3.0]}
+    page.draw = lambda figure: figure.subplots().plot([1, 2])
+    page.save(TINY, folder)
+    return (folder / "trial.md").read_text()
+
+
+def test_a_page_has_table_verdicts_figure_and_json(tmp_path: Path) -> None:
+    text = page_of(tmp_path, load=0.0)
+    assert "| 1 | 2 ± 1 |" in text
+    assert "**The paper's claim holds here:** it is fast, because it took a second." in text
+    assert "**The paper's claim cannot be tested here:** it is cheap" in text
+    assert "Scale `small`: half of it." in text
+    assert "![Nobody 2000, Table I](trial.png)" in text
+    assert "loaded" not in text
+    assert (tmp_path / "trial.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "trial.json").read_text())["data"] == {"seconds": [1.0, 3.0]}
+
+
+def test_text_around_the_markers_stays_and_load_is_stated(tmp_path: Path) -> None:
+    (tmp_path / "trial.md").write_text("# Mine\n\n<!-- trial -->\nold\n<!-- /trial -->\n\nafter\n")
+    text = page_of(tmp_path, load=1e6)
+    assert text.startswith("# Mine\n\n<!-- trial -->\n")
+    assert text.endswith("<!-- /trial -->\n\nafter\n")
+    assert "old" not in text
+    assert "Taken on a loaded machine" in text
+
+
+def test_a_row_with_another_number_of_cells_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Page("trial", "", "").table("a", "b")("alone")
+
+
+class Freed:
+    """Something that is freed once."""
+
+    count = 0
+
+    def free(self) -> None:
+        self.count += 1
+
+
+def test_phases_free_what_they_sent_and_computed() -> None:
+    made: list[Freed] = []
+
+    def new(*_: object) -> Freed:
+        made.append(Freed())
+        return made[-1]
+
+    found = measured(lambda: [new(), new()], new, lambda result: None, 2)
+    assert [len(times) for times in found.values] == [2, 2, 2]
+    assert [freed.count for freed in made] == 9 * [1]
+    assert 0 <= found.share <= 100
+
+
+def test_spark_is_left_out_with_a_reason() -> None:
+    assert spark.Alone(TINY).times("svd", 10, 10, 2) == "left out (`--no-spark`)"
+    cluster = Setting("cluster")
+    assert spark.missing_master(cluster) is not None
+    assert spark.missing_master(Setting("cluster", spark_master="spark://head:7077")) is None
+
+
+def test_the_listing_of_the_paper_runs_and_its_values_are_checked(cluster: str) -> None:
+    page = session.run(Setting("small", runs=1))
+    assert page.verdicts[0].startswith("**The paper's claim holds here")
+    text = page.text(TINY)
+    assert text.count("Data transfer times breakdown") == 2
+    assert "rank 2 on node" in text
+
+
+def test_layouts_buffers_and_routes_are_all_measured(cluster: str, tmp_path: Path) -> None:
+    page = layouts.run(TINY)
+    assert len(page.data) == 2 * 2 * len(layouts.LAYOUTS) * len(layouts.BUFFERS)
+    assert all(len(times) == TINY.runs for times in page.data.values())
+    assert "larger buffers are faster (TCP)" in "".join(page.verdicts)
+    page.save(TINY, tmp_path)
+    assert (tmp_path / "layouts.png").stat().st_size > 10_000
+
+
+def test_the_scaling_of_an_svd_is_measured_without_spark(cluster: str, tmp_path: Path) -> None:
+    page = svd_scaling.run(TINY)
+    assert len(page.data["growing"]) == len(svd_scaling.ROWS)
+    assert [len(page.data[kind]) for kind in ("strong", "weak")] == 2 * [len(page.data["gangs"])]
+    assert "of Spark there are no times: left out" in "".join(page.verdicts)
+    page.save(TINY, tmp_path)
+    assert "left out (`--no-spark`)" in (tmp_path / "svd_scaling.md").read_text()
+
+
+def test_the_condition_number_of_the_matrices_is_known() -> None:
+    A = condest.matrix(60)
+    assert np.linalg.cond(A) == pytest.approx(condest.COND, rel=1e-6)
+
+
+def test_learning_curves_are_drawn_from_the_stored_runs(tmp_path: Path) -> None:
+    page = rl.run(TINY)
+    assert page.verdicts[0].startswith("**The paper's claim holds here")
+    page.save(TINY, tmp_path)
+    assert (tmp_path / "rl.png").stat().st_size > 10_000
+    assert "cannot be tested here" in rl.run(TINY, tmp_path).verdicts[0]
+
+
+def test_every_experiment_has_a_page_and_a_line_in_the_readme() -> None:
+    readme = (Path(papers.__file__).with_name("README.md")).read_text()
+    for name in EXPERIMENTS:
+        page = (PAGES / f"{name}.md").read_text()
+        assert f"<!-- {name} -->" in page
+        assert "The paper's claim" in page
+        assert f"(../results/papers/{name}.md)" in readme
