@@ -15,7 +15,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench bench-spark peers lock image clean-image clean
+.PHONY: client-wheel dist jar help env demo test test-quick test-long soak test-kube docs tutorials lint format bench bench-spark peers papers lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -29,6 +29,8 @@ help:
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results;"
 	@echo "             make bench-spark: against Spark too, half an hour"
+	@echo "make papers  repeat the papers' experiments in 20 minutes on 2 cores, write"
+	@echo "             benchmarks/results/papers; PAPERS=\"table1 --scale node\": one, at another scale"
 	@echo "make image   the container image, by podman; make clean-image removes it. TAG=name:tag,"
 	@echo "             BASE=image of Debian 12, EXTRAS=\"demo spark rllib\", PACKAGES, CA=certificates of a proxy"
 	@echo "make dist    wheel and sdist, checked, in dist; make jar: Spark's jar, which the wheel includes"
@@ -111,6 +113,9 @@ bench-spark: $(READY) peers
 # Peers that only benchmarks need; what is missing is left out of the tables.
 peers: $(READY)
 	-$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target build/peers -r benchmarks/peers.txt
+
+papers: $(READY)
+	$(BIN)/python -m benchmarks.papers $(PAPERS)
 
 # The part of this project that a client without Ray and MPI needs.
 client-wheel: $(BARE)

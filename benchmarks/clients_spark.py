@@ -19,10 +19,8 @@ from alchemist_ray import AlchemistSession
 from benchmarks.harness import Peer, Report, in_turns, timed
 
 SHAPES = {100: (200_000, 100), 500: (40_000, 500)}  # 160 MB each
-TALL, WIDE = (200_000, 100), (2_000, 10_000)
 FEW, MANY = 2, 200
 RANKS = 4
-GANGS = (1, 2, 4)  # of tables II and III
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
 ROUNDS, RAY_ROUNDS = 5, 3
 SVD, RANK, N = (100_000, 500), 20, 4000
@@ -74,7 +72,7 @@ def in_jvm(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
 
 
 def run() -> Report:
-    """Transfers of a local Spark and of Spark on Ray; tables II and III; MLlib and drop-ins."""
+    """Transfers of a local Spark and of Spark on Ray; MLlib and drop-ins."""
     report = Report("spark")
     try:
         importlib.import_module("pyspark")
@@ -86,7 +84,6 @@ def run() -> Report:
             for columns in SHAPES:
                 _transfers(report, als, spark, columns, "Spark", ROUNDS)
             _layouts(report, als, spark)
-        _tables(report, spark)
         with AlchemistSession(RANKS, progress=False) as als:
             _drop_ins(report, als, spark)
     with AlchemistSession(RANKS, progress=False) as als:
@@ -179,35 +176,6 @@ def _layouts(report: Report, als: AlchemistSession, spark: Any) -> None:
         detail=", ".join(f"{layout} {took / fastest:.2f}" for layout, took in times.items())
         + "; 2019 (Fig. 5): VC_STAR fastest, MC_MR little slower, STAR_VC slowest",
     )  # fmt: skip
-
-
-def _tables(report: Report, spark: Any) -> None:
-    """Tables II and III of the 2018 paper in small: tall and wide, gangs of several sizes."""
-    found: dict[str, list[float]] = {"tall": [], "wide": []}
-    for ranks in GANGS:
-        with AlchemistSession(ranks, progress=False) as als:
-            tall = als.send_matrix(np.random.default_rng(0).random(TALL))
-            wide = als.send_matrix(np.random.default_rng(0).random(WIDE))
-            with cached_rows(spark, tall, FEW) as many_rows, cached_rows(spark, wide, FEW) as few:
-                works = {"tall": _sending(als, many_rows), "wide": _sending(als, few)}
-                for name, took in in_turns(works, ROUNDS).items():
-                    found[name].append(took)
-    least = min(took for times in found.values() for took in times)
-    shapes = {"tall": TALL, "wide": WIDE}
-    told = "; ".join(
-        f"{name} ({shapes[name][0]} x {shapes[name][1]}) "
-        + ", ".join(f"{took / least:.2f}" for took in times)
-        for name, times in found.items()
-    )
-    report.add(
-        "tables II and III: tall / wide", max(found["tall"]) / min(found["wide"]), 2, "x the time",
-        at_most=True, detail=f"160 MB to {', '.join(map(str, GANGS))} ranks, relative: {told}",
-    )  # fmt: skip
-    report.notes.append(
-        "Alchemist 2018, tables II and III, 400 GB: tall 62-94 s whatever the node counts, wide "
-        "53-60 s with 8 receiving nodes and 12-19 s with 40 to 56, because each row was a message. "
-        "Here rows travel in blocks of 8 MiB, so that the shape matters little."
-    )
 
 
 def _on_ray(report: Report, als: AlchemistSession) -> None:

@@ -38,7 +38,7 @@ EXPERIMENTS = {
     "cg_timit": cg_timit,
     "rl": rl,
 }
-VIRTUAL_CPUS = 4  # at least: gangs and Spark's executors share the cores of a small machine
+SHARED = 2  # Ray's CPUs for each core: ranks and Spark's executors share the cores of a machine
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     address = options.address or ("auto" if options.scale == "cluster" else "local")
     if address == "local":
-        cpus = max(VIRTUAL_CPUS, os.cpu_count() or 1)
+        cpus = max(4, SHARED * (os.cpu_count() or 1))  # the session's listing has 3 ranks
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     else:
         ray.init(address, log_to_driver=False)
