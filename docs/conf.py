@@ -30,6 +30,7 @@ include_patterns = [
     "CHANGELOG.md",
     "**/README.md",
     "benchmarks/results/*.md",
+    "benchmarks/results/papers/*.md",
 ]
 exclude_patterns = [".*", "build", "out", "ali/templates", "**/__pycache__", "kuberay/overlays"]
 

@@ -55,7 +55,7 @@ def run(setting: Setting) -> Page:
     alike = all(abs(S[i] / value - 1) < 0.02 for i, value in enumerate(PRINTED))
     page.conclude(
         alike and max(errors) < TOLERANCE,
-        "the listing runs call by call and gives the printed kind of singular values",
+        "the listing runs call by call, and a uniform random matrix has such singular values",
         f"its values differ from NumPy's by at most {max(errors):.0e} of the largest, and the "
         f"first are {S[0]:.0f}, {S[1]:.1f}, {S[2]:.1f} (the paper's matrix was random too)",
     )

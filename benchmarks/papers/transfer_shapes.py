@@ -112,7 +112,12 @@ def _conclude(page: Page, times: Times, reason: str | None, nbytes: int) -> None
             middle > MARGIN,
             claim,
             f"from Spark tall takes {middle:.2f} times as long as wide (median of all numbers of "
-            "senders and receivers): rows travel in blocks of 8 MiB, not one in each message",
+            "senders and receivers): "
+            + (
+                "each row is an object of the JVM that is copied into a block"
+                if middle > MARGIN
+                else "rows travel in blocks of 8 MiB, not one in each message"
+            ),
         )
     fastest = max(nbytes / found.mean / 1e6 for (_, s, _), found in times.items() if s == 0)
     page.notes.append(
