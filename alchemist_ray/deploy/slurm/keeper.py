@@ -190,7 +190,7 @@ class RayInJob:
         """Note progress; `subject` is the part of the start that is being waited for now."""
         now = time.monotonic()
         last, waited_for = self._progress
-        self._slowest = max(self._slowest, (now - last, f"for {waited_for}"))
+        self._slowest = max(self._slowest, (now - last, waited_for))
         self._progress = (now, subject)
 
     def _is_progress(self, name: str, body: Body) -> bool:
