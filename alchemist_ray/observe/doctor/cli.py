@@ -126,8 +126,7 @@ class Examination:
                     Finding(
                         "nodes", BAD, f"Ray has {there} of {wanted} nodes",
                         "run `ray start --address=...` on the others; raylet.err on a node that "
-                        "left "
-                        "shows the reason",
+                        "left shows the reason",
                     )
                 ]
             )  # fmt: skip
@@ -166,8 +165,7 @@ class Examination:
                 finding = Finding(
                     "node", BAD, answer.reason,
                     "install this version of alchemist-on-ray there, for the same Python; check "
-                    "that the "
-                    "node is up and its disk answers; see Ray's worker log there",
+                    "that the node is up and its disk answers; see Ray's worker log there",
                     node=name,
                 )  # fmt: skip
                 self.add([] if finding in self.findings else [finding])

@@ -33,8 +33,7 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
                     Finding(
                         "versions", BAD, f"{package} {has}, the others have {usual}",
                         "install the same version there (one environment on a shared file system, "
-                        "or "
-                        "one image); check PYTHONPATH",
+                        "or one image); check PYTHONPATH",
                         node=node,
                     )
                 )  # fmt: skip

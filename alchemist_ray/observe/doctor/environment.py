@@ -26,8 +26,7 @@ def openblas(expected: Expected) -> Iterator[Finding]:
         yield Finding(
             "OpenBLAS", WARN, f"{', '.join(forced)} overrides the detection of the processor",
             f"unset {' and '.join(word.partition('=')[0] for word in forced)} before Ray starts: "
-            f"the "
-            "wrong kernels can halve the speed of NumPy and of the ranks",
+            "the wrong kernels can halve the speed of NumPy and of the ranks",
         )  # fmt: skip
     else:
         yield Finding("OpenBLAS", OK, "detects the processor itself")

@@ -131,8 +131,8 @@ def locked_limit(expected: Expected) -> Iterator[Finding]:
         yield Finding(
             check, WARN, message,
             "run `ulimit -l unlimited` (memlock in limits.conf, "
-            "PropagateResourceLimitsExcept=MEMLOCK "
-            "in slurm.conf): otherwise MPI uses TCP, or fails when it registers memory",
+            "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf): otherwise MPI uses TCP, or "
+            "fails when it registers memory",
         )  # fmt: skip
     else:
         yield Finding(check, OK, message)
@@ -151,8 +151,7 @@ def stack_limit(expected: Expected) -> Iterator[Finding]:
         yield Finding(
             "ulimit -s (stack)", WARN, message,
             f"run `ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes with arrays on the stack "
-            f"end "
-            "with SIGSEGV",
+            "end with SIGSEGV",
         )  # fmt: skip
     else:
         yield Finding("ulimit -s (stack)", OK, message)
@@ -185,11 +184,11 @@ def usable_cores(
 def cores(ray_cpus: float) -> Iterator[Finding]:
     """Compare cores with Ray's CPUs, and with the load."""
     usable = usable_cores()
-    message = f"{usable:g} usable of {os.cpu_count()}"
+    message = f"{usable:g} of {os.cpu_count()} usable"
     if ray_cpus > usable + 0.01:
         yield Finding(
             "cores", WARN,
-            f"Ray counts {counted(ray_cpus, 'CPU')}, but {message}: ranks will share cores",
+            f"Ray counts {counted(ray_cpus, 'CPU')}; cores: {message}; ranks will share cores",
             f"start Ray there with --num-cpus={int(usable) or 1}: MPI waits by polling, "
             "and two ranks on a core alternate in milliseconds",
         )  # fmt: skip
@@ -208,15 +207,14 @@ def threads() -> Iterator[Finding]:
     """Check the number of threads of this program's BLAS. (Ray sets that of its actors.)"""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     told = {name: os.environ[name] for name in names if name in os.environ}
-    message = ", ".join(f"{k}={v}" for k, v in told.items()) or "no OMP_NUM_THREADS is set"
+    message = ", ".join(f"{k}={v}" for k, v in told.items()) or "OMP_NUM_THREADS is not set"
     usable = usable_cores()
     many = [k for k, v in told.items() if v.isdigit() and int(v) > usable + 0.01]
     if many:
         yield Finding(
             "threads", WARN, f"{message}, but there are {counted(usable, 'core')}",
             f"set {many[0]} to cores / ranks of a node: threads_per_worker sets it for ranks "
-            f"only, not "
-            "for your programs",
+            "only, not for your programs",
         )  # fmt: skip
     else:
         yield Finding("threads", INFO, f"{message}; ranks get threads_per_worker each")

@@ -47,8 +47,7 @@ def examine(
             Finding(
                 "gang", BAD, f"{gang} failed to start: {_line(error)}",
                 "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
-                "mpi.pmi "
-                "of the site file; the gang's stderr is in the log of Ray's worker",
+                "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
             )
         ]  # fmt: skip
     except (AlchemistError, ValueError) as error:
@@ -135,8 +134,7 @@ def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
                     "use fewer ranks per node, or threads_per_worker=1: MPI and BLAS threads that "
                     "share a "
                     "core wait for each other. One core for many ranks: the step may be bound to "
-                    "it "
-                    "(srun --cpu-bind=none)",
+                    "it (srun --cpu-bind=none)",
                     node=host,
                 )
             )  # fmt: skip
@@ -162,8 +160,7 @@ def network(
             Finding(
                 check, WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
                 "check that the ranks use the vendor's MPI; MPICH_OFI_VERBOSE=1 makes Cray MPICH "
-                "print its "
-                "provider",
+                "print its provider",
             )
         ]  # fmt: skip
     wrong = [n for n in by_name if not any(fnmatchcase(n, p) for p in expected.interface)]
@@ -173,8 +170,7 @@ def network(
                 check, WARN,
                 f"{message}; the site {expected.site} requires {expected.interface[0]}",
                 "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
-                "the site "
-                "file)",
+                "the site file)",
             )
         ]  # fmt: skip
     return [Finding(check, OK, message)]

@@ -105,8 +105,7 @@ def open_ports(expected: Expected) -> Iterator[Finding]:
         yield Finding(
             check, INFO,
             f"{text}. Ray's ports require its token (metrics do not), gangs' ports the gang's "
-            f"token; "
-            "MPI's own ports of gangs on several nodes require none",
+            "token; MPI's own ports of gangs on several nodes require none",
         )  # fmt: skip
     else:
         yield Finding(
@@ -226,8 +225,7 @@ def ptrace_scope(
         yield Finding(
             check, WARN, f"{scope}: ranks cannot read each other's memory",
             "MPI copies large messages twice within a node; `sysctl kernel.yama.ptrace_scope=1`, "
-            "or "
-            "accept it",
+            "or accept it",
         )  # fmt: skip
     else:
         yield Finding(check, OK, f"{scope}")

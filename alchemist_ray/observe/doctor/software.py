@@ -53,8 +53,7 @@ def mpi_library(expected: Expected) -> Iterator[Finding]:
         yield Finding(
             check, BAD, f"mpi4py loads no MPI: {last}",
             "run `pip install mpich mpi4py` there; or set MPI4PY_LIBMPI (mpi.library of the site "
-            "file) "
-            "to an MPI with MPICH's ABI on this node, and load its modules",
+            "file) to an MPI with MPICH's ABI on this node, and load its modules",
         )  # fmt: skip
         return
     told = json.loads(done.stdout)
