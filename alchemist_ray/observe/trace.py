@@ -81,10 +81,13 @@ def _rank_events(ranks: list[RankHistory]) -> Iterable[Body]:
         pid = hosts[one.host]
         yield _named("thread_name", pid, one.rank, f"rank {one.rank}")
         for entry in one.entries:
-            facts = {"mpi_s": entry.mpi_s, "grown_nbytes": entry.grown_nbytes}
+            facts: Body = {"mpi_s": entry.mpi_s}
+            if not entry.span:
+                facts["grown_nbytes"] = entry.grown_nbytes
             if entry.failed:
                 facts["failed"] = True
-            yield _span(entry.name, "rank", entry.begun, entry.seconds, pid, one.rank, facts)
+            kind = "span" if entry.span else "rank"
+            yield _span(entry.name, kind, entry.begun, entry.seconds, pid, one.rank, facts)
 
 
 def _span(
@@ -132,21 +135,24 @@ class Profile:
         """A table: for each call and rank its time, that in MPI, and the growth of memory."""
         head = f"{'call':<32} {'rank':>6} {'calls':>6} {'s':>10} {'in MPI':>10} {'memory':>10}"
         lines = [head, "-" * len(head)]
-        for name in dict.fromkeys(e.name for one in self.ranks for e in one.entries):
-            rows = [self._row(name, one) for one in self.ranks]
+        entries = [entry for one in self.ranks for entry in one.entries]
+        entries.sort(key=lambda entry: entry.span)  # calls, then the spans in them
+        for name, span in dict.fromkeys((entry.name, entry.span) for entry in entries):
+            rows = [self._row(name, span, one) for one in self.ranks]
             if len(rows) > SHOWN_RANKS:  # the slowest and the fastest ones
                 rows.sort(key=lambda row: -row[2])
                 rows = rows[: SHOWN_RANKS // 2] + rows[-SHOWN_RANKS // 2 :]
             for rank, count, seconds, mpi_s, grown in rows:
+                shown = f"  {name}" if span else name
                 lines.append(
-                    f"{name[:32]:<32} {rank:>6} {count:>6} {seconds:>10.4f} {mpi_s:>10.4f} "
+                    f"{shown[:32]:<32} {rank:>6} {count:>6} {seconds:>10.4f} {mpi_s:>10.4f} "
                     f"{readable(grown):>10}"
                 )
         return "\n".join(lines)
 
     @staticmethod
-    def _row(name: str, one: RankHistory) -> tuple[int, int, float, float, int]:
-        own = [entry for entry in one.entries if entry.name == name]
+    def _row(name: str, span: bool, one: RankHistory) -> tuple[int, int, float, float, int]:
+        own = [entry for entry in one.entries if (entry.name, entry.span) == (name, span)]
         return (
             one.rank,
             len(own),
@@ -172,8 +178,9 @@ class SessionTraces:
         path : path_like
             A JSON file in Chrome's trace format, as of ``ray timeline``: open it at
             https://ui.perfetto.dev or in ``chrome://tracing``. A row per rank, with the time that
-            each command waited in MPI (``mpi_s``), and a row per thread of this process, in which
-            commands include their time in the queue.
+            each command waited in MPI (``mpi_s``) and the spans that its library marks
+            (`ali.Context.span`, ``alchemist_span_begin`` in C), and a row per thread of this
+            process, in which commands include their time in the queue.
         last_s : float
             How far back, in seconds.
 
@@ -205,7 +212,8 @@ class SessionTraces:
         -------
         Profile
             Its text is a table: for each call and rank the number of calls, their time, the time
-            that waited in MPI, and the growth of the peak memory. ``p.ranks`` has the numbers.
+            that waited in MPI, and the growth of the peak memory; then the same for spans.
+            ``p.ranks`` has the numbers.
 
         Notes
         -----

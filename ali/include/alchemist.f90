@@ -49,6 +49,7 @@ module alchemist
   public :: alchemist_text, alchemist_numbers, alchemist_set, alchemist_give, alchemist_local
   public :: alchemist_rank, alchemist_size, alchemist_comm
   public :: alchemist_failed, alchemist_refused, alchemist_check, alchemist_progress
+  public :: alchemist_span_begin, alchemist_span_end
   public :: alchemist_new, alchemist_new_vector, alchemist_new_like, alchemist_to_layout
   public :: alchemist_allreduce, alchemist_attach, alchemist_create, alchemist_client_error
 
@@ -213,6 +214,16 @@ module alchemist
       type(c_ptr), value :: call
       real(c_double), value :: fraction
       character(kind=c_char), intent(in) :: text(*)
+    end subroutine
+    subroutine f_span_begin(call, name) bind(c, name="alchemist_f_span_begin")
+      import
+      type(c_ptr), value :: call
+      character(kind=c_char), intent(in) :: name(*)
+    end subroutine
+    ! Ends the span that was begun last.
+    subroutine alchemist_span_end(call) bind(c, name="alchemist_f_span_end")
+      import
+      type(c_ptr), value :: call
     end subroutine
     function f_new(call, rows, cols, dimensions, dtype, layout) &
         bind(c, name="alchemist_f_new") result(made)
@@ -487,6 +498,13 @@ contains
     real(c_double), intent(in) :: fraction
     character(*), intent(in) :: text
     call f_progress(call, fraction, text // c_null_char)
+  end subroutine
+
+  ! Mark a part of the routine for als.trace, until alchemist_span_end.
+  subroutine alchemist_span_begin(call, name)
+    type(c_ptr), intent(in) :: call
+    character(*), intent(in) :: name
+    call f_span_begin(call, name // c_null_char)
   end subroutine
 
   ! A matrix of zeros, or null if the host has failed. Every rank passes the same arguments.

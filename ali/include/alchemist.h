@@ -41,7 +41,8 @@
 extern "C" {
 #endif
 
-/* A host loads only libraries with the same number; it increases when anything below changes. */
+/* A host loads only libraries with the same number; it increases when anything below changes, but
+ * for functions at the end of alchemist_host. */
 #define ALCHEMIST_ABI 2
 
 enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
@@ -145,7 +146,7 @@ typedef struct {
 /* Functions of the host. A return value other than 0, or NULL, means failure: the host has recorded
  * the cause; return ALCHEMIST_FAILED. */
 struct alchemist_host {
-    int32_t abi;
+    int32_t abi; /* 2, or 3 if it has the functions that are marked with 3 */
     /* A distributed matrix of zeros. Every rank passes the same arguments; no communication. */
     alchemist_matrix *(*new_matrix)(alchemist_call *, int64_t rows, int64_t cols, alchemist_dtype,
                                     alchemist_layout);
@@ -160,6 +161,7 @@ struct alchemist_host {
     /* Sets the error message. kind 0: the routine failed (RoutineError); 1: bad arguments
      * (BadArgumentError). */
     void (*fail)(alchemist_call *, int32_t kind, const char *message);
+    void (*span)(alchemist_call *, const char *name); /* 3; begins one; NULL: ends the last one */
 };
 
 typedef struct {
@@ -251,6 +253,15 @@ static inline int alchemist_check(alchemist_call *call) { return call->host->che
 /* On rank 0: report the fraction (0 to 1) that is done. */
 static inline void alchemist_progress(alchemist_call *call, double fraction, const char *text) {
     call->host->progress(call, fraction, text);
+}
+
+/* Mark a part of the routine for als.trace and als.profile, on this rank; spans may be nested, and
+ * end with the routine at the latest. They cost a few microseconds, and do nothing in older hosts. */
+static inline void alchemist_span_begin(alchemist_call *call, const char *name) {
+    if (call->host->abi >= 3) call->host->span(call, name);
+}
+static inline void alchemist_span_end(alchemist_call *call) {
+    if (call->host->abi >= 3) call->host->span(call, NULL);
 }
 
 /* --- matrices --- */

@@ -87,6 +87,12 @@ void alchemist_f_progress(alchemist_call *call, double fraction, const char *tex
     alchemist_progress(call, fraction, text);
 }
 
+void alchemist_f_span_begin(alchemist_call *call, const char *name) {
+    alchemist_span_begin(call, name);
+}
+
+void alchemist_f_span_end(alchemist_call *call) { alchemist_span_end(call); }
+
 alchemist_matrix *alchemist_f_new(alchemist_call *call, int64_t rows, int64_t cols, int dimensions,
                                   int dtype, int layout) {
     alchemist_matrix *made =

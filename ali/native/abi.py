@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpi_workers.wire.signature import MATRIX
 
 ABI = 2
+HOST = 3  # of the functions that libraries may call
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
 REFUSED = 1  # the kind of a failure: bad arguments
@@ -77,6 +78,7 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p)
 FAIL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p)
+SPAN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 RUN = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(CCall), ctypes.POINTER(CValue), ctypes.POINTER(CValue)
 )
@@ -92,6 +94,7 @@ class CHost(ctypes.Structure):
         ("check", CHECK),
         ("progress", PROGRESS),
         ("fail", FAIL),
+        ("span", SPAN),
     )
 
 

@@ -8,16 +8,17 @@ from typing import Any
 
 from ali.interface import Context
 from ali.native.abi import (
-    ABI,
     ALLOCATE,
     CHECK,
     ENDED,
     FAIL,
+    HOST,
     ITEMS,
     NEW_MATRIX,
     OK,
     PROGRESS,
     REFUSED,
+    SPAN,
     TO_LAYOUT,
     CHost,
     CMatrix,
@@ -36,6 +37,7 @@ class Frame:
         self.failure: BaseException | None = None
         self.refused = False
         self.message: str | None = None
+        self.spans: list[Any] = []  # that have begun
         self._kept: list[Any] = []
         self._matrices: dict[int, tuple[CMatrix, DistMatrix]] = {}
 
@@ -139,13 +141,14 @@ class Host:
     def __init__(self) -> None:
         self.frame: Frame | None = None
         self.functions = CHost(
-            ABI,
+            HOST,
             NEW_MATRIX(self._new_matrix),
             TO_LAYOUT(self._to_layout),
             ALLOCATE(self._allocate),
             CHECK(self._check),
             PROGRESS(self._progress),
             FAIL(self._fail),
+            SPAN(self._span),
         )
 
     @property
@@ -196,6 +199,17 @@ class Host:
     def _fail(self, _: Any, kind: int, message: bytes | None) -> None:
         if self.frame is not None:
             self.frame.refused, self.frame.message = kind == REFUSED, text_of(message)
+
+    def _span(self, _: Any, name: bytes | None) -> None:
+        def mark(frame: Frame) -> None:
+            if name is not None:
+                span = frame.context.span(text_of(name))
+                span.__enter__()
+                frame.spans.append(span)
+            elif frame.spans:
+                frame.spans.pop().__exit__(None)
+
+        self._guarded(mark)
 
 
 def _layout(number: int) -> str:

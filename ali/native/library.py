@@ -203,6 +203,8 @@ class NativeLibrary:
             finally:
                 self.host.frame = None
                 self._state = call.state
+                while frame.spans:  # that the routine has not ended
+                    frame.spans.pop().__exit__(None)
             if code != OK or frame.failure is not None:
                 self._judge(routine, code, frame, call.rank)
 

@@ -15,6 +15,7 @@ from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import mpi_errors, requests, waits
 from mpi_workers.rank.communicator import GangComm
+from mpi_workers.rank.history import Span
 
 PROGRESS_S = 0.1  # between two reports of progress
 
@@ -119,6 +120,10 @@ class Gang:
     def _reporting(self) -> tuple[MPI.Comm, ...]:
         # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.
         return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
+
+    def span(self, name: str) -> Span:
+        """A part of a routine that `AlchemistSession.trace` shows."""
+        return Span(name)
 
     def progress(self, fraction: float, text: str) -> None:
         """Report a routine's progress to the user (rank 0, at most ten times a second)."""

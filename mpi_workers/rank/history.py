@@ -1,31 +1,36 @@
-"""The last commands of this rank: when each ran, how long, and how much of it waited in MPI."""
+"""The last commands of this rank, and the spans that libraries mark in them, with their times."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from typing import Any, NamedTuple
 
+from mpi_workers.rank import waits
 from mpi_workers.wire.frames import Body
 
-KEPT = 10_000
+KEPT = 10_000  # commands, and as many spans
+SPAN_NAME = 200  # characters
 
 
 class Entry(NamedTuple):
-    """A command of this rank.
+    """A command of this rank, or a span of a routine.
 
     Attributes
     ----------
     name : str
-        ``linalg.svd``, the name of a function, or the operation.
+        ``linalg.svd``, the name of a function, the operation, or that of the span.
     begun : float
         Seconds since the epoch, on this node's clock.
     seconds, mpi_s : float
         How long it ran; how much of that it waited for other ranks, in waits of this package
         (`GangComm`, ``alchemist_wait``; those inside of a native library's MPI are not seen).
     grown_nbytes : int
-        By how much it raised the peak of this process's memory.
+        By how much it raised the peak of this process's memory; 0 for a span.
     failed : bool
+        Whether it ended with an exception.
+    span : bool
     """
 
     name: str
@@ -34,9 +39,34 @@ class Entry(NamedTuple):
     mpi_s: float
     grown_nbytes: int
     failed: bool
+    span: bool = False
 
 
 _entries: deque[Entry] = deque(maxlen=KEPT)
+_spans: deque[Entry] = deque(maxlen=KEPT)
+
+
+class Span:
+    """A part of a routine that a trace shows: a context manager.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    __slots__ = ("_begun", "_counter", "_name", "_waited_s")
+
+    def __init__(self, name: str) -> None:
+        self._name = name[:SPAN_NAME]
+
+    def __enter__(self) -> None:
+        self._begun, self._waited_s = time.time(), waits.waited_s()
+        self._counter = time.perf_counter()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        seconds = time.perf_counter() - self._counter
+        mpi_s = min(waits.waited_s() - self._waited_s, seconds)
+        _spans.append(Entry(self._name, self._begun, seconds, mpi_s, 0, kind is not None, True))
 
 
 def add(
@@ -54,7 +84,8 @@ def _name(body: Body) -> str:
 
 def collected(comm: Any, since: float) -> list[tuple[int, str, list[tuple[Any, ...]]]] | None:
     """Run on all ranks: rank, host and entries since a time, of all ranks, on rank 0."""
-    here = [tuple(entry) for entry in _entries if entry.begun + entry.seconds >= since]
+    kept = [*_entries, *_spans]
+    here = [tuple(entry) for entry in kept if entry.begun + entry.seconds >= since]
     gathered: list[tuple[int, str, list[tuple[Any, ...]]]] | None = comm.gather(
         (comm.rank, os.uname().nodename, here)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ali
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import RoutineError
 from alchemist_ray.observe import timeline
+from ali import scaffold
+from tests.support.build import needs_compiler
 
 
 def late(comm: Any) -> int:
@@ -75,6 +79,90 @@ def test_memory_and_failures_are_seen(session: AlchemistSession) -> None:
         (entry,) = (e for e in one.entries if e.name.endswith("grows"))
         assert entry.failed
         assert entry.grown_nbytes > 100e6
+
+
+LIBRARY = """
+#include <alchemist.h>
+static int work(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)in, (void)out;
+    alchemist_span_begin(call, "assemble");
+    alchemist_span_begin(call, "inner");
+    alchemist_span_end(call);
+    alchemist_span_end(call);
+    alchemist_span_end(call); /* too many */
+    alchemist_span_begin(call, "solve");
+    return alchemist_fail(call, "no convergence");
+}
+static const alchemist_routine routines[] = {{"work", "Fails.", work, NULL, NULL}, {0}};
+ALCHEMIST_LIBRARY("phases", "Spans.", routines)
+"""
+
+
+def test_spans_of_a_library_in_python(session: AlchemistSession, tmp_path: Path) -> None:
+    def phases(comm: Any) -> None:
+        ctx = ali.context()
+        with ctx.span("assemble"):
+            time.sleep(0.1)
+            with ctx.span("inner"):
+                comm.Barrier()
+        with ctx.span("fails"):
+            raise ValueError
+
+    begun = time.time()
+    with session.profile() as profile, pytest.raises(RoutineError):
+        session.run(phases)
+    found = spans(session.trace(tmp_path / "trace.json", last_s=time.time() - begun))
+    for rank in range(2):
+        one = {
+            e["name"].rpartition(".")[2]: e
+            for e in found
+            if (e["pid"] < 0, e["tid"]) == (True, rank)
+        }
+        assert one["phases"]["cat"] == "rank"
+        for inner, outer in (("assemble", "phases"), ("inner", "assemble"), ("fails", "phases")):
+            assert one[inner]["cat"] == "span"
+            assert one[outer]["ts"] <= one[inner]["ts"]
+            assert one[inner]["dur"] <= one[outer]["dur"]
+        assert 0.1 <= one["assemble"]["dur"] / 1e6 < 5
+        assert 0 < one["inner"]["args"]["mpi_s"] <= one["inner"]["dur"] / 1e6
+        assert (one["fails"]["args"]["failed"], "failed" in one["inner"]["args"]) == (True, False)
+    assert "\n  assemble " in str(profile)
+
+
+@needs_compiler
+def test_spans_of_a_library_in_c_end_with_the_routine(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    (tmp_path / "phases.c").write_text(LIBRARY)
+    command = [
+        scaffold.mpi_compiler("mpicc"),
+        "-shared",
+        "-fPIC",
+        f"-I{scaffold.include_directory()}",
+    ]
+    target = tmp_path / "libphases.so"
+    subprocess.run([*command, "-o", target, tmp_path / "phases.c"], check=True, timeout=100)
+    library = session.load_library("phases", target)
+    with session.profile() as profile, pytest.raises(RoutineError, match="no convergence"):
+        library.work()
+    for one in profile.ranks:
+        names = [entry.name for entry in one.entries if entry.span]
+        assert names == ["inner", "assemble", "solve"]
+
+
+def test_a_span_costs_a_few_microseconds(session: AlchemistSession) -> None:
+    def cost(comm: Any) -> float:
+        ctx = ali.context()
+        batches = []
+        for _ in range(20):
+            begun = time.perf_counter()
+            for _ in range(100):
+                with ctx.span("empty"):
+                    pass
+            batches.append(time.perf_counter() - begun)
+        return min(batches) / 100
+
+    assert session.run(cost) < 20e-6
 
 
 def test_keeping_the_history_costs_little() -> None:
