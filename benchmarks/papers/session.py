@@ -65,7 +65,7 @@ def run(setting: Setting) -> Page:
         axes.semilogy(range(1, RANK + 1), S, "o-", color=BLUE, label="here")
         axes.semilogy(range(1, len(PRINTED) + 1), PRINTED, "x", color=GREY, label="the paper")
         axes.set_xlabel("number")
-        axes.set_ylabel("singular value of a uniform random 1000 x 1000 matrix")
+        axes.set_ylabel("singular value")
         axes.legend()
 
     page.draw = draw
