@@ -15,6 +15,7 @@ from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.plural import counted
 from alchemist_ray.subcommands import add_subcommand
 
+OF_NO_DEFAULT: dict[str, type] = {"cpus": int, "sriov": str, "volume": str}
 SECRET = "(created by up)"
 HELP = {
     "name": "prefix of the guests' names: NAME-<host>-<number>",
@@ -25,6 +26,9 @@ HELP = {
     "network": "addresses of the guests' network",
     "first": "number of the first guest's address in the network",
     "mtu": "MTU of the bridge",
+    "sriov": "libvirt network of virtual functions; each guest gets one instead of the bridge",
+    "volume": "folder on the hosts for a persistent disk of each guest, its /volume",
+    "volume_gib": "size of a new volume, in GiB",
 }
 
 
@@ -48,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--root", type=Path, required=True, help="an unpacked container image")
     made.add_argument("--kernel", type=Path, default=Path("/"), help="an unpacked kernel package")
     made.add_argument("--busybox", type=Path, default=image.BUSYBOX, help="a static busybox")
+    made.add_argument(
+        "--driver",
+        action="append",
+        default=[],
+        help="a further module of the kernel, with those that it needs; may be repeated (drivers "
+        "of virtual functions: iavf, ixgbevf, mlx5_core)",
+    )
     made.add_argument("--out", type=Path, required=True, help="folder to write to")
     made.set_defaults(do=_image)
     render = add_subcommand(verbs, "render", "print libvirt's definitions of the guests")
@@ -85,8 +96,9 @@ def _parser() -> argparse.ArgumentParser:
             if field.name in HELP:
                 default = getattr(defaults, field.name)
                 shown = HELP[field.name] + ("" if default is None else f" (default: {default})")
-                kind = int if field.name == "cpus" else type(default)
-                verb.add_argument(f"--{field.name}", type=kind, default=default, help=shown)
+                kind = OF_NO_DEFAULT.get(field.name) or type(default)
+                option = f"--{field.name.replace('_', '-')}"
+                verb.add_argument(option, type=kind, default=default, help=shown)
         verb.add_argument(
             "--memory",
             default="8G",
@@ -97,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         )
         verb.add_argument(
             "--no-huge-pages", action="store_true", help="use ordinary pages for guests' memory"
+        )
+        verb.add_argument(
+            "--static-arp",
+            action="store_true",
+            help="tell guests the hardware addresses of all guests, so that they do not ask",
         )
     down = add_subcommand(verbs, "down", "end the guests and remove everything")
     down.add_argument(
@@ -114,11 +131,12 @@ def _options(asked: argparse.Namespace) -> Options:
         memory_mib=parse_memory(asked.memory),
         emulate=asked.emulate,
         huge_pages=not asked.no_huge_pages,
+        static_arp=asked.static_arp,
     )
 
 
 def _image(asked: argparse.Namespace) -> int:
-    image.make(asked.root, asked.kernel, asked.out, asked.busybox)
+    image.make(asked.root, asked.kernel, asked.out, asked.busybox, asked.driver)
     sys.stdout.write("".join(f"{asked.out / name}\n" for name in image.FILES))
     return 0
 

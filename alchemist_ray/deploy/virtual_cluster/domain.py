@@ -10,6 +10,7 @@ from alchemist_ray.deploy.virtual_cluster.topology import format_cpus
 
 CONFIG = "opt/org.alchemist/guest"  # the guest's settings, in QEMU's firmware configuration
 CMDLINE = "console=ttyS0 quiet panic=-1"
+KVM_CLOCK = "clocksource=kvm-clock"
 QUEUE_LIMIT = 8
 
 
@@ -27,15 +28,17 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
     -----
     The guest's processor is the host's; each vCPU is bound to a core, and the emulator's own
     threads to the same ones; memory is bound to the NUMA nodes of those cores, in huge pages, and
-    the guest sees as many nodes; disk and network are virtio. The disk is shared and read-only:
-    what a guest writes is in its memory, and gone with it.
+    the guest sees as many nodes; disk and network are virtio, or the network is a virtual function
+    of a card. The root disk is shared and read-only: changes are in the guest's memory and end
+    with it. A second disk, if asked for, is the guest's own and stays.
     """
     image = Path(options.image)
     root = ET.Element("domain", type="qemu" if options.emulate else "kvm")
     _text(root, "name", guest.name)
     _text(root, "memory", str(guest.memory_mib), unit="MiB")
+    backing = ET.SubElement(root, "memoryBacking")
+    ET.SubElement(backing, "nosharepages")  # the host does not compare and merge guests' pages
     if options.huge_pages and not options.emulate:
-        backing = ET.SubElement(root, "memoryBacking")
         pages = ET.SubElement(backing, "hugepages")
         ET.SubElement(pages, "page", size="2048", unit="KiB")
     _text(root, "vcpu", str(len(guest.cpus)), placement="static")
@@ -54,9 +57,10 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
     _text(system, "type", "hvm", arch="x86_64", machine="q35")
     _text(system, "kernel", str(image / "vmlinuz"))
     _text(system, "initrd", str(image / "initrd.gz"))
-    _text(system, "cmdline", CMDLINE)
+    _text(system, "cmdline", CMDLINE if options.emulate else f"{CMDLINE} {KVM_CLOCK}")
     ET.SubElement(ET.SubElement(root, "features"), "acpi")
     _processor(root, options, guest)
+    _clock(root, options)
     for event in ("on_poweroff", "on_reboot", "on_crash"):
         _text(root, event, "destroy")
     _devices(root, options, guest, folder)
@@ -78,6 +82,14 @@ def _processor(root: ET.Element, options: Options, guest: Guest) -> None:
         first += len(cell.cpus)
 
 
+def _clock(root: ET.Element, options: Options) -> None:
+    """The paravirtual clock: a read of the time does not leave the guest. QEMU has none."""
+    clock = ET.SubElement(root, "clock", offset="utc")
+    if not options.emulate:
+        ET.SubElement(clock, "timer", name="kvmclock", present="yes")
+    ET.SubElement(clock, "timer", name="hpet", present="no")
+
+
 def _devices(root: ET.Element, options: Options, guest: Guest, folder: Path) -> None:
     devices = ET.SubElement(root, "devices")
     disk = ET.SubElement(devices, "disk", type="file", device="disk")
@@ -85,6 +97,25 @@ def _devices(root: ET.Element, options: Options, guest: Guest, folder: Path) -> 
     ET.SubElement(disk, "source", file=str(Path(options.image) / "root.img"))
     ET.SubElement(disk, "target", dev="vda", bus="virtio")
     ET.SubElement(disk, "readonly")
+    if options.volume is not None:
+        disk = ET.SubElement(devices, "disk", type="file", device="disk")
+        ET.SubElement(disk, "driver", name="qemu", type="raw", cache="none", io="native")
+        ET.SubElement(disk, "source", file=str(volume_of(options, guest)))
+        ET.SubElement(disk, "target", dev="vdb", bus="virtio")
+    _link(devices, options, guest)
+    serial = ET.SubElement(devices, "serial", type="file")
+    ET.SubElement(serial, "source", path=str(folder / f"{guest.name}.log"))
+    rng = ET.SubElement(devices, "rng", model="virtio")
+    _text(rng, "backend", "/dev/urandom", model="random")
+    ET.SubElement(devices, "memballoon", model="none")
+
+
+def _link(devices: ET.Element, options: Options, guest: Guest) -> None:
+    if options.sriov is not None:  # libvirt takes a free virtual function from the pool
+        link = ET.SubElement(devices, "interface", type="network")
+        ET.SubElement(link, "mac", address=guest.mac)
+        ET.SubElement(link, "source", network=options.sriov)
+        return
     link = ET.SubElement(devices, "interface", type="bridge")
     ET.SubElement(link, "mac", address=guest.mac)
     ET.SubElement(link, "source", bridge=options.bridge)
@@ -92,11 +123,11 @@ def _devices(root: ET.Element, options: Options, guest: Guest, folder: Path) -> 
     if not options.emulate and len(guest.cpus) > 1:  # by vhost, where the kernel has it
         ET.SubElement(link, "driver", queues=str(min(len(guest.cpus), QUEUE_LIMIT)))
     ET.SubElement(link, "mtu", size=str(options.mtu))
-    serial = ET.SubElement(devices, "serial", type="file")
-    ET.SubElement(serial, "source", path=str(folder / f"{guest.name}.log"))
-    rng = ET.SubElement(devices, "rng", model="virtio")
-    _text(rng, "backend", "/dev/urandom", model="random")
-    ET.SubElement(devices, "memballoon", model="none")
+
+
+def volume_of(options: Options, guest: Guest) -> Path:
+    """Return the file of a guest's persistent disk, on its host."""
+    return Path(options.volume or ".") / f"{guest.name}.img"
 
 
 def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from alchemist_ray.deploy.virtual_cluster import image, topology
-from alchemist_ray.deploy.virtual_cluster.domain import domain
+from alchemist_ray.deploy.virtual_cluster.domain import domain, volume_of
 from alchemist_ray.deploy.virtual_cluster.options import Guest, Options, guests_of
 from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.errors import AlchemistError, JobError
@@ -32,6 +32,7 @@ VIRSH_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
 READY, FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
 PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+MAKE_S = 300.0  # for the file system of a volume
 TAIL = 2000  # characters of a guest's console
 
 
@@ -135,6 +136,7 @@ class Host:
             config = self._own / f"{guest.name}.conf"
             with open(os.open(config, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
                 file.write(settings(options, guest, self._token))
+            make_volume(options, guest)
             definition = self._own / f"{guest.name}.xml"
             definition.write_text(domain(options, guest, self._own))
             self.guests.append(guest)
@@ -164,6 +166,24 @@ class Host:
             return (self._own / f"{name}.log").read_text(errors="replace")
         except OSError:
             return ""
+
+
+def make_volume(options: Options, guest: Guest) -> None:
+    """Make a guest's persistent disk if it does not exist: sparse, ext4. Raises `JobError`."""
+    if options.volume is None or (path := volume_of(options, guest)).is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    done = subprocess.run(
+        ["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", new, f"{options.volume_gib}G"],
+        capture_output=True, text=True, timeout=MAKE_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        new.unlink(missing_ok=True)
+        raise JobError(
+            f"mke2fs cannot make the volume {path} on {os.uname().nodename}: {done.stderr.strip()}"
+        )
+    new.rename(path)
 
 
 def check_pages(options: Options, pages: Path = PAGES) -> None:

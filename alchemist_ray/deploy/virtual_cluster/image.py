@@ -9,10 +9,11 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from alchemist_ray.errors import JobError
@@ -29,7 +30,9 @@ MAKE_S = 900.0
 FILES = ("vmlinuz", "initrd.gz", "root.img")
 
 
-def make(root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX) -> None:
+def make(
+    root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX, drivers: Sequence[str] = ()
+) -> None:
     """Write `vmlinuz`, `initrd.gz` and `root.img` into a folder.
 
     Parameters
@@ -42,6 +45,8 @@ def make(root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX) -> None:
         Made if it is not there.
     busybox : Path
         A static one (Debian: busybox-static).
+    drivers : sequence of str
+        Modules besides virtio's; those that they need are added.
 
     Raises
     ------
@@ -67,24 +72,42 @@ def make(root: Path, kernel: Path, out: Path, busybox: Path = BUSYBOX) -> None:
     entries = [("bin", None, 0o755), ("bin/busybox", busybox.read_bytes(), 0o755)]
     entries += [("init", (GUEST / "init.sh").read_bytes(), 0o755)]
     entries += [("start.sh", (GUEST / "start.sh").read_bytes(), 0o644), ("modules", None, 0o755)]
-    entries += [(f"modules/{name}.ko", text, 0o644) for name, text in _drivers(modules)]
+    entries += [(f"modules/{name}.ko", text, 0o644) for name, text in _drivers(modules, drivers)]
     (out / "initrd.gz").write_bytes(gzip.compress(archive(entries), 6, mtime=0))
     _root_image(root, out / "root.img")
 
 
-def _drivers(modules: Path) -> Iterator[tuple[str, bytes]]:
+def _drivers(modules: Path, more: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield this kernel's drivers, uncompressed, roughly in the order of their dependencies."""
     found = {path.name.partition(".")[0]: path for path in modules.rglob("*.ko*")}
-    for number, name in enumerate(name for name in DRIVERS if name in found):
-        path = found[name]
-        text = path.read_bytes()
-        if path.suffix == ".xz":
-            text = lzma.decompress(text)
-        elif path.suffix == ".gz":
-            text = gzip.decompress(text)
-        elif path.suffix != ".ko":
-            raise JobError(f"{path}: uncompress it first; only .ko, .ko.xz and .ko.gz are read")
-        yield f"{number:02}-{name}", text
+    missing = [name for name in more if name not in found]
+    if missing:
+        raise JobError(f"no module {', '.join(missing)} in {modules}: --driver names a module")
+    names = [name for name in DRIVERS if name in found]
+    for name in more:
+        names += [n for n in _needed(found, name) if n not in names]
+    for number, name in enumerate(names):
+        yield f"{number:02}-{name}", _module(found[name])
+
+
+def _module(path: Path) -> bytes:
+    text = path.read_bytes()
+    if path.suffix == ".xz":
+        return lzma.decompress(text)
+    if path.suffix == ".gz":
+        return gzip.decompress(text)
+    if path.suffix != ".ko":
+        raise JobError(f"{path}: uncompress it first; only .ko, .ko.xz and .ko.gz are read")
+    return text
+
+
+def _needed(found: Mapping[str, Path], driver: str) -> list[str]:
+    """A driver after the modules that it needs; their names have - or _ alike."""
+    names = {name.replace("-", "_"): name for name in found}
+    listed = re.search(rb"\0depends=([\w,-]*)\0", _module(found[driver]))
+    needed = listed[1].decode().replace("-", "_").split(",") if listed else []
+    order = [n for name in needed if name in names for n in _needed(found, names[name])]
+    return [*dict.fromkeys(order), driver]
 
 
 def archive(entries: list[tuple[str, bytes | None, int]]) -> bytes:

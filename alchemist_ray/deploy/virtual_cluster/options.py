@@ -43,6 +43,15 @@ class Options:
         ``type='qemu'``, without KVM: for tests; many times slower.
     huge_pages : bool
         Use huge pages of 2 MB, which the host must have reserved, for the guests' memory.
+    static_arp : bool
+        Guests know the hardware addresses of all guests, and never ask for them.
+    sriov : str, optional
+        A libvirt network of virtual functions (``<forward mode='hostdev'>``) on every host. Each
+        guest gets one of them, without the bridge.
+    volume : str, optional
+        Folder on each host for a disk of each guest that outlives it, mounted as /volume.
+    volume_gib : int
+        Size of that disk when it is made.
     """
 
     name: str = "vc"
@@ -57,6 +66,10 @@ class Options:
     mtu: int = 1500
     emulate: bool = False
     huge_pages: bool = True
+    static_arp: bool = False
+    sriov: str | None = None
+    volume: str | None = None
+    volume_gib: int = 10
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", self.name):
@@ -69,9 +82,16 @@ class Options:
             ("memory", self.memory_mib, 256),
             ("mtu", self.mtu, 1280),
             ("first", self.first, 1),
+            ("volume-gib", self.volume_gib, 1),
         ):
             if value < least:
                 raise ValueError(f"--{what} {value}: it must be at least {least}")
+        if self.sriov is not None and self.emulate:
+            raise ValueError(
+                f"--sriov {self.sriov} with --emulate: virtual functions need KVM and an IOMMU"
+            )
+        if self.volume is not None and not self.volume.startswith("/"):
+            raise ValueError(f"--volume {self.volume}: it must be an absolute path on the hosts")
         if self.memory_mib % PAGE_MIB:
             raise ValueError(
                 f"--memory of {self.memory_mib} MiB: it must be a multiple of {PAGE_MIB} MiB"
@@ -90,6 +110,11 @@ class Options:
     def address(self, number: int) -> str:
         """Return the address of a guest, by its number in the cluster."""
         return str(self.net[self.first + number])
+
+    def mac(self, number: int) -> str:
+        """Return the hardware address of a guest: the last three bytes of its address."""
+        last = [int(byte) for byte in self.address(number).split(".")[1:]]
+        return "52:54:00:" + ":".join(f"{byte:02x}" for byte in last)
 
     def hostname(self, number: int) -> str:
         return f"{self.name}-{number // self.guests}-{number % self.guests}"
@@ -121,12 +146,8 @@ def guests_of(options: Options, host: int, cells: Sequence[Cell]) -> list[Guest]
     found = []
     for index, share in enumerate(shares(cells, options.guests, options.cpus)):
         number = host * options.guests + index
-        address = options.address(number)
-        last = [int(byte) for byte in address.split(".")[1:]]
-        mac = "52:54:00:" + ":".join(f"{byte:02x}" for byte in last)
-        found.append(
-            Guest(number, options.hostname(number), address, mac, share, options.memory_mib)
-        )
+        names = options.hostname(number), options.address(number), options.mac(number)
+        found.append(Guest(number, *names, share, options.memory_mib))
     return found
 
 

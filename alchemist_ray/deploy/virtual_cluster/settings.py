@@ -24,4 +24,9 @@ def settings(options: Options, guest: Guest, token: str) -> str:
         "TOKEN": token,
         "HOSTS": hosts,
     }
+    if options.static_arp:
+        others = (number for number in everybody if number != guest.number)
+        told["ARP"] = "\n".join(f"{options.address(n)} {options.mac(n)}" for n in others)
+    if options.volume is not None:
+        told["VOLUME"] = "/dev/vdb"
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in told.items())

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
+import lzma
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -40,8 +43,15 @@ CASES = {
     ],
     "three-guests-uneven": ["--cells", "0-3;4-7", "--guests", "3", "--cpus", "2", "--name", "hpc"],
     "emulated": ["--cells", "0", "--memory", "1G", "--emulate", "--no-huge-pages"],
+    "function-and-volume": [
+        "--cells", "0-3", "--sriov", "fast", "--volume", "/srv/alchemist", "--mtu", "9000",
+    ],
     "settings": ["--cells", "0-3", "--guests", "2", "--settings"],
+    "settings-of-all": [
+        "--cells", "0-3", "--guests", "2", "--settings", "--static-arp", "--volume", "/srv",
+    ],
 }  # fmt: skip
+DOMAINS = [name for name in CASES if not name.startswith("settings")]
 
 
 def rendered(*words: str) -> str:
@@ -60,7 +70,7 @@ def test_it_is_as_it_was(name: str) -> None:
     assert rendered(*CASES[name]) == (GOLDEN / f"{name}.txt").read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "settings"])
+@pytest.mark.parametrize("name", DOMAINS)
 def test_libvirts_schema_has_nothing_against_it(name: str, tmp_path: Path) -> None:
     if not shutil.which("virt-xml-validate"):
         pytest.skip("no virt-xml-validate (apt-get install libvirt-clients libxml2-utils)")
@@ -82,7 +92,7 @@ def test_libvirt_itself_takes_them(tmp_path: Path) -> None:
     if not shutil.which("virsh"):
         pytest.skip("no virsh (apt-get install libvirt-clients)")
     path = tmp_path / "guest.xml"
-    for name in ("one-guest-two-nodes", "emulated"):
+    for name in ("one-guest-two-nodes", "emulated", "function-and-volume"):
         path.write_text(definitions((GOLDEN / f"{name}.txt").read_text())[0])
         done = subprocess.run(
             ["virsh", "-c", "test:///default", "define", "--validate", path],
@@ -112,6 +122,36 @@ def test_what_the_report_tuned_is_tuned() -> None:
     processor = tree.find("cpu")
     assert processor is not None
     assert processor.get("mode") == "host-model"
+    assert tree.find("memoryBacking/nosharepages") is not None
+    timers = {timer.get("name"): timer.get("present") for timer in tree.findall("clock/timer")}
+    assert timers == {"kvmclock": "yes", "hpet": "no"}
+    assert "clocksource=kvm-clock" in (tree.findtext("os/cmdline") or "")
+
+
+def test_an_emulated_guest_has_no_clock_of_kvm() -> None:
+    options = Options(memory_mib=1024, emulate=True)
+    (guest,) = guests_of(options, 0, topology.parse("0"))
+    tree = ET.fromstring(domain(options, guest, Path("/run")))
+    assert [timer.get("name") for timer in tree.findall("clock/timer")] == ["hpet"]
+    assert "kvm-clock" not in (tree.findtext("os/cmdline") or "")
+
+
+def test_a_virtual_function_replaces_the_bridge_and_a_volume_is_a_second_disk() -> None:
+    options = Options(memory_mib=1024, cpus=1, guests=2, sriov="fast", volume="/srv")
+    for guest in guests_of(options, 1, topology.parse("0-1")):
+        tree = ET.fromstring(domain(options, guest, Path("/run")))
+        (link,) = tree.findall("devices/interface")
+        assert link.get("type") == "network"
+        assert [(e.tag, e.attrib) for e in link] == [
+            ("mac", {"address": guest.mac}),
+            ("source", {"network": "fast"}),
+        ]
+        root, volume = tree.findall("devices/disk")
+        assert root.find("readonly") is not None
+        assert volume.find("readonly") is None
+        source = volume.find("source")
+        assert source is not None
+        assert source.get("file") == f"/srv/{guest.name}.img"
 
 
 # --- cores and addresses --------------------------------------------------------------
@@ -162,6 +202,17 @@ def test_guests_of_all_hosts_have_names_and_addresses_of_their_own() -> None:
     assert all(f"{g.address} {g.name}" in told for g in guests)
 
 
+def test_guests_know_the_hardware_addresses_of_all_others() -> None:
+    options = Options(hosts=2, guests=2, cpus=1, static_arp=True)
+    cells = topology.parse("0-1")
+    guests = [guest for n in range(2) for guest in guests_of(options, n, cells)]
+    for guest in guests:
+        told = settings(options, guest, "")
+        for other in guests:
+            assert (f"{other.address} {other.mac}" in told) == (other != guest)
+    assert "ARP=" not in settings(Options(), guests[0], "")
+
+
 def test_settings_are_words_of_a_shell() -> None:
     options = Options(guests=2, cpus=1)
     guest = guests_of(options, 0, topology.parse("0-1"))[1]
@@ -185,6 +236,9 @@ def test_settings_are_words_of_a_shell() -> None:
         (["--cells", "0-3", "--guests", "5"], "5 guests of 1 core do not fit"),
         (["--network", "10.78.0.0/29"], "do not fit into 10.78.0.0/29"),
         (["--network", "somewhere"], "somewhere"),
+        (["--sriov", "fast", "--emulate"], "virtual functions need KVM"),
+        (["--volume", "here"], "it must be an absolute path"),
+        (["--volume", "/srv", "--volume-gib", "0"], "--volume-gib 0: it must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -212,6 +266,28 @@ def test_huge_pages_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
     host.check_pages(Options(guests=2, memory_mib=1024, huge_pages=False), pages)
     pages.write_text("1024\n")
     host.check_pages(Options(guests=2, memory_mib=1024), pages)
+
+
+def test_a_volume_is_made_once_and_kept(tmp_path: Path) -> None:
+    if not shutil.which("mke2fs"):
+        pytest.skip("no mke2fs on this machine (apt-get install e2fsprogs)")
+    options = Options(cpus=1, volume=str(tmp_path / "volumes"), volume_gib=1)
+    (guest,) = guests_of(options, 0, topology.parse("0"))
+    host.make_volume(options, guest)
+    path = tmp_path / "volumes" / f"{guest.name}.img"
+    assert path.stat().st_size == 1 << 30
+    assert path.stat().st_blocks * 512 < 1 << 27  # sparse
+    assert path.read_bytes()[1080:1082] == b"\x53\xef"  # the mark of ext4
+    with open(path, "r+b") as file:
+        file.write(b"the guest's")
+    host.make_volume(options, guest)
+    assert path.read_bytes()[:11] == b"the guest's"
+    host.make_volume(Options(cpus=1), guest)  # none is asked for
+    assert len(list(path.parent.iterdir())) == 1
+    bad = Options(cpus=1, volume=str(tmp_path / "full"), volume_gib=1 << 40)
+    with pytest.raises(JobError, match="mke2fs cannot make the volume"):
+        host.make_volume(bad, guest)
+    assert list((tmp_path / "full").iterdir()) == []
 
 
 def test_a_processor_without_virtualization_is_seen(tmp_path: Path) -> None:
@@ -247,6 +323,26 @@ def test_what_is_missing_for_an_image_is_named(tmp_path: Path) -> None:
         image.make(tmp_path, tmp_path, tmp_path / "out")
     with pytest.raises(JobError, match=r"no vmlinuz, initrd\.gz, root\.img in"):
         image.check(tmp_path)
+
+
+def test_drivers_are_packed_after_those_that_they_need(tmp_path: Path) -> None:
+    root, kernel, out = (tmp_path / name for name in ("root", "kernel", "out"))
+    modules = kernel / "lib" / "modules" / "6.1"
+    for folder in (modules / "kernel", kernel / "boot", root / "usr"):
+        folder.mkdir(parents=True)
+    (kernel / "boot" / "vmlinuz-6.1").write_bytes(b"kernel")
+    needs = {"virtio": b"", "iavf": b"libie,auxiliary_bus", "libie": b"auxiliary-bus"}
+    for name, needed in {**needs, "auxiliary-bus": b""}.items():
+        text = b"\x7fELF\0license=GPL\0depends=" + needed + b"\0name=x\0"
+        (modules / "kernel" / f"{name}.ko.xz").write_bytes(lzma.compress(text))
+    with pytest.raises(JobError, match=r"no module absent in .*6\.1: --driver names a module"):
+        image.make(root, kernel, out, Path("/bin/sh"), ["absent"])
+    if not shutil.which("mke2fs"):
+        pytest.skip("no mke2fs on this machine (apt-get install e2fsprogs)")
+    image.make(root, kernel, out, Path("/bin/sh"), ["iavf"])
+    packed = gzip.decompress((out / "initrd.gz").read_bytes())
+    found = re.findall(rb"modules/\d\d-([\w-]+)\.ko\0", packed)
+    assert found == [b"virtio", b"auxiliary-bus", b"libie", b"iavf"]
 
 
 def test_the_scripts_of_guests_are_sound() -> None:

@@ -29,6 +29,9 @@ ip link set lo up
 ip link set eth0 mtu "$MTU" || fail "no network with an MTU of $MTU"
 ip addr add "$ADDRESS" dev eth0
 ip link set eth0 up
+echo "${ARP:-}" | while read -r address hardware; do
+    [ -z "$address" ] || arp -i eth0 -s "$address" "$hardware" || fail "no static ARP of $address"
+done
 # Ray finds its own address by the way to somewhere; nothing is sent there.
 ip route add default dev eth0
 
@@ -46,6 +49,11 @@ mount -t devpts devpts /new/dev/pts
 mount -t tmpfs -o mode=1777,size=60% tmpfs /new/dev/shm
 mount -t tmpfs -o mode=1777 tmpfs /new/tmp
 mount -t tmpfs -o mode=755 tmpfs /new/run
+if [ -n "${VOLUME:-}" ]; then
+    mkdir -p /new/volume
+    # Guests are ended, not shut down: a write is on the disk when it returns.
+    mount -t ext4 -o sync "/new$VOLUME" /new/volume || fail "no volume in $VOLUME"
+fi
 mkdir -m 700 /new/run/alchemist
 cp /start.sh /bin/busybox /new/run/alchemist/
 cat "/new$settings" > /new/run/alchemist/settings
