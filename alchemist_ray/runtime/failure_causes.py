@@ -50,6 +50,17 @@ def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:
     )
 
 
+def node_lost(node: int, hostname: str) -> GroupFailedError:
+    """Return the error for a node whose proxy has ended without a word."""
+    return GroupFailedError(
+        f"node {hostname} was lost: its part of the gang was killed, or the network to it was cut."
+        f"{ask_kubernetes(hostname)} The gang was ended on all nodes; request_workers() starts a "
+        "new one",
+        node=node,
+        cause="node lost",
+    )
+
+
 def ask_kubernetes(pod: str) -> str:
     """Return a hint for a pod that died without an error of its own; empty outside Kubernetes.
 
@@ -73,22 +84,3 @@ def recovered_words(call: str, losses: int, restored: str) -> str:
         f"{call} was interrupted by the loss of a rank. {restored}. The call was not repeated, "
         f"because {why}"
     )
-
-
-def ranks_stuck(stuck: list[int], what: str, error: Body, limit_s: float) -> GroupFailedError:
-    """Ranks did not return from a call that failed or was cancelled."""
-    names = f"rank{'s' * (len(stuck) > 1)} {_enumerated(stuck)}" if stuck else "ranks"
-    return GroupFailedError(
-        f"a call {what} and {names} did not return within {limit_s:.0f} s: they are in native "
-        "code, or in a blocking MPI call (a library in C can use alchemist_wait, "
-        "alchemist_allreduce and alchemist_check). The gang was ended; request_workers() starts a "
-        "new one",
-        rank=stuck[0] if stuck else error.get("facts", {}).get("rank"),
-        cause="ranks stuck in MPI",
-    )
-
-
-def _enumerated(ranks: list[int], most: int = 8) -> str:
-    """Ranks for a message: ``0, 2, 5`` or the first ones and how many more."""
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

@@ -10,6 +10,7 @@ from typing import Any
 from alchemist_ray.observe.timeline import command_name
 from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.output_relay import Relay
+from alchemist_ray.runtime.stuck_ranks import CONTINUES
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire.asynchronous import FrameProtocol
@@ -96,5 +97,5 @@ def late(limit_s: float) -> Failure:
     """The failure of a command that has exceeded its time limit."""
     return Failure(
         "CallTimeoutError",
-        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled; the gang continues",
+        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled{CONTINUES}",
     )

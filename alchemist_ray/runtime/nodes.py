@@ -11,15 +11,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.runtime.failure_causes import (
-    ask_kubernetes,
     endpoint_ended,
     node_leaving,
+    node_lost,
     rank_ended,
-    ranks_stuck,
 )
 from alchemist_ray.runtime.rounds import Round
+from alchemist_ray.runtime.stuck_ranks import StuckRanks
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.wire.asynchronous import FrameProtocol
@@ -30,7 +30,7 @@ DRAIN_S = 30.0  # time for ranks to return from a call that failed on another ra
 # MPI crashes in a rank when the one that it talks to is gone: that is known from its node soon.
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
 BLAME_S = 0.2
-REPORT_S = 0.25  # time for proxies to name the ranks that did not return
+REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Nodes:
         self._renew = False
         self.leave: Callable[[AlchemistError], bool] | None = None
         self.unreferenced: list[int] = []  # matrices that the next round frees
-        self._running: set[int] = set()  # ranks that did not return from a call
+        self._stuck = StuckRanks()
         self._crashed: set[int] = set()  # nodes with a rank that crashed
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
@@ -133,16 +133,7 @@ class Nodes:
         self._proxies.pop(node, None)
         if node in self._crashed:
             return  # it has said why
-        where = self.host(node)
-        self.fail(
-            GroupFailedError(
-                f"node {where} was lost: its part of the gang was killed, or the network to it "
-                f"was cut.{ask_kubernetes(where)} The gang was ended on all nodes; "
-                "request_workers() starts a new one",
-                node=node,
-                cause="node lost",
-            )
-        )
+        self.fail(node_lost(node, self.host(node)))
 
     # --- messages from nodes ---
 
@@ -162,7 +153,7 @@ class Nodes:
             case "rank_failed":
                 self._rank_failed(node, body)
             case "ranks_running":
-                self._running.update(body["ranks"])
+                self._stuck.add(body)
             case "rank_ended":
                 self._rank_ended(node, body)
             case "endpoint_ended":
@@ -242,24 +233,33 @@ class Nodes:
     def _answer_cancelled(self, seq: int, why: Failure) -> None:
         under_way = self._rounds.get(seq)
         if under_way is not None and not under_way.over.done():
+            self._ask_who_runs(seq)
             loop = asyncio.get_running_loop()
+            loop.call_later(REPORT_S, self._answer_stuck, under_way, why)
             loop.call_later(DRAIN_S, self._give_up, seq, "was cancelled", why.to_map())
-            under_way.finish()
+
+    def _answer_stuck(self, under_way: Round, why: Failure) -> None:
+        why.message = self._stuck.still_running(why.message, under_way.doing, DRAIN_S)
+        under_way.finish()
 
     def unstage(self, names: list[str]) -> None:
         """Remove files from the gang's folders on all nodes."""
         self._send_all({"op": "unstage", "names": names})
 
+    def _ask_who_runs(self, seq: int) -> None:
+        self._stuck = StuckRanks()
+        self._send_all({"op": "report_running", "seq": seq})
+
     def _give_up(self, seq: int, what: str, error: Body) -> None:
         """End the gang if ranks have not returned from a call that failed or was cancelled."""
+
         if seq in self._rounds:
-            self._send_all({"op": "report_running", "seq": seq})
-            loop = asyncio.get_running_loop()
-            loop.call_later(REPORT_S, self._fail_stuck, seq, what, error)
+            self._ask_who_runs(seq)
+            asyncio.get_running_loop().call_later(REPORT_S, self._fail_stuck, seq, what, error)
 
     def _fail_stuck(self, seq: int, what: str, error: Body) -> None:
         if seq in self._rounds:
-            self.fail(ranks_stuck(sorted(self._running), what, error, DRAIN_S))
+            self.fail(self._stuck.error(what, error, DRAIN_S))
 
     def _reply(self, body: Body) -> None:
         under_way = self._rounds.get(body["seq"])

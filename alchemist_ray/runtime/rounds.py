@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.runtime.stuck_ranks import waited
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
@@ -30,6 +31,8 @@ class Round:
         Why the caller no longer waits.
     errors, failed, interrupted
         Failures that travelled, ranks that failed, ranks that left because others failed.
+    places
+        Where those ranks were.
     value, matrices
         What rank 0 returned, and the matrices that every rank made.
     """
@@ -42,6 +45,7 @@ class Round:
     interrupted: int = 0
     errors: list[Body] = field(default_factory=list)
     failed: int = 0
+    places: dict[str, list[int]] = field(default_factory=dict)
     value: Any = None
     matrices: list[Any] | None = None
 
@@ -51,6 +55,8 @@ class Round:
         self.errors += reply.get("errors", [])
         self.failed += reply.get("failed", 0)
         self.interrupted += reply.get("interrupted", 0)
+        for place, ranks in reply.get("places", {}).items():
+            self.places.setdefault(place, []).extend(ranks)
         if "value" in reply:
             self.value = reply["value"]
         if reply.get("errors") or reply.get("interrupted"):
@@ -68,6 +74,7 @@ class Round:
         if self.interrupted and not self.errors and self.cancelled is None:
             self.cancelled = Failure("CancelledError", "the call was interrupted on every rank")
         if self.cancelled is not None:  # whatever the ranks made of it
+            self.cancelled.message += waited(self.places)
             self.errors, self.failed = [self.cancelled.to_map()], 1
         if error is None:
             self.over.set_result(None)

@@ -18,10 +18,13 @@ from mpi_workers.matrix.layout import Distribution, default_grid, stored_shape
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.specs import ProxySpec
+from mpi_workers.node.stacks import of_main_thread
 from mpi_workers.rank.interruption import InterruptWord
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
+PLACES_SENT = 4  # places at which a call was interrupted
+STACKS_SENT = 2  # ranks whose stacks are sent if they do not return
 SIGNAL_S = 0.5  # between signals to a rank that still runs a cancelled call
 
 
@@ -45,7 +48,7 @@ class Pending:
         self.body = body
         self.left = set(ranks)
         self.errors: list[Body] = []
-        self.interrupted = 0
+        self.interrupted: dict[str, list[int]] = {}  # ranks by the place at which they were
         self.value: Any = None
         self.matrices: list[Any] | None = None
         self.idle_nbytes = 0
@@ -77,6 +80,7 @@ class CommandRelay:
         self._uplink = uplink
         self._pending: dict[int, Pending] = {}
         self._closed = False
+        self._reporting: asyncio.Future[None] | None = None
 
     @property
     def newest(self) -> int | None:
@@ -105,10 +109,18 @@ class CommandRelay:
             self._signal_ranks(seq)
 
     def report_running(self, seq: int) -> None:
-        """Send the ranks that have not come back from a call."""
+        """Send the ranks that have not come back from a call, then the stacks of the first ones."""
         pending = self._pending.get(seq)
-        if pending is not None:
-            self._uplink.send_event("ranks_running", seq=seq, ranks=sorted(pending.left))
+        ranks = sorted(pending.left) if pending is not None else []
+        self._uplink.send_event("ranks_running", seq=seq, ranks=ranks, stacks={})
+        if ranks:
+            self._reporting = asyncio.ensure_future(self._report_stacks(seq, ranks[:STACKS_SENT]))
+
+    async def _report_stacks(self, seq: int, ranks: list[int]) -> None:
+        pids = [pid for rank in ranks if (pid := self._ranks[rank].pid)]
+        found = await asyncio.gather(*(asyncio.to_thread(of_main_thread, pid) for pid in pids))
+        stacks = {str(rank): stack for rank, stack in zip(ranks, found, strict=False) if stack}
+        self._uplink.send_event("ranks_running", seq=seq, ranks=[], stacks=stacks)
 
     def _signal_ranks(self, seq: int) -> None:
         """Signal the ranks that have not come back from a cancelled call, until they have."""
@@ -134,8 +146,8 @@ class CommandRelay:
         pending.left.discard(rank)
         if "error" in body:
             self._add_error(pending, rank, body)
-        elif body.get("interrupted"):
-            pending.interrupted += 1
+        elif "interrupted" in body:
+            pending.interrupted.setdefault(body["interrupted"], []).append(rank)
         else:
             if "value" in body:
                 pending.value = body["value"]
@@ -178,7 +190,8 @@ class CommandRelay:
             reply["errors"] = pending.errors[:ERRORS_SENT]
             reply["failed"] = len(pending.errors)
         if pending.interrupted:
-            reply["interrupted"] = pending.interrupted
+            reply["interrupted"] = sum(map(len, pending.interrupted.values()))
+            reply["places"] = dict(list(pending.interrupted.items())[:PLACES_SENT])
         if pending.value is not None:
             reply["value"] = pending.value
         if pending.matrices:

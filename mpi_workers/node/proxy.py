@@ -13,8 +13,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +39,6 @@ HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi")
 OUTPUT_S = 0.01  # between batches of lines that ranks print
 OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
 BLAME_S = 0.2  # a launcher kills all ranks when one aborts: time for that one's node to report it
-PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Proxy:
@@ -372,9 +369,7 @@ class Proxy:
 def _peer_pid(protocol: FrameProtocol) -> int:
     """The pid of a rank in our own pid namespace, as the kernel gives it."""
     assert protocol.transport is not None
-    sock = protocol.transport.get_extra_info("socket")
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
-    pid: int = PEER_CREDENTIALS.unpack(data)[0]
+    pid, _ = sockets.peer(protocol.transport.get_extra_info("socket"))
     return pid
 
 

@@ -74,3 +74,20 @@ def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool
             return False
         frame = frame.f_back
     return False
+
+
+def place(interrupted: BaseException) -> str:
+    """Where a call was interrupted: ``GangComm.recv at hang (lib.py:12)``; empty if not known.
+
+    The innermost code outside of this package, and the wait that it has called.
+    """
+    found, wait, trace = "", "", interrupted.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not str(trace.tb_frame.f_globals.get("__name__", "")).startswith(OURS):
+            file = os.path.basename(code.co_filename)
+            found, wait = f"{code.co_qualname} ({file}:{trace.tb_lineno})", ""
+        elif found and not wait:
+            wait = f"{code.co_qualname} at "
+        trace = trace.tb_next
+    return wait + found if found else ""

@@ -23,14 +23,16 @@ from mpi_workers.matrix.allocations import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
+from mpi_workers.node.process_control import let_trace
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import history, output, waits
 from mpi_workers.rank.commands import INTERRUPTIBLE, OPERATIONS, RankCommands, Runner
 from mpi_workers.rank.gang import Gang
-from mpi_workers.rank.interruption import InterruptWord, end_on_signal
+from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.rank.libraries import Loader
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind
+from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
@@ -73,6 +75,7 @@ class RankLoop:
             },
             take_fds=False,
         )
+        let_trace(peer(self._control.sock)[0])
         threading.Thread(target=_end_with_proxy, args=(self._control,), daemon=True).start()
 
     def run(self) -> None:
@@ -109,8 +112,8 @@ class RankLoop:
         reply: Body = {"seq": body["seq"]}
         try:
             reply.update(self._commands.execute(body))
-        except Interrupted:
-            reply["interrupted"] = True
+        except Interrupted as interrupted:
+            reply["interrupted"] = place(interrupted)
         except Failure as failure:
             failure.facts.setdefault("rank", self._rank)
             reply["error"] = failure.to_map()

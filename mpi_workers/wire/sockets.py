@@ -144,14 +144,19 @@ def _connect_unix(sock: socket.socket, path: str, timeout_s: float) -> None:
             return
 
 
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket, as the kernel knows them."""
+    size = struct.calcsize("3i")
+    options = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, _gid = struct.unpack("3i", options)
+    return pid, uid
+
+
 def check_peer(sock: socket.socket) -> None:
     """Raise `PermissionError` if another user's process is at the other end of a Unix socket."""
     if sock.family != UNIX:
         return
-    size = struct.calcsize("3i")
-    _pid, uid, _gid = struct.unpack(
-        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
+    _, uid = peer(sock)
     if uid != os.geteuid():
         raise PermissionError(f"the process at the other end belongs to uid {uid}")
 

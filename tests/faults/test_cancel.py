@@ -118,6 +118,8 @@ def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
     seconds = time.monotonic() - start - 0.3
     assert seconds < ERROR_LIMIT_S
     record("timeout_s of a call, ranks wait in MPI", seconds, None, caught.value)
+    place = r"ranks 0, 1, 2 were in \S*recv at hang \(test_cancel.py:\d+\)"
+    assert re.search(place, str(caught.value)), caught.value
     for _ in range(10):
         with pytest.raises(CancelledError):
             gang.session.run(hang, timeout_s=0.01)
@@ -152,9 +154,11 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
 
     drain(1.0)
     start = time.monotonic()
-    with pytest.raises(CallTimeoutError):
+    with pytest.raises(CallTimeoutError, match=r"rank 0 is still in \S*stuck") as caught:
         gang.session.run(stuck, timeout_s=0.2)
     assert time.monotonic() - start < ERROR_LIMIT_S
+    assert "the gang continues" not in str(caught.value)
+    assert re.search(r"rank 0 is in .*libmpi.* < \S*stuck \(test_cancel.py", str(caught.value))
     outcome = inject_and_retry(lambda: None, gang.session.list_workers)
     assert isinstance(outcome.error, GroupFailedError)
     drain(30.0)
