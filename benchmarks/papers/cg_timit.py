@@ -93,6 +93,9 @@ def run(setting: Setting) -> Page:
         left, right = figure.subplots(1, 2)
         left.plot(counts, [c.per_iteration_s for c in cases], "o-", color=BLUE, label="here")
         left.plot(counts, [s.mean for s in numpys], "o-", color=GREY, label="NumPy's product")
+        known = [(f, s.mean) for f, s in zip(counts, spark, strict=True) if isinstance(s, Sample)]
+        left.plot([f for f, _ in known], [s for _, s in known], "kx-", label="Spark's")
+        left.set_yscale("log")
         left.set_ylabel("seconds of an iteration")
         left.legend()
         right.bar(range(len(counts)), [c.solve.mean for c in cases], color=BLUE, label="solve")

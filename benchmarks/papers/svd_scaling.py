@@ -145,7 +145,6 @@ def _draw(
     for mark, which, name in (("kx", 0, "Spark alone"), ("k+", 1, "with native BLAS")):
         known = [(i, t[which].mean) for i, t in enumerate(spark) if isinstance(t[which], Sample)]
         left.plot([i for i, _ in known], [s for _, s in known], mark, label=name)
-    left.set_yscale("log")
     left.set_title("growing matrices")
     for axes, found, name in zip(rest, (strong, weak), ("strong", "weak"), strict=True):
         bars(axes, means(found), list(map(str, gangs)), named=False)

@@ -175,7 +175,7 @@ def _draw(
     for mark, which, name in (("kx", 0, "Spark alone"), ("k+", 1, "with native BLAS")):
         known = [(i, _mean(pair[which])) for i, pair in enumerate(alone)]
         left.plot([i for i, _ in known], [s for _, s in known], mark, label=name)
-    left.set_xticks(range(len(sizes)), [f"{m} x {n} x {k}" for m, n, k in sizes], fontsize=7)
+    left.set_xticks(range(len(sizes)), [f"{m} x\n{n} x {k}" for m, n, k in sizes], fontsize=7)
     left.set_title("here")
     bars(right, [case.alchemist_s for case in CASES], range(len(CASES)), named=True)
     printed = [(i, case.spark_s) for i, case in enumerate(CASES) if case.spark_s]
@@ -184,5 +184,4 @@ def _draw(
     right.set_xticks(range(len(CASES)), names, fontsize=7)
     right.set_title("the paper")
     for axes in (left, right):
-        axes.set_yscale("log")
         axes.legend(fontsize=7)

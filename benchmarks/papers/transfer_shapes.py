@@ -141,5 +141,7 @@ def _draw(figure: Any, times: Times, counts: list[int]) -> None:
         axes.set_title(name)
         axes.set_xlabel("receiving ranks")
         axes.set_yscale("log")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, list(map(str, counts)))
     panels[0].set_ylabel("seconds")
     panels[0].legend(fontsize=7)

@@ -133,6 +133,14 @@ def test_the_scaling_of_an_svd_is_measured_without_spark(cluster: str, tmp_path:
     assert "left out (`--no-spark`)" in (tmp_path / "svd_scaling.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["table1", "transfer_shapes", "cg_timit"])
+def test_an_experiment_runs_without_spark(cluster: str, tmp_path: Path, name: str) -> None:
+    page = EXPERIMENTS[name].run(TINY)
+    page.save(TINY, tmp_path)
+    assert "left out (`--no-spark`)" in (tmp_path / f"{name}.md").read_text()
+    assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
 def test_the_condition_number_of_the_matrices_is_known() -> None:
     A = condest.matrix(60)
     assert np.linalg.cond(A) == pytest.approx(condest.COND, rel=1e-6)
