@@ -21,6 +21,7 @@ from benchmarks.papers import (
     condest,
     layouts,
     rl,
+    sandia,
     session,
     svd_scaling,
     table1,
@@ -37,6 +38,7 @@ EXPERIMENTS = {
     "condest": condest,
     "cg_timit": cg_timit,
     "rl": rl,
+    "sandia": sandia,
 }
 SHARED = 2  # Ray's CPUs for each core: ranks and Spark's executors share the cores of a machine
 

@@ -36,7 +36,7 @@ class NotMeasuredError(Exception):
 
 
 def compare_places(
-    workers: int, seconds: float, container: str, guest: str
+    workers: int, seconds: float, container: str, guest: str, ray_address: str | None = None
 ) -> tuple[list[Result], dict[str, str], list[str]]:
     """Measure in each place, with one BLAS thread per rank.
 
@@ -50,6 +50,8 @@ def compare_places(
         A command that runs the words after it in a container.
     guest : str
         Name of a virtual cluster that this machine has joined.
+    ray_address : str, optional
+        Ray cluster of the gang. Default: as a session finds it.
 
     Returns
     -------
@@ -64,10 +66,11 @@ def compare_places(
         If not even the plain MPI program runs.
     """
     words = ["bench", "hpc", "--json", f"--workers={workers}", f"--seconds={seconds}"]
+    cluster_of_gang = {"RAY_ADDRESS": ray_address} if ray_address else {}
     here = [sys.executable, "-m", "alchemist_ray.cli"]
     places: dict[str, Callable[[], Result]] = {
         "native": lambda: _native([*here, "run-routine", "hpc", "suite"], workers, seconds),
-        "gang": lambda: _read([*here, *words, "--label=gang"], {}),
+        "gang": lambda: _read([*here, *words, "--label=gang"], cluster_of_gang),
         "container": lambda: _container(container, [*words, "--label=container"]),
         "guest": lambda: _guest(guest, [*here, *words, "--label=guest"]),
     }

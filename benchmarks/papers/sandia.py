@@ -1,0 +1,156 @@
+"""Younge et al. (SAND2017-5325): HPCC and HPCG natively and in guests; TeraSort on Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from typing import Any
+
+import ray
+
+from alchemist_ray.observe.bench.hpc import Measure, geometric_mean, goodness
+from alchemist_ray.observe.bench.places import CONTAINER, compare_places
+from benchmarks.papers import spark
+from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting
+
+SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
+SORTED_BYTES = {"small": 10**9, "node": 10**10, "cluster": 10**11}
+SORT_LIMIT_S = {"small": 600.0, "node": 3600.0, "cluster": 7200.0}
+PLACES = ("native", "gang", "container", "guest")
+COLOURS = {"gang": BLUE, "container": ORANGE, "guest": GREY}
+NEAR = 0.9  # of native, the geometric mean over all measures
+
+Values = dict[str, dict[str, list[Measure]]]  # place, measure: one per run
+
+
+def run(setting: Setting) -> Page:
+    """HPCC's measures in each place, run by run in turns, and TeraSort."""
+    nbytes = int(SORTED_BYTES[setting.scale] / (setting.divide or 1))
+    page = Page(
+        "sandia",
+        "Younge et al. 2017, HPCC and HPCG in virtual clusters",
+        f"HPCC's measures for seconds instead of hours, with {setting.cores} ranks on one machine "
+        f"(the report: 32 nodes of a Cray XC30); TeraSort of {nbytes / 1e9:g} GB",
+        figure_inches=(8.0, 9.0),
+    )
+    values: Values = {name: defaultdict(list) for name in PLACES}
+    missing: dict[str, str] = {}
+    notes: list[str] = []
+    seconds = SECONDS[setting.scale] / (setting.divide or 1)
+    address = ray.get_runtime_context().gcs_address if ray.is_initialized() else None  # type: ignore[no-untyped-call]
+    for _ in range(setting.runs):
+        results, missing, notes = compare_places(setting.cores, seconds, CONTAINER, "vc", address)
+        for result in results:
+            for measure in result.measures:
+                values[result.label][measure.what].append(measure)
+    _table(page, values)
+    page.notes += [f"- {name}: not measured: {reason}" for name, reason in missing.items()] + notes
+    _verdicts(page, values, emulated=bool(notes), missing=missing)
+    _terasort(page, setting, nbytes)
+    page.data |= {
+        name: {what: [one.value for one in found] for what, found in its.items()}
+        for name, its in values.items()
+    }
+    page.draw = lambda figure: _draw(figure, values)
+    return page
+
+
+def _best(found: list[Measure]) -> Measure:
+    return max(found, key=lambda one: one.value if one.more else -one.value)
+
+
+def ratios(values: Values, place: str) -> dict[str, float]:
+    """The best run of each measure in a place to the best native one; over 1 is better."""
+    native = values["native"]
+    return {
+        what: goodness(_best(found), _best(native[what]))
+        for what, found in values[place].items()
+        if what in native
+    }
+
+
+def _table(page: Page, values: Values) -> None:
+    add = page.table("measure", "unit", *PLACES)
+    for what, found in values["native"].items():
+        cells = [
+            str(Sample([one.value for one in its])) if (its := values[place].get(what)) else "-"
+            for place in PLACES
+        ]
+        add(what, found[0].unit, *cells)
+    means = [
+        f"{geometric_mean(list(found.values())):.2f}" if (found := ratios(values, place)) else "-"
+        for place in PLACES
+    ]
+    add("geometric mean of the ratios to native, best runs", "", *means)
+
+
+def _verdicts(page: Page, values: Values, emulated: bool, missing: dict[str, str]) -> None:
+    for place in ("gang", "container"):
+        if place in missing:
+            continue
+        mean = geometric_mean(list(ratios(values, place).values()))
+        page.notes.append(
+            f"A {place} reaches {mean:.2f} of plain MPI on the same cores: "
+            + ("nothing of Ray runs between ranks." if place == "gang" else
+               "a container shares the host's kernel, and its ranks exchange memory as outside.")
+        )  # fmt: skip
+    claim = "on one node a guest under KVM is nearly as fast as the host"
+    if "guest" in missing:
+        page.conclude(None, claim, missing["guest"])
+    else:
+        mean = geometric_mean(list(ratios(values, "guest").values()))
+        found = f"guests reach {mean:.3f} of native"
+        because = f"{found}, but QEMU emulates their processors: there is no KVM here"
+        page.conclude(None if emulated else mean >= NEAR, claim, because if emulated else found)
+    page.conclude(
+        None, "on 32 nodes guests lose up to 20 % by bridged Ethernet", "this is one machine"
+    )
+
+
+def _terasort(page: Page, setting: Setting, nbytes: int) -> None:
+    add = page.table("TeraSort on Spark, natively", "seconds", "MB/s")
+    what = f"{nbytes / 1e9:g} GB, sorted, written, validated"
+    reason = spark.missing(setting) or spark.missing_master(setting)
+    if reason is not None:
+        add(what, f"not measured: {reason}", "-")
+        return
+    master = setting.spark_master or f"local[{setting.cores}]"
+    words = [str(nbytes), "--runs", str(setting.runs), "--master", master]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.papers.terasort", *words],
+            capture_output=True, text=True, timeout=SORT_LIMIT_S[setting.scale], check=False,
+            env={**os.environ, "RAY_ADDRESS": ""},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        add(what, f"took more than {SORT_LIMIT_S[setting.scale]:.0f} s", "-")
+        return
+    if done.returncode:
+        add(what, f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]:.100}", "-")
+        return
+    times = Sample([json.loads(line) for line in done.stdout.split()])
+    add(what, times, f"{nbytes / times.mean / 1e6:.0f}")
+    page.data["terasort, s"] = list(times.values)
+
+
+def _draw(figure: Any, values: Values) -> None:
+    axes = figure.subplots()
+    shown = [place for place in PLACES[1:] if values[place]]
+    names = list(values["native"])
+    for i, place in enumerate(shown):
+        found = ratios(values, place)
+        heights = [k + (i - (len(shown) - 1) / 2) * 0.8 / len(shown) for k in range(len(names))]
+        axes.barh(
+            heights, [found.get(name, float("nan")) for name in names], 0.8 / len(shown),
+            color=COLOURS[place], label=place,
+        )  # fmt: skip
+    axes.axvline(1, color="black", lw=0.8)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("ratio to native, best runs (right of the line: better)")
+    if shown:
+        axes.legend()
