@@ -112,7 +112,7 @@ def _conclude(
         for times, theirs in zip(growing, spark, strict=True)
         if isinstance(theirs[0], Sample)
     ]
-    claim = "Spark is slower, and finishes only the smallest size within its limit"
+    claim = "Spark is slower, and finishes only the smaller sizes within its limit"
     if not known:
         page.conclude(None, claim, f"of Spark there are no times: {spark[0][0]}")
     else:
