@@ -19,6 +19,7 @@ The library ``program`` (`ali.executables.simulator`) does so for programs that 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
 import time
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from ali.executables.program import Program, Streams
-from mpi_workers.failures import Failure
+from mpi_workers.failures import Failure, Interrupted
 
 if TYPE_CHECKING:
     from ali.interface import Context
@@ -39,7 +40,7 @@ LOOK_S = 0.0002  # between looks for this message; doubles up to the limit
 LOOK_LIMIT_S = 0.02
 END_TIMEOUT_S = 5.0  # for the program to end after its input was closed
 SHOWN = 4000  # last characters of its standard error in a failure
-CHUNK = 1 << 18
+PIPE = 1 << 20  # 1 MiB: Linux gives 64 KiB, and the program waits for each of them to be read
 
 
 class SteppedProgram:
@@ -103,6 +104,8 @@ class SteppedProgram:
         if self._rank != 0:
             return Streams(stderr=self._errors.fileno())
         (stdin, self._input), (self._output, stdout) = os.pipe(), os.pipe()
+        with contextlib.suppress(OSError):  # this user has as many large pipes as allowed
+            fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE)
         for fd in (stdin, stdout):
             theirs.callback(os.close, fd)
         self._closing.callback(os.close, self._output)
@@ -131,7 +134,7 @@ class SteppedProgram:
     def ask_bytes(self, line: str, count: int) -> bytes:
         """The same for an answer of `count` bytes."""
         self._exchange(line, lambda: len(self._buffer) >= count)
-        found = bytes(self._buffer[:count])
+        found = bytes(memoryview(self._buffer)[:count])
         del self._buffer[:count]
         return found
 
@@ -196,7 +199,7 @@ class SteppedProgram:
             return
 
     def _receive(self) -> bool:
-        data = os.read(self._output, CHUNK)
+        data = os.read(self._output, PIPE)
         self._buffer += data
         return bool(data)
 
@@ -213,7 +216,7 @@ class SteppedProgram:
         try:
             while self.running and time.monotonic() < deadline:
                 self._program.turn(LOOK_LIMIT_S)
-        except Failure:
+        except (Failure, Interrupted):
             return  # it is over
         finally:
             self.end()
