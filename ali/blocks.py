@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import rank_strides
+from mpi_workers.matrix.layout import check_layout
 
 Array = NDArray[Any]
 
@@ -28,13 +28,11 @@ def require(condition: bool, kind: str, message: str) -> None:
 
 def block(matrix: DistMatrix) -> Array:
     """`matrix.local`; an empty one has its true shape, ``(0, n)`` instead of ``(0, 0)``."""
-    both = rank_strides(matrix.layout, matrix.grid, matrix.rank)
+    both = matrix.distribution.runs(matrix.rank)
     if both is None:
         return matrix.local
-    (row0, row_step), (col0, col_step) = both
-    m, n = matrix.shape
-    rows, cols = range(row0, m, row_step), range(col0, n, col_step)
-    return matrix.local.reshape(len(rows), len(cols), order="F")
+    rows, cols = (runs.count(length) for runs, length in zip(both, matrix.shape, strict=True))
+    return matrix.local.reshape(rows, cols, order="F")
 
 
 def shape_text(matrix: DistMatrix) -> str:
@@ -73,6 +71,14 @@ def require_choice(
         kind,
         f"{routine}: {name} must be one of {', '.join(choices)}; got {value!r}",
     )
+
+
+def require_layout(routine: str, layout: str) -> None:
+    """Raise a `Failure` (LayoutError) unless there is a layout of that name."""
+    try:
+        check_layout(layout)
+    except ValueError as error:
+        raise Failure("LayoutError", f"{routine}: {error}") from None
 
 
 def count_owned(length: int, rank: int, size: int) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Grid
+from mpi_workers.matrix.runs import selector, taken
 from mpi_workers.wire.library_names import LOAD_STATE, SAVE_STATE
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature, coerce
 
@@ -159,10 +160,7 @@ class Context:
         """A matrix or vector in any layout from a small array that is the same on every rank."""
         matrix = self.empty(values.shape, values.dtype, layout)
         values = values.reshape(matrix.shape)
-        matrix.local[...] = values[
-            matrix.rows.start : matrix.rows.stop : matrix.rows.step,
-            matrix.cols.start : matrix.cols.stop : matrix.cols.step,
-        ]
+        matrix.local[...] = taken(values, selector(matrix.rows), selector(matrix.cols))
         return matrix
 
 

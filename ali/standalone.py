@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ali import registry
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix, chosen_dtype
-from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.matrix.layout import check_layout
+from mpi_workers.matrix.runs import selector, taken
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
 
@@ -43,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument(
-        "--layout", default="VC_STAR", choices=LAYOUTS, help="of the matrices (default: VC_STAR)"
+        "--layout", default="VC_STAR", type=_layout, help="of the matrices (default: VC_STAR)"
     )
     parser.add_argument(
         "--under",
@@ -134,6 +135,13 @@ def on_rank(gang: Gang, text: str) -> None:
         _show(gang, result.name, value, spec["out"])
 
 
+def _layout(name: str) -> str:
+    try:
+        return check_layout(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 class _Matrix:
     """The file of an argument."""
 
@@ -148,8 +156,7 @@ def _loaded(gang: Gang, value: Any, layout: str) -> DistMatrix:
     matrix = gang.new(array.shape, chosen_dtype(array.dtype), layout, zero=False)
     whole = array.reshape(matrix.shape)
     if matrix.local.size:
-        rows, cols = (slice(r.start, r.stop, r.step) for r in (matrix.rows, matrix.cols))
-        matrix.local[...] = whole[rows, cols]
+        matrix.local[...] = taken(whole, selector(matrix.rows), selector(matrix.cols))
     return matrix
 
 

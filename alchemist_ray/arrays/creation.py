@@ -102,8 +102,11 @@ def from_function(
     # Nested, so that it travels by value: ranks do not import alchemist_ray.
     def fill(comm: Any, part: Any, function: Callable[..., Any]) -> None:
         if part.local.size:
-            rows = np.arange(part.rows.start, part.rows.stop, part.rows.step)[:, None]
-            cols = np.arange(part.cols.start, part.cols.stop, part.cols.step)[None, :]
+            rows, cols = (
+                np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
+                for i in (part.rows, part.cols)
+            )
+            rows, cols = rows[:, None], cols[None, :]
             if part.ndim == 2:
                 part.local[...] = function(rows, cols)
             else:

@@ -22,6 +22,8 @@ from ali.linalg.block_reduction import (
 )
 from ali.linalg.collectives import ranks_sharing, tree_reduce
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import distributions, sibling
+from mpi_workers.matrix.runs import as_array
 
 Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
 
@@ -150,21 +152,20 @@ def argmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 def _place(
     ctx: Context, A: DistMatrix, axis: int | None, function: Callable[..., Array]
 ) -> DistMatrix:
-    if not all(dist in SUPPORTED for dist in A.layout.split("_")):
+    if not all(dist in SUPPORTED for dist in distributions(A.layout)):
         A = ctx.to_layout(A, "VC_STAR")
-    dists, local = A.layout.split("_"), block(A)
+    dists, local = distributions(A.layout), block(A)
     along = 1 if axis == 1 else 0  # then over the columns of that, if axis is None
     width = local.shape[1 - along]
     values, index = np.zeros(width, A.dtype), np.full(width, -1, np.int64)
     if local.size:
         found = function(local, axis=along)
         values = np.take_along_axis(local, np.expand_dims(found, along), along).reshape(-1)
-        owned = (A.rows, A.cols)[along]
-        index = owned.start + owned.step * found.astype(np.int64)
+        index = as_array((A.rows, A.cols)[along])[found]
     better = np.greater if function is np.argmax else np.less
     if axis is None:
         if local.size:
-            index = index * A.shape[1] + np.arange(A.cols.start, A.cols.stop, A.cols.step)
+            index = index * A.shape[1] + as_array(A.cols)
         values, index = _best(values, index, better)
     packed = _packed(values, index)
     kind, count = A.dtype, len(index)
@@ -181,8 +182,8 @@ def _place(
     _, index = _unpacked(packed, kind, count)
     layout, shape = {
         None: ("STAR_STAR", (1, 1)),
-        0: (f"STAR_{dists[1]}", (1, A.shape[1])),
-        1: (f"{dists[0]}_STAR", (A.shape[0], 1)),
+        0: (sibling(A.layout, "STAR", dists[1]), (1, A.shape[1])),
+        1: (sibling(A.layout, dists[0], "STAR"), (A.shape[0], 1)),
     }[axis]
     return result_matrix(ctx, index, np.int64, layout, shape)
 

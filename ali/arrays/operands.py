@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from ali.arrays import extremes
-from ali.blocks import Array, require, require_choice
+from ali.blocks import Array, require, require_choice, require_layout
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
 from ali.linalg.broadcasting import as_rows, broadcast_shape, common_layout, part_layout
 from ali.linalg.gemm import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS, owners, stored_shape
+from mpi_workers.matrix.layout import owners, stored_shape
+from mpi_workers.matrix.runs import as_array
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
@@ -66,7 +67,7 @@ def array(
     -----
     No communication: every rank receives all elements and keeps its part.
     """
-    require_choice("array", "layout", layout, LAYOUTS, "LayoutError")
+    require_layout("array", layout)
     return ctx.new_replicated(_decoded("array", values, shape, dtype), layout)
 
 
@@ -125,7 +126,7 @@ def progression(
     No communication. Elements are computed in float64, or in int64 for an integer dtype.
     """
     A = ctx.empty((count,), dtype, layout)
-    index = np.arange(A.rows.start, A.rows.stop, A.rows.step)
+    index = as_array(A.rows)
     whole = A.dtype.kind == "i"
     values = int(start) + int(step) * index if whole else start + step * index
     A.local[...] = values[:, None]

@@ -50,12 +50,12 @@ def pick(
 def _own(A: DistMatrix, row_list: bytes, col_list: bytes) -> tuple[Array, Array, Array]:
     """Which of the listed elements this rank has, and their places in its block."""
     down, across = (np.frombuffer(x, "<i8").astype(np.int64) for x in (row_list, col_list))
-    if not A.rows or not A.cols:
-        down, across = down[:0], across[:0]
-    i, j = down - A.rows.start, across - A.cols.start
-    inside = (i % A.rows.step == 0) & (j % A.cols.step == 0) & (i >= 0) & (j >= 0)
-    mine = np.flatnonzero(inside)
-    return mine, i[mine] // A.rows.step, j[mine] // A.cols.step
+    both = A.distribution.runs(A.rank)
+    if both is None:
+        return down[:0], down[:0], down[:0]
+    rows, cols = both
+    mine = np.flatnonzero(rows.holds(down) & cols.holds(across))
+    return mine, rows.positions(down[mine]), cols.positions(across[mine])
 
 
 @routine(writes=("A",))

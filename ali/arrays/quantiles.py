@@ -83,7 +83,7 @@ def quantile(
     else:
         whole = whole_columns(ctx, work)
         if whole is not None:
-            Q = ctx.empty((len(q), work.shape[1]), dtype, f"STAR_{whole.layout.split('_')[1]}")
+            Q = ctx.empty((len(q), work.shape[1]), dtype, whole.layout)
             with np.errstate(all="ignore"):
                 for j in range(Q.local.shape[1]):
                     column = np.array(block(whole)[:, j])

@@ -14,6 +14,7 @@ from ali.elemental.views import Elemental
 from ali.interface import Context, routine
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import mirrored
 
 ADMM = 0  # ElNNLSApproach
 STEP_TOL = 1e-4  # of ADMM inside nmf: the next iteration improves on its result
@@ -215,8 +216,7 @@ def _coefficients(ctx: Context, X: DistMatrix, B: DistMatrix, scale: float) -> D
 
 def _transposed(ctx: Context, A: DistMatrix) -> DistMatrix:
     """The transpose in the mirrored layout: nothing is communicated."""
-    rows, cols = A.layout.split("_")
-    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, f"{cols}_{rows}")
+    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, mirrored(A.layout))
     if A.local.size:
         copy_kernels.copy(B.local, A.local.T)
     return B

@@ -15,14 +15,14 @@ from ali.native.abi import CMatrix
 from ali.native.host import described
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.matrix.layout import layout_of
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
 
 ATTACH, CREATE = 1, 2
 ANSWER_S = 10.0  # time limit for a program to read answers that have filled its socket
-VERSION = 1
+VERSION = 2
 
 
 class _Request(ctypes.Structure):
@@ -121,9 +121,9 @@ class MatrixService:
 
 
 def _shape_and_kind(request: Any) -> tuple[tuple[int, ...], str, str]:
-    if not (0 < request.dtype <= len(DTYPES) and 0 < request.layout <= len(LAYOUTS)):
-        raise ValueError(f"dtype {request.dtype} or layout {request.layout} does not exist")
+    if not 0 < request.dtype <= len(DTYPES):
+        raise ValueError(f"dtype {request.dtype} does not exist")
     if request.dimensions not in (1, 2) or request.rows < 0 or request.cols < 0:
         raise ValueError(f"{request.rows} x {request.cols} is not a shape")
     shape = (request.rows, request.cols)[: request.dimensions]
-    return shape, DTYPES[request.dtype - 1], LAYOUTS[request.layout - 1]
+    return shape, DTYPES[request.dtype - 1], layout_of(request.layout)

@@ -21,7 +21,8 @@ from ali.files.paths import together
 from ali.interface import Context
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import LocalIndices, as_slice, intersect, positions
+from mpi_workers.matrix.layout import LocalIndices, clip, positions
+from mpi_workers.matrix.runs import Indices, put, selector, taken
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
 TAG = 11
@@ -102,20 +103,20 @@ def scatter_rows(
     path: str,
 ) -> None:
     """Like `scatter`, where row i of the boxes is row ``order[i]`` of the matrix. Collective."""
-    rounds, distribution = Rounds(ctx, boxes), matrix.distribution
+    rounds, mine_of = Rounds(ctx, boxes), matrix.distribution.runs(ctx.rank)
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
         values = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
         for distance in range(ctx.size):
             taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-            sends = _row_cuts(mine, order, matrix, distribution.local_indices(taker))
+            sends = _row_cuts(mine, order, matrix, taker)
             theirs = rounds.box(giver, number)
-            receives = _row_cuts(theirs, order, matrix, distribution.local_indices(ctx.rank))
+            receives = _row_cuts(theirs, order, matrix, ctx.rank)
             for cut, place in zip_longest(sends, receives):
                 packed = buffer = request = None
                 if cut is not None and mine is not None and values is not None:
-                    part = values[cut.positions][:, as_slice(cut.cols, mine.cols.start)]
+                    part = values[cut.positions][:, selector(cut.cols, mine.cols.start)]
                     packed = np.ascontiguousarray(part, matrix.dtype)
                 if place is not None and distance:
                     buffer = np.empty((len(place.rows), len(place.cols)), matrix.dtype)
@@ -124,8 +125,8 @@ def scatter_rows(
                     ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
                 if request is not None:
                     request.Wait()
-                if place is not None:
-                    rows = (place.rows - matrix.rows.start) // matrix.rows.step
+                if place is not None and mine_of is not None:
+                    rows = mine_of[0].positions(place.rows)
                     cols = positions(matrix.cols, place.cols)
                     matrix.local[rows, cols] = buffer if distance else packed
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
@@ -136,17 +137,19 @@ class _RowCut(NamedTuple):
 
     positions: NDArray[np.int64]  # in the box
     rows: NDArray[np.int64]  # of the matrix
-    cols: range
+    cols: Indices
 
 
 def _row_cuts(
-    box: Box | None, order: NDArray[np.int64], matrix: DistMatrix, part: LocalIndices
+    box: Box | None, order: NDArray[np.int64], matrix: DistMatrix, rank: int
 ) -> list[_RowCut]:
     """The elements of a box in a rank's part of the matrix, cut alike on both sides."""
-    if box is None or not part.size:
+    both = matrix.distribution.runs(rank)
+    if box is None or both is None:
         return []
-    rows, cols = order[box.rows.start : box.rows.stop], intersect(part.cols, box.cols)
-    owned = np.flatnonzero((rows - part.rows.start) % part.rows.step == 0)
+    rows = order[box.rows.start : box.rows.stop]
+    cols = both[1].members(box.cols.start, box.cols.stop)
+    owned = np.flatnonzero(both[0].holds(rows))
     height = max(1, MESSAGE // (max(1, len(cols)) * matrix.dtype.itemsize))
     cuts = [owned[i : i + height] for i in range(0, len(owned) if cols else 0, height)]
     return [_RowCut(cut, rows[cut], cols) for cut in cuts]
@@ -184,12 +187,14 @@ def gather(
                     copy_kernels.copy(target, source)
             else:
                 _pass(ctx, buffers, matrix.dtype, (taker, source), (giver, target))
+            if whole is not None and target is not None and not np.may_share_memory(whole, target):
+                _put(mine, whole, incoming, target)
 
-        def put(box: Box | None = mine, values: Array | None = whole) -> None:
+        def done(box: Box | None = mine, values: Array | None = whole) -> None:
             if box is not None and values is not None:
                 write(box, values)
 
-        together(ctx, path, put)
+        together(ctx, path, done)
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
@@ -205,8 +210,8 @@ def _common(box: Box | None, local_indices: LocalIndices) -> LocalIndices:
     """The intersection of a box and a rank's part of the matrix, as global indices."""
     if box is not None:
         rows, cols = (
-            intersect(local_indices.rows, box.rows),
-            intersect(local_indices.cols, box.cols),
+            clip(local_indices.rows, box.rows.start, box.rows.stop),
+            clip(local_indices.cols, box.cols.start, box.cols.stop),
         )
         if rows and cols:
             return LocalIndices(rows, cols)
@@ -214,8 +219,16 @@ def _common(box: Box | None, local_indices: LocalIndices) -> LocalIndices:
 
 
 def _within(box: Box | None, values: Array, part: LocalIndices) -> Array:
+    """A box's elements of a part: a view, or a copy if the part lies in several blocks."""
     assert box is not None
-    return values[as_slice(part.rows, box.rows.start), as_slice(part.cols, box.cols.start)]
+    rows, cols = selector(part.rows, box.rows.start), selector(part.cols, box.cols.start)
+    return taken(values, rows, cols)
+
+
+def _put(box: Box | None, values: Array, part: LocalIndices, elements: Array) -> None:
+    assert box is not None
+    rows, cols = selector(part.rows, box.rows.start), selector(part.cols, box.cols.start)
+    put(values, rows, cols, elements)
 
 
 def _local(matrix: DistMatrix, part: LocalIndices) -> Array:

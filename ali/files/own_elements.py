@@ -48,8 +48,11 @@ def pays(
     for rank in range(ranks):
         local_indices = matrix.distribution.local_indices(rank)
         if local_indices.size:
+            in_file = _in_file(local_indices, rows, cols)
+            if in_file is None:
+                return False
             held += local_indices.size
-            read += source.toll(*_in_file(local_indices, rows, cols))
+            read += source.toll(*in_file)
     return read <= EXCHANGE * held * source.about(None, None).dtype.itemsize
 
 
@@ -101,6 +104,9 @@ def _fill(
         ctx.progress(part.stop / count, f"{part.stop} of {count} {('rows', 'columns')[axis]}")
 
 
-def _in_file(local_indices: LocalIndices, rows: range, cols: range) -> tuple[range, range]:
+def _in_file(local_indices: LocalIndices, rows: range, cols: range) -> tuple[range, range] | None:
+    """A rank's rows and columns in the file; None if they are not ranges."""
     r, c = local_indices.rows, local_indices.cols
+    if not (isinstance(r, range) and isinstance(c, range)):
+        return None
     return rows[r.start : r.stop : r.step], cols[c.start : c.stop : c.step]

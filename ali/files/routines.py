@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ali.blocks import require_layout
 from ali.files import boxes, exchange, own_elements, remote
 from ali.files.casting import converted
 from ali.files.formats import (
@@ -26,7 +27,7 @@ from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS, as_slice
+from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
 
 Picked = boxes.Pick
@@ -104,8 +105,7 @@ def load(
     boxes and chunks are not included.
     """
     place = Place(path)
-    if layout not in LAYOUTS:
-        raise Failure("LayoutError", f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+    require_layout("load", layout)
     nodes = agree_on(ctx, place)
     options = Options(dataset=dataset, header=header, delimiter=delimiter)
     source = format_of(place).open(ctx, place, options)

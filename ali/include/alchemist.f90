@@ -51,6 +51,7 @@ module alchemist
   public :: alchemist_failed, alchemist_refused, alchemist_check, alchemist_progress
   public :: alchemist_span_begin, alchemist_span_end
   public :: alchemist_new, alchemist_new_vector, alchemist_new_like, alchemist_to_layout
+  public :: alchemist_block_cyclic, alchemist_global_row, alchemist_global_col, alchemist_descriptor
   public :: alchemist_allreduce, alchemist_attach, alchemist_create, alchemist_client_error
 
   integer(c_int), parameter, public :: ALCHEMIST_OK = 0, ALCHEMIST_FAILED_CODE = 1
@@ -70,18 +71,18 @@ module alchemist
       ALCHEMIST_MD_STAR = 3, ALCHEMIST_MR_MC = 4, ALCHEMIST_MR_STAR = 5, ALCHEMIST_STAR_MC = 6, &
       ALCHEMIST_STAR_MD = 7, ALCHEMIST_STAR_MR = 8, ALCHEMIST_STAR_STAR = 9, &
       ALCHEMIST_STAR_VC = 10, ALCHEMIST_STAR_VR = 11, ALCHEMIST_VC_STAR = 12, &
-      ALCHEMIST_VR_STAR = 13, ALCHEMIST_CIRC_CIRC = 14
+      ALCHEMIST_VR_STAR = 13, ALCHEMIST_CIRC_CIRC = 14, ALCHEMIST_BLOCK = 2147483393
 
   integer(c_int), parameter, public :: ALCHEMIST_SUM = 1, ALCHEMIST_MIN = 2, ALCHEMIST_MAX = 3
 
   ! One rank's part of a matrix: element (i, j) of its local array (from 1) is element
-  ! (row_shift + (i - 1) * row_stride, col_shift + (j - 1) * col_stride) of the matrix (from 0).
+  ! (alchemist_global_row(matrix, i), alchemist_global_col(matrix, j)) of the matrix (from 0).
   type, bind(c) :: alchemist_matrix
     integer(c_int64_t) :: rows, cols
     integer(c_int) :: dtype, layout
     integer(c_int32_t) :: grid_height, grid_width, dimensions
     integer(c_int64_t) :: local_rows, local_cols, leading_dimension
-    integer(c_int64_t) :: row_shift, row_stride, col_shift, col_stride
+    integer(c_int64_t) :: row_shift, row_stride, col_shift, col_stride, row_block, col_block
     type(c_ptr) :: data
   end type
 
@@ -514,6 +515,42 @@ contains
     integer(c_int), intent(in) :: dtype, layout
     type(alchemist_matrix), pointer :: made
     call c_f_pointer(f_new(call, rows, cols, 2, dtype, layout), made)
+  end function
+
+  ! ScaLAPACK's block-cyclic layout with nb x nb blocks, nb >= 2.
+  pure function alchemist_block_cyclic(nb) result(layout)
+    integer, intent(in) :: nb
+    integer(c_int) :: layout
+    layout = ALCHEMIST_MC_MR + 256_c_int * int(nb, c_int)
+  end function
+
+  ! The row of the matrix (from 0) in row i of the local array (from 1).
+  pure function alchemist_global_row(matrix, i) result(row)
+    type(alchemist_matrix), intent(in) :: matrix
+    integer(c_int64_t), intent(in) :: i
+    integer(c_int64_t) :: row
+    row = matrix%row_shift + (i - 1) / matrix%row_block * matrix%row_stride &
+        + modulo(i - 1, matrix%row_block)
+  end function
+
+  pure function alchemist_global_col(matrix, j) result(col)
+    type(alchemist_matrix), intent(in) :: matrix
+    integer(c_int64_t), intent(in) :: j
+    integer(c_int64_t) :: col
+    col = matrix%col_shift + (j - 1) / matrix%col_block * matrix%col_stride &
+        + modulo(j - 1, matrix%col_block)
+  end function
+
+  ! ScaLAPACK's descriptor of a matrix in MC_MR, BLOCK or block-cyclic; the grid of `context` is
+  ! that of blacs_gridinit(context, "C", height, width). False for other layouts.
+  function alchemist_descriptor(matrix, context, descriptor) result(found)
+    type(alchemist_matrix), intent(in) :: matrix
+    integer, intent(in) :: context
+    integer, intent(out) :: descriptor(9)
+    logical :: found
+    found = modulo(matrix%layout, 256_c_int) == ALCHEMIST_MC_MR
+    descriptor = [1, context, int(matrix%rows), int(matrix%cols), int(matrix%row_block), &
+        int(matrix%col_block), 0, 0, int(matrix%leading_dimension)]
   end function
 
   function alchemist_new_vector(call, rows, dtype, layout) result(made)

@@ -43,7 +43,7 @@ extern "C" {
 
 /* A host loads only libraries with the same number; it increases when anything below changes, but
  * for functions at the end of alchemist_host. */
-#define ALCHEMIST_ABI 2
+#define ALCHEMIST_ABI 3
 
 enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
 
@@ -87,12 +87,22 @@ typedef enum {
     ALCHEMIST_STAR_VR = 11,
     ALCHEMIST_VC_STAR = 12,
     ALCHEMIST_VR_STAR = 13,
-    ALCHEMIST_CIRC_CIRC = 14
+    ALCHEMIST_CIRC_CIRC = 14,
+    /* One block for each rank of the grid: MC_MR with ceil(rows / height) x ceil(cols / width)
+     * blocks. */
+    ALCHEMIST_BLOCK = ALCHEMIST_MC_MR | 0x7fffff << 8,
+    ALCHEMIST_LAYOUT_BITS = 0x7fffffff /* no layout: so that the type has room for block sizes */
 } alchemist_layout;
 
+/* ScaLAPACK's block-cyclic layout, MC_MR with nb x nb blocks; 2 <= nb < 0x7fffff. Layouts of rows,
+ * columns and transposes of such matrices are Elemental's with the same bits above the lowest 8. */
+#define ALCHEMIST_BLOCK_CYCLIC(nb) ((alchemist_layout)(ALCHEMIST_MC_MR | (nb) << 8))
+
 /* One rank's part of a matrix, or of a vector, which is stored as one column. Any length may be 0.
- * Local element (i, j) is data[i + j * leading_dimension], and global
- * element (row_shift + i * row_stride, col_shift + j * col_stride). A rank without
+ * Local element (i, j) is data[i + j * leading_dimension], and global element
+ * (alchemist_global_row(matrix, i), alchemist_global_col(matrix, j)): row_block neighbouring rows
+ * from row_shift on, again after each row_stride rows. Blocks are of one row and column but in
+ * layouts of blocks: there global row row_shift + i * row_stride is local row i. A rank without
  * elements has local_rows or local_cols 0. Parameters are read-only; results are written. */
 typedef struct {
     int64_t rows, cols; /* of the whole matrix */
@@ -106,6 +116,7 @@ typedef struct {
     int64_t leading_dimension; /* elements from one local column to the next, >= 1 */
     int64_t row_shift, row_stride;
     int64_t col_shift, col_stride;
+    int64_t row_block, col_block;
     void *data; /* column-major */
 } alchemist_matrix;
 
@@ -296,11 +307,31 @@ static inline const alchemist_matrix *alchemist_to_layout(alchemist_call *call,
 }
 
 static inline int64_t alchemist_global_row(const alchemist_matrix *matrix, int64_t local_row) {
-    return matrix->row_shift + local_row * matrix->row_stride;
+    if (matrix->row_block == 1) return matrix->row_shift + local_row * matrix->row_stride;
+    return matrix->row_shift + local_row / matrix->row_block * matrix->row_stride +
+           local_row % matrix->row_block;
 }
 
 static inline int64_t alchemist_global_col(const alchemist_matrix *matrix, int64_t local_col) {
-    return matrix->col_shift + local_col * matrix->col_stride;
+    if (matrix->col_block == 1) return matrix->col_shift + local_col * matrix->col_stride;
+    return matrix->col_shift + local_col / matrix->col_block * matrix->col_stride +
+           local_col % matrix->col_block;
+}
+
+/* ScaLAPACK's descriptor of a matrix in MC_MR, BLOCK or BLOCK_CYCLIC; data is the local array. The
+ * grid of `context` has the gang's shape and ranks, column by column: Cblacs_gridinit(&context, "C",
+ * call->grid_height, call->grid_width). Returns ALCHEMIST_OK; ALCHEMIST_FAILED for other layouts and
+ * for sizes above 32 bits: convert with alchemist_to_layout first. */
+static inline int alchemist_descriptor(const alchemist_matrix *matrix, int context,
+                                       int descriptor[9]) {
+    const int64_t most = 0x7fffffff;
+    if ((matrix->layout & 0xff) != ALCHEMIST_MC_MR || matrix->rows > most || matrix->cols > most ||
+        matrix->leading_dimension > most)
+        return ALCHEMIST_FAILED;
+    const int64_t values[9] = {1, context, matrix->rows, matrix->cols, matrix->row_block,
+                               matrix->col_block, 0, 0, matrix->leading_dimension};
+    for (int i = 0; i < 9; i++) descriptor[i] = (int)values[i];
+    return ALCHEMIST_OK;
 }
 
 /* --- waiting --- */

@@ -22,6 +22,7 @@
 #define ALCHEMIST_HPP
 
 #include <algorithm>
+#include <array>
 #include <complex>
 #include <deque>
 #include <exception>
@@ -86,6 +87,14 @@ template <class T> class Matrix {
     alchemist_layout layout() const { return raw_->layout; }
     int64_t global_row(int64_t i) const { return alchemist_global_row(raw_, i); }
     int64_t global_col(int64_t j) const { return alchemist_global_col(raw_, j); }
+    // ScaLAPACK's, see alchemist_descriptor.
+    std::array<int, 9> descriptor(int context) const {
+        std::array<int, 9> found;
+        if (alchemist_descriptor(raw_, context, found.data()) != ALCHEMIST_OK)
+            throw Refused("ScaLAPACK has no descriptor of this matrix: use to_layout with "
+                          "ALCHEMIST_BLOCK_CYCLIC(64)");
+        return found;
+    }
     T *data() const { return static_cast<T *>(raw_->data); }
     T *column(int64_t j) const { return data() + j * raw_->leading_dimension; }
     T &operator()(int64_t i, int64_t j) const { return column(j)[i]; } // local indices

@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-enum { ALCHEMIST_CLIENT_VERSION = 1 };
+enum { ALCHEMIST_CLIENT_VERSION = 2 };
 
 struct alchemist_client_request {
     int32_t version, operation, dtype, layout, dimensions;

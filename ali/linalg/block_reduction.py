@@ -17,6 +17,7 @@ from ali.blocks import CHUNK, Array, block, panels, require
 from ali.interface import Context
 from ali.linalg.collectives import Join, ranks_sharing, tree_reduce
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import distributions, sibling
 
 Measure = Callable[[Array, int | None], Array]
 SUPPORTED = ("MC", "MR", "VC", "VR", "STAR")  # distributions that give indices to every rank
@@ -62,9 +63,9 @@ def reduce_matrix(
     shape : (int, int)
         Of the result: (1, n), (m, 1) or (1, 1).
     """
-    if not all(dist in SUPPORTED for dist in A.layout.split("_")):
+    if not all(dist in SUPPORTED for dist in distributions(A.layout)):
         A = ctx.to_layout(A, "VC_STAR")
-    rows, cols = A.layout.split("_")
+    rows, cols = distributions(A.layout)
     (m, n), local = A.shape, block(A)
     with np.errstate(all="ignore"):
         found = _local(ctx, local, axis, measure, nothing, join, block_nbytes or CHUNK)
@@ -74,7 +75,9 @@ def reduce_matrix(
             found = tree_reduce(ctx.comm, ranks_sharing(cols, ctx.grid, ctx.rank), found, join)
     if axis is None:
         return found, "STAR_STAR", (1, 1)
-    return (found, f"STAR_{cols}", (1, n)) if axis == 0 else (found, f"{rows}_STAR", (m, 1))
+    if axis == 0:
+        return found, sibling(A.layout, "STAR", cols), (1, n)
+    return found, sibling(A.layout, rows, "STAR"), (m, 1)
 
 
 def _local(

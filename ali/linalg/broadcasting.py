@@ -11,7 +11,15 @@ from ali.interface import Context
 from ali.linalg.views import operand
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import ArrayShape, Grid, Shape, owners, stored_shape
+from mpi_workers.matrix.layout import (
+    ArrayShape,
+    Grid,
+    Shape,
+    distributions,
+    owners,
+    sibling,
+    stored_shape,
+)
 
 
 def broadcast_shape(name: str, operands: Sequence[DistMatrix]) -> ArrayShape:
@@ -59,11 +67,11 @@ def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
     """The layout in which a row, column or element broadcasts against a matrix in `layout`."""
     if layout == "CIRC_CIRC" or shape == whole:
         return layout
-    rows, cols = layout.split("_")
-    return "_".join(
+    rows, cols = (
         dist if mine == full else "STAR"
-        for dist, mine, full in zip((rows, cols), shape, whole, strict=True)
+        for dist, mine, full in zip(distributions(layout), shape, whole, strict=True)
     )
+    return sibling(layout, rows, cols)
 
 
 def aligned(

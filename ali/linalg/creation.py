@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, block, panels, require, shape_text
+from ali.blocks import CHUNK, Array, block, panels, require, require_layout, shape_text
 from ali.interface import Context, routine
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS
 
 UNIFORM = 1  # purpose of the streams of `random_uniform`; that of `random_normal` is 0
 
@@ -295,11 +294,7 @@ def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any
         "DtypeError",
         f"{name}: dtype must be one of {', '.join(DTYPES)}; got {dtype!r}",
     )
-    require(
-        layout in LAYOUTS,
-        "LayoutError",
-        f"{name}: layout must be one of {', '.join(LAYOUTS)}; got {layout!r}",
-    )
+    require_layout(name, layout)
     return np.dtype(dtype)
 
 

@@ -16,6 +16,7 @@ from ali.blocks import Array
 from ali.interface import Context
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.runs import Runs, evenly, put, taken
 
 MESSAGE = 16 << 20  # 16 MiB
 TAG = 14
@@ -97,16 +98,16 @@ def _exchange(
 
 def _pairs(
     rows: IndexMap, cols: IndexMap, distribution: Distribution, rank: int
-) -> list[tuple[IndexMap, range]]:
-    local_indices = distribution.local_indices(rank)
-    return [(rows, local_indices.rows), (cols, local_indices.cols)]
+) -> list[tuple[IndexMap, Runs | None]]:
+    down, across = distribution.runs(rank) or (None, None)
+    return [(rows, down), (cols, across)]
 
 
-def _narrow(side: Array, index_map: IndexMap, owned: range) -> IndexMap:
+def _narrow(side: Array, index_map: IndexMap, owned: Runs | None) -> IndexMap:
     """The part of a map whose `side` is among the indices that a rank owns."""
-    if not owned:
+    if owned is None:
         return IndexMap(side[:0], side[:0])
-    mine = side % owned.step == owned.start % owned.step
+    mine = owned.holds(side)
     return IndexMap(index_map.source[mine], index_map.target[mine])
 
 
@@ -114,13 +115,13 @@ def _selection(
     maps: list[IndexMap], other: Distribution, rank: int, giving: bool, matrix: DistMatrix
 ) -> _Selection | None:
     """The elements of this rank's part that go to, or come from, another rank."""
-    theirs, found = other.local_indices(rank), []
-    for index_map, owned, mine in zip(
-        maps, (theirs.rows, theirs.cols), (matrix.rows, matrix.cols), strict=True
-    ):
+    theirs = other.runs(rank) or (None, None)
+    mine, found = matrix.distribution.runs(matrix.rank), []
+    if mine is None:
+        return None
+    for index_map, owned, runs in zip(maps, theirs, mine, strict=True):
         part = _narrow(index_map.target if giving else index_map.source, index_map, owned)
-        index = part.source if giving else part.target
-        found.append((index - mine.start) // max(1, mine.step))
+        found.append(runs.positions(part.source if giving else part.target))
     return _Selection(*found) if found[0].size and found[1].size else None
 
 
@@ -138,31 +139,11 @@ def _cuts(matrix: DistMatrix, share: _Selection | None) -> Iterator[_Selection]:
 
 
 def _get(local: Array, share: _Selection) -> Array:
-    rows, cols = _index(share.rows), _index(share.cols)
-    if isinstance(rows, slice) or isinstance(cols, slice):
-        found: Array = local[rows, cols]
-        return found
-    found = local[np.ix_(rows, cols)]
-    return found
+    return taken(local, evenly(share.rows), evenly(share.cols))
 
 
 def _put(local: Array, share: _Selection, values: Array) -> None:
-    rows, cols = _index(share.rows), _index(share.cols)
-    if isinstance(rows, slice) or isinstance(cols, slice):
-        local[rows, cols] = values
-    else:
-        local[np.ix_(rows, cols)] = values
-
-
-def _index(positions: Array) -> slice | Array:
-    """Positions as a slice if they rise evenly: a view, and much faster."""
-    if positions.size == 1:
-        return slice(int(positions[0]), int(positions[0]) + 1)
-    steps = np.diff(positions)
-    step = int(steps[0])
-    if step > 0 and (steps == step).all():
-        return slice(int(positions[0]), int(positions[-1]) + 1, step)
-    return positions
+    put(local, evenly(share.rows), evenly(share.cols), values)
 
 
 def _raw(array: Array) -> Array:

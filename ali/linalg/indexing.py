@@ -11,6 +11,7 @@ from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.index_transfer import IndexMap, transfer
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import clip
 
 
 @routine("B")
@@ -349,7 +350,7 @@ def _copied(ctx: Context, A: DistMatrix) -> DistMatrix:
 
 def _rows_below(A: DistMatrix, row: int) -> int:
     """How many of this rank's rows have a smaller index than `row`."""
-    return len(range(A.rows.start, min(row, A.rows.stop), A.rows.step))
+    return len(clip(A.rows, 0, row))
 
 
 def diagonal_of(ctx: Context, A: DistMatrix) -> Array:

@@ -8,6 +8,7 @@ from ali.linalg.gemm import inner, product
 from ali.linalg.views import OPERATIONS, operand
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import mirrored
 
 
 @routine("C")
@@ -127,8 +128,7 @@ def transpose(ctx: Context, A: DistMatrix, conjugate: bool = False) -> DistMatri
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
-    rows, cols = A.layout.split("_")
-    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, f"{cols}_{rows}")
+    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, mirrored(A.layout))
     if A.local.size:
         copy_kernels.copy(B.local, A.local.T)
         if conjugate and A.dtype.kind == "c":

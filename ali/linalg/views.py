@@ -8,7 +8,7 @@ import numpy as np
 
 from ali.blocks import Array
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.layout import Distribution, mirrored
 
 if TYPE_CHECKING:
     from mpi_workers.matrix.memory import MemoryBlock
@@ -36,7 +36,6 @@ def operand(A: DistMatrix, operation: str) -> DistMatrix:
     """
     if operation == "N":
         return A
-    rows, cols = A.layout.split("_")
-    distribution = Distribution(f"{cols}_{rows}", (A.shape[1], A.shape[0]), A.grid)
+    distribution = Distribution(mirrored(A.layout), (A.shape[1], A.shape[0]), A.grid)
     local = A.local.conj() if operation == "C" and A.dtype.kind == "c" else A.local
     return DistMatrix(distribution, A.rank, A.dtype, cast("MemoryBlock", _View(local.T)))

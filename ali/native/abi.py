@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpi_workers.wire.signature import MATRIX
 
-ABI = 2
+ABI = 3
 HOST = 3  # of the functions that libraries may call
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
@@ -38,6 +38,8 @@ class CMatrix(ctypes.Structure):
         ("row_stride", ctypes.c_int64),
         ("col_shift", ctypes.c_int64),
         ("col_stride", ctypes.c_int64),
+        ("row_block", ctypes.c_int64),
+        ("col_block", ctypes.c_int64),
         ("data", ctypes.c_void_p),
     )
 

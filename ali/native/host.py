@@ -26,7 +26,8 @@ from ali.native.abi import (
 )
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
-from mpi_workers.matrix.layout import LAYOUTS, rank_strides
+from mpi_workers.matrix.layout import layout_of, number_of
+from mpi_workers.matrix.runs import Runs
 
 
 class Frame:
@@ -213,29 +214,34 @@ class Host:
 
 
 def _layout(number: int) -> str:
-    if not 1 <= number <= len(LAYOUTS):
-        raise Failure("RoutineError", f"the library requested the unknown layout {number}")
-    return LAYOUTS[number - 1]
+    try:
+        return layout_of(number)
+    except ValueError:
+        raise Failure(
+            "RoutineError", f"the library requested the unknown layout {number}"
+        ) from None
 
 
 def described(matrix: DistMatrix) -> CMatrix:
     """A rank's part of a matrix as C sees it; `data` is its address in this process."""
-    both = rank_strides(matrix.layout, matrix.grid, matrix.rank)
-    (row0, row_step), (col0, col_step) = both or ((0, 1), (0, 1))
+    both = matrix.distribution.runs(matrix.rank)
+    rows, cols = both or (Runs(0, 1, 1), Runs(0, 1, 1))
     m, n = matrix.shape if both else (0, 0)
     return CMatrix(
         *matrix.shape,
         DTYPES.index(matrix.dtype.name) + 1,
-        LAYOUTS.index(matrix.layout) + 1,
+        number_of(matrix.layout),
         *matrix.grid,
         matrix.ndim,
-        len(range(row0, m, row_step)),
-        len(range(col0, n, col_step)),
+        rows.count(m),
+        cols.count(n),
         matrix.leading_dimension,
-        row0,
-        row_step,
-        col0,
-        col_step,
+        rows.first,
+        rows.period,
+        cols.first,
+        cols.period,
+        rows.width,
+        cols.width,
         matrix.local.ctypes.data,
     )
 

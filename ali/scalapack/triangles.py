@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ali.interface import Context
 from ali.scalapack.cyclic import Cyclic
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import clip
+from mpi_workers.matrix.runs import Indices
 
 
 def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:
@@ -28,9 +30,9 @@ def keep_upper(matrix: DistMatrix) -> None:
         matrix.local[_before(matrix.rows, col + 1) :, j] = 0
 
 
-def _before(owned: range, index: int) -> int:
+def _before(owned: Indices, index: int) -> int:
     """How many of the owned indices are below `index`."""
-    return len(range(owned.start, min(index, owned.stop), owned.step))
+    return len(clip(owned, 0, index))
 
 
 def diagonal(ctx: Context, matrix: Cyclic) -> NDArray[Any]:

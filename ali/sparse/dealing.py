@@ -42,7 +42,7 @@ def _dealt_out(ctx: Context, data: DistMatrix, indices: DistMatrix, starts: Dist
     for part, ends in enumerate(starts.local):
         own = ends[: ends[-1] + 1]
         used.append(int(own[-1]))
-        old_rank = data.rows.start + part * data.rows.step
+        old_rank = data.rows[part]
         rows.append(np.repeat(old_rank + before * np.arange(len(own) - 1), np.diff(own)))
     row = np.concatenate(rows)
     order = np.argsort(row % ctx.size, kind="stable")

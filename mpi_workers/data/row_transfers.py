@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from mpi_workers.data.node_connection import Array, NodeConnection, attribute_errors
 from mpi_workers.data.transfers import MatrixWriter
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import LocalIndices, Shape, as_slice
+from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.runs import selector, taken
 
 FRAME_BYTES = 8 << 20  # 8 MiB of rows in one frame: the node receives it before it places them
 
@@ -65,10 +66,12 @@ class RowWriter(MatrixWriter):
 
     def _copy_rows(self, rank: int, rows: Array, block: Array) -> None:
         connection, part = self._mapped[rank]
-        share = _positions_of_rank(rows, part.local_indices)
-        if len(share):
-            local = (rows[share] - part.local_indices.rows.start) // part.local_indices.rows.step
-            part.local[local] = block[share, as_slice(part.local_indices.cols, 0)]
+        its = self._target.distribution.runs(rank)
+        share = np.flatnonzero(its[0].holds(rows)) if its is not None else rows[:0]
+        if its is not None and len(share):
+            local = its[0].positions(rows[share])
+            cols = selector(part.local_indices.cols)
+            part.local[local] = taken(block, share, cols)
             elements = len(share) * len(part.local_indices.cols)
             self._written[rank] = self._written.get(rank, 0) + elements
             self.times[connection.node].nbytes += elements * self._target.dtype.itemsize
@@ -83,11 +86,3 @@ class RowWriter(MatrixWriter):
             times = attribute_errors(connection, sending)
             with self._adding:
                 self.times[connection.node].add(times)
-
-
-def _positions_of_rank(rows: Array, local_indices: LocalIndices) -> NDArray[np.int64]:
-    """Positions in `rows` of those that a rank holds."""
-    mine = rows >= local_indices.rows.start
-    if local_indices.rows.step > 1:
-        mine &= (rows - local_indices.rows.start) % local_indices.rows.step == 0
-    return np.flatnonzero(mine)

@@ -23,6 +23,7 @@ from mpi_workers.data.steps import Step, steps_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.regions import Region
+from mpi_workers.matrix.runs import spacing
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
 
@@ -337,7 +338,7 @@ class MatrixWriter(_Transfer):
     @cached_property
     def _least_column_bytes(self) -> int:
         indices = map(self._target.distribution.local_indices, self._near_ranks)
-        return MIN_COLUMN_BYTES * max((its.rows.step for its in indices), default=1)
+        return MIN_COLUMN_BYTES * max((spacing(its.rows) for its in indices), default=1)
 
     def _finish_streams(self) -> None:
         def finish(connection: NodeConnection) -> None:

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.matrix import native_copy
-from mpi_workers.matrix.layout import LocalIndices, as_slice, clip, positions
+from mpi_workers.matrix.layout import LocalIndices, as_slice, clip, contiguous, positions
+from mpi_workers.matrix.runs import Indices, selector, spacing
 
 UNTILED_BYTES = 1 << 16  # 64 KiB: stays in the cache without tiles
 TILE_BYTES = 1 << 18  # 256 KiB
@@ -167,7 +168,7 @@ def exchange(
     if stream is None:
         stream = sum(block.array.nbytes for block in blocks) > CACHED_BYTES
     # Ranks that hold whole rows are served one by one; others share cache lines.
-    whole_rows = all(part.local_indices.cols.step == 1 for part in parts)
+    whole_rows = all(spacing(part.local_indices.cols) == 1 for part in parts)
     stacks, others = _stacks(blocks, parts)
     tasks: list[Task] = []
     uncompiled = [(block, parts) for block in others]
@@ -178,7 +179,7 @@ def exchange(
     for block, its_parts in uncompiled:
         (m, n), itemsize = block.array.shape, block.array.itemsize
         for served in [[part] for part in its_parts] if whole_rows else [its_parts]:
-            stride = max(1, served[0].local_indices.rows.step) if whole_rows else 1
+            stride = max(1, spacing(served[0].local_indices.rows)) if whole_rows else 1
             for rows, cols in _tiles(m, n, itemsize, stride, whole_rows):
                 tasks.append(partial(_copy_tile, block, served, rows, cols, into_parts))
 
@@ -220,17 +221,19 @@ def _copy_tile(
     for part in parts:
         rows = clip(part.local_indices.rows, tile_rows.start + row0, tile_rows.stop + row0)
         cols = clip(part.local_indices.cols, tile_cols.start + col0, tile_cols.stop + col0)
-        if not rows or not cols:
-            continue
-        here = array[as_slice(rows, row0), as_slice(cols, col0)]
-        there = part.local[
-            positions(part.local_indices.rows, rows), positions(part.local_indices.cols, cols)
-        ]
-        if into_parts:
-            there[...] = here
-        else:
-            here[...] = there
-        counts[part.rank] = here.size
+        for down in contiguous(rows):
+            for across in contiguous(cols) if down else ():
+                here = array[as_slice(down, row0), as_slice(across, col0)]
+                there = part.local[
+                    positions(part.local_indices.rows, down),
+                    positions(part.local_indices.cols, across),
+                ]
+                if into_parts:
+                    there[...] = here
+                else:
+                    here[...] = there
+        if rows and cols:
+            counts[part.rank] = len(rows) * len(cols)
     return counts
 
 
@@ -306,7 +309,7 @@ def _kernel_tasks(
     row0, col0 = stack.rows.start, stack.cols.start
     m, n = len(stack.rows), len(stack.cols)
     itemsize = stack.blocks[0].array.itemsize
-    by_rows: defaultdict[range, list[RankPart]] = defaultdict(list)
+    by_rows: defaultdict[Indices, list[RankPart]] = defaultdict(list)
     for part in parts:
         by_rows[clip(part.local_indices.rows, row0, row0 + m)].append(part)
     pieces = -(-threads // max(1, len(by_rows)))
@@ -322,13 +325,13 @@ def _kernel_tasks(
                     positions(part.local_indices.rows, rows),
                     positions(part.local_indices.cols, cols),
                 ]
-                columns[as_slice(cols, col0)] = native_copy.lines(local, 1)
-                owner[as_slice(cols, col0)] = k
+                columns[selector(cols, col0)] = native_copy.lines(local, 1)
+                owner[selector(cols, col0)] = k
         runs = _runs(columns)
         if len(runs) > KERNEL_RUNS:
             left += together
             continue
-        here = stack.lines[as_slice(rows, row0)]
+        here = stack.lines[selector(rows, row0)]
         for first, last in runs:
             share = np.bincount(owner[first:last], minlength=len(together)).tolist()
             for k in range(pieces):

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix.layout import ArrayShape, Distribution, Grid, LocalIndices, Shape
+from mpi_workers.matrix.layout import (
+    ArrayShape,
+    Distribution,
+    Grid,
+    LocalIndices,
+    Shape,
+    distributions,
+)
+from mpi_workers.matrix.runs import Indices
 
 if TYPE_CHECKING:
     from mpi_workers.matrix.memory import MemoryBlock
@@ -72,8 +80,8 @@ class DistMatrix:
     local : ndarray, shape (local_m, local_n)
         This rank's elements, Fortran-ordered, without a copy: writing to it changes the matrix.
         Element ``local[i, j]`` is element ``(rows[i], cols[j])`` of the matrix.
-    rows, cols : range
-        Global indices of the local rows and columns.
+    rows, cols : range or BlockIndices
+        Global indices of the local rows and columns: ranges, but in ``BLOCK_CYCLIC`` layouts.
     """
 
     __slots__ = ("_block", "cols", "distribution", "dtype", "local", "ndim", "rank", "rows")
@@ -91,7 +99,8 @@ class DistMatrix:
         self.rank = rank
         self.dtype = dtype
         self.ndim = ndim
-        self.rows, self.cols = local_indices
+        self.rows: Indices = local_indices.rows
+        self.cols: Indices = local_indices.cols
         self._block = block
         self.local: NDArray[Any] = block.matrix(local_indices.shape, dtype)
 
@@ -134,6 +143,27 @@ class DistMatrix:
     def leading_dimension(self) -> int:
         """Elements from one local column to the next, for BLAS and Elemental (>= 1)."""
         return max(1, len(self.local))
+
+    def descriptor(self, context: int) -> NDArray[np.int32]:
+        """ScaLAPACK's descriptor, for a matrix in MC_MR, BLOCK or BLOCK_CYCLIC.
+
+        Parameters
+        ----------
+        context : int
+            Of a BLACS grid with the gang's height and width, ranks column by column (order "C").
+
+        Raises
+        ------
+        ValueError
+            For other layouts.
+        """
+        if distributions(self.layout) != ("MC", "MR"):
+            raise ValueError(
+                f"ScaLAPACK has no descriptor of a matrix in {self.layout}: convert it with "
+                "to_layout to BLOCK_CYCLIC:64, BLOCK or MC_MR"
+            )
+        first = [1, context, *self.shape, *self.distribution.block, 0, 0, self.leading_dimension]
+        return np.array(first, np.int32)
 
     @property
     def block(self) -> MemoryBlock:

@@ -1,10 +1,14 @@
-"""The elements of a matrix that each rank of a gang holds: Elemental's 14 layouts.
+"""The elements of a matrix that each rank of a gang holds: Elemental's 14 layouts, and blocks.
 
 Pure functions: no MPI, no memory. A layout is a pair of distributions, one for the rows and one
 for the columns, over a ``height x width`` grid of ranks that is numbered column by column (rank
-``r`` is at row ``r % height``, column ``r // height``). Every distribution assigns indices to ranks
-in turn, so the indices of a rank are an arithmetic progression, stored as a `range`: the
-intersection of two is a range again, and a NumPy slice selects it without an index list.
+``r`` is at row ``r % height``, column ``r // height``). Every distribution assigns blocks of
+indices to ranks in turn (`Runs`). In Elemental's layouts a block is one index, so the indices of a
+rank are an arithmetic progression, stored as a `range`: the intersection of two is a range again,
+and a NumPy slice selects it without an index list. ``BLOCK_CYCLIC:nb`` is MC_MR with ``nb x nb``
+blocks, ScaLAPACK's distribution. ``BLOCK`` is MC_MR with blocks so large that each rank has one:
+its indices are a range too. The other layouts may have blocks as well, ``MC_STAR:64`` or
+``VC_STAR:BLOCK``: sums of rows, transposes and the like of matrices in blocks are in those.
 
 Source of the rules: Poulson et al., "Elemental: A New Framework for
 Distributed Memory Dense Matrix Computations", ACM TOMS 39(2), 2013.
@@ -12,11 +16,13 @@ Distributed Memory Dense Matrix Computations", ACM TOMS 39(2), 2013.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, isqrt, lcm
 from typing import NamedTuple
+
+from mpi_workers.matrix.runs import BlockIndices, Indices, Runs
 
 Grid = tuple[int, int]
 Shape = tuple[int, int]
@@ -26,20 +32,21 @@ LAYOUTS: tuple[str, ...] = (
     "MC_MR", "MC_STAR", "MD_STAR", "MR_MC", "MR_STAR", "STAR_MC", "STAR_MD",
     "STAR_MR", "STAR_STAR", "STAR_VC", "STAR_VR", "VC_STAR", "VR_STAR", "CIRC_CIRC",
 )  # fmt: skip
-
-
-class Stride(NamedTuple):
-    """The indices of one rank in one distribution: ``shift, shift + stride, ...``."""
-
-    shift: int
-    stride: int
+BLOCK = "BLOCK"
+BLOCK_CYCLIC = "BLOCK_CYCLIC"
+BLOCKED = ("MC", "MR", "VC", "VR")  # distributions that may deal blocks
+MAX_BLOCK = (1 << 23) - 2  # the C interface has 23 bits for it
+ELEMENTS = 1, 1  # the blocks of Elemental's layouts
 
 
 class LocalIndices(NamedTuple):
-    """One rank's part of a matrix, as ranges of global indices (both empty if it has none)."""
+    """One rank's part of a matrix, as global indices (both empty if it has none).
 
-    rows: range
-    cols: range
+    They are ranges, but in layouts with several blocks per rank.
+    """
+
+    rows: Indices
+    cols: Indices
 
     @property
     def shape(self) -> Shape:
@@ -86,57 +93,151 @@ def stored_shape(shape: Sequence[int]) -> Shape:
     return m, n
 
 
+class Form(NamedTuple):
+    """A layout: the distributions of rows and columns, and how many indices a block has.
+
+    `block` is 1 in Elemental's layouts; None: so many that each rank has at most one block.
+    """
+
+    rows: str
+    cols: str
+    block: int | None = 1
+
+    @property
+    def layout(self) -> str:
+        """The name."""
+        elemental = f"{self.rows}_{self.cols}"
+        if self.block == 1 or {self.rows, self.cols} <= {"STAR", "CIRC"}:
+            return elemental
+        if elemental == "MC_MR":
+            return BLOCK if self.block is None else f"{BLOCK_CYCLIC}:{self.block}"
+        return f"{elemental}:{BLOCK if self.block is None else self.block}"
+
+
+@lru_cache(maxsize=256)
+def form(layout: str) -> Form:
+    """The form of a layout of that name. Raises `ValueError`, naming the layouts, if none is."""
+    name, _, size = layout.partition(":")
+    if layout in LAYOUTS:
+        rows, cols = layout.split("_")
+        return Form(rows, cols)
+    number = int(size) if size.isascii() and size.isdecimal() and size[0] != "0" else 0
+    if layout == BLOCK:
+        return Form("MC", "MR", None)
+    if number <= MAX_BLOCK:
+        if name == BLOCK_CYCLIC and number:
+            return Form("MC", "MR", number)
+        rows, _, cols = name.partition("_")
+        found = Form(rows, cols, number or None)
+        if name in LAYOUTS and {rows, cols} & {*BLOCKED} and found.layout == layout:
+            return found
+    raise ValueError(
+        f"layout must be one of {', '.join(LAYOUTS)}, {BLOCK} or {BLOCK_CYCLIC}:nb with nb rows "
+        f"and columns in a block, e.g. {BLOCK_CYCLIC}:64; got {layout!r}"
+    )
+
+
 def check_layout(layout: str) -> str:
-    """Return `layout` if it is one of the 14, else raise `ValueError` naming them."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+    """Return `layout` if there is one of that name, else raise `ValueError` naming them."""
+    form(layout)
     return layout
 
 
-def _stride(dist: str, grid: Grid, rank: int) -> Stride | None:
+def distributions(layout: str) -> tuple[str, str]:
+    """The distributions of the rows and of the columns: "MC", "MR" of ``BLOCK``."""
+    return form(layout)[:2]
+
+
+def sibling(layout: str, rows: str, cols: str) -> str:
+    """The layout with these distributions, and with the blocks of another."""
+    return Form(rows, cols, form(layout).block).layout
+
+
+def mirrored(layout: str) -> str:
+    """The layout of the transpose if every rank transposes its part."""
+    rows, cols, block = form(layout)
+    return Form(cols, rows, block).layout
+
+
+def number_of(layout: str) -> int:
+    """The number in C: of Elemental's layout, from 1 on; above its 8 bits the size of blocks."""
+    rows, cols, block = form(layout)
+    size = MAX_BLOCK + 1 if block is None else block if block > 1 else 0
+    return LAYOUTS.index(f"{rows}_{cols}") + 1 | size << 8
+
+
+def layout_of(number: int) -> str:
+    """The layout of a number in C. Raises `ValueError` if there is none."""
+    size, elemental = divmod(number, 1 << 8)
+    if not (0 < elemental <= len(LAYOUTS) and 0 <= size <= MAX_BLOCK + 1):
+        raise ValueError(f"layout {number} does not exist")
+    rows, cols, _ = form(LAYOUTS[elemental - 1])
+    return check_layout(Form(rows, cols, None if size > MAX_BLOCK else size or 1).layout)
+
+
+def block_shape(layout: str, shape: Shape, grid: Grid) -> Shape:
+    """Rows and columns of a block: 1 x 1 in Elemental's layouts."""
+    rows, cols, size = form(layout)
+    if size is not None:
+        return (size if rows in BLOCKED else 1), (size if cols in BLOCKED else 1)
+    height, width = grid
+    ranks = {"MC": height, "MR": width, "VC": height * width, "VR": height * width}
+    m, n = (
+        max(1, -(-length // ranks[dist])) if dist in BLOCKED else 1
+        for dist, length in zip((rows, cols), shape, strict=True)
+    )
+    return m, n
+
+
+def _runs(dist: str, grid: Grid, rank: int) -> Runs | None:
     """The indices of `rank` in distribution `dist`; None if the rank takes no part."""
     height, width = grid
     row, col = rank % height, rank // height
     match dist:
         case "MC":
-            return Stride(row, height)
+            return Runs(row, 1, height)
         case "MR":
-            return Stride(col, width)
+            return Runs(col, 1, width)
         case "VC":
-            return Stride(rank, height * width)
+            return Runs(rank, 1, height * width)
         case "VR":
-            return Stride(row * width + col, height * width)
+            return Runs(row * width + col, 1, height * width)
         case "STAR":
-            return Stride(0, 1)
+            return Runs(0, 1, 1)
         case "CIRC":
-            return Stride(0, 1) if rank == 0 else None
+            return Runs(0, 1, 1) if rank == 0 else None
         case "MD":  # index k is on the grid's diagonal, at (k % height, k % width)
             if (row - col) % gcd(height, width):
                 return None
             stride = lcm(height, width)
             shift = next(k for k in range(row, stride, height) if k % width == col)
-            return Stride(shift, stride)
+            return Runs(shift, 1, stride)
     raise ValueError(f"unknown distribution {dist!r}")
 
 
 @lru_cache(maxsize=1 << 14)
-def rank_strides(layout: str, grid: Grid, rank: int) -> tuple[Stride, Stride] | None:
-    """The rows and the columns of `rank`; None if it takes no part."""
-    check_layout(layout)
+def rank_runs(
+    layout: str, grid: Grid, rank: int, block: Shape = ELEMENTS
+) -> tuple[Runs, Runs] | None:
+    """The rows and the columns of `rank`; None if it takes no part.
+
+    `block` is the layout's `block_shape`; without it, the indices are those of blocks.
+    """
+    row_dist, col_dist = distributions(layout)
     if not 0 <= rank < grid[0] * grid[1]:
         raise ValueError(f"rank {rank} is not on a {grid[0]} x {grid[1]} grid")
-    row_dist, col_dist = layout.split("_")
-    rows, cols = _stride(row_dist, grid, rank), _stride(col_dist, grid, rank)
-    return None if rows is None or cols is None else (rows, cols)
+    rows, cols = _runs(row_dist, grid, rank), _runs(col_dist, grid, rank)
+    if rows is None or cols is None:
+        return None
+    return rows.of_blocks(block[0]), cols.of_blocks(block[1])
 
 
 def local_indices(layout: str, shape: Shape, grid: Grid, rank: int) -> LocalIndices:
-    """The part of a matrix that `rank` holds, as ranges of global indices. Cost: O(1)."""
-    both = rank_strides(layout, grid, rank)
+    """The part of a matrix that `rank` holds, as global indices. Cost: O(1)."""
+    both = rank_runs(layout, grid, rank, block_shape(layout, shape, grid))
     if both is None:
         return NOTHING
-    (row0, row_step), (col0, col_step) = both
-    rows, cols = range(row0, shape[0], row_step), range(col0, shape[1], col_step)
+    rows, cols = both[0].members(0, shape[0]), both[1].members(0, shape[1])
     return LocalIndices(rows, cols) if rows and cols else NOTHING
 
 
@@ -147,9 +248,9 @@ def owners(layout: str, grid: Grid) -> tuple[tuple[int, ...], ...]:
     In a layout without copies each group has one rank. Ranks that take no part are in no group.
     Cost: O(ranks), once per layout and grid.
     """
-    groups: dict[tuple[Stride, Stride], list[int]] = {}
+    groups: dict[tuple[Runs, Runs], list[int]] = {}
     for rank in range(grid[0] * grid[1]):
-        both = rank_strides(layout, grid, rank)
+        both = rank_runs(layout, grid, rank)
         if both is not None:
             groups.setdefault(both, []).append(rank)
     return tuple(tuple(group) for group in groups.values())
@@ -181,19 +282,37 @@ def intersect(a: range, b: range) -> range:
     return range(first, min(a.stop, b.stop), step)
 
 
-def clip(owned: range, start: int, stop: int) -> range:
+def clip(owned: Indices, start: int, stop: int) -> Indices:
     """The members of `owned` in the half-open interval ``[start, stop)``."""
+    if isinstance(owned, BlockIndices):
+        return owned.runs.members(max(start, owned.start), min(stop, owned.stop))
     first = owned.start
     if start > first:
         first += -(-(start - first) // owned.step) * owned.step
     return range(first, max(first, min(owned.stop, stop)), owned.step)
 
 
-def positions(owned: range, part: range) -> slice:
-    """The positions of the indices `part`, all members of `owned`, in a local block."""
+def positions(owned: Indices, part: Indices) -> slice:
+    """The positions of the indices `part`, all members of `owned`, in a local block.
+
+    Of `BlockIndices`, a part must be a `clip` of them.
+    """
     if not part:
         return slice(0, 0)
-    return slice(owned.index(part[0]), owned.index(part[-1]) + 1, max(1, part.step // owned.step))
+    step = (
+        1
+        if isinstance(owned, BlockIndices) or isinstance(part, BlockIndices)
+        else (max(1, part.step // owned.step))
+    )
+    return slice(owned.index(part[0]), owned.index(part[-1]) + 1, step)
+
+
+def contiguous(part: Indices) -> Iterator[range]:
+    """`part` as ranges: itself, or each of its blocks."""
+    if isinstance(part, range):
+        yield part
+    else:
+        yield from part.ranges()
 
 
 def as_slice(part: range, origin: int = 0) -> slice:
@@ -213,6 +332,15 @@ class Distribution:
     def size(self) -> int:
         """Number of ranks."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def block(self) -> Shape:
+        """Rows and columns of a block, which is held by one rank."""
+        return block_shape(self.layout, self.shape, self.grid)
+
+    def runs(self, rank: int) -> tuple[Runs, Runs] | None:
+        """The rows and the columns of a rank; None if it takes no part."""
+        return rank_runs(self.layout, self.grid, rank, self.block)
 
     def local_indices(self, rank: int) -> LocalIndices:
         return local_indices(self.layout, self.shape, self.grid, rank)

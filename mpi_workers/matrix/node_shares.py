@@ -6,6 +6,7 @@ contiguous where those of a single rank are not; the node's data endpoint splits
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -16,35 +17,41 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
-from mpi_workers.matrix.layout import Distribution, Grid, rank_strides
+from mpi_workers.matrix.layout import Distribution, Grid, Shape, contiguous, rank_runs
 from mpi_workers.matrix.regions import CHUNK_BYTES, MIN_ROW_BYTES, Region
+from mpi_workers.matrix.runs import Runs
 
 RANK_CHUNK_BYTES = 16 << 10  # 16 KiB of a piece for each rank: placing it has a cost per rank
 
 
-class Runs(NamedTuple):
-    """Indices of an axis: ``width`` neighbours from ``first`` on, again after each ``period``."""
+class Place(NamedTuple):
+    """Indices of a rank in a span: the runs, the places in each of them, the local positions."""
 
-    first: int
-    width: int
-    period: int
+    runs: slice
+    places: slice
+    local: slice
 
-    def spans(self, start: int, stop: int) -> Iterator[Span]:
-        """Those in the half-open interval: a part of a run, whole runs, a part of a run."""
-        first, width, period = self
-        k = (start - first) // period
-        head = first + k * period
-        if head < start:  # the interval begins in this run, or after it
-            cut = min(head + width, stop)
-            if start < cut:
-                yield Span(start, 1, cut - start, period)
-            head += period
-        whole = max(0, (stop - head - width) // period + 1)
-        if whole:
-            yield Span(head, whole, width, period)
-        rest = head + whole * period
-        if rest < stop:
-            yield Span(rest, 1, stop - rest, period)
+    @property
+    def size(self) -> int:
+        return int(self.local.stop - self.local.start)
+
+
+def spans(runs: Runs, start: int, stop: int) -> Iterator[Span]:
+    """The indices in the half-open interval: a part of a run, whole runs, a part of a run."""
+    first, width, period = runs
+    k = (start - first) // period
+    head = first + k * period
+    if head < start:  # the interval begins in this run, or after it
+        cut = min(head + width, stop)
+        if start < cut:
+            yield Span(start, 1, cut - start, period)
+        head += period
+    whole = max(0, (stop - head - width) // period + 1)
+    if whole:
+        yield Span(head, whole, width, period)
+    rest = head + whole * period
+    if rest < stop:
+        yield Span(rest, 1, stop - rest, period)
 
 
 class Span(NamedTuple):
@@ -72,20 +79,30 @@ class Span(NamedTuple):
         for k in range(0, runs, step):
             yield Span(start + k * period, min(step, runs - k), width, period)
 
-    def of_rank(self, shift: int, stride: int) -> tuple[slice, int, slice] | None:
-        """A rank's indices ``shift, shift + stride, ...``: its runs, the place in each, and the
-        positions in its local block. None if it has none here."""
+    def of_rank(self, its: Runs) -> Iterator[Place]:
+        """The indices of a rank: one place, but in layouts with several blocks per rank."""
         start, runs, width, period = self
-        place = (shift - start) % period
+        if runs == 1 or (period == 1 and its.width > 1):  # an interval
+            stop = start + runs * width
+            for part in contiguous(its.members(start, stop)):
+                if part:
+                    inside = slice(part.start - start, part.stop - start, part.step)
+                    local = its.count(part.start)
+                    here = slice(local, local + len(part))
+                    one = slice(0, 1)
+                    yield Place(one, inside, here) if runs == 1 else Place(inside, one, here)
+            return
+        place = (its.first - start) % period
         if place >= width:
-            return None
-        step = stride // period
-        first_run = ((shift - start - place) // period) % step
+            return
+        step = its.period // period
+        first_run = ((its.first - start - place) // period) % step
         length = len(range(first_run, runs, step))
-        if not length:
-            return None
-        local = (start + place + first_run * period - shift) // stride
-        return slice(first_run, None, step), place, slice(local, local + length)
+        if length:
+            local = its.count(start + place + first_run * period)
+            places = slice(place, place + its.width)
+            here = slice(local, local + length * its.width)
+            yield Place(slice(first_run, None, step), places, here)
 
 
 class Box(NamedTuple):
@@ -127,25 +144,35 @@ def chunk_bytes(ranks: int) -> int:
     return max(CHUNK_BYTES, RANK_CHUNK_BYTES * ranks)
 
 
-@lru_cache(maxsize=256)
-def products(layout: str, grid: Grid, ranks: tuple[int, ...]) -> tuple[tuple[Runs, Runs], ...]:
+def products(distribution: Distribution, ranks: Sequence[int]) -> tuple[tuple[Runs, Runs], ...]:
     """The indices of the ranks together: rows and columns of each product, without overlap."""
-    strides = [both for rank in ranks if (both := rank_strides(layout, grid, rank)) is not None]
-    if not strides:
+    return _products(distribution.layout, distribution.grid, distribution.block, tuple(ranks))
+
+
+@lru_cache(maxsize=256)
+def _products(
+    layout: str, grid: Grid, block: Shape, ranks: tuple[int, ...]
+) -> tuple[tuple[Runs, Runs], ...]:
+    parts = [both for rank in ranks if (both := rank_runs(layout, grid, rank)) is not None]
+    if not parts:
         return ()
-    (_, row_stride), (_, col_stride) = strides[0]
-    rows_of: defaultdict[int, set[int]] = defaultdict(set)  # shifts of rows, by shift of columns
-    for (row, _), (col, _) in strides:
-        rows_of[col].add(row)
+    row_period, col_period = parts[0][0].period, parts[0][1].period
+    rows_of: defaultdict[int, set[int]] = defaultdict(set)  # first rows, by first column
+    for rows, cols in parts:
+        rows_of[cols.first].add(rows.first)
     alike: defaultdict[frozenset[int], list[int]] = defaultdict(list)
-    for col, rows in rows_of.items():
-        alike[frozenset(rows)].append(col)
+    for col, firsts in rows_of.items():
+        alike[frozenset(firsts)].append(col)
     return tuple(
-        (row_runs, col_runs)
-        for rows, cols in alike.items()
-        for row_runs in _runs(rows, row_stride)
-        for col_runs in _runs(cols, col_stride)
+        (_of_blocks(row_runs, block[0]), _of_blocks(col_runs, block[1]))
+        for firsts, columns in alike.items()
+        for row_runs in _runs(firsts, row_period)
+        for col_runs in _runs(columns, col_period)
     )
+
+
+def _of_blocks(runs: Runs, size: int) -> Runs:
+    return runs if runs.width == runs.period else runs.of_blocks(size)
 
 
 def _runs(shifts: Iterable[int], stride: int) -> list[Runs]:
@@ -169,9 +196,9 @@ def boxes(distribution: Distribution, ranks: Sequence[int], region: Region) -> l
     """The elements of a region that the ranks hold."""
     return [
         Box(rows, cols)
-        for row_runs, col_runs in products(distribution.layout, distribution.grid, tuple(ranks))
-        for rows in row_runs.spans(region.row0, region.row1)
-        for cols in col_runs.spans(region.col0, region.col1)
+        for row_runs, col_runs in products(distribution, ranks)
+        for rows in spans(row_runs, region.row0, region.row1)
+        for cols in spans(col_runs, region.col0, region.col1)
     ]
 
 
@@ -193,30 +220,28 @@ def exchange(
         copy_kernels.exchange([block], parts, into_parts=into_parts, stream=stream)
         return
     for part in parts:
-        both = rank_strides(distribution.layout, distribution.grid, part.rank)
-        if both is None:
-            continue  # a layout on the diagonal leaves ranks without elements
-        (row, row_stride), (col, col_stride) = both
-        rows, cols = box.rows.of_rank(row, row_stride), box.cols.of_rank(col, col_stride)
-        if rows is None or cols is None:
-            continue
-        here = piece[rows[0], rows[1], cols[0], cols[1]]
-        there = part.local[rows[2], cols[2]]
-        if into_parts:
-            copy_kernels.copy(there, here)
-        else:
-            copy_kernels.copy(here, there)
+        for rows, cols in _places(box, part.rank, distribution):
+            here = piece[rows.runs, rows.places, cols.runs, cols.places]
+            there = part.local[rows.local, cols.local]
+            if 1 in here.shape[:2] and 1 in here.shape[2:]:
+                here = here.reshape(there.shape)  # a view: an axis of length 1 is joined
+                to, frm = (there, here) if into_parts else (here, there)
+                copy_kernels.copy(to, frm)
+            elif into_parts:
+                there.reshape(here.shape)[...] = here  # a view: axes are only split
+            else:
+                here[...] = there.reshape(here.shape)
+
+
+def _places(box: Box, rank: int, distribution: Distribution) -> Iterator[tuple[Place, Place]]:
+    """Where a box's elements of a rank are; none if it is off the grid's diagonal (MD)."""
+    both = distribution.runs(rank)
+    if both is not None:
+        yield from itertools.product(box.rows.of_rank(both[0]), box.cols.of_rank(both[1]))
 
 
 def elements_of(boxes_: Iterable[Box], rank: int, distribution: Distribution) -> int:
     """How many elements of the boxes a rank holds."""
-    both = rank_strides(distribution.layout, distribution.grid, rank)
-    if both is None:
-        return 0
-    (row, row_stride), (col, col_stride) = both
-    total = 0
-    for box in boxes_:
-        rows, cols = box.rows.of_rank(row, row_stride), box.cols.of_rank(col, col_stride)
-        if rows is not None and cols is not None:
-            total += (rows[2].stop - rows[2].start) * (cols[2].stop - cols[2].start)
-    return total
+    return sum(
+        rows.size * cols.size for box in boxes_ for rows, cols in _places(box, rank, distribution)
+    )

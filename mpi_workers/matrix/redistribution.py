@@ -1,34 +1,37 @@
 """Copies a matrix from any layout to any other, over MPI.
 
-Each rank computes which ranks need its elements (`partners.py`): the indices of both sides are
-ranges, so their intersection is a slice of the local block, and no index is sent. Ranks exchange
-in pairs at a growing distance, so that no rank is the first target of all others, in messages of
-`MESSAGE` bytes, far below MPI's limit of 2 GiB.
+Each rank computes which ranks need its elements (`partners.py`), so no index is sent. Between
+Elemental's layouts the indices of both sides are ranges, and their intersection is a slice of the
+local block; in blocks it may be a list of positions. Ranks exchange in pairs at a growing distance,
+so that no rank is the first target of all others, in messages of `MESSAGE` bytes, far below MPI's
+limit of 2 GiB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import NOTHING, Distribution, LocalIndices, positions
-from mpi_workers.matrix.partners import givers, takers
+from mpi_workers.matrix.layout import Distribution, Shape, positions
+from mpi_workers.matrix.partners import NO_PART, Part, givers, takers
 from mpi_workers.matrix.regions import stream
+from mpi_workers.matrix.runs import IndexArray, Indices, Runs, as_array, evenly, put, taken
 from mpi_workers.rank.communicator import GangComm
 
 MESSAGE = 16 << 20  # 16 MiB
 TAG = 7
+ALL = slice(None)
 
 
 def exchanges(
     source: Distribution, result: Distribution, rank: int
-) -> Iterator[tuple[tuple[int, LocalIndices], tuple[int, LocalIndices]]]:
+) -> Iterator[tuple[tuple[int, Part], tuple[int, Part]]]:
     """The elements that a rank sends, with their taker, and those that it receives, with the giver.
 
     In the order of the distances; those at which this rank has nothing to do are left out.
@@ -40,15 +43,70 @@ def exchanges(
     for distance in sorted({*outgoing, *incoming}):
         taker, giver = (rank + distance) % size, (rank - distance) % size
         yield (
-            (taker, outgoing.get(distance, NOTHING)),
-            (giver, incoming.get(distance, NOTHING)),
+            (taker, outgoing.get(distance, NO_PART)),
+            (giver, incoming.get(distance, NO_PART)),
         )
 
 
-def _cuts(matrix: DistMatrix, share: LocalIndices) -> Iterator[NDArray[Any]]:
-    view = _local(matrix, share)
-    for rows, cols in stream(view.shape, view.itemsize, MESSAGE):
-        yield view[rows, cols]
+class _Selection(NamedTuple):
+    """Elements of a rank's block: a view, and lists of positions in it where no view selects."""
+
+    local: NDArray[Any]
+    rows: slice | IndexArray  # of a message, or everything
+    cols: slice | IndexArray
+
+    @classmethod
+    def of(cls, matrix: DistMatrix, part: Part) -> _Selection:
+        both = matrix.distribution.runs(matrix.rank)
+        if both is None or not part.size:
+            return cls(matrix.local[:0, :0], ALL, ALL)
+        rows = _positions(matrix.rows, part.rows, both[0])
+        cols = _positions(matrix.cols, part.cols, both[1])
+        down, across = (where if isinstance(where, slice) else ALL for where in (rows, cols))
+        lists = (ALL if isinstance(where, slice) else where for where in (rows, cols))
+        return cls(matrix.local[down, across], *lists)
+
+    @property
+    def is_view(self) -> bool:
+        return isinstance(self.rows, slice) and isinstance(self.cols, slice)
+
+    @property
+    def shape(self) -> Shape:
+        m, n = self.local.shape
+        return _count(self.rows, m), _count(self.cols, n)
+
+    def buffer(self) -> NDArray[Any]:
+        """Memory for the elements."""
+        return np.empty(self.shape, self.local.dtype, order="F")
+
+    def cuts(self) -> Iterator[_Selection]:
+        """In messages."""
+        for rows, cols in stream(self.shape, self.local.itemsize, MESSAGE):
+            yield _Selection(self.local, _cut(self.rows, rows), _cut(self.cols, cols))
+
+    def get(self) -> NDArray[Any]:
+        return taken(self.local, self.rows, self.cols)
+
+    def packed(self) -> NDArray[Any]:
+        return np.asfortranarray(self.get())
+
+    def put(self, values: NDArray[Any]) -> None:
+        put(self.local, self.rows, self.cols, values)
+
+
+def _positions(owned: Indices, part: range | IndexArray, runs: Runs) -> slice | IndexArray:
+    if isinstance(owned, range) and isinstance(part, range):
+        return positions(owned, part)
+    indices = as_array(part) if isinstance(part, range) else part
+    return evenly(runs.positions(indices))
+
+
+def _count(chosen: slice | IndexArray, length: int) -> int:
+    return len(range(length)[chosen]) if isinstance(chosen, slice) else chosen.size
+
+
+def _cut(chosen: slice | IndexArray, part: slice) -> slice | IndexArray:
+    return part if isinstance(chosen, slice) else chosen[part]
 
 
 def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None:
@@ -65,38 +123,35 @@ def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None
     if source.shape != result.shape or source.dtype != result.dtype:
         raise ValueError(f"cannot redistribute {source!r} into {result!r}")
     for to, frm in exchanges(source.distribution, result.distribution, source.rank):
-        if to[0] == source.rank:
-            copy_kernels.copy(_local(result, to[1]), _local(source, to[1]))
+        here, there = _Selection.of(source, to[1]), _Selection.of(result, frm[1])
+        if to[0] != source.rank:
+            _pairwise(here.cuts(), there.cuts(), comm, to[0], frm[0])
+        elif here.is_view and there.is_view:
+            copy_kernels.copy(there.local, here.local)
         else:
-            _pairwise(source, result, comm, to, frm)
-
-
-def _local(matrix: DistMatrix, part: LocalIndices) -> NDArray[Any]:
-    return matrix.local[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
+            for cut, place in zip(here.cuts(), there.cuts(), strict=True):
+                place.put(cut.get())
 
 
 def _pairwise(
-    source: DistMatrix,
-    result: DistMatrix,
+    outgoing: Iterator[_Selection],
+    incoming: Iterator[_Selection],
     comm: GangComm,
-    to: tuple[int, LocalIndices],
-    frm: tuple[int, LocalIndices],
+    taker: int,
+    giver: int,
 ) -> None:
-    """Send a share to one rank and receive one from another, message by message."""
-    taker, outgoing = to
-    giver, incoming = frm
-    for cut, place in zip_longest(_cuts(source, outgoing), _cuts(result, incoming)):
+    """Send elements to one rank and receive some from another, message by message."""
+    for cut, place in zip_longest(outgoing, incoming):
         if cut is not None and place is not None:
-            packed = np.asfortranarray(cut)
-            buffer = np.empty(place.shape, place.dtype, order="F")
+            packed, buffer = cut.packed(), place.buffer()
             comm.Sendrecv(_raw(packed), taker, TAG, _raw(buffer), giver, TAG)
-            place[...] = buffer
+            place.put(buffer)
         elif cut is not None:
-            comm.Send(_raw(np.asfortranarray(cut)), taker, TAG)
+            comm.Send(_raw(cut.packed()), taker, TAG)
         elif place is not None:
-            buffer = np.empty(place.shape, place.dtype, order="F")
+            buffer = place.buffer()
             comm.Recv(_raw(buffer), giver, TAG)
-            place[...] = buffer
+            place.put(buffer)
 
 
 def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
-from mpi_workers.matrix.layout import Distribution, Stride, rank_strides
-from mpi_workers.matrix.node_shares import Runs, products
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.node_shares import products
+from mpi_workers.matrix.runs import Runs
 
 Indices = NDArray[np.int64]
 Array = NDArray[Any]
@@ -34,16 +35,11 @@ def row_groups(
 ) -> Iterator[RowGroup]:
     """The elements of some rows that the ranks hold, without overlap."""
     n = distribution.shape[1]
-    for row_runs, col_runs in products(distribution.layout, distribution.grid, tuple(ranks)):
-        positions = np.flatnonzero(_in_runs(rows, row_runs))
+    for row_runs, col_runs in products(distribution, ranks):
+        positions = np.flatnonzero(row_runs.holds(rows))
         if len(positions):
             every = np.arange(n)
-            yield RowGroup(rows[positions], positions, every[_in_runs(every, col_runs)])
-
-
-def _in_runs(indices: Indices, runs: Runs) -> NDArray[np.bool_]:
-    inside: NDArray[np.bool_] = (indices - runs.first) % runs.period < runs.width
-    return inside
+            yield RowGroup(rows[positions], positions, every[col_runs.holds(every)])
 
 
 def taken(block: Array, group: RowGroup) -> Array:
@@ -57,7 +53,7 @@ def place(
 ) -> Iterator[tuple[int, int]]:
     """Copy a group's elements into the local blocks of ranks; how many went into each."""
     for rank, _, local in parts:
-        both = rank_strides(distribution.layout, distribution.grid, rank)
+        both = distribution.runs(rank)
         if both is None or not local.size:
             continue
         down, here_rows = _of_rank(group.rows, both[0])
@@ -67,10 +63,10 @@ def place(
             yield rank, len(down) * len(across)
 
 
-def _of_rank(indices: Indices, its: Stride) -> tuple[Indices, Indices]:
+def _of_rank(indices: Indices, its: Runs) -> tuple[Indices, Indices]:
     """Positions in a rank's block of those indices that it holds, and their places in `indices`."""
-    here = np.flatnonzero((indices - its.shift) % its.stride == 0)
-    return (indices[here] - its.shift) // its.stride, here
+    here = np.flatnonzero(its.holds(indices))
+    return its.positions(indices[here]), here
 
 
 def checked_rows(value: object, shape: tuple[int, int]) -> Indices:

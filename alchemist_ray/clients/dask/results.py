@@ -17,7 +17,7 @@ from alchemist_ray.errors import AlchemistError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.description import TransferTarget
-from mpi_workers.matrix.layout import Distribution, check_layout
+from mpi_workers.matrix.layout import Distribution, distributions
 
 
 class FetchedByIndex:
@@ -142,10 +142,9 @@ def _bounds(key: Any, length: int) -> tuple[slice, Any]:
 
 def _whole_chunks(handle: MatrixRef) -> Any:
     """Chunks that are not split along a dimension that is whole on every rank."""
-    check_layout(handle.layout)
+    rows, cols = distributions(handle.layout)
     if len(handle.shape) < 2:
         return "auto"
-    rows, _, cols = handle.layout.partition("_")
     if cols == "STAR" and rows != "STAR":
         return "auto", -1
     if rows == "STAR" and cols != "STAR":

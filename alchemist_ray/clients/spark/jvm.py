@@ -164,7 +164,7 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
     for number, some in sorted(by_node.items()):
         addresses = endpoints.nodes[number].addresses
         host, _, port = addresses[-1].removeprefix("tcp:").rpartition(":")
-        shares = products(target.distribution.layout, target.distribution.grid, tuple(sorted(some)))
+        shares = products(target.distribution, sorted(some))
         nodes.append(
             {
                 "number": number,

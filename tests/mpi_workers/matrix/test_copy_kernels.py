@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
-from mpi_workers.matrix.layout import LAYOUTS, Distribution
+from mpi_workers.matrix.layout import Distribution
+from tests.support.owned_indices import every_layout
 
 
 def parts_of(distribution: Distribution, dtype: Any = np.float64) -> list[RankPart]:
@@ -46,7 +47,7 @@ def test_copy_takes_any_strides() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(LAYOUTS),
+    every_layout(),
     st.sampled_from([(1, 1), (1, 3), (2, 2), (2, 3), (3, 2)]),
     st.tuples(st.integers(1, 60), st.integers(1, 60)),
     st.data(),
@@ -73,7 +74,7 @@ def test_exchange_serves_every_part_of_any_region(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from(LAYOUTS),
+    every_layout(),
     st.sets(st.integers(1, 399), max_size=20),
     st.sets(st.integers(1, 299), max_size=3),
     st.randoms(),

@@ -13,19 +13,24 @@ from hypothesis import strategies as st
 from mpi_workers.matrix.layout import (
     LAYOUTS,
     Distribution,
+    Form,
     as_slice,
     clip,
+    contiguous,
     copies,
     default_grid,
+    form,
     intersect,
     local_indices,
     positions,
+    sibling,
 )
-from tests.support.owned_indices import owned_indices
+from mpi_workers.matrix.runs import Runs, as_array, selector
+from tests.support.owned_indices import every_layout, owned_indices
 
 ELEMENTAL = json.loads((Path(__file__).parents[2] / "data" / "elemental_layouts.json").read_text())
 
-layouts = st.sampled_from(LAYOUTS)
+layouts = every_layout()
 grids = st.tuples(st.integers(1, 6), st.integers(1, 6))
 shapes = st.tuples(st.integers(1, 25), st.integers(1, 25))
 progressions = st.builds(range, st.integers(0, 20), st.integers(0, 80), st.integers(1, 12))
@@ -40,6 +45,71 @@ def test_every_rank_owns_what_elemental_says(layout: str) -> None:
         for rank, owned in enumerate(case["owned"]):
             rows, cols = owned_indices(layout, shape, grid, rank)
             assert (rows.tolist(), cols.tolist()) == (owned["rows"], owned["cols"]), (case, rank)
+
+
+@given(st.none() | st.integers(2, 12), shapes, grids)
+def test_every_rank_owns_the_blocks_that_scalapack_says(
+    size: int | None, shape: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    """None: BLOCK, whose blocks are so large that each rank has at most one."""
+    layout = "BLOCK" if size is None else f"BLOCK_CYCLIC:{size}"
+    block = [size or -(-length // ranks) for length, ranks in zip(shape, grid, strict=True)]
+    assert Distribution(layout, shape, grid).block == tuple(block)
+    owner = np.empty(shape, int)
+    for i, j in np.ndindex(shape):
+        owner[i, j] = i // block[0] % grid[0] + j // block[1] % grid[1] * grid[0]
+    for rank in range(grid[0] * grid[1]):
+        rows, cols = owned_indices(layout, shape, grid, rank)
+        mine = np.zeros(shape, bool)
+        mine[np.ix_(rows, cols)] = True
+        assert np.array_equal(mine, owner == rank)
+
+
+@given(st.integers(0, 5), st.integers(1, 9), st.integers(1, 6), st.integers(0, 90), st.data())
+def test_indices_in_blocks_behave_as_a_tuple_of_them(
+    first: int, width: int, ranks: int, stop: int, data: st.DataObject
+) -> None:
+    runs = Runs(first % ranks, 1, ranks).of_blocks(width)
+    start = data.draw(st.integers(0, stop))
+    found = runs.members(start, stop)
+    expected = [i for i in range(start, stop) if i // width % ranks == first % ranks]
+    assert list(found) == as_array(found).tolist() == np.array(found, int).tolist() == expected
+    assert len(found) == len(expected)
+    assert [i for part in contiguous(found) for i in part] == expected
+    assert [i for i in range(-3, stop + 3) if i in found] == expected
+    assert [found.index(i) for i in expected] == list(range(len(expected)))
+    assert [found[k] for k in range(-len(expected), len(expected))] == 2 * expected
+    low, high = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(expected))])))
+    assert list(found[low:high]) == expected[low:high]
+    every = np.arange(stop)
+    assert every[runs.holds(every)].tolist() == list(runs.members(0, stop))
+    part = clip(found, low, high)
+    assert list(part) == [i for i in expected if low <= i < high]
+    assert as_array(found)[positions(found, part)].tolist() == list(part)
+    assert every[selector(part)].tolist() == list(part)
+    if part:
+        assert hash(part) == hash(clip(clip(found, 0, part[-1] + 1), part[0], stop))
+
+
+def test_indices_in_blocks_refuse_what_a_range_refuses() -> None:
+    found = Runs(0, 2, 6).members(0, 20)
+    for wrong in (2, 20, -1, "0"):
+        with pytest.raises(ValueError, match="is not one of the indices"):
+            found.index(wrong)  # type: ignore[arg-type]
+    for at in (len(found), -len(found) - 1):
+        with pytest.raises(IndexError):
+            found[at]
+    with pytest.raises(ValueError, match="in steps of 2"):
+        found[::2]
+
+
+@given(every_layout())
+def test_the_form_of_a_layout_has_its_name(layout: str) -> None:
+    assert form(layout).layout == layout
+    rows, cols, block = form(layout)
+    assert form(Form(cols, rows, block).layout) == Form(cols, rows, block)  # a transpose
+    assert sibling(sibling(layout, cols, rows), rows, cols) == layout
+    assert sibling(layout, "STAR", "STAR") == "STAR_STAR"
 
 
 def test_default_grid_has_the_height_of_elementals() -> None:
@@ -105,6 +175,7 @@ def test_intersection_is_the_common_members(a: range, b: range) -> None:
 def test_clip_keeps_the_members_in_the_interval(owned: range, start: int, stop: int) -> None:
     kept = clip(owned, start, stop)
     assert list(kept) == [i for i in owned if start <= i < stop]
+    assert isinstance(kept, range)
     assert kept.step == owned.step
 
 
@@ -121,7 +192,33 @@ def test_as_slice_selects_a_part_of_the_whole(part: range, before: int) -> None:
     assert whole[as_slice(part, origin)].tolist() == list(part)
 
 
-@pytest.mark.parametrize("layout", ["", "MC", "VC_STAR ", "vc_star", "MC_VR", "STAR"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "",
+        "MC",
+        "VC_STAR ",
+        "vc_star",
+        "MC_VR",
+        "STAR",
+        "MC_MR:4",
+        "MC_MR:BLOCK",
+        "STAR_STAR:4",
+        "CIRC_CIRC:BLOCK",
+        "MD_STAR:4",
+        "MC_STAR:1",
+        "BLOCK_CYCLIC",
+        "BLOCK:4",
+        "BLOCK_CYCLIC:",
+        "BLOCK_CYCLIC:0",
+        "BLOCK_CYCLIC:-1",
+        "BLOCK_CYCLIC:064",
+        "BLOCK_CYCLIC:6 4",
+        "BLOCK_CYCLIC:x",
+        "BLOCK_CYCLIC:8388607",
+        "BLOCK_CYCLIC:٤",
+    ],
+)
 def test_an_unknown_layout_is_refused_with_the_list_of_layouts(layout: str) -> None:
     with pytest.raises(ValueError, match=r"layout must be one of .*MC_MR, .*CIRC_CIRC.*; got"):
         owned_indices(layout, (3, 3), (1, 2), 0)

@@ -6,16 +6,17 @@ import itertools
 
 import pytest
 
-from mpi_workers.matrix.layout import LAYOUTS, Distribution, Grid
+from mpi_workers.matrix.layout import Distribution, Grid
 from mpi_workers.matrix.partners import givers, takers
 from mpi_workers.matrix.redistribution import exchanges
+from tests.support.owned_indices import SOME_LAYOUTS
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2), (2, 3), (3, 2), (1, 4), (4, 6)])
 @pytest.mark.parametrize("shape", [(5, 7), (1, 30), (13, 1), (0, 3)])
 def test_every_element_has_one_giver(grid: Grid, shape: tuple[int, int]) -> None:
     size = grid[0] * grid[1]
-    for old, new in itertools.product(LAYOUTS, LAYOUTS):
+    for old, new in itertools.product(SOME_LAYOUTS, SOME_LAYOUTS):
         source, result = Distribution(old, shape, grid), Distribution(new, shape, grid)
         sent = {
             (rank, taker): part
@@ -27,7 +28,8 @@ def test_every_element_has_one_giver(grid: Grid, shape: tuple[int, int]) -> None
             got = list(zip(*givers(source, result, rank), strict=True))
             for giver, part in got:
                 theirs = source.local_indices(giver)
-                assert sent.pop((giver, rank)) == part
+                given = sent.pop((giver, rank))
+                assert list(map(list, given)) == list(map(list, part))
                 assert set(part.rows) <= set(theirs.rows), (old, new)
                 assert set(part.cols) <= set(theirs.cols), (old, new)
             elements = [e for _, part in got for e in itertools.product(part.rows, part.cols)]
