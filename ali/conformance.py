@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 CANCEL_S = 0.005  # how far into a call it is cancelled
 RELOADS = 3
+TRIED = (*LAYOUTS, "BLOCK", "BLOCK_CYCLIC:2")
 UNUSUAL: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "bool": lambda array: array != 0,
     "no rows": lambda array: array[:0],
@@ -89,11 +90,11 @@ class _Checker:
         return wrong + [f"there is no routine {name}" for name in tried - set(self.signatures)]
 
     def results(self) -> list[str]:
-        """Every case that should work, its matrices in every layout."""
+        """Every case that should work, its matrices in every layout, also in blocks."""
         wrong: list[str] = []
         for case in self.good():
             before = len(wrong)
-            for layout in LAYOUTS if self.matrices(case) else LAYOUTS[:1]:
+            for layout in TRIED if self.matrices(case) else TRIED[:1]:
                 for words in self.tried(case, layout):
                     wrong.append(f"{case.routine}, matrices in {layout}: {words}")
             if len(wrong) == before:

@@ -16,9 +16,9 @@ import zarr
 
 from ali.files import exchange, folders, own_elements, paths, routines, text
 from ali.files.paths import hidden
-from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import BASE, SUFFIXES, Checks, bits, values, written_by_others
+from tests.support.layouts import SOME_LAYOUTS
 
 M, N = BASE.shape
 
@@ -159,7 +159,7 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
 
                 def load(path: Path = path, want: str = want, number: int = number) -> None:
                     nonlocal found
-                    layout = LAYOUTS[number % len(LAYOUTS)]
+                    layout = SOME_LAYOUTS[number % len(SOME_LAYOUTS)]
                     found = check.load(str(path), dtype=want, layout=layout)
 
                 said = check.said(load)
@@ -366,7 +366,7 @@ def shuffled(gang: Gang, folder: Path) -> list[str]:
             ("sharded.zarr", {}),
             ("fortran.npy", {}),
         ):
-            for layout in LAYOUTS:
+            for layout in SOME_LAYOUTS:
                 picked = {**options, "row_list": rows, "column_list": [4, 1, 2], "layout": layout}
                 found = check.whole(check.load(str(folder / name), **picked))
                 if bits(found) != bits(BASE[rows][:, [4, 1, 2]]):

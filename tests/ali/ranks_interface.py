@@ -14,8 +14,8 @@ import ali
 from ali import DistMatrix
 from ali.interface import Context
 from ali.registry import load
-from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
+from tests.support.layouts import SOME_LAYOUTS
 
 
 def _whole(ctx: Context, matrix: DistMatrix) -> Any:
@@ -46,7 +46,7 @@ def matrices(gang: Gang) -> dict[str, Any]:
         "few rows": _whole(ctx, ctx.new_from_rows(np.array(few).reshape(-1, 2), 2)).tolist(),
         "replicated": all(
             bool((_whole(ctx, ctx.new_replicated(values, name)) == values).all())
-            for name in LAYOUTS
+            for name in SOME_LAYOUTS
         ),
         "vector": ctx.new_replicated(np.arange(4)).shape,
         "wrong rows": _refused(ctx, lambda: ctx.new_from_rows(np.zeros((9, 2)), 5)),

@@ -10,7 +10,6 @@ import numpy as np
 from ali import linalg
 from ali.interface import Context
 from ali.linalg.ufuncs import UNARY
-from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     NUMBERS,
@@ -20,9 +19,20 @@ from tests.ali.ranks_linalg_checks import (
     small_panels,
     values,
 )
+from tests.support.layouts import SOME_LAYOUTS as EVERY
 
 SHAPES = [(13, 7), (1, 1), (2, 30), (40, 1)]
-SOME_LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC", "MD_STAR", "CIRC_CIRC", "STAR_MR", "STAR_STAR")
+SOME_LAYOUTS = (
+    "VC_STAR",
+    "MC_MR",
+    "STAR_VC",
+    "MD_STAR",
+    "CIRC_CIRC",
+    "STAR_MR",
+    "STAR_STAR",
+    "BLOCK",
+    "BLOCK_CYCLIC:2",
+)
 
 
 def sums_of_two(gang: Gang) -> list[Any]:
@@ -42,7 +52,7 @@ def sums_of_two(gang: Gang) -> list[Any]:
             what = [one, other, alpha, beta]
             check.close(check.whole(C), expected, expected.dtype, what)
             check.close(check.whole(D), expected, expected.dtype, [*what, "in strips"])
-    for left, right in sample(gang, LAYOUTS, SOME_LAYOUTS):
+    for left, right in sample(gang, EVERY, SOME_LAYOUTS):
         a, b = values((11, 6), "float64"), values((11, 6), "float64", 1)
         C = linalg.add(check.ctx, check.distribute(a, left), check.distribute(b, right))
         check.close(check.whole(C), a + b, "float64", [left, right])
@@ -53,7 +63,7 @@ def sums_of_two(gang: Gang) -> list[Any]:
 def broadcasts(gang: Gang) -> list[Any]:
     check = Checks(gang)
     shapes = [(8, 6), (1, 6), (8, 1), (1, 1)]
-    for one, other, layout, small in sample(gang, shapes, shapes, LAYOUTS, ("VC_STAR", "MR_MC")):
+    for one, other, layout, small in sample(gang, shapes, shapes, EVERY, ("VC_STAR", "MR_MC")):
         a, b = values(one, "float64"), values(other, "int32", 1)
         C = linalg.elementwise(
             check.ctx, "subtract", check.distribute(a, layout), check.distribute(b, small)
@@ -148,7 +158,7 @@ def reductions(gang: Gang) -> list[Any]:
     check = Checks(gang)
     names = ("sum", "mean", "min", "max", "var", "std")
     # All layouts with one dtype, all dtypes with one layout: six names, 14 layouts, three axes.
-    typed = [("float64", layout) for layout in LAYOUTS] + [(t, "MC_MR") for t in NUMBERS]
+    typed = [("float64", layout) for layout in EVERY] + [(t, "MC_MR") for t in NUMBERS]
     for shape, (dtype, layout), name in sample(gang, SHAPES, typed, names):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
@@ -169,7 +179,7 @@ def reductions(gang: Gang) -> list[Any]:
         check.whole(linalg.var(check.ctx, A, 0, 1)), a.var(axis=0, ddof=1, keepdims=True),
         "float64", "var with a large mean", 1e6,
     )  # fmt: skip
-    for dtype, layout in sample(gang, ("float32", "float64", "int32"), LAYOUTS):
+    for dtype, layout in sample(gang, ("float32", "float64", "int32"), EVERY):
         a = values((23, 5), dtype)
         with small_panels():
             found = linalg.column_stats(check.ctx, check.distribute(a, layout), 1)
@@ -219,7 +229,7 @@ def slices(gang: Gang) -> list[Any]:
     cuts = [
         (None, None, None), (2, 9, 1), (None, None, 3), (None, None, -1), (-2, None, -4), (9, 2, 1)
     ]  # fmt: skip
-    for layout, rows, cols, dtype in sample(gang, LAYOUTS, cuts, cuts, ("float32", "complex128")):
+    for layout, rows, cols, dtype in sample(gang, EVERY, cuts, cuts, ("float32", "complex128")):
         a = values((14, 11), dtype)
         with small_panels():
             B = linalg.slice(check.ctx, check.distribute(a, layout), *rows, *cols)
@@ -227,7 +237,7 @@ def slices(gang: Gang) -> list[Any]:
         check.same(check.whole(B), expected, [layout, rows, cols, dtype])
         check.true(B.layout == layout, "layout")
     picks = [[0], [-1, 3, 3, 0], list(range(13, -1, -1)), [5, 6, 7], [2, 9, 4], []]
-    for layout, pick, dtype in sample(gang, LAYOUTS, picks, NUMBERS):
+    for layout, pick, dtype in sample(gang, EVERY, picks, NUMBERS):
         a = values((14, 15), dtype)
         A = check.distribute(a, layout)
         index = np.array(pick, int)
@@ -247,7 +257,7 @@ def slices(gang: Gang) -> list[Any]:
     for select, shape in ((linalg.select_rows, (14, 1)), (linalg.select_cols, (1, 15))):
         found = select(check.ctx, A, check.distribute(np.zeros(shape, np.int32)))
         check.true(found.shape == ((0, 15) if shape[1] == 1 else (14, 0)), "a mask of zeros")
-    for left, right, axis in sample(gang, LAYOUTS, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
+    for left, right, axis in sample(gang, EVERY, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
         a, b = values((8, 8), "float32"), values((5, 8) if axis == 0 else (8, 5), "int64")
         C = linalg.concatenate(
             check.ctx, check.distribute(a, left), check.distribute(b, right), axis
@@ -258,7 +268,7 @@ def slices(gang: Gang) -> list[Any]:
 
 def diagonals_and_fills(gang: Gang) -> list[Any]:
     check = Checks(gang)
-    for layout, dtype, shape in sample(gang, LAYOUTS, NUMBERS, [(9, 5), (4, 11), (1, 1), (6, 6)]):
+    for layout, dtype, shape in sample(gang, EVERY, NUMBERS, [(9, 5), (4, 11), (1, 1), (6, 6)]):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
         expected = np.diagonal(a)
@@ -274,7 +284,7 @@ def diagonals_and_fills(gang: Gang) -> list[Any]:
         Z = linalg.zeros(check.ctx, *shape, dtype=dtype, layout=layout)
         check.same(check.whole(Z), np.zeros(shape, dtype), ["zeros", layout])
         check.true((E.layout, F.layout, Z.layout) == (layout,) * 3, layout)
-    for shape, layout in itertools.product([(7, 1), (1, 7), (1, 1)], LAYOUTS):
+    for shape, layout in itertools.product([(7, 1), (1, 7), (1, 1)], EVERY):
         a = values(shape, "float32")
         D = linalg.diag(check.ctx, check.distribute(a, layout))
         check.same(check.whole(D), np.diag(a.reshape(-1)), ["diag", shape, layout])

@@ -13,7 +13,6 @@ import pytest
 from ali import linalg
 from ali.interface import Context
 from ali.linalg import elimination, triangular
-from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
@@ -25,6 +24,7 @@ from tests.ali.ranks_linalg_checks import (
     sample,
     values,
 )
+from tests.support.layouts import SOME_LAYOUTS
 
 SIZES = (1, 2, 5, 9, 24)
 SIDES = ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR")
@@ -184,7 +184,7 @@ def least_squares(gang: Gang) -> list[Any]:
 def decompositions(gang: Gang) -> list[Any]:
     check = Checks(gang)
     shapes = [(30, 6), (6, 30), (8, 8), (1, 1), (1, 4), (2, 1)]
-    for shape, dtype, layout in sample(gang, shapes, NUMBERS, LAYOUTS):
+    for shape, dtype, layout in sample(gang, shapes, NUMBERS, SOME_LAYOUTS):
         a = values(shape, dtype)
         used = used_dtype(dtype)
         real = used.type(0).real.dtype
@@ -200,7 +200,7 @@ def decompositions(gang: Gang) -> list[Any]:
         orthonormal(check, v, [*what, "V"])
         found = check.whole(linalg.svdvals(check.ctx, A))
         check.close(found, s, real, [*what, "svdvals"], 50)
-    for n, dtype, layout in sample(gang, SIZES, NUMBERS, LAYOUTS):
+    for n, dtype, layout in sample(gang, SIZES, NUMBERS, SOME_LAYOUTS):
         a = values((n, n), dtype)
         hermitian = np.tril(a) + np.tril(a, -1).conj().T
         np.fill_diagonal(hermitian, np.diagonal(a).real)
@@ -257,7 +257,7 @@ def transposed_products(gang: Gang) -> list[Any]:
     check = Checks(gang)
     how = ("N", "T", "C")
     for left, right, dtype, layout, (m, k, n) in sample(
-        gang, how, how, NUMBERS, LAYOUTS, [(9, 14, 5), (1, 3, 8), (40, 2, 3), (6, 6, 6)]
+        gang, how, how, NUMBERS, SOME_LAYOUTS, [(9, 14, 5), (1, 3, 8), (40, 2, 3), (6, 6, 6)]
     ):
         a, b = values((m, k), dtype), values((k, n), dtype, 1)
 

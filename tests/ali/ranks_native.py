@@ -11,33 +11,36 @@ from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import LAYOUTS, rank_strides
+from mpi_workers.matrix.layout import number_of
+from mpi_workers.matrix.runs import Runs
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing.local_gang import begin, interrupt
+from tests.support.layouts import SOME_LAYOUTS
 
 
 def descriptions(gang: Gang, path: str) -> list[Any]:
     """Whatever a library is told of a matrix agrees with the matrix."""
     library = load("every", path)
     wrong = []
-    for layout in LAYOUTS:
+    for layout in SOME_LAYOUTS:
         for shape in ((5, 3), (1, 1), (2, 9), (4,), (), (0, 3), (3, 0), (0,)):
             for dtype in DTYPES:
                 A = gang.new(shape, dtype, layout)
                 (told,) = library.call(gang, "about", {"A": A})
                 m, n = len(A.rows), len(A.cols)
-                if told[:6] + told[13:] != [
-                    *A.shape, DTYPES.index(dtype) + 1, LAYOUTS.index(layout) + 1, *gang.grid,
+                if told[:6] + told[15:] != [
+                    *A.shape, DTYPES.index(dtype) + 1, number_of(layout), *gang.grid,
                     len(shape),
                 ]:  # fmt: skip
                     wrong.append([layout, shape, dtype, told])
-                both = rank_strides(layout, gang.grid, gang.rank)
-                steps = [*both[0], *both[1]] if both else [0, 1, 0, 1]
+                down, across = A.distribution.runs(gang.rank) or 2 * (Runs(0, 1, 1),)
+                steps = [down.first, down.period, across.first, across.period]
+                steps += [down.width, across.width]
                 held = told[6] * told[7]
                 if (
                     held != m * n
                     or told[8] != max(1, told[6] if held else 1)
-                    or told[9:13] != steps
+                    or told[9:15] != steps
                 ):
                     wrong.append([layout, shape, dtype, told, "local", gang.rank])
                 if held and [told[6], told[7]] != [m, n]:

@@ -19,10 +19,11 @@ from ali.registry import load
 from ali.testing import Case, LibraryTests
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import LAYOUTS
+from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
 from mpi_workers.testing import local_gang
 from mpi_workers.wire import signature
 from tests.support.build import needs_compiler, shared_object
+from tests.support.layouts import SOME_LAYOUTS
 from tests.support.long import scaled
 
 SOURCES = Path(__file__).parent / "native"
@@ -67,10 +68,19 @@ class TestEverythingInC(LibraryTests):
         *COMMON,
         Case(
             "coordinates",
-            {"m": 7, "n": 2, "layout": LAYOUTS.index("MC_MR") + 1},
+            {"m": 7, "n": 2, "layout": number_of("MC_MR")},
             [np.add.outer(1000 * np.arange(7), np.arange(2))],
         ),
+        *(
+            Case(
+                "coordinates",
+                {"m": 7, "n": 5, "layout": number_of(layout)},
+                [np.add.outer(1000 * np.arange(7), np.arange(5))],
+            )
+            for layout in ("BLOCK", "BLOCK_CYCLIC:2", "MC_STAR:3")
+        ),
         Case("coordinates", {"m": 2, "n": 2, "layout": 15}, raises="unknown layout 15"),
+        Case("coordinates", {"m": 2, "n": 2, "layout": 15 | 4 << 8}, raises="unknown layout 1039"),
         Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="unknown layout 0"),
         Case("about", {"A": A}, None),
         Case("even", {"m": 7}, [np.arange(7) % 2 == 0]),
@@ -173,6 +183,11 @@ def test_the_twins_of_the_header_agree_with_the_rest() -> None:
         assert f"ALCHEMIST_{code} = {i}" in header
     for i, name in enumerate(LAYOUTS, 1):
         assert f"ALCHEMIST_{name} = {i}" in header
+        assert number_of(name) == i
+    fortran = (Path(__file__).parents[2] / "ali/include/alchemist.f90").read_text()
+    assert f"ALCHEMIST_BLOCK = {number_of('BLOCK')}" in fortran
+    for name in SOME_LAYOUTS:
+        assert layout_of(number_of(name)) == name
     assert set(TYPES) == set(signature.TYPES) - {"list[complex]", "bytes", "list[bytes]"}
 
 
@@ -196,7 +211,7 @@ def parameter(words: str) -> str:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "built for ABI version 3; this is"),
+        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "built for ABI version 4; this is"),
         ((GOOD, "ALCHEMIST_ABI", "routines", "some_other_name"), f"undefined symbol: {ENTRY}"),
         (("", "ALCHEMIST_ABI", "routines", ENTRY), "declares no routine"),
         ((GOOD, "ALCHEMIST_ABI", "NULL", ENTRY), "declares no routine"),

@@ -11,14 +11,14 @@ import pytest
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
-from mpi_workers.matrix import layout
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import Distribution, copies, default_grid
 from tests.support import ranks as support
+from tests.support.layouts import SOME_LAYOUTS
 
 RANKS = 6
-SINGLE = [name for name in layout.LAYOUTS if copies(name, (2, 3)) == 1]
-COPIED = [name for name in layout.LAYOUTS if copies(name, (2, 3)) > 1]
+SINGLE = [name for name in SOME_LAYOUTS if copies(name, (2, 3)) == 1]
+COPIED = [name for name in SOME_LAYOUTS if copies(name, (2, 3)) > 1]
 WAIT_S = 10.0
 
 Array = np.ndarray[Any, Any]

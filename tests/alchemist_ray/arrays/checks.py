@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alchemist_ray import Handle
 from alchemist_ray.errors import MatrixError
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import LAYOUTS
+from tests.support.layouts import SOME_LAYOUTS
 
 few = settings(
     max_examples=60,
@@ -23,7 +23,7 @@ few = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 dtypes = st.sampled_from(DTYPES)
-layouts = st.sampled_from(LAYOUTS)
+layouts = st.sampled_from(SOME_LAYOUTS)
 lengths = st.integers(0, 9)
 REFUSALS = (TypeError, ValueError, IndexError, ZeroDivisionError, MatrixError)
 WIDER = {"int8": "int32", "float16": "float32"}  # where NumPy has smaller dtypes for two bool

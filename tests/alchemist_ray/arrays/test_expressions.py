@@ -20,8 +20,8 @@ from alchemist_ray.errors import (
 )
 from ali.linalg.ufuncs import BINARY, PARTS, UNARY
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import LAYOUTS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
+from tests.support.layouts import SOME_LAYOUTS
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -257,7 +257,7 @@ def test_errors_for_invalid_operands_give_advice(session: AlchemistSession) -> N
 
 
 def test_results_have_the_planned_layout(session: AlchemistSession) -> None:
-    for left in LAYOUTS:
+    for left in SOME_LAYOUTS:
         for right, shape in zip(("VC_STAR", "MC_MR", "STAR_VC"), SMALLER, strict=False):
             A = session.send_matrix(np.ones((9, 7)), layout=left)
             B = session.send_matrix(np.ones(shape), layout=right)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import AlchemistError
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import LAYOUTS
 from tests.alchemist_ray.arrays.checks import WIDER, values
+from tests.support.layouts import SOME_LAYOUTS
 from tests.support.long import scaled
 
 ROWS = [0, 1, 2, 3, 7, 7, 7, 50, 1000, 200_000]
@@ -67,7 +67,7 @@ def arrays(draw: Any, session: AlchemistSession) -> Pair:
         return a, a
     if not shape:
         return session.xp.asarray(a), a
-    return session.send_matrix(a, layout=draw(st.sampled_from(LAYOUTS))), a
+    return session.send_matrix(a, layout=draw(st.sampled_from(SOME_LAYOUTS))), a
 
 
 @st.composite

@@ -27,15 +27,15 @@ static int coordinates(alchemist_call *call, const alchemist_value *in, alchemis
 /* What a rank is told of a matrix, in the order of the fields. */
 static int about(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
     const alchemist_matrix *A = in[0].matrix;
-    int64_t *told = call->host->allocate(call, 14 * sizeof *told);
+    int64_t *told = call->host->allocate(call, 16 * sizeof *told);
     if (told == NULL) return ALCHEMIST_FAILED;
-    int64_t fields[14] = {A->rows,       A->cols,       A->dtype,     A->layout,    A->grid_height,
+    int64_t fields[16] = {A->rows,       A->cols,       A->dtype,     A->layout,    A->grid_height,
                           A->grid_width, A->local_rows, A->local_cols, A->leading_dimension,
                           A->row_shift,  A->row_stride, A->col_shift, A->col_stride,
-                          A->dimensions};
+                          A->row_block,  A->col_block,  A->dimensions};
     memcpy(told, fields, sizeof fields);
     out[0].integers = told;
-    out[0].count = 14;
+    out[0].count = 16;
     return ALCHEMIST_OK;
 }
 

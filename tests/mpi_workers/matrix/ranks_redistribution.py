@@ -14,7 +14,7 @@ from mpi_workers.matrix.layout import Distribution, Grid, Shape, positions
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.rank.gang import Gang
-from tests.support.owned_indices import SOME_LAYOUTS
+from tests.support.layouts import SOME_LAYOUTS
 
 POOL = Pool(64 << 20, shared=False)
 MIXED = ("VC_STAR", "MC_MR", "STAR_STAR", "MD_STAR", "BLOCK", "BLOCK_CYCLIC:4")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
 from mpi_workers.matrix.layout import Distribution
-from tests.support.owned_indices import every_layout
+from tests.support.layouts import every_layout
 
 
 def parts_of(distribution: Distribution, dtype: Any = np.float64) -> list[RankPart]:

@@ -9,7 +9,7 @@ import pytest
 from mpi_workers.matrix.layout import Distribution, Grid
 from mpi_workers.matrix.partners import givers, takers
 from mpi_workers.matrix.redistribution import exchanges
-from tests.support.owned_indices import SOME_LAYOUTS
+from tests.support.layouts import SOME_LAYOUTS
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2), (2, 3), (3, 2), (1, 4), (4, 6)])

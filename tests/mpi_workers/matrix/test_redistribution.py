@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpi_workers.testing import local_gang
-from tests.support.owned_indices import SOME_LAYOUTS
+from tests.support.layouts import SOME_LAYOUTS
 
 RANKS = "tests.mpi_workers.matrix.ranks_redistribution:"
 
