@@ -21,6 +21,7 @@ from ali.interface import Context
 from ali.native.ignored_mpi_errors import ignored_errors_raised
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import LAYOUTS
 
 Array = NDArray[Any]
 
@@ -161,6 +162,8 @@ class Elemental:
             dtype = np.dtype(np.float64)
         found = []
         for matrix in matrices:
+            if matrix.layout not in LAYOUTS:  # in blocks, which Elemental does not have
+                matrix = self.ctx.to_layout(matrix, "MC_MR")
             self._check_size(matrix.shape, matrix.layout)
             if matrix.dtype != dtype:
                 cast = self.ctx.empty(matrix.shape, dtype, matrix.layout)

@@ -550,7 +550,7 @@ contains
     logical :: found
     found = modulo(matrix%layout, 256_c_int) == ALCHEMIST_MC_MR
     descriptor = [1, context, int(matrix%rows), int(matrix%cols), int(matrix%row_block), &
-        int(matrix%col_block), 0, 0, int(matrix%leading_dimension)]
+        int(matrix%col_block), 0, 0, max(1, int(matrix%local_rows))]
   end function
 
   function alchemist_new_vector(call, rows, dtype, layout) result(made)

@@ -325,11 +325,12 @@ static inline int64_t alchemist_global_col(const alchemist_matrix *matrix, int64
 static inline int alchemist_descriptor(const alchemist_matrix *matrix, int context,
                                        int descriptor[9]) {
     const int64_t most = 0x7fffffff;
-    if ((matrix->layout & 0xff) != ALCHEMIST_MC_MR || matrix->rows > most || matrix->cols > most ||
-        matrix->leading_dimension > most)
+    if ((matrix->layout & 0xff) != ALCHEMIST_MC_MR || matrix->rows > most || matrix->cols > most)
         return ALCHEMIST_FAILED;
+    /* A rank without columns has local_rows, and a leading dimension of 1. */
+    const int64_t leading = matrix->local_rows > 1 ? matrix->local_rows : 1;
     const int64_t values[9] = {1, context, matrix->rows, matrix->cols, matrix->row_block,
-                               matrix->col_block, 0, 0, matrix->leading_dimension};
+                               matrix->col_block, 0, 0, leading};
     for (int i = 0; i < 9; i++) descriptor[i] = (int)values[i];
     return ALCHEMIST_OK;
 }

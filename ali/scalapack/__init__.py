@@ -6,7 +6,8 @@ the ranks; ``load_library("scalapack", "/path/to/lib.so")`` or ``SCALAPACK_LIB``
 
 Every routine takes matrices in any layout and leaves them as they are; results
 come in MC_MR (Elemental's, which is ScaLAPACK's block-cyclic distribution with
-blocks of one element), small vectors in STAR_STAR. float32, float64, complex64 and complex128
+blocks of one element), small vectors in STAR_STAR. A matrix in ``BLOCK_CYCLIC:64`` is used without
+a copy in blocks, and results have its layout. float32, float64, complex64 and complex128
 are computed as they are, integers and bool as float64. A native call cannot be interrupted: a call
 that is cancelled, or has failed on another rank, ends when ScaLAPACK returns.
 

@@ -60,7 +60,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     n = require_square("condest", A)
     require_choice("condest", "ord", ord, ("1", "inf"))
     require_finite(ctx, "condest", A)
-    call = Call(ctx, dtype, "getrf", n)
+    call = Call(ctx, dtype, "getrf", n, A)
     a = call.copy(A)
     size = call.norm("1" if ord == "1" else "I", a)
     pivots = a.pivots()

@@ -1,6 +1,7 @@
-"""Block-cyclic matrices: MC_MR without a copy, and copies in larger blocks.
+"""Block-cyclic matrices: BLOCK_CYCLIC and MC_MR without a copy, and copies in larger blocks.
 
-Elemental's MC_MR on a column-major grid is ScaLAPACK's block-cyclic distribution with
+A matrix in BLOCK_CYCLIC is passed to ScaLAPACK as it is, and results have its layout. Elemental's
+MC_MR on a column-major grid is ScaLAPACK's block-cyclic distribution with
 blocks of one element, so a matrix in MC_MR is passed to ScaLAPACK without a copy.
 Factorizations are slow on such blocks (a panel is one column); above a size
 (`BLOCKED_FROM`) they run on a copy in blocks of `BLOCK`, converted by
@@ -25,6 +26,7 @@ from ali.scalapack.grid import BlacsGrid, grid_of
 from ali.scalapack.native import INT_MAX, Native, real
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import form
 
 Array = NDArray[Any]
 
@@ -66,7 +68,7 @@ class Cyclic:
     desc : ndarray of int32, shape (9,)
         The descriptor.
     matrix : DistMatrix or None
-        The MC_MR matrix whose memory this is, if the two are the same.
+        The matrix whose memory this is, if the two are the same.
     """
 
     def __init__(
@@ -117,14 +119,26 @@ class Call:
         A key of `BLOCKED_FROM`.
     extent : int
         The smallest dimension of the matrices.
+    *operands : DistMatrix
+        If one is in BLOCK_CYCLIC, the call works in its blocks, and the results have its layout.
+
+    Attributes
+    ----------
+    layout : str
+        Of the matrices that ScaLAPACK takes without a copy, and of results.
     """
 
-    def __init__(self, ctx: Context, dtype: np.dtype[Any], kind: str, extent: int) -> None:
+    def __init__(
+        self, ctx: Context, dtype: np.dtype[Any], kind: str, extent: int, *operands: DistMatrix
+    ) -> None:
         self.ctx = ctx
         self.dtype = dtype
         self.native: Native = ctx.state["native"]
         self.grid = grid_of(ctx)
+        self.layout = next((A.layout for A in operands if _in_blocks(A)), NATURAL)
         self.block = BLOCK if ctx.size == 1 or extent >= BLOCKED_FROM[kind] else 1
+        if self.layout != NATURAL:
+            self.block = form(self.layout).block or BLOCK
 
     # --- memory ---
 
@@ -140,8 +154,8 @@ class Call:
         rows = owned(m, self.block, self.grid.row, self.grid.height)
         cols = owned(n, self.block, self.grid.col, self.grid.width)
         _fits(self.ctx, rows * cols)
-        if self.block == 1 or self.ctx.size == 1:
-            return self._without_copy(self.ctx.empty((m, n), self.dtype, NATURAL))
+        if self.block == 1 or self.ctx.size == 1 or self.layout != NATURAL:
+            return self._without_copy(self.ctx.empty((m, n), self.dtype, self.layout))
         return Cyclic(self.grid, (m, n), self.block, self.vector(rows * cols))
 
     def largest_part(self, m: int, n: int) -> tuple[int, int]:
@@ -151,7 +165,7 @@ class Call:
 
     def _without_copy(self, matrix: DistMatrix) -> Cyclic:
         _fits(self.ctx, matrix.local.size)
-        block = self.block if self.ctx.size == 1 else 1
+        block = self.block if self.ctx.size == 1 or matrix.layout != NATURAL else 1
         data = matrix.local.reshape(-1, order="F")
         return Cyclic(self.grid, matrix.shape, block, data, matrix)
 
@@ -163,7 +177,7 @@ class Call:
             other = self.ctx.empty(matrix.shape, self.dtype, matrix.layout)
             other.local[...] = matrix.local
             matrix = other
-        there = self._without_copy(self.ctx.to_layout(matrix, NATURAL))
+        there = self._without_copy(self.ctx.to_layout(matrix, self.layout))
         if there.block == self.block:
             return there
         copy = self.new(there.m, there.n)
@@ -183,12 +197,12 @@ class Call:
         return copy
 
     def result(self, source: Cyclic) -> DistMatrix:
-        """The matrix in MC_MR: its own memory if it has that layout."""
+        """The matrix in the call's layout: its own memory if it has that."""
         return source.matrix or self.leading(source, source.m, source.n)
 
     def leading(self, source: Cyclic, m: int, n: int) -> DistMatrix:
-        """A copy in MC_MR of the first `m` rows and `n` columns."""
-        matrix = self.ctx.empty((m, n), self.dtype, NATURAL)
+        """A copy in the call's layout of the first `m` rows and `n` columns."""
+        matrix = self.ctx.empty((m, n), self.dtype, self.layout)
         if source.matrix is not None:
             rows, cols = matrix.local.shape
             matrix.local[...] = source.matrix.local[:rows, :cols]
@@ -276,6 +290,11 @@ class Call:
             count = max(least, math.ceil(enough * (1 + ROUNDED)))
             given += [self.vector(count, kind), count]
         return self.run(name, *arguments, *given, *after)
+
+
+def _in_blocks(matrix: DistMatrix) -> bool:
+    rows, cols, block = form(matrix.layout)
+    return (rows, cols) == ("MC", "MR") and block is not None and block > 1
 
 
 def _fits(ctx: Context, count: int) -> None:

@@ -60,7 +60,7 @@ def matmul(
         f"matmul: A is {shape_text(A)} ({transpose_a}) and B is {shape_text(B)} ({transpose_b}); "
         "op(A) must have as many columns as op(B) has rows",
     )
-    call = Call(ctx, dtype, "gemm", min(m, n, k))
+    call = Call(ctx, dtype, "gemm", min(m, n, k), A, B)
     a = call.operand(A)
     b = a if B is A else call.operand(B)
     c = call.new(m, n)
@@ -102,7 +102,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     """
     dtype = computed_in("norm", A)
     require_choice("norm", "ord", ord, tuple(NORMS))
-    call = Call(ctx, dtype, "lange", 0)
+    call = Call(ctx, dtype, "lange", 0, A)
     a = call.operand(A)
     mine = np.array([a.rows > 0 and a.cols > 0 and bool(np.isnan(a.data).any())], np.int32)
     nans = np.zeros(1, np.int32)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from ali.blocks import require, require_square
 from ali.interface import Context, routine
 from ali.scalapack.checks import computed_in, require_finite
-from ali.scalapack.cyclic import NATURAL, Call, Cyclic
+from ali.scalapack.cyclic import Call, Cyclic
 from ali.scalapack.native import real
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import mirrored
 
 
 @routine("W", "V", vectors=("W",))
@@ -54,7 +55,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     dtype = computed_in("eigh", A)
     n = require_square("eigh", A)
     require_finite(ctx, "eigh", A)
-    call = Call(ctx, dtype, "syevd", n)
+    call = Call(ctx, dtype, "syevd", n, A)
     a, v = call.copy(A), call.new(n, n)
     w = np.zeros(n, real(dtype))
     kinds: tuple[Any, ...] = (
@@ -111,7 +112,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     dtype = computed_in("svd", A)
     (m, n), k = A.shape, min(A.shape)
     require_finite(ctx, "svd", A)
-    call = Call(ctx, dtype, "gesvd", k)
+    call = Call(ctx, dtype, "gesvd", k, A)
     u, vh = call.new(m, k), call.new(k, n)
     S = _values(call, "svd", call.copy(A), "V", u, vh)
     return ctx.new_replicated(S), call.result(u), _adjoint(ctx, call.result(vh))
@@ -146,7 +147,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     """
     dtype = computed_in("svdvals", A)
     require_finite(ctx, "svdvals", A)
-    call = Call(ctx, dtype, "gesvd", min(A.shape))
+    call = Call(ctx, dtype, "gesvd", min(A.shape), A)
     unused = call.new(1, 1)
     return ctx.new_replicated(_values(call, "svdvals", call.copy(A), "N", unused, unused))
 
@@ -176,10 +177,10 @@ def _values(
 
 
 def _adjoint(ctx: Context, matrix: DistMatrix) -> DistMatrix:
-    """The conjugate transpose, in MC_MR."""
+    """The conjugate transpose, in the same layout."""
     m, n = matrix.shape
-    mirrored = ctx.empty((n, m), matrix.dtype, "MR_MC")
+    turned = ctx.empty((n, m), matrix.dtype, mirrored(matrix.layout))
     if matrix.local.size:
-        copy_kernels.copy(mirrored.local, matrix.local.T)
-        np.conjugate(mirrored.local, out=mirrored.local)
-    return ctx.to_layout(mirrored, NATURAL)
+        copy_kernels.copy(turned.local, matrix.local.T)
+        np.conjugate(turned.local, out=turned.local)
+    return ctx.to_layout(turned, matrix.layout)

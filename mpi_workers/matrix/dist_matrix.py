@@ -162,8 +162,10 @@ class DistMatrix:
                 f"ScaLAPACK has no descriptor of a matrix in {self.layout}: convert it with "
                 "to_layout to BLOCK_CYCLIC:64, BLOCK or MC_MR"
             )
-        first = [1, context, *self.shape, *self.distribution.block, 0, 0, self.leading_dimension]
-        return np.array(first, np.int32)
+        both = self.distribution.runs(self.rank)
+        height = both[0].count(self.shape[0]) if both else 0  # also where there are no columns
+        values = [1, context, *self.shape, *self.distribution.block, 0, 0, max(1, height)]
+        return np.array(values, np.int32)
 
     @property
     def block(self) -> MemoryBlock:

@@ -11,6 +11,7 @@ import numpy as np
 from ali import scalapack
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
+from tests.ali.ranks_scalapack_blocks import in_place
 from tests.ali.ranks_scalapack_checks import Array, Checks, blocks, some, values
 from tests.ali.ranks_scalapack_failures import ignored, refusals, renewal, troubles
 
@@ -197,5 +198,7 @@ def everything(gang: Gang) -> dict[str, Any]:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    functions = (products, factorizations, systems, refusals, troubles, renewal, ignored)
+    functions = (
+        products, factorizations, systems, in_place, refusals, troubles, renewal, ignored
+    )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}

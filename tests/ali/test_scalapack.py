@@ -33,6 +33,13 @@ def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
+def test_matrices_in_its_blocks_are_used_in_place(ranks: int) -> None:
+    done, wrong = results(ranks)["in_place"]
+    assert wrong == []
+    assert done >= 30
+
+
+@pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
     said = results(ranks)["refusals"]
     assert {name: words.split(":")[0] for name, words in said.items()} == {
