@@ -19,17 +19,16 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from mpi_workers.failures import Failure
+from ali.halo import halo
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Grid
 from mpi_workers.matrix.runs import selector, taken
-from mpi_workers.wire.library_names import LOAD_STATE, SAVE_STATE
-from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature, coerce
+from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
     from mpi_workers.rank.communicator import GangComm
@@ -156,6 +155,37 @@ class Context:
             matrix.local[...] = local
         return matrix
 
+    def halo(
+        self,
+        matrix: DistMatrix,
+        width: int = 1,
+        *,
+        fill: complex = 0,
+        out: np.ndarray[Any, Any] | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """This rank's block of a matrix in BLOCK with its neighbours' elements around. Collective.
+
+        Parameters
+        ----------
+        width : int
+            Rows and columns on each side, >= 1; no more than the blocks of the matrix have.
+        fill : number
+            In place of elements beyond the matrix.
+        out : ndarray, shape (local_m + 2 width, local_n + 2 width)
+            Memory for the result, such as that of the step before. Default: new memory.
+
+        Returns
+        -------
+        H : ndarray, shape (local_m + 2 width, local_n + 2 width)
+            A copy; ``H[i + width, j + width]`` is ``matrix.local[i, j]``. Corners are filled.
+
+        Raises
+        ------
+        Failure
+            LayoutError for another layout, ShapeError for blocks smaller than `width`.
+        """
+        return halo(self.gang, matrix, width, fill, out)
+
     def new_replicated(self, values: np.ndarray[Any, Any], layout: str = "STAR_STAR") -> DistMatrix:
         """A matrix or vector in any layout from a small array that is the same on every rank."""
         matrix = self.empty(values.shape, values.dtype, layout)
@@ -268,129 +298,3 @@ def routine(
         return function
 
     return declare
-
-
-def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure:
-    """The error for a routine that a library does not have."""
-    return Failure(
-        "NoSuchRoutineError",
-        f"library {library!r} has no routine {routine!r}; it has {', '.join(sorted(known))}",
-    )
-
-
-def check_state_routines(library: str, routines: Mapping[str, Signature]) -> None:
-    """Refuse `save_state` and `load_state` that do not fit together. Raises `Failure`."""
-    save, load = routines.get(SAVE_STATE), routines.get(LOAD_STATE)
-    if save is None or load is None:
-        return
-    given, taken = [r.type for r in save.results], [p.type for p in load.parameters]
-    if save.parameters or load.results or given != taken:
-        raise Failure(
-            "LibraryLoadError",
-            f"library {library!r}: load_state must take what save_state returns, "
-            f"({', '.join(given)}), and return nothing; save_state must take nothing",
-        )
-
-
-class PythonLibrary:
-    """A module's routines, as the rank's loop calls them.
-
-    The optional functions ``load(state, path)`` and ``close(state)`` of the module are called
-    on every rank when the library is loaded (`path`: the shared object of a shipped library, as
-    the user gave it, or None) and when it is unloaded. With the routines ``save_state(ctx)`` and
-    ``load_state(ctx, ...)``, which takes what the first returns, the state outlives the ranks.
-    """
-
-    def __init__(self, name: str, module: types.ModuleType, path: str | None = None) -> None:
-        self._name = name
-        self._module = module
-        self._state: dict[str, Any] = {}
-        self._routines: dict[str, tuple[Callable[..., Any], Signature]] = {
-            function.__alchemist__.name: (function, function.__alchemist__)
-            for function in vars(module).values()
-            if isinstance(getattr(function, "__alchemist__", None), Signature)
-        }
-        if not self._routines:
-            raise Failure(
-                "LibraryLoadError",
-                f"library {name!r} ({module.__name__}) declares no routine: decorate at least one "
-                "function with @ali.routine",
-            )
-        check_state_routines(name, {key: its for key, (_, its) in self._routines.items()})
-        load = getattr(module, "load", None)
-        if callable(load):
-            load(self._state, path)
-
-    def describe(self) -> dict[str, Any]:
-        """Name, documentation and signatures, as a map."""
-        pure = getattr(self._module, "PURE", False)
-        return {
-            "name": self._name,
-            "doc": inspect.getdoc(self._module) or "",
-            "routines": [
-                {
-                    **signature.to_map(),
-                    "writes": getattr(function, "__alchemist_writes__", None),
-                    "pure": pure or getattr(function, "__alchemist_pure__", False),
-                }
-                for function, signature in self._routines.values()
-            ],
-        }
-
-    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
-        """Run a routine on this rank; one value per declared result.
-
-        Raises
-        ------
-        Failure
-            NoSuchRoutineError; RoutineError if the results differ from the declaration.
-        """
-        if routine not in self._routines:
-            raise no_such_routine(self._name, routine, self._routines)
-        function, signature = self._routines[routine]
-        returned = function(Context(gang, self._state), **arguments)
-        declared = signature.results
-        if not declared:
-            values: tuple[Any, ...] = ()
-        elif len(declared) == 1:
-            values = (returned,)
-        else:
-            values = tuple(returned)
-        if len(values) != len(declared):
-            raise Failure(
-                "RoutineError",
-                f"{routine} returned {len(values)} values, but declares {len(declared)}: "
-                f"{signature}",
-            )
-        found = [self._checked(signature, r, v) for r, v in zip(declared, values, strict=True)]
-        for i, result in enumerate(declared):
-            source = getattr(function, "__alchemist_ndim__", {}).get(result.name)
-            if source is not None:
-                found[i] = found[i].with_ndim(arguments[source].ndim if source else 1)
-        return found
-
-    def result(self, gang: Gang, routine: str) -> Any:
-        """Run a routine that takes nothing; its result as it is (an array is not made a list)."""
-        function, _ = self._routines[routine]
-        return function(Context(gang, self._state))
-
-    def _checked(self, signature: Signature, result: Result, value: Any) -> Any:
-        try:
-            if result.type == MATRIX:
-                if not isinstance(value, DistMatrix):
-                    raise TypeError(type(value).__name__)
-                return value
-            return coerce(value, result.type)
-        except TypeError as error:
-            raise Failure(
-                "RoutineError",
-                f"{signature.name} declares its result {result.name!r} as {result.type}, but "
-                f"returned {error}",
-            ) from None
-
-    def close(self) -> None:
-        """Call the module's ``close(state)``, if it has one, and clear the state."""
-        close = getattr(self._module, "close", None)
-        if callable(close):
-            close(self._state)
-        self._state.clear()

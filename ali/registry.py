@@ -11,9 +11,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from ali.interface import PythonLibrary
 from ali.mpi_family import refuse_second_mpi
 from ali.native import NativeLibrary
+from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
 from mpi_workers.wire.library_names import ENTRY_POINTS, SHIPPED
 

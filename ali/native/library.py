@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from ali.interface import Context, check_state_routines, no_such_routine
+from ali.interface import Context
 from ali.loader import known_processor, provide_mpich
 from ali.mpi_family import foreign_mpi, our_mpi, refuse_second_mpi
 from ali.native.abi import ABI, ENDED, OK, SYMBOL, TYPES, CCall, CLibrary, CRoutine, CValue
 from ali.native.exits import report_exits
 from ali.native.host import Frame, Host, text_of
 from ali.native.ignored_mpi_errors import ignored_errors_raised
+from ali.python_library import check_state_routines, no_such_routine
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.wire.signature import REQUIRED, Parameter, Result, Signature, coerce
 

@@ -18,8 +18,9 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 if TYPE_CHECKING:
-    from ali.interface import Context, PythonLibrary
+    from ali.interface import Context
     from ali.native import NativeLibrary
+    from ali.python_library import PythonLibrary
 
 
 class Simulations:

@@ -36,7 +36,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
-    from ali.interface import PythonLibrary
+    from ali.python_library import PythonLibrary
     from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]

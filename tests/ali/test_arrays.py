@@ -8,7 +8,7 @@ import numpy as np
 
 from ali import linalg
 from ali.arrays import operands
-from ali.interface import PythonLibrary
+from ali.python_library import PythonLibrary
 from ali.testing import Case, LibraryTests
 
 A = np.random.default_rng(7).standard_normal((9, 4))

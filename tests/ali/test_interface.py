@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ali import Context, DistMatrix, echo, routine
-from ali.interface import PythonLibrary, describe
+from ali.interface import describe
+from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature

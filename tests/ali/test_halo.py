@@ -1,0 +1,24 @@
+"""A block with its neighbours' elements is cut from the whole matrix with a margin around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpi_workers.testing import local_gang
+
+RANKS = "tests.ali.ranks_halo:"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 9])
+def test_a_halo_is_part_of_the_padded_matrix(ranks: int) -> None:
+    done, wrong = local_gang.run(RANKS + "halos", ranks)
+    assert wrong == []
+    assert done >= 20
+
+
+def test_what_has_no_halo_is_refused_by_all_ranks_alike() -> None:
+    said = local_gang.run(RANKS + "refusals", 4)
+    assert said[0].startswith("LayoutError: halo: the matrix is in MC_MR; convert it")
+    assert said[1] == "BadArgumentError: halo: width must be at least 1; got 0"
+    assert "a width of 4 needs as many rows in a block; those of this matrix have 3" in said[2]
+    assert "halo: out is (2, 2) of float64, not " in said[3]
