@@ -9,6 +9,7 @@ benchmarks/transfer.py on a machine with 2 MiB of L2. Where the compiled kernel 
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import defaultdict
@@ -23,13 +24,14 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix import native_copy
 from mpi_workers.matrix.layout import LocalIndices, as_slice, clip, contiguous, positions
-from mpi_workers.matrix.runs import Indices, selector, spacing
+from mpi_workers.matrix.runs import Indices, block_length, put, selector, spacing, taken
 
 UNTILED_BYTES = 1 << 16  # 64 KiB: stays in the cache without tiles
 TILE_BYTES = 1 << 18  # 256 KiB
 EXCHANGE_TILE_BYTES = 1 << 20  # 1 MiB, in copies between arrays and ranks
 TILE_ROW_BYTES = 1 << 10  # of each row in a tile
 CACHED_BYTES = 4 << 20  # 4 MiB: larger copies are written past the cache
+LISTED = 1 << 10  # elements of a block: smaller ones are copied by lists of indices
 KERNEL_LINES = 8  # rows and columns, at least: a tile of the compiled kernel
 KERNEL_ROW_BYTES = 1 << 10  # 1 KiB: rows of this length are copied fast from any number of blocks
 KERNEL_RUNS = 32  # runs of columns that are copied by the compiled kernel; more cost too much
@@ -221,20 +223,45 @@ def _copy_tile(
     for part in parts:
         rows = clip(part.local_indices.rows, tile_rows.start + row0, tile_rows.stop + row0)
         cols = clip(part.local_indices.cols, tile_cols.start + col0, tile_cols.stop + col0)
-        for down in contiguous(rows):
-            for across in contiguous(cols) if down else ():
-                here = array[as_slice(down, row0), as_slice(across, col0)]
-                there = part.local[
-                    positions(part.local_indices.rows, down),
-                    positions(part.local_indices.cols, across),
-                ]
-                if into_parts:
-                    there[...] = here
-                else:
-                    here[...] = there
-        if rows and cols:
-            counts[part.rank] = len(rows) * len(cols)
+        if not rows or not cols:
+            continue
+        counts[part.rank] = len(rows) * len(cols)
+        owned = part.local_indices
+        there = part.local[positions(owned.rows, rows), positions(owned.cols, cols)]
+        if not (isinstance(rows, range) and isinstance(cols, range)):
+            _copy_blocks(array, (row0, col0), rows, cols, there, into_parts)
+            continue
+        here = array[as_slice(rows, row0), as_slice(cols, col0)]
+        if into_parts:
+            there[...] = here
+        else:
+            here[...] = there
     return counts
+
+
+def _copy_blocks(
+    array: Array,
+    origin: tuple[int, int],
+    rows: Indices,
+    cols: Indices,
+    there: Array,
+    into_parts: bool,
+) -> None:
+    """Copy elements that lie in blocks of the array: block by block, or by lists of indices."""
+    if block_length(rows) * block_length(cols) < LISTED:
+        down, across = selector(rows, origin[0]), selector(cols, origin[1])
+        if into_parts:
+            there[...] = taken(array, down, across)
+        else:
+            put(array, down, across, there)
+        return
+    for some, other in itertools.product(contiguous(rows), contiguous(cols)):
+        here = array[as_slice(some, origin[0]), as_slice(other, origin[1])]
+        inside = there[positions(rows, some), positions(cols, other)]
+        if into_parts:
+            inside[...] = here
+        else:
+            here[...] = inside
 
 
 class _Stack(NamedTuple):

@@ -299,11 +299,9 @@ def positions(owned: Indices, part: Indices) -> slice:
     """
     if not part:
         return slice(0, 0)
-    step = (
-        1
-        if isinstance(owned, BlockIndices) or isinstance(part, BlockIndices)
-        else (max(1, part.step // owned.step))
-    )
+    step = 1
+    if isinstance(owned, range) and isinstance(part, range):
+        step = max(1, part.step // owned.step)
     return slice(owned.index(part[0]), owned.index(part[-1]) + 1, step)
 
 

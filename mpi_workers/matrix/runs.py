@@ -145,6 +145,11 @@ def spacing(indices: Indices) -> int:
     return indices.runs.period // indices.runs.width
 
 
+def block_length(indices: Indices) -> int:
+    """How many indices a slice selects: all of a range, those of a block."""
+    return len(indices) if isinstance(indices, range) else indices.runs.width
+
+
 def selector(indices: Indices, origin: int = 0) -> slice | IndexArray:
     """Selects indices from an axis whose first index is `origin`: a slice if they rise evenly."""
     if isinstance(indices, range):
