@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import papers
 from benchmarks.papers import condest, layouts, rl, session, spark, svd_scaling
-from benchmarks.papers.__main__ import EXPERIMENTS
+from benchmarks.papers.__main__ import EXPERIMENTS, main
 from benchmarks.papers.experiment import PAGES, Page, Sample, Setting, repeated, side
 from benchmarks.papers.phases import measured
 
@@ -160,3 +160,11 @@ def test_every_experiment_has_a_page_and_a_line_in_the_readme() -> None:
         page = (PAGES / f"{name}.md").read_text()
         assert f"<!-- {name} -->" in page
         assert f"(../results/papers/{name}.md)" in readme
+
+
+def test_an_unknown_experiment_is_refused_with_the_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["table9"])
+    assert "no experiment table9; there are session, layouts" in capsys.readouterr().err
