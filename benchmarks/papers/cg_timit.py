@@ -17,7 +17,7 @@ from benchmarks.papers.spark import Alone
 
 SAMPLES, INPUTS, CLASSES = 2_251_569, 440, 147
 FEATURES = (10_000, 20_000, 30_000)
-DIVISORS = {"small": 1000.0, "node": 100.0, "cluster": 10.0}
+DIVISORS = {"small": 4000.0, "node": 100.0, "cluster": 10.0}
 SIGMA, LAM = 20.0, 1e-5
 TOLERANCE = 1e-4  # relative residual of every column
 ITERATIONS = 500
