@@ -22,18 +22,24 @@ TO_RIGHT, TO_LEFT = 1, 2
 
 @routine("times")
 def ping_pong(
-    ctx: Context, sizes: list[int], first: int = 0, second: int = -1, seconds: float = 0.2
+    ctx: Context,
+    sizes: list[int],
+    first: int = 0,
+    second: int = -1,
+    seconds: float = 0.2,
+    fault: float = 0.0,
 ) -> list[float]:
     """Seconds of a message one way between two ranks, for each size in bytes.
 
     Half of the median round trip within `seconds` for each size. The other ranks wait without
-    using their cores.
+    using their cores. If `fault` is not zero, rank `first` sends a wrong byte, to test the
+    validation.
 
     Raises
     ------
     Failure
         BadArgumentError if the two ranks are equal or out of range, or a size is negative or too
-        large.
+        large; RoutineError if a message arrives with other contents.
     """
     for size in sizes:
         check_range("sizes", size, MAX_NBYTES, least=0)
@@ -43,16 +49,22 @@ def ping_pong(
             "BadArgumentError",
             f"ping_pong: ranks {first} and {second} are not two different ranks of {ctx.size}",
         )
-    found = [_ping_pong(ctx, size, ranks, seconds) for size in sizes]
-    ctx.comm.Barrier()
-    of_all_ranks: list[list[float]] = ctx.comm.allgather(found)
+    found = [_ping_pong(ctx, size, ranks, seconds, fault) for size in sizes]
+    times, wrong = zip(*found, strict=True) if found else ((), ())
+    validated(ctx, "ping_pong: wrong bytes", sum(wrong), 0)
+    of_all_ranks: list[list[float]] = ctx.comm.allgather(list(times))
     return of_all_ranks[ranks[0]]
 
 
-def _ping_pong(ctx: Context, size: int, ranks: list[int], seconds: float) -> float:
+def _ping_pong(
+    ctx: Context, size: int, ranks: list[int], seconds: float, fault: float
+) -> tuple[float, int]:
+    """Seconds of a message, and how many bytes of it were wrong, for the two ranks."""
     if ctx.rank not in ranks:
-        return 0.0
-    sent, received = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        return 0.0, 0
+    sent, received = _message(size, ctx.rank), np.zeros(size, np.uint8)
+    if fault and size and ctx.rank == ranks[0]:
+        sent[0] ^= 1
     comm, other = ctx.comm, ranks[1 - ranks.index(ctx.rank)]
 
     def begin() -> None:
@@ -80,7 +92,7 @@ def _ping_pong(ctx: Context, size: int, ranks: list[int], seconds: float) -> flo
         start = time.perf_counter()
         one_turn()
         times[turn] = time.perf_counter() - start
-    return float(np.median(times)) / 2
+    return float(np.median(times)) / 2, int((received != _message(size, other)).sum())
 
 
 @routine("natural", "random")
@@ -157,7 +169,7 @@ def _ring(ctx: Context, order: np.ndarray, size: int, seconds: float, fault: flo
 
 def _message(size: int, rank: int) -> np.ndarray:
     """Bytes that differ between ranks."""
-    return ((np.arange(size) + 7 * rank) % 251).astype(np.uint8)
+    return np.resize(((np.arange(251) + 7 * rank) % 251).astype(np.uint8), size)
 
 
 @routine("times")

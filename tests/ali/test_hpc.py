@@ -36,6 +36,10 @@ FAULTS = {
         "hpcg",
         {"n": 4, "iterations": 3, "seconds": 0.0, "fault": 1e-6},
     ],
+    "ping_pong: wrong bytes: the error 1": [
+        "ping_pong",
+        {"sizes": [0, 8], "seconds": 0.0, "fault": 1.0},
+    ],
     "ring: wrong bytes in messages of 8 B: the error": [
         "ring",
         {"sizes": [8], "seconds": 0.0, "fault": 1.0},

@@ -123,7 +123,7 @@ def _guest(name: str, command: Sequence[str]) -> Result:
         options = _options(name)
     except OSError:
         raise NotMeasuredError(
-            f"no virtual cluster {name!r} ({folder}): `alchemist virtual-cluster up` starts one"
+            f"no virtual cluster {name!r}: `alchemist virtual-cluster up` starts one"
         ) from None
     return _read(
         command,

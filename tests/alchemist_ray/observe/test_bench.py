@@ -79,7 +79,7 @@ def test_places_are_measured_or_their_reasons_named(cluster: str, tmp_path: Path
     (latency,) = (line for line in lines if line.startswith("ping-pong within a node, 8 B"))
     assert latency.count("(") == 2  # ratios of gang and container to native
     assert latency.split()[-2:] == ["-", "us"]
-    assert f"guest: not measured: no virtual cluster 'vc' ({tmp_path}/virtual/vc)" in done.stdout
+    assert "guest: not measured: no virtual cluster 'vc':" in done.stdout
 
 
 def test_columns_have_ratios_to_the_first() -> None:
