@@ -109,7 +109,8 @@ def test_the_sdist_has_what_a_build_needs(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "pyproject.toml", "LICENSE", "README.md", "alchemist_ray/version.py",
-        "mpi_workers/matrix/build_kernel.py", "mpi_workers/matrix/copy_kernel.c",
+        "mpi_workers/build_native.py", "mpi_workers/matrix/copy_kernel.c",
+        "mpi_workers/rank/crash_frames.c",
         "ali/include/alchemist.h", "envs/rayleigh_benard/library.c", "cray/alchemist.sbatch",
     } <= names  # fmt: skip
     assert not any(".venv" in name or name.endswith(".pyc") for name in names)

@@ -16,6 +16,8 @@ def rank_ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
         while_what = f"in {doing}, {while_what}"
     tail = body.get("tail", "")
     said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
+    if frames := body.get("frames"):
+        said = f"\nit crashed in {' < '.join(frames)}{said}"
     return kind(
         f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
         f"{while_what}. request_workers() starts a new one{said}",

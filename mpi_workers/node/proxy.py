@@ -28,6 +28,7 @@ from mpi_workers.node.process_control import adopt_orphans
 from mpi_workers.node.processes import LocalRanks, RankProcess
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import ProxySpec, RankConfig
+from mpi_workers.node.stacks import of_crash
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
@@ -271,6 +272,7 @@ class Proxy:
             hostname=os.uname().nodename,
             pid=pid or self._ranks[rank].pid or 0,
             tail=tail,
+            frames=of_crash(str(self._folder.path), rank),
         )
         self._stop()
 

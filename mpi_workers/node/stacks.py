@@ -1,9 +1,15 @@
-"""Where a rank is: its stack with C frames, by py-spy, which Ray brings along."""
+"""Where a rank is, and where one has crashed: frames of C and of Python, innermost first.
+
+Of a rank that runs they come from py-spy, which Ray brings along; of one that has crashed from the
+file that it has written (`mpi_workers.rank.crash`).
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +18,12 @@ from typing import Any
 LIMIT_S = 2.0  # py-spy takes a quarter of a second
 FRAMES = 12  # innermost ones that are shown
 # The rank's own loop and ctypes, below the code of the library or the user.
-HIDDEN = ("/mpi_workers/rank/", "/ali/", "/libffi.so", "_ctypes")
+LOOP = "/mpi_workers/"
+HIDDEN = (LOOP, "/ali/", "/libffi.so", "_ctypes")
+INTERPRETER = re.compile(r"\((libffi|_ctypes|libpython|python)")  # what has called the C code
+PYTHON_FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+C_FRAME = re.compile(r"^(?P<path>/.+)\((?P<name>\w*)(?P<offset>\+0x[0-9a-f]+)?\) ?\[0x[0-9a-f]+\]$")
+OF_HANDLER = 2  # innermost frames of a crash: the handler, and the kernel's way into it
 
 
 def of_main_thread(pid: int) -> list[str]:
@@ -38,12 +49,37 @@ def shown(frames: list[dict[str, Any]]) -> list[str]:
     for frame in frames:
         path = frame.get("module") or frame.get("filename") or ""
         if any(part in path for part in HIDDEN) or frame["name"].startswith("0x"):
-            if lines and "/mpi_workers/rank/" in path:
+            if lines and LOOP in path:
                 break  # the loop that has called what is above
             continue
         line = f":{frame['line']}" if frame.get("line") else ""
         lines.append(f"{frame['name']} ({os.path.basename(path)}{line})")
     return lines[:FRAMES]
+
+
+def crash_file(folder: str, rank: int) -> str:
+    """The file for the frames of a rank's crash, in the gang's folder."""
+    return f"{folder}/crash.{rank}"
+
+
+def of_crash(folder: str, rank: int) -> list[str]:
+    """The frames of a rank that has crashed, those of C first; empty if it has left none."""
+    try:
+        told = Path(crash_file(folder, rank)).read_text(errors="replace")
+    except OSError:
+        return []
+    in_c = [
+        f"{match['name'] or match['offset']} ({os.path.basename(match['path'])})"
+        for line in told.splitlines()
+        if (match := C_FRAME.match(line))
+    ][OF_HANDLER:]
+    ours = itertools.takewhile(lambda frame: not INTERPRETER.search(frame), in_c)
+    frames = [
+        {"name": match["name"], "line": match["line"], "filename": match["path"]}
+        for line in told.splitlines()
+        if (match := PYTHON_FRAME.match(line))
+    ]
+    return [*ours, *shown(frames)][:FRAMES]
 
 
 def _program() -> Path:

@@ -17,7 +17,8 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from mpi_workers.node.specs import RankConfig
-from mpi_workers.rank import output
+from mpi_workers.node.stacks import crash_file
+from mpi_workers.rank import crash, output
 from mpi_workers.rank.commands import Runner
 from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.libraries import Loader
@@ -46,6 +47,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         if MPI.COMM_WORLD.size != config.size:
             _report_wrong_world(config)
         output.use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
+        crash.write_frames_to(crash_file(config.directory, MPI.COMM_WORLD.rank))
         RankLoop(config, loader, runner).run()
         status = 0
     except BaseException:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +28,15 @@ def fail(ctx: Context) -> None:
         raise ValueError("as asked")
     ctx.comm.Barrier()
 """
+CRASHING = """
+import ctypes
+from ali import Context, routine
+
+@routine()
+def solve(ctx: Context) -> None:
+    ctypes.CDLL(None).strlen(ctypes.c_void_p(8))
+"""
+DOCS = Path(__file__).parents[2] / "docs" / "debugging.md"
 VALUES = np.arange(6.0).reshape(3, 2)
 
 
@@ -62,6 +74,34 @@ def test_matrices_are_files_and_results_are_printed_and_saved(folder: Path) -> N
 def test_each_rank_starts_under_a_command(folder: Path) -> None:
     said = run(folder, "mylib.py", "scale", "A=A.npy", "--under", "env MARK=seen")
     assert "mark = 'seen'" in said
+
+
+def documented(tool: str) -> list[str]:
+    """The options of a line of docs/debugging.md."""
+    program = tool.partition(",")[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program}")
+    (line,) = re.findall(
+        rf"^\| {tool}.*? \| `alchemist run-routine \.\.\. (.+)` \|$", DOCS.read_text(), re.M
+    )
+    return shlex.split(line)
+
+
+def test_gdb_shows_the_stack_of_a_crash(folder: Path) -> None:
+    (folder / "crashing.py").write_text(CRASHING)
+    words = documented("gdb, the stack of a crash")
+    said = run(folder, "crashing.py", "solve", "--ranks", "1", *words, code=1)
+    assert "SIGSEGV" in said
+    assert re.search(r"^#\d+ .*\bffi_call\b", said, re.M), said
+
+
+def test_py_spy_writes_a_profile_of_each_rank(folder: Path) -> None:
+    words = documented("py-spy, Python and C frames")
+    run(folder, "mylib.py", "scale", "A.npy", "--ranks", "2", *words)
+    assert {path.name for path in folder.glob("profile.*.svg")} == {
+        "profile.0.svg",
+        "profile.1.svg",
+    }
 
 
 def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:

@@ -27,7 +27,7 @@ def shown() -> dict[str, str]:
         lines = [line for block in SHELL.findall(text) for line in block.splitlines()]
         lines = [line.partition("  #")[0] for line in lines] + INLINE.findall(SHELL.sub("", text))
         for line in lines:
-            for command in re.split(r"&&|\|| -- | > ", line.replace(r"\|", "|")):
+            for command in re.split(r"&&|\|| -- (?!.\"\$@)| > ", line.replace(r"\|", "|")):
                 words = command.split()
                 if words[:1] == ["alchemist"] and len(words) > 1:
                     found.setdefault(command.strip(), str(page.relative_to(ROOT)))

@@ -16,19 +16,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_workers.matrix import build_kernel, copy_kernels, native_copy
+from mpi_workers import build_native
+from mpi_workers.matrix import copy_kernels, native_copy
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, copies, default_grid
 
 Array = np.ndarray[Any, Any]
+SOURCE = Path(native_copy.__file__).with_name("copy_kernel.c")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The kernel as it is now, built for these tests; the best level of this processor."""
     library = tmp_path_factory.mktemp("kernel") / "copy_kernel.so"
-    why = build_kernel.build(library)
+    why = build_native.build(SOURCE, library)
     if why is not None:
         pytest.skip(why)
     with pytest.MonkeyPatch.context() as patch:
@@ -141,9 +143,9 @@ def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_missing_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    assert build_kernel.build(tmp_path / "kernel.so") == "no C compiler was found"
+    assert build_native.build(SOURCE, tmp_path / "kernel.so") == "no C compiler was found"
     monkeypatch.setenv("CC", "/nowhere/cc")
-    assert "/nowhere/cc failed" in str(build_kernel.build(tmp_path / "kernel.so"))
+    assert "/nowhere/cc failed" in str(build_native.build(SOURCE, tmp_path / "kernel.so"))
     assert list(tmp_path.iterdir()) == []
 
 

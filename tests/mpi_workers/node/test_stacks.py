@@ -5,8 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from mpi_workers.node.stacks import of_main_thread, shown
+import pytest
+
+from mpi_workers import build_native
+from mpi_workers.node.stacks import crash_file, of_crash, of_main_thread, shown
+from mpi_workers.rank import crash
 from tests.support import traces
 
 PROGRAM = """
@@ -17,6 +22,22 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 def routine():
     print("here", flush=True)
     ctypes.CDLL(None).sleep(60)
+routine()
+"""
+
+SOLVER = """
+#include <string.h>
+int solver(long address) { return 2 * (int)strlen((char *)address); }
+"""
+CRASH = """
+import ctypes, sys
+from pathlib import Path
+from mpi_workers.rank import crash
+file, frames, library = sys.argv[1:]
+crash.LIBRARY = Path(frames)
+crash.write_frames_to(file)
+def routine():
+    ctypes.CDLL(library).solver(8)
 routine()
 """
 
@@ -58,3 +79,24 @@ def test_the_loop_of_the_rank_is_left_out() -> None:
         {"name": "main", "module": None, "filename": "/home/me/run.py", "line": 3},
     ]
     assert shown(frames) == ["MPI_Recv (libmpi.so.12)", "solve (lib.py:7)"]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_crash_in_c_leaves_its_frames(tmp_path: Path, compiled: bool) -> None:
+    source, library = tmp_path / "solver.c", tmp_path / "solver.so"
+    source.write_text(SOLVER)
+    if why := build_native.build(source, library):
+        pytest.skip(why)
+    frames = tmp_path / "crash_frames.so"
+    if compiled:
+        build_native.build(crash.LIBRARY.with_suffix(".c"), frames)
+    file = crash_file(str(tmp_path), 3)
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, file, frames, library], capture_output=True, check=False
+    )
+    assert done.returncode == -11
+    assert done.stderr == b""  # its proxy shows it, once
+    found = of_crash(str(tmp_path), 3)
+    assert ("solver (solver.so)" in found) == compiled, found
+    assert found[-2:] == ["routine (<string>:9)", "<module> (<string>:10)"]
+    assert of_crash(str(tmp_path), 4) == []

@@ -1,7 +1,7 @@
-"""Builds the compiled copy kernel where there is a C compiler; nothing needs it.
+"""Builds what is compiled of this package where there is a C compiler; nothing needs it.
 
-Hatch runs it for wheels and for editable installations; in place it is built by
-``python -m mpi_workers.matrix.build_kernel``.
+The copy kernel, and the C frames of crashes. Hatch runs it for wheels and for editable
+installations; in place they are built by ``python -m mpi_workers.build_native``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,30 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).with_name("copy_kernel.c")
-LIBRARY = Path(__file__).with_name("copy_kernel.so")
+SOURCES = tuple(
+    Path(__file__).parent / name for name in ("matrix/copy_kernel.c", "rank/crash_frames.c")
+)
 FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC")
 TIMEOUT_S = 120.0
 
 
-def build(library: Path = LIBRARY) -> str | None:
-    """Compile the kernel, by default in place; returns None, or the reason why it was not built."""
+def build_all() -> str | None:
+    """Compile all of them in place; returns None, or the reason why that failed."""
+    for source in SOURCES:
+        if why := build(source, source.with_suffix(".so")):
+            return why
+    return None
+
+
+def build(source: Path, library: Path) -> str | None:
+    """Compile one file; returns None, or the reason why it was not built."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         return "no C compiler was found"
     unfinished = library.with_suffix(f".{os.getpid()}.new")
     try:
         done = subprocess.run(
-            [*compiler.split(), *FLAGS, str(SOURCE), "-o", str(unfinished)],
+            [*compiler.split(), *FLAGS, str(source), "-o", str(unfinished)],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -54,16 +63,18 @@ def get_build_hook() -> Any:
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             if self.target_name != "wheel":
                 return
-            if why := build():
-                self.app.display_warning(f"The compiled copy kernel was not built: {why}")
+            if why := build_all():
+                self.app.display_warning(f"The compiled parts were not built: {why}")
             elif version != "editable":
                 platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
                 build_data["pure_python"] = False
                 build_data["tag"] = f"py3-none-{platform}"
-                build_data["artifacts"].append(f"mpi_workers/matrix/{LIBRARY.name}")
+                build_data["artifacts"] += [
+                    f"mpi_workers/{source.parent.name}/{source.stem}.so" for source in SOURCES
+                ]
 
     return Hook
 
 
 if __name__ == "__main__":
-    sys.exit(build())
+    sys.exit(build_all())
