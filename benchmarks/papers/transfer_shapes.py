@@ -10,6 +10,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.plural import counted
 from benchmarks.clients_spark import cached_rows
 from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting, repeated, side
 from benchmarks.papers.spark import missing
@@ -50,11 +51,11 @@ def run(setting: Setting) -> Page:
     if reason is None:
         for executors in counts:
             _from_executors(setting, sizes, executors, counts, times)
-    add = page.table("shape", "size", "senders", *(f"to {ranks} ranks, s" for ranks in counts),
+    add = page.table("shape", "size", "senders", *(f"to {counted(ranks, 'rank')}, s" for ranks in counts),
                      "the paper, 400 GB")  # fmt: skip
     for name, (m, n) in sizes.items():
         for senders in (0, *counts):
-            who = "NumPy, 1 process" if senders == 0 else f"{senders} Spark executors"
+            who = "NumPy, 1 process" if senders == 0 else counted(senders, "Spark executor")
             cells = [times.get((name, senders, ranks), reason or "-") for ranks in counts]
             add(name, f"{m} x {n}", who, *cells, PRINTED[name])
     _conclude(page, times, reason, nbytes)
@@ -136,7 +137,7 @@ def _draw(figure: Any, times: Times, counts: list[int]) -> None:
             axes.errorbar(
                 counts, [sample.mean for sample in found], [sample.spread for sample in found],
                 fmt="o-", color=colour, capsize=3,
-                label="NumPy" if who == 0 else f"{who} Spark executors",
+                label="NumPy" if who == 0 else counted(who, "Spark executor"),
             )  # fmt: skip
         axes.set_title(name)
         axes.set_xlabel("receiving ranks")
