@@ -181,11 +181,6 @@ def blas_kernels() -> list[str]:
     return sorted({f"{name} {kernel}" for name, kernel in found if kernel})
 
 
-def best(work: Callable[[], object], rounds: int = 5) -> float:
-    """The shortest of several runs, in seconds."""
-    return min(timed(work) for _ in range(rounds))
-
-
 def timed(work: Callable[[], object]) -> float:
     """One run, in seconds."""
     start = time.perf_counter()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Peer, Report, timed
+from benchmarks.harness import Peer, Report, Turns, timed
 from benchmarks.heat_peer import BUDGET_S
 from benchmarks.linalg import CORES
 from mpi_workers.testing import local_gang
@@ -38,24 +37,26 @@ LIMIT_S = 300
 def run() -> Report:
     report = Report("heat")
     if importlib.util.find_spec("heat") is None:
-        report.notes.append("Heat is not installed (pip install heat): nothing was measured.")
+        report.notes.append("Heat is not installed (make peers): nothing was measured.")
         return report
-    theirs: dict[str, float] = {}
-    ours: dict[str, float] = {}
+    turns = Turns()
     with AlchemistSession(CORES, progress=False) as als:
         works = _works(als)
         for _ in range(TURNS):
             for name, work in works.items():
-                _keep_best(ours, {name: _best(work)})
+                _add(turns, (name, "alchemist"), _rounds(work))
             found = local_gang.run(
                 "benchmarks.heat_peer:measure", CORES, SIZES, ROUNDS, timeout=LIMIT_S
             )
-            _keep_best(theirs, found)
+            for name, seconds in found.items():
+                _add(turns, (name, "heat"), seconds)
+    times = turns.times()
     for name, size in SIZES.items():
         operation = f"{name}, {' x '.join(map(str, size))}"
-        report.compare(Peer(operation, "heat", theirs[name], theirs[name], 1.0))
-        ratio = ours[name] / theirs[name]
-        report.compare(Peer(operation, "alchemist", ours[name], ours[name], ratio))
+        ours, theirs = times[name, "alchemist"], times[name, "heat"]
+        ratio = ours / theirs
+        report.compare(Peer(operation, "heat", theirs, theirs, 1.0))
+        report.compare(Peer(operation, "alchemist", ours, ours, ratio))
         report.add(operation, ratio, 1.0, "x Heat's time", at_most=True)
     return report
 
@@ -78,16 +79,16 @@ def _works(als: AlchemistSession) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _best(work: Callable[[], Any]) -> float:
-    best, begin, rounds = float("inf"), time.perf_counter(), 0
-    while rounds < ROUNDS and time.perf_counter() - begin < BUDGET_S:
-        best, rounds = min(best, timed(work)), rounds + 1
-    return best
+def _rounds(work: Callable[[], Any]) -> list[float]:
+    times: list[float] = []
+    while len(times) < ROUNDS and sum(times) < BUDGET_S:
+        times.append(timed(work))
+    return times
 
 
-def _keep_best(best: dict[str, float], found: dict[str, float]) -> None:
-    for name, seconds in found.items():
-        best[name] = min(best.get(name, float("inf")), seconds)
+def _add(turns: Turns, name: tuple[str, str], seconds: list[float]) -> None:
+    for one in seconds:
+        turns.add(name, one)
 
 
 if __name__ == "__main__":

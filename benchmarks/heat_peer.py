@@ -12,8 +12,8 @@ from mpi_workers.rank.gang import Gang
 BUDGET_S = 3.0  # of an operation: slow ones have fewer rounds
 
 
-def measure(gang: Gang, sizes: dict[str, list[int]], rounds: int) -> dict[str, float]:
-    """The best time of each operation in seconds, on data that Heat has made."""
+def measure(gang: Gang, sizes: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of each operation in every round, on data that Heat has made."""
     import heat as ht
     import torch
 
@@ -41,16 +41,15 @@ def measure(gang: Gang, sizes: dict[str, list[int]], rounds: int) -> dict[str, f
         "pca": lambda size: partial(ht.decomposition.PCA(size[2]).fit, matrix(size)),
         "k-means": kmeans,
     }
-    return {name: _best(gang, works[name](size), rounds) for name, size in sizes.items()}
+    return {name: _rounds(gang, works[name](size), rounds) for name, size in sizes.items()}
 
 
-def _best(gang: Gang, work: Callable[[], Any], rounds: int) -> float:
-    best, spent = float("inf"), 0.0
-    while rounds and gang.comm.bcast(spent) < BUDGET_S:
+def _rounds(gang: Gang, work: Callable[[], Any], rounds: int) -> list[float]:
+    times: list[float] = []
+    while len(times) < rounds and gang.comm.bcast(sum(times)) < BUDGET_S:
         gang.comm.Barrier()
         begin = time.perf_counter()
         work()
         gang.comm.Barrier()
-        seconds = time.perf_counter() - begin
-        best, spent, rounds = min(best, seconds), spent + seconds, rounds - 1
-    return best
+        times.append(time.perf_counter() - begin)
+    return times

@@ -282,17 +282,14 @@ def _overheads(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
     for name, library in loaded.items():
         layout = NATURAL[name]
         A = als.send_matrix(random.random((N, N)), layout=layout)
-        bare = within = float("inf")
+        turns = Turns()
         for _ in range(ROUNDS):
-            arguments = (name, layout, N, 2)
-            bare = min(
-                bare, local_gang.run("benchmarks.bare:matmul", CORES, *arguments, timeout=300)
+            bare_s = local_gang.run(
+                "benchmarks.bare:matmul", CORES, name, layout, N, 2, timeout=300
             )
-            for _ in range(2):
-                start = time.perf_counter()
-                product = library.matmul(A, A)
-                within = min(within, time.perf_counter() - start)
-                product.free()
+            turns.add((name, "bare"), bare_s)
+            turns.add((name, "session"), min(_product(library, A) for _ in range(2)))
+        bare, within = turns.times().values()
         A.free()
         report.add(
             f"{name}: matmul {N} x {N} in a session, compute",
@@ -302,6 +299,14 @@ def _overheads(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
             at_most=True,
             detail=f"{2 * N**3 / bare / 1e9:.0f} GF/s bare",
         )
+
+
+def _product(library: Any, A: Handle) -> float:
+    start = time.perf_counter()
+    product = library.matmul(A, A)
+    seconds = time.perf_counter() - start
+    product.free()
+    return seconds
 
 
 def _spark(report: Report, ours_s: float) -> None:
