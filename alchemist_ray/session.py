@@ -129,7 +129,8 @@ class AlchemistSession(
             ``(rows, columns, values)``, three arrays, or of ``(block, row0, col0)`` with sparse
             blocks of SciPy is a sparse matrix too.
         layout : str
-            Its distribution over the ranks: one of Elemental's 14 names (``docs/layouts.md``).
+            Its distribution over the ranks: one of Elemental's 14, ``"BLOCK"`` or, for
+            ScaLAPACK, ``"BLOCK_CYCLIC:64"`` (``docs/layouts.md``).
         name : str, optional
             Keeps the matrix until `Handle.free` or the end of the gang; `matrix` finds it.
         dtype : dtype, optional

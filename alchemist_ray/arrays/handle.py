@@ -30,7 +30,7 @@ class Handle(ArrayOperators):
     dtype : numpy.dtype
         One of float32, float64, complex64, complex128, int32, int64, bool.
     layout : str
-        One of Elemental's 14, e.g. ``"VC_STAR"``.
+        Of Elemental's 14 or in blocks, e.g. ``"VC_STAR"``, ``"BLOCK_CYCLIC:64"``.
     session, gang : str
         Ids of the session and of its gang.
     epoch : int

@@ -181,7 +181,7 @@ class Namespace(_Names):
         dtype : dtype, optional
             float64 by default.
         layout : str
-            One of Elemental's 14.
+            One of Elemental's 14, or in blocks.
         """
         return creation.from_function(self._engine, function, shape, dtype or np.float64, layout)
 

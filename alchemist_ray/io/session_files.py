@@ -53,7 +53,8 @@ class SessionFiles(GangOwner):
             Load only these, in this order: indices, or one boolean per row or column. Columns of
             Parquet, and of CSV with a header, also by name.
         layout : str
-            Its distribution over the ranks: one of Elemental's 14 names (``docs/layouts.md``).
+            Its distribution over the ranks: one of Elemental's 14, ``"BLOCK"`` or, for
+            ScaLAPACK, ``"BLOCK_CYCLIC:64"`` (``docs/layouts.md``).
         dtype : dtype, optional
             Convert to it while reading. Default: the file's dtype; for CSV, float64.
         name : str, optional

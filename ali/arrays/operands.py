@@ -50,7 +50,7 @@ def array(
     dtype : str
         float32, float64, complex64, complex128, int32, int64 or bool.
     layout : str
-        One of Elemental's 14.
+        One of Elemental's 14, or in blocks.
 
     Returns
     -------

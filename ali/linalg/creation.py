@@ -35,7 +35,7 @@ def full(
     dtype : str
         float32, float64, complex64, complex128, int32 or int64.
     layout : str
-        One of Elemental's 14.
+        One of Elemental's 14, or in blocks.
 
     Returns
     -------

@@ -17,7 +17,7 @@ from tests.support.sparks import SPARK
 pytestmark = SPARK
 
 DTYPES = ["float64", "float32", "int64", "int32", "bool"]
-LAYOUTS = ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR", "STAR_STAR"]
+LAYOUTS = ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR", "STAR_STAR", "BLOCK", "BLOCK_CYCLIC:7"]
 
 
 def values(dtype: str, shape: tuple[int, int] = (307, 5)) -> np.ndarray[Any, Any]:

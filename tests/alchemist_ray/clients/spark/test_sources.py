@@ -26,7 +26,7 @@ from tests.support.sparks import SPARK
 
 pytestmark = SPARK
 
-LAYOUTS = ["VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC"]
+LAYOUTS = ["VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC", "BLOCK", "BLOCK_CYCLIC:7"]
 
 
 def rows_of(array: np.ndarray[Any, Any]) -> list[tuple[float, ...]]:
