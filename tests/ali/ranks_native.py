@@ -7,6 +7,8 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
@@ -46,6 +48,23 @@ def descriptions(gang: Gang, path: str) -> list[Any]:
                 if held and [told[6], told[7]] != [m, n]:
                     wrong.append([layout, shape, dtype, told, "local shape", gang.rank])
     return list(itertools.chain.from_iterable(gang.comm.allgather(wrong)))
+
+
+def descriptors(gang: Gang, path: str) -> list[Any]:
+    """Those that differ from Python's, and how many were compared."""
+    library, wrong, done = load("every", path), [], 0
+    for layout in ("MC_MR", "BLOCK", "BLOCK_CYCLIC:2", "BLOCK_CYCLIC:64"):
+        for shape in ((5, 3), (1, 1), (2, 9), (7,), (0, 3), (40, 1)):
+            A = gang.new(shape, "float64", layout)
+            (told,) = library.call(gang, "descriptor", {"A": A})
+            done += 1
+            m, n = A.shape
+            first = [1, 7, m, n, *A.distribution.block, 0, 0]
+            if told != A.descriptor(7).tolist() or told[:8] != first:
+                wrong.append([layout, shape, told, gang.rank])
+    with pytest.raises(ValueError, match="no descriptor of a matrix in VC_STAR"):
+        gang.new((2, 2), "float64", "VC_STAR").descriptor(7)
+    return [[*itertools.chain(*gang.comm.allgather(wrong))], gang.comm.allreduce(done)]
 
 
 def counts(gang: Gang, path: str, told: str) -> list[int]:

@@ -83,6 +83,7 @@ class TestEverythingInC(LibraryTests):
         Case("coordinates", {"m": 2, "n": 2, "layout": 15 | 4 << 8}, raises="unknown layout 1039"),
         Case("coordinates", {"m": 2, "n": 2, "layout": 0}, raises="unknown layout 0"),
         Case("about", {"A": A}, None),
+        Case("descriptor", {"A": A}, raises="no descriptor"),
         Case("even", {"m": 7}, [np.arange(7) % 2 == 0]),
         Case("even", {"m": 1, "dimensions": 0}, [np.bool_(True)]),
         Case("even", {"m": 5, "dimensions": 2}, [np.arange(5)[:, None] % 2 == 0]),
@@ -166,6 +167,13 @@ def test_messages_of_a_call_that_ends_early_do_not_corrupt_the_heap(
         "tests.ali.ranks_native:cancelled_messages", 3, str(library), turns, timeout=90
     )
     assert sums == [12.0] * turns
+
+
+@needs_compiler
+@pytest.mark.parametrize("ranks", [1, 4, 6])
+def test_descriptors_in_c_are_those_in_python(ranks: int) -> None:
+    done = local_gang.run("tests.ali.ranks_native:descriptors", ranks, str(built("every.c")))
+    assert done == [[], 4 * 6 * ranks]
 
 
 @needs_compiler

@@ -53,7 +53,7 @@ def chunkings(draw: st.DrawFn, length: int) -> tuple[int, ...]:
 @given(
     rows=chunkings(200),
     cols=chunkings(30),
-    layout=st.sampled_from(["VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR"]),
+    layout=st.sampled_from(["VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "BLOCK", "BLOCK_CYCLIC:5"]),
     lazy=st.booleans(),
 )
 def test_any_chunks_arrive_as_numpy_has_them(

@@ -39,6 +39,19 @@ static int about(alchemist_call *call, const alchemist_value *in, alchemist_valu
     return ALCHEMIST_OK;
 }
 
+/* ScaLAPACK's descriptor of a matrix, for the context 7. */
+static int descriptor(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    int found[9];
+    if (alchemist_descriptor(in[0].matrix, 7, found) != ALCHEMIST_OK)
+        return alchemist_refuse(call, "no descriptor");
+    int64_t *told = call->host->allocate(call, 9 * sizeof *told);
+    if (told == NULL) return ALCHEMIST_FAILED;
+    for (int i = 0; i < 9; i++) told[i] = found[i];
+    out[0].integers = told;
+    out[0].count = 9;
+    return ALCHEMIST_OK;
+}
+
 /* A mask: whether the rows are even; a vector, or with as many dimensions as the caller wants. */
 static int even(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
     alchemist_matrix *B =
@@ -131,6 +144,9 @@ static const alchemist_routine routines[] = {
                                         {"layout", ALCHEMIST_INT, "its number"}),
      .results = ALCHEMIST_RESULTS({"A", ALCHEMIST_MATRIX, "int64"})},
     {.name = "about", .doc = "What rank 0 is told of a matrix.", .run = about,
+     .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX, "a matrix"}),
+     .results = ALCHEMIST_RESULTS({"fields", ALCHEMIST_INTS, "as in alchemist.h"})},
+    {.name = "descriptor", .doc = "ScaLAPACK's descriptor.", .run = descriptor,
      .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX, "a matrix"}),
      .results = ALCHEMIST_RESULTS({"fields", ALCHEMIST_INTS, "as in alchemist.h"})},
     {.name = "even", .doc = "Which rows are even.", .run = even,
