@@ -181,5 +181,6 @@ def _conclude(
         min(gain for gain, _ in known) >= GAIN,
         claim,
         f"Spark's takes {gains} times as long: it schedules tasks and copies the features out of "
-        f"the JVM, though they are multiplied by NumPy; an iteration here takes {costs} times NumPy's product",
+        f"the JVM, though they are multiplied by NumPy; an iteration here takes {costs} times "
+        "NumPy's product",
     )

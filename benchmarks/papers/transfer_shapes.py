@@ -51,8 +51,8 @@ def run(setting: Setting) -> Page:
     if reason is None:
         for executors in counts:
             _from_executors(setting, sizes, executors, counts, times)
-    add = page.table("shape", "size", "senders", *(f"to {counted(ranks, 'rank')}, s" for ranks in counts),
-                     "the paper, 400 GB")  # fmt: skip
+    receivers = [f"to {counted(ranks, 'rank')}, s" for ranks in counts]
+    add = page.table("shape", "size", "senders", *receivers, "the paper, 400 GB")
     for name, (m, n) in sizes.items():
         for senders in (0, *counts):
             who = "NumPy, 1 process" if senders == 0 else counted(senders, "Spark executor")
