@@ -29,6 +29,7 @@ from benchmarks import (
     peers,
     recovery,
     scale,
+    summary,
     transfer,
 )
 from benchmarks.harness import WITH_SPARK, blas_kernels
@@ -63,6 +64,7 @@ def main() -> None:
             report.save()
         print(f"{benchmark.__name__} took {report.seconds:.0f} s", flush=True)
     ray.shutdown()
+    summary.main()
     print(f"\nall took {time.monotonic() - begun:.0f} s")
 
 
