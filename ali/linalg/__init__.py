@@ -8,8 +8,8 @@ elementwise_scalar, scale, apply, astype, where. Reduce: sum, mean, var, std, mi
 column_stats, norm. Select: slice, take_rows, take_cols, select_rows, select_cols, concatenate,
 triu, tril, diagonal, trace. Multiply: matmul, gram, transpose. Solve: cholesky, solve,
 solve_triangular, lstsq, least_squares, ridge, conjugate_gradient, inv, pinv, det, slogdet, condest.
-Decompose: qr, svd, truncated_svd, svdvals, matrix_rank, eigh. Learn: pca, kmeans, random_features,
-random_features_ridge, random_features_predict.
+Decompose: qr, svd, truncated_svd, svdvals, matrix_rank, eigh, polar. Functions: expm. Learn: pca,
+kmeans, random_features, random_features_ridge, random_features_predict.
 
 Docstrings end with the error and the peak memory. "Error" is in units of the machine epsilon (eps)
 of the dtype, "tol" is the argument; norms are Frobenius norms, those of ``Q^H Q - I`` 2-norms. It
@@ -24,6 +24,7 @@ from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_s
 from ali.linalg.clustering import kmeans
 from ali.linalg.creation import diag, eye, full, random_normal, random_uniform, zeros
 from ali.linalg.eigen import eigh
+from ali.linalg.exponential import expm
 from ali.linalg.indexing import (
     concatenate,
     diagonal,
@@ -42,7 +43,9 @@ from ali.linalg.kernel_regression import (
     random_features_predict,
     random_features_ridge,
 )
+from ali.linalg.native_libraries import close as close
 from ali.linalg.orthogonal import least_squares, lstsq, qr, ridge
+from ali.linalg.polar import polar
 from ali.linalg.products import gram, matmul, transpose
 from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var
 from ali.linalg.singular import matrix_rank, pinv, svd, svdvals, truncated_svd
@@ -61,11 +64,11 @@ PURE = True  # no routine has other effects than its results and the matrices in
 
 __all__ = [
     "add", "apply", "astype", "cholesky", "column_stats", "concatenate", "condest",
-    "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise", "elementwise_scalar",
-    "eye", "full", "gram", "inv", "kmeans", "least_squares", "lstsq", "matmul", "matrix_rank",
-    "max", "mean", "min", "norm", "pca", "pinv", "qr", "random_features", "random_features_predict",
-    "random_features_ridge", "random_normal", "random_uniform", "ridge", "scale", "select_cols",
-    "select_rows", "slice", "slogdet", "solve", "solve_triangular", "std", "sum", "svd", "svdvals",
-    "take_cols", "take_rows", "trace", "transpose", "tril", "triu", "truncated_svd", "var", "where",
-    "zeros",
+    "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise",
+    "elementwise_scalar", "expm", "eye", "full", "gram", "inv", "kmeans", "least_squares",
+    "lstsq", "matmul", "matrix_rank", "max", "mean", "min", "norm", "pca", "pinv", "polar",
+    "qr", "random_features", "random_features_predict", "random_features_ridge",
+    "random_normal", "random_uniform", "ridge", "scale", "select_cols", "select_rows", "slice",
+    "slogdet", "solve", "solve_triangular", "std", "sum", "svd", "svdvals", "take_cols",
+    "take_rows", "trace", "transpose", "tril", "triu", "truncated_svd", "var", "where", "zeros",
 ]  # fmt: skip

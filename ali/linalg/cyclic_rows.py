@@ -6,6 +6,7 @@ import numpy as np
 
 from ali.blocks import Array, count_owned
 from ali.interface import Context
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 PANEL_COLUMNS = 128  # enough for BLAS's full speed, and little memory compared with the matrix
 
@@ -47,3 +48,18 @@ def gather_rows(ctx: Context, mine: Array, start: int, stop: int) -> Array:
         whole[owned_rows(start, q, ctx.size)] = packed[at : at + c * width].reshape(c, width)
         at += c * width
     return whole
+
+
+def copy_to_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+    """A copy of A in VC_STAR with this dtype."""
+    moved = ctx.to_layout(A, "VC_STAR")
+    if moved is not A and moved.dtype == dtype:
+        return moved
+    copy = ctx.empty(A.shape, dtype)
+    copy.local[...] = moved.local
+    return copy
+
+
+def as_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+    """A in VC_STAR with this dtype, read-only: A itself if possible."""
+    return A if (A.layout, A.dtype) == ("VC_STAR", dtype) else copy_to_rows(ctx, A, dtype)

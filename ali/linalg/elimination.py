@@ -1,9 +1,9 @@
 """LU with partial pivoting of a matrix in VC_STAR, without exchanging rows.
 
 Rows stay on their ranks. A pivot row is sent to all ranks and leaves the active rows; the rank that
-owns row i of U in VC_STAR keeps it. Each panel of active rows is gathered and factored on rank 0,
-which alone chooses the pivots. Source: Golub, Van Loan, "Matrix Computations", 4th ed., 3.4;
-LAPACK's getrf.
+owns row i of U in VC_STAR keeps it. The pivots of a panel are chosen by a tournament among the
+ranks. Sources: Grigori, Demmel, Xiang, "CALU: a communication optimal LU factorization algorithm",
+SIAM J. Matrix Anal. Appl. 32(4), 2011; Golub, Van Loan, "Matrix Computations", 4th ed., 3.4.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 NOT_FINITE = -1
+TAG = 15
 
 
 class Step(NamedTuple):
@@ -86,8 +87,8 @@ def eliminate(
 
     Notes
     -----
-    ``2/3 n^3 / ranks`` flops, and ``n^2 PANEL_COLUMNS`` on rank 0; a rank receives ``n^2 / 2``
-    words, rank 0 twice as many. Memory: a copy of A and B, U and Y.
+    ``2/3 n^3 / ranks`` flops, and ``2 n^2 PANEL_COLUMNS / ranks`` for the panels; a rank receives
+    ``n^2 / 2`` words. Memory: a copy of A and B, U and Y.
     """
     n, me, size = A.shape[0], ctx.rank, ctx.size
     parts = [block(A)] if B is None else [block(A), block(B)]
@@ -105,7 +106,7 @@ def eliminate(
         ctx.check()
         start, stop = cols.start, cols.stop
         width = stop - start
-        corner, lower, pivots, failure = _panel(ctx, active[:, :width], remaining)
+        corner, lower, pivots, failure = _panel(ctx, active[:, :width], ids, width)
         order[cols] = pivots
         if failure:
             return Elimination(U, Y, order, failure if failure < 0 else start + failure, steps)
@@ -180,46 +181,65 @@ def _kept(rows: Array, keep: Array) -> Array:
     return rows[: index.size]
 
 
-def _panel(ctx: Context, mine: Array, remaining: Array) -> tuple[Array, Array, Array, int]:
-    """Factor a panel: its square corner, own rows of L (undefined for pivot rows), pivots."""
-    width, size = mine.shape[1], ctx.size
-    owners = np.flatnonzero(remaining) % size
-    counts = [int((owners == q).sum()) * width for q in range(size)]
-    sent = np.ascontiguousarray(mine).reshape(-1)
-    lower = np.empty(mine.shape, mine.dtype)
+def _panel(ctx: Context, mine: Array, ids: Array, width: int) -> tuple[Array, Array, Array, int]:
+    """Factor a panel: its square corner, own rows of L (undefined for pivot rows), pivots.
+
+    A tournament: each rank factors its own rows, whose pivot rows meet those of other ranks in a
+    tree. The rows that are left on rank 0 are the pivots of all.
+    """
+    comm, me, size, step = ctx.comm, ctx.rank, ctx.size, 1
+    finite = bool(np.isfinite(mine).all())
+    rows, names = _pivot_rows(mine, ids, width) if finite else (mine[:0], ids[:0])
+    while step < size and me % (2 * step) == 0:
+        if me + step < size:
+            header = np.empty(2, np.int64)
+            comm.Recv(header, me + step, TAG)
+            finite = finite and bool(header[1])
+            others = np.empty((int(header[0]), width), mine.dtype)
+            more = np.empty(int(header[0]), np.int64)
+            comm.Recv(others, me + step, TAG)
+            comm.Recv(more, me + step, TAG)
+            rows, names = np.concatenate([rows, others]), np.concatenate([names, more])
+            if finite:
+                rows, names = _pivot_rows(rows, names, width)
+        step *= 2
+    if me:
+        parent = me - (me & -me)
+        comm.Send(np.array([len(rows), finite]), parent, TAG)
+        comm.Send(np.ascontiguousarray(rows), parent, TAG)
+        comm.Send(names, parent, TAG)
     header = np.zeros(width + 1, np.int64)
     corner = np.empty((width, width), mine.dtype)
-    if ctx.rank == 0:
-        packed = np.empty(sum(counts), mine.dtype)
-        ctx.comm.Gatherv(sent, [packed, counts])
-        by_rank = np.argsort(owners, kind="stable")  # row order to rank order
-        panel = np.empty((owners.size, width), mine.dtype, order="F")
-        panel[by_rank] = packed.reshape(-1, width)
-        position = np.arange(owners.size)
-        header[-1] = _factor(panel, position)
-        header[:-1] = np.flatnonzero(remaining)[position[:width]]
-        corner[...] = panel[:width]
-        back = np.empty_like(panel)
-        back[position] = panel
-        ctx.comm.Scatterv([np.ascontiguousarray(back[by_rank]).reshape(-1), counts], lower)
-    else:
-        ctx.comm.Gatherv(sent, None)
-        ctx.comm.Scatterv(None, lower)
-    ctx.comm.Bcast(header)
-    ctx.comm.Bcast(corner)
+    if me == 0:
+        header[-1] = NOT_FINITE
+        if finite:
+            corner[...], order, header[-1] = _factored(rows)
+            header[:-1] = names[order]
+    comm.Bcast(header)
+    comm.Bcast(corner)
+    lower = mine
+    if len(mine) and not header[-1]:
+        (trsm,) = scipy.linalg.get_blas_funcs(("trsm",), (corner,))
+        lower = trsm(1.0, np.asfortranarray(corner), mine, side=1)
     return corner, lower, header[:-1], int(header[-1])
 
 
-def _factor(panel: Array, position: Array) -> int:
-    """Overwrite a panel by its LU factors and `position` by the origins of its rows."""
-    if not np.isfinite(panel).all():
-        return NOT_FINITE
-    (getrf,) = scipy.linalg.get_lapack_funcs(("getrf",), (panel,))
-    factors, swaps, info = getrf(panel)
-    panel[...] = factors
+def _pivot_rows(rows: Array, names: Array, width: int) -> tuple[Array, Array]:
+    """The rows that partial pivoting chooses, at most as many as columns, and their names."""
+    if len(rows) <= width:
+        return rows, names
+    _, order, _ = _factored(rows)
+    return rows[order[:width]], names[order[:width]]
+
+
+def _factored(rows: Array) -> tuple[Array, Array, int]:
+    """LU factors, the order of the rows, and LAPACK's INFO."""
+    (getrf,) = scipy.linalg.get_lapack_funcs(("getrf",), (rows,))
+    factors, swaps, info = getrf(rows)
+    order = np.arange(len(rows))
     for i, other in enumerate(swaps):
-        position[[i, other]] = position[[other, i]]
-    return int(info)
+        order[[i, other]] = order[[other, i]]
+    return factors, order, int(info)
 
 
 def _chosen(ctx: Context, rest: Array, ids: Array, pivots: Array) -> Array:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import Array, block, float_dtype, floating, require, require_same_rows
+from ali.blocks import Array, block, float_dtype, require, require_choice, require_same_rows
 from ali.interface import Context, routine
-from ali.linalg.cholesky_qr import cholesky_qr
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.gemm import inner
+from ali.linalg.cyclic_rows import as_rows
 from ali.linalg.iterative import column_dots
+from ali.linalg.native_libraries import METHODS, call
+from ali.linalg.spread_lstsq import minimize
+from ali.linalg.thin_qr import stays_spread, thin_qr
 from ali.linalg.tsqr import TallQR
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 @routine("Q", "R")
-def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+def qr(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix, DistMatrix]:
     """Thin QR factorization A = Q R.
 
     Parameters
@@ -47,35 +49,17 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Error: 20 eps, |A - Q R| / |A| and |Q^H Q - I|. Peak memory: 1.1 times arguments and results.
     """
-    (m, n), k = A.shape, min(A.shape)
-    local = floating(block(ctx.to_layout(A, "VC_STAR")))
-    found = cholesky_qr(ctx, local, m)
-    if found is not None:
-        return found
-    factors = TallQR(ctx.comm, local[:, :k])
-    signs: Array | None = None
-    corner = ctx.empty((k, k), local.dtype, "CIRC_CIRC")  # whole on rank 0
-    if factors.r is not None:
-        wide = np.result_type(local.dtype, np.float64)  # divides subnormal numbers exactly
-        diagonal = np.diagonal(factors.r).astype(wide)
-        length = np.abs(diagonal)
-        phases = np.where(length > 0, diagonal, 1) / np.where(length > 0, length, 1)
-        signs = np.diag(phases).astype(local.dtype)
-        corner.local[...] = phases.conj()[:, None] * factors.r
-        np.fill_diagonal(corner.local, length)
-    own = factors.times(signs, k, local.dtype)
-    Q = ctx.new_from_rows(own, m)
-    R = ctx.to_layout(corner, "VC_STAR")
-    if n > k:
-        rest = inner(ctx, own.conj().T, local[:, k:])
-        R, left = ctx.empty((k, n), local.dtype), R
-        block(R)[:, :k] = block(left)
-        block(R)[:, k:] = block(rest)
-    return Q, R
+    require_choice("qr", "method", method, METHODS)
+    if method != "auto":
+        Q, R = call(ctx, method, "qr", A)
+        return Q, R
+    return thin_qr(ctx, A)
 
 
 @routine("X", like={"X": "B"})
-def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> DistMatrix:
+def lstsq(
+    ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0, method: str = "auto"
+) -> DistMatrix:
     """Least squares: the X of smallest norm that minimizes |A X - B|.
 
     Parameters
@@ -113,6 +97,10 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix, rcond: float = -1.0) -> Di
     Error: 2 eps, |A^H (A X - B)| / (|A| (|A| |X| + |B|)). Peak memory: 2.2 times arguments and
     results.
     """
+    require_choice("lstsq", "method", method, METHODS)
+    if method != "auto":
+        X: DistMatrix = call(ctx, method, "lstsq", A, B)
+        return X
     return _least_squares(ctx, "lstsq", A, B, rcond)[0]
 
 
@@ -154,12 +142,13 @@ def least_squares(
     2.2 times arguments and results.
     """
     X, residuals, rank, S = _least_squares(ctx, "least_squares", A, B, rcond)
+    assert S is not None
     return X, ctx.new_replicated(residuals), rank, ctx.new_replicated(S)
 
 
 def _least_squares(
     ctx: Context, name: str, A: DistMatrix, B: DistMatrix, rcond: float
-) -> tuple[DistMatrix, Array, int, Array]:
+) -> tuple[DistMatrix, Array, int, Array | None]:
     """X; and on every rank the squares of residuals, the rank and the singular values."""
     (m, n), r = A.shape, B.shape[1]
     require_same_rows(name, A, B)
@@ -170,6 +159,9 @@ def _least_squares(
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
     _refuse_nonfinite(ctx, name, tall, right)
+    if stays_spread(ctx, small):
+        A, B = as_rows(ctx, A, dtype), as_rows(ctx, B, dtype)
+        return minimize(ctx, A, B, limit, name != "lstsq")
     # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
     factors = TallQR(
         ctx.comm, tall if wide else _stacked(tall, right), vectors=wide, overwrite=not wide

@@ -11,6 +11,7 @@ import scipy.linalg
 from ali.blocks import (
     Array,
     block,
+    float_dtype,
     floating,
     frobenius,
     require,
@@ -18,10 +19,17 @@ from ali.blocks import (
     shape_text,
 )
 from ali.interface import Context, routine
+from ali.linalg import native_libraries
+from ali.linalg.cyclic_rows import as_rows
+from ali.linalg.gemm import product
 from ali.linalg.gram_svd import leading_vectors
 from ali.linalg.krylov import basis_size, right_vectors
+from ali.linalg.polar import adjoint_in_rows
+from ali.linalg.polar_svd import singular_values_in_rows, svd_in_rows
 from ali.linalg.randomized import krylov_basis
+from ali.linalg.thin_qr import stays_spread
 from ali.linalg.tsqr import TallQR
+from ali.linalg.views import operand
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 # From this rank's rows of X, and X's norm, to this rank's rows of X K and of an orthonormal K in
@@ -32,7 +40,9 @@ METHODS = ("arpack", "randomized", "gram")
 
 
 @routine("S", "U", "V", vectors=("S",))
-def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+def svd(
+    ctx: Context, A: DistMatrix, method: str = "auto"
+) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
     """Thin singular value decomposition A = U diag(S) V^H.
 
     Parameters
@@ -64,6 +74,10 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     Error: 40 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 2.1 times
     arguments and results.
     """
+    require_choice("svd", "method", method, native_libraries.METHODS)
+    if method != "auto":
+        S, U, V = native_libraries.call(ctx, method, "svd", A)
+        return S, U, V
     return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
 
 
@@ -244,16 +258,10 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
     inverse = np.zeros_like(values)
     count = _rank(values, A.shape, rcond)
     inverse[:count] = 1 / values[:count]
-    left, right = block(U), block(V)
+    block(V)[...] *= inverse
     if m < n:
-        X = ctx.empty((n, m), U.dtype)
-        whole = block(ctx.to_layout(U, "STAR_STAR"))
-        np.matmul(right * inverse, whole.conj().T, out=block(X))
-        return X
-    X = ctx.empty((n, m), U.dtype, "STAR_VC")
-    whole = block(ctx.to_layout(V, "STAR_STAR"))
-    np.matmul(whole * inverse, left.conj().T, out=block(X))
-    return X
+        return product(ctx, V, adjoint_in_rows(ctx, U), "rows")
+    return product(ctx, V, operand(U, "C"), "cols")
 
 
 @routine("rank")
@@ -288,6 +296,8 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
 def singular_values(ctx: Context, name: str, A: DistMatrix) -> Array:
     """All singular values, descending, on every rank. Collective."""
     tall, _ = _tall(ctx, name, A)
+    if stays_spread(ctx, min(A.shape)):
+        return singular_values_in_rows(ctx, name, _as_tall(ctx, A, tall.dtype))
     factors = TallQR(ctx.comm, tall, vectors=False, triangle=False)
     S = np.empty(min(A.shape), np.zeros(0, tall.dtype).real.dtype)
     if factors.r is not None:
@@ -326,12 +336,35 @@ def _decomposed(
     elif rank < min(m, n):  # any orthonormal vectors
         basis = np.eye(min(m, n), rank, dtype=tall.dtype)
         found = tall @ basis, basis[ctx.rank :: ctx.size]
+    if found is None and stays_spread(ctx, min(m, n)):
+        del tall
+        return _spread(ctx, name, A, rank)
     S, left, right = _restricted(ctx, tall, found, rank)
     if m < n:  # A^T = X = left S right^H, so A = conj(right) S conj(left)^H
         left, right = right.conj(), left.conj()
     U, V = ctx.new_from_rows(left, m), ctx.new_from_rows(right, n)
     ctx.progress(1.0, "done")
     return ctx.new_replicated(S), U, V
+
+
+def _as_tall(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
+    """A, or A^T if A is wide, in VC_STAR; read-only."""
+    return as_rows(ctx, operand(A, "T") if A.shape[0] < A.shape[1] else A, dtype)
+
+
+def _spread(
+    ctx: Context, name: str, A: DistMatrix, rank: int
+) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    """The leading part of the whole SVD, which no rank holds."""
+    tall = _as_tall(ctx, A, float_dtype(A.dtype))
+    S, U, V = svd_in_rows(ctx, name, tall)
+    if A.shape[0] < A.shape[1]:  # see _decomposed
+        U, V = V, U
+        for matrix in (U, V):
+            np.conjugate(matrix.local, out=matrix.local)
+    if rank < len(S):
+        U, V = (ctx.new_from_rows(block(one)[:, :rank], one.shape[0]) for one in (U, V))
+    return ctx.new_replicated(S[:rank]), U, V
 
 
 def _restricted(

@@ -16,6 +16,7 @@ from ali.blocks import (
     require_square,
 )
 from ali.interface import Context, routine
+from ali.linalg.cyclic_rows import as_rows, copy_to_rows
 from ali.linalg.elimination import (
     NOT_FINITE,
     Elimination,
@@ -25,6 +26,7 @@ from ali.linalg.elimination import (
     solved_adjoint,
 )
 from ali.linalg.indexing import diagonal_of
+from ali.linalg.native_libraries import METHODS, call
 from ali.linalg.norm_estimate import norm_estimate
 from ali.linalg.reductions import largest_sum
 from ali.linalg.singular import singular_values
@@ -70,7 +72,9 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
 
 
 @routine("X", like={"X": "B"})
-def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -> DistMatrix:
+def solve(
+    ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general", method: str = "auto"
+) -> DistMatrix:
     """Solve A X = B.
 
     Parameters
@@ -99,16 +103,21 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix, assume: str = "general") -
 
     Notes
     -----
-    ``2/3 n^3 / ranks`` flops, and ``128 n^2`` on rank 0, which factors the panels; ``2 n^2 r /
-    ranks`` for the right-hand sides. A rank receives ``n^2 + 2 n r`` words (rank 0 half as much
-    again). Rows are not exchanged: ranks that have given pivots have less to do later. "positive"
-    takes a third of the memory. Source: LAPACK's gesv, posv; see ali/linalg/elimination.py.
+    ``2/3 n^3 / ranks`` flops, ``2 n^2 r / ranks`` for the right-hand sides. A rank receives
+    ``n^2 + 2 n r`` words. The pivots of a panel are chosen by a tournament among the ranks. Rows
+    are not exchanged: ranks that have given pivots have less to do later. "positive" takes a third
+    of the memory. Sources: Grigori, Demmel, Xiang 2011 (tournament); LAPACK's gesv, posv; see
+    ali/linalg/elimination.py.
 
     Error: 2 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 4.2 times arguments and results.
     """
     require_square("solve", A)
     require_same_rows("solve", A, B)
     require_choice("solve", "assume", assume, ASSUMPTIONS)
+    require_choice("solve", "method", method, METHODS)
+    if method != "auto":
+        found: DistMatrix = call(ctx, method, "solve", A, B)
+        return found
     dtype = float_dtype(A.dtype, B.dtype)
     if assume == "positive":
         L = _cholesky(ctx, "solve", A, dtype)
@@ -324,21 +333,6 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
         lambda X: solved_adjoint(ctx, factors, X),
     )
     return max(1.0, largest_sum(ctx, A, 0) * inverse)
-
-
-def copy_to_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
-    """A copy of A in VC_STAR with this dtype."""
-    moved = ctx.to_layout(A, "VC_STAR")
-    if moved is not A and moved.dtype == dtype:
-        return moved
-    copy = ctx.empty(A.shape, dtype)
-    copy.local[...] = moved.local
-    return copy
-
-
-def as_rows(ctx: Context, A: DistMatrix, dtype: np.dtype[np.generic]) -> DistMatrix:
-    """A in VC_STAR with this dtype, read-only: A itself if possible."""
-    return A if (A.layout, A.dtype) == ("VC_STAR", dtype) else copy_to_rows(ctx, A, dtype)
 
 
 def _cholesky(

@@ -112,5 +112,7 @@ def triangular_solve(
         )
         x[mine] = side[owned_rows(start, me, size)]
         if not adjoint:
-            x[ahead] -= t[ahead, part] @ side
+            strip = max(32, 4 * CHUNK // max(1, len(x) * x.itemsize))
+            for some in panels(x.shape[1], strip):
+                x[ahead, some] -= t[ahead, part] @ side[:, some]
     return 0

@@ -32,6 +32,7 @@ Array = NDArray[Any]
 
 NATURAL = "MC_MR"
 BLOCK = 64
+BLOCKS = {"gesvd": 16}  # where another size is the faster by far
 NEVER = 1 << 31
 # The smallest dimension of a matrix for which a copy in blocks is faster, by routine:
 # measured (docs/scalapack.md). PBLAS gathers its own blocks for a product; p?lange only reads.
@@ -136,7 +137,8 @@ class Call:
         self.native: Native = ctx.state["native"]
         self.grid = grid_of(ctx)
         self.layout = next((A.layout for A in operands if _in_blocks(A)), NATURAL)
-        self.block = BLOCK if ctx.size == 1 or extent >= BLOCKED_FROM[kind] else 1
+        block = BLOCKS.get(kind, BLOCK)
+        self.block = block if ctx.size == 1 or extent >= BLOCKED_FROM[kind] else 1
         if self.layout != NATURAL:
             self.block = form(self.layout).block or BLOCK
 

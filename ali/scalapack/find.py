@@ -87,6 +87,8 @@ def load(path: str | None = None) -> Native:
         name the places searched, the loader's message, and how to install one.
     """
     named, source = path or os.environ.get(VARIABLE) or None, "given" if path else VARIABLE
+    if _Loaded.native is not None and not named:
+        return _Loaded.native  # the user's choice, for routines of linalg
     candidates = _named(named, source) if named else list(dict.fromkeys(search()))
     if not candidates:
         raise Failure(

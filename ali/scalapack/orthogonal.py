@@ -69,6 +69,17 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     return Q, R
 
 
+def triangle(ctx: Context, A: DistMatrix) -> DistMatrix:
+    """R of A = Q R, up to signs, without Q; A has at least as many rows as columns. Collective."""
+    n = A.shape[1]
+    call = Call(ctx, computed_in("qr", A), "geqrf", n, A)
+    a = call.copy(A)
+    call.run_with_work("p?geqrf", *A.shape, *a.submatrix, np.zeros(a.cols + a.block, call.dtype))
+    R = call.leading(a, n, n)
+    keep_upper(R)
+    return R
+
+
 @routine("L", "Q")
 def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     """Thin LQ factorization A = L Q.

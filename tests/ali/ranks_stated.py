@@ -125,7 +125,7 @@ def errors(gang: Gang, library: str) -> dict[str, float]:
 
 def memory(gang: Gang, library: str) -> dict[str, float]:
     """Peak memory of a rank in each routine, over its share of the arguments and results."""
-    check, found = _alone(gang), {}
+    check, found = alone(gang), {}
     module = loaded(check, library)
     order = 2000 if library == "linalg" else 1200  # Debian's ScaLAPACK may have a slow BLAS
     few, plain = (
@@ -145,22 +145,22 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
                 if sizes is few:
                     getattr(module, name)(check.ctx, **arguments)
             held = sum(x.local.nbytes for x in matrices.values())
-            results, peak = _peak(
+            results, most = peak(
                 gang, lambda name=name, args=arguments: getattr(module, name)(check.ctx, **args)
             )
             results = results if isinstance(results, tuple) else (results,)
             share = held + sum(x.local.nbytes for x in results if isinstance(x, DistMatrix))
             del results, matrices, arguments
-            found[name] = max(gang.comm.allgather((held + peak) / share))
+            found[name] = max(gang.comm.allgather((held + most) / share))
     return found
 
 
-def _alone(gang: Gang) -> Checks:
+def alone(gang: Gang) -> Checks:
     """A gang whose pool keeps nothing, so that all memory of a call is new."""
     return Checks(Gang(MPI.COMM_WORLD, Storage(gang.rank, Pool(0, shared=True)), lambda *_: None))
 
 
-def _peak(gang: Gang, call: Callable[[], Any]) -> tuple[Any, int]:
+def peak(gang: Gang, call: Callable[[], Any]) -> tuple[Any, int]:
     """The results of a call, and the most memory that this rank takes meanwhile, in bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     gang.comm.Barrier()
@@ -177,7 +177,7 @@ def _status(key: str) -> int:
 
 def files(gang: Gang) -> dict[str, float]:
     """Peak memory of `save` and `load` by format, as `memory`; elements come back exactly."""
-    check, found = _alone(gang), {}
+    check, found = alone(gang), {}
     folder = gang.comm.bcast(tempfile.mkdtemp() if gang.rank == 0 else None)
     values = np.random.default_rng(1).standard_normal((100_000, 40))
     few, all_rows = (check.distribute(values[:m]) for m in (100, 100_000))
@@ -189,8 +189,8 @@ def files(gang: Gang) -> dict[str, float]:
         for suffix in FORMATS:
             path = f"{folder}/{suffix}.{suffix}"
             for A in (few, all_rows):  # the first calls load code
-                _, written = _peak(gang, lambda A=A, path=path: save_routine(check.ctx, A, path))
-                B, read = _peak(gang, lambda path=path: load_routine(check.ctx, path)[0])
+                _, written = peak(gang, lambda A=A, path=path: save_routine(check.ctx, A, path))
+                B, read = peak(gang, lambda path=path: load_routine(check.ctx, path)[0])
             assert np.array_equal(B.local, A.local), suffix
             share = A.local.nbytes
             for name, most in (("save", written + share), ("load", read)):

@@ -72,6 +72,7 @@ CASES: Cases = {
     "elementwise_scalar": [
         ({"op": "multiply", "A": "T", "value": 3.0}, lambda t, c: far(c, 3 * t)),
     ],
+    "expm": [({"A": "Q"}, lambda q, x: off(scipy.linalg.expm(q), x))],
     "eye": [({"m": "m", "k": 3}, lambda c: far(c, np.eye(len(c), k=3)))],
     "full": [({"m": "m", "n": "n", "value": 0.1}, lambda c: far(c, np.full(c.shape, 0.1)))],
     "gram": [({"A": "T"}, lambda t, g: far(g, t.T @ t))],
@@ -96,6 +97,9 @@ CASES: Cases = {
     ],
     "pca": [({"A": "T", "k": 3, "scale": False}, parts)],
     "pinv": [({"A": "T"}, lambda t, x: off(np.linalg.pinv(t), x))],
+    "polar": [
+        ({"A": name}, lambda a, q, p: max(off(a, q @ p), unit(q))) for name in "TQ"
+    ],
     "qr": [
         (
             {"A": name},
