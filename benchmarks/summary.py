@@ -41,7 +41,8 @@ def table() -> str:
 def _share(row: dict[str, Any]) -> float:
     """What was reached of the target; 1 and more: met."""
     measured, target = row["measured"], row["target"]
-    return float(target / measured if row["at_most"] else measured / target)
+    over, under = (target, measured) if row["at_most"] else (measured, target)
+    return float(over / under) if under else 1.0
 
 
 def _words(row: dict[str, Any]) -> str:
