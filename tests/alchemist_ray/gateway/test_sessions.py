@@ -105,7 +105,7 @@ def test_matrices_travel_unchanged_in_both_orders(
     als: AlchemistSession, shape: tuple[int, ...], order: Any
 ) -> None:
     sent = np.random.default_rng(3).integers(-99, 99, shape).astype(np.float32, order=order)
-    for layout in ("VC_STAR", "MC_MR", "STAR_VR"):
+    for layout in ("VC_STAR", "MC_MR", "STAR_VR", "BLOCK", "BLOCK_CYCLIC:7"):
         handle = als.send_matrix(sent, layout=layout)
         assert np.array_equal(handle.fetch(), sent)
         handle.free()

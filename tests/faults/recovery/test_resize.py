@@ -14,12 +14,12 @@ import ray
 import ali
 from alchemist_ray import AlchemistSession
 from alchemist_ray.transfer.moving import panels_of
-from mpi_workers.matrix.layout import LAYOUTS
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import Recovering
 from tests.faults.recovery.resizes import UNDER_WAY_S, X, cpus, free_cpus, same_numbers
 from tests.support import traces
+from tests.support.layouts import SOME_LAYOUTS
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
 
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 def test_matrices_of_all_layouts_move(plain: Recovering) -> None:
     als, free = plain.als, cpus()
-    handles = {layout: als.send_matrix(X, layout=layout) for layout in LAYOUTS}
+    handles = {layout: als.send_matrix(X, layout=layout) for layout in SOME_LAYOUTS}
     vector, number = als.send_matrix(np.arange(7)), als.xp.full((), 2.5)
     empty = als.xp.zeros((0, 3))
     flags = als.send_matrix(X) > 0.5
