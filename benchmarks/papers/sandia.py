@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from statistics import median
 from typing import Any
 
 import ray
@@ -92,10 +93,11 @@ def _verdicts(page: Page, values: Values, emulated: bool, missing: dict[str, str
     for place in ("gang", "container"):
         if place in missing:
             continue
-        mean = geometric_mean(list(ratios(values, place).values()))
+        middle = median(ratios(values, place).values())
         page.notes.append(
-            f"A {place} reaches {mean:.2f} of plain MPI on the same cores: "
-            + ("nothing of Ray runs between ranks." if place == "gang" else
+            f"The median ratio of a {place} to plain MPI is {middle:.2f}: "
+            + ("nothing of Ray runs between ranks, so it shows how much two runs differ." if
+               place == "gang" else
                "a container shares the host's kernel, and its ranks exchange memory as outside.")
         )  # fmt: skip
     claim = "on one node a guest under KVM is nearly as fast as the host"
