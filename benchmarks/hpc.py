@@ -32,6 +32,9 @@ def bare(gang: Any) -> list[list[str]]:
 
 def run() -> Report:
     report = Report("hpc")
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        report.notes.append(f"**Taken on a loaded machine** (load {load:.1f} at the begin).")
     found: dict[str, dict[str, list[Measure]]] = {"gang": defaultdict(list)}
     found["bare"] = defaultdict(list)
     for _ in range(ROUNDS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from alchemist_ray.session import AlchemistSession
 
 FORMAT = 1
 SECONDS = 1.0
+SETTLE_S = 2.0  # Ray starts spare processes for the next gang meanwhile, on the same cores
 
 
 class BenchError(AlchemistError, ValueError):
@@ -77,7 +79,9 @@ def measure(session: AlchemistSession, label: str, seconds: float = SECONDS) -> 
     RoutineError
         If the result of a measure is wrong.
     """
-    return result(label, *session.load_library("hpc").suite(seconds))
+    library = session.load_library("hpc")
+    time.sleep(SETTLE_S)
+    return result(label, *library.suite(seconds))
 
 
 def result(label: str, measures: Sequence[str], ranks: Sequence[str]) -> Result:
