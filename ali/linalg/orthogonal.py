@@ -25,6 +25,8 @@ def qr(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix, D
     ----------
     A : matrix, shape (m, n)
         Best in VC_STAR. Integers are promoted to float64.
+    method : str
+        "auto": the algorithm below. "scalapack", "elemental": that library's routine.
 
     Returns
     -------
@@ -41,9 +43,9 @@ def qr(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix, D
     matrices, ``4 n^2`` words in ``4 log2(ranks)`` messages, Q, R and a panel of 32 MiB.
     Otherwise TSQR: ``4 m n^2 / ranks + O(n^3 log ranks)`` flops, ``2 n^2`` words in
     ``2 log2(ranks)`` messages, ``2 m n / ranks + n^2 log ranks`` words of memory. In TSQR ranks
-    with at most n rows pass them on unchanged: the closer A is to square, the more of it is
-    gathered on rank 0 and factored there; for m = n all of it (``m n`` memory, ``4 m n^2`` flops on
-    rank 0). A wide A is cut into
+    with at most n rows pass them on unchanged; where that would gather more than 512 columns,
+    Householder vectors from TSQR of panels of 128 columns, ``4 m n^2 / ranks`` flops and the share
+    of A and Q on each rank. A wide A is cut into
     ``[A1 A2]`` with a square A1 and ``R = [R1  Q^H A2]``. Q is orthonormal to rounding either
     way. Sources: Fukaya et al. 2020 (CholeskyQR2); Demmel, Grigori, Hoemmen, Langou 2012 (TSQR).
 
@@ -71,6 +73,9 @@ def lstsq(
     rcond : float
         Singular values up to ``rcond`` times the largest count as zero; negative (the
         default): max(m, n) times the machine epsilon, as in NumPy.
+    method : str
+        "auto": the algorithm below. "scalapack", "elemental": that library's routine, for A
+        of full rank; `rcond` is not used.
 
     Returns
     -------
@@ -90,8 +95,9 @@ def lstsq(
     formed), TSQR of A^H if it is wide; then the SVD of an s x s triangle on rank 0:
     ``2 l s (s + r) / ranks`` flops (``4 l s^2 / ranks`` if wide) ``+ O(s^3 log ranks) + 20 s^3``.
     Words: ``(s + r)^2 log2(ranks)``. Memory: ``l (s + r) / ranks`` (twice that if
-    wide), and ``4 s^2 + s r`` on rank 0: suitable for s up to some thousands. Sources:
-    LAPACK's gelsd (the same result); Demmel et al. 2012 (TSQR); Golub, Van Loan, 4th ed., 5.3.3
+    wide), and ``4 s^2 + s r`` on rank 0. For s above 512: QR by panels, ``4 l s^2 / ranks``
+    flops, and an SVD only if A may not have full rank; the share of 6 matrices. Sources: LAPACK's
+    gelsd (the same result); Demmel et al. 2012 (TSQR); Golub, Van Loan, 4th ed., 5.3.3
     (QR of ``[A B]``).
 
     Error: 2 eps, |A^H (A X - B)| / (|A| (|A| |X| + |B|)). Peak memory: 2.2 times arguments and

@@ -49,6 +49,8 @@ def svd(
     ----------
     A : matrix, shape (m, n)
         Best in VC_STAR if tall, in STAR_VC if wide. Integers are promoted to float64.
+    method : str
+        "auto": the algorithm below. "scalapack", "elemental": that library's routine.
 
     Returns
     -------
@@ -65,11 +67,10 @@ def svd(
 
     Notes
     -----
-    With l = max(m, n): TSQR of A (or A^T) gives a k x k triangle, whose SVD is computed on
-    rank 0: ``6 l k^2 / ranks + 20 k^3`` flops, ``3 k^2`` words in each of ``log2(ranks)`` messages;
-    memory ``2 l k / ranks``, and up to ``7 k^2`` on rank 0 (measured): suitable for k up to some
-    thousands.
-    Sources: Demmel et al. 2012 (TSQR); LAPACK's gesdd.
+    With l = max(m, n): QR of A (or A^T), ``6 l k^2 / ranks`` flops; then, of the k x k triangle,
+    the polar factor by QDWH and eigenvectors, some ``40 k^3 / ranks`` flops and the share of 6
+    k x k matrices on each rank. For k up to 512, or on one rank: LAPACK on rank 0, ``20 k^3``.
+    Sources: Nakatsukasa, Higham 2013; Demmel et al. 2012 (TSQR); LAPACK's gesdd.
 
     Error: 40 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 2.1 times
     arguments and results.

@@ -85,6 +85,8 @@ def solve(
     assume : str
         "general": LU with partial pivoting. "positive": A is Hermitian positive definite, and
         only its lower triangle is read; half the work, by Cholesky.
+    method : str
+        "auto": the algorithm below. "scalapack", "elemental": that library's LU.
 
     Returns
     -------

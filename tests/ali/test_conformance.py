@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from ali.testing import Case, LibraryTests
 from mpi_workers.testing import local_gang
@@ -116,7 +117,10 @@ class TestLinalg(LibraryTests):
         Case("pca", {"A": A, "k": 2}),
         Case("condest", {"A": Q}, [np.linalg.cond(Q, 1)], rtol=LOOSE),
         Case("det", {"A": Q}, [np.linalg.det(Q)]),
+        Case("expm", {"A": Q}, [scipy.linalg.expm(Q)]),
         Case("inv", {"A": Q}, [np.linalg.inv(Q)]),
+        Case("polar", {"A": A}, [*scipy.linalg.polar(A)]),
+        Case("eigh", {"A": H, "method": "lapack"}, raises="BadArgumentError: eigh: method must"),
         Case("slogdet", {"A": Q}, [*np.linalg.slogdet(Q)]),
         Case("solve_triangular", {"A": np.tril(Q), "B": B}, [np.linalg.solve(np.tril(Q), B)]),
     )  # fmt: skip
