@@ -21,7 +21,7 @@ from ali.linalg.native_libraries import METHODS, call
 from ali.linalg.polar import adjoint_in_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
-ON_ONE_RANK = 400  # order up to which LAPACK on rank 0 is the faster: measured on 2 and 4 ranks
+ON_ONE_RANK = 400  # order up to which rank 0 computes: below, messages take longer than LAPACK
 LAPACK_LIMIT = 30_000  # the order at which LAPACK's 32-bit integers end
 
 
