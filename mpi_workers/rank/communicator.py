@@ -14,13 +14,12 @@ native code.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
-from mpi_workers.rank.object_messages import ObjectMessages, polling
+from mpi_workers.rank.object_messages import ObjectMessages, named_as, polling
 from mpi_workers.rank.requests import GangRequest, wait
 
 # fmt: off
@@ -41,21 +40,19 @@ STARTING = (
 def _starting(name: str) -> Callable[..., GangRequest]:
     start = getattr(MPI.Intracomm, name)
 
-    @functools.wraps(start)
     def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> GangRequest:
         return GangRequest.of(start(self, *args, **kwargs), args, kwargs)
 
-    return method
+    return named_as(method, name)
 
 
 def _blocking(name: str) -> Callable[..., None]:
     start = getattr(MPI.Intracomm, "I" + name.lower())
 
-    @functools.wraps(getattr(MPI.Intracomm, name))
     def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> None:
         wait(GangRequest.of(start(self, *args, **kwargs), args, kwargs))
 
-    return method
+    return named_as(method, name)
 
 
 class GangComm(ObjectMessages):

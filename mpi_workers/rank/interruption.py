@@ -77,17 +77,17 @@ def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool
 
 
 def place(interrupted: BaseException) -> str:
-    """Where a call was interrupted: ``GangComm.recv at hang (lib.py:12)``; empty if not known.
+    """Where a call was interrupted: ``recv at hang (lib.py:12)``; empty if not known.
 
     The innermost code outside of this package, and the wait that it has called.
     """
     found, wait, trace = "", "", interrupted.__traceback__
     while trace is not None:
-        code = trace.tb_frame.f_code
-        if not str(trace.tb_frame.f_globals.get("__name__", "")).startswith(OURS):
+        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))
+        if not module.startswith(OURS):
             file = os.path.basename(code.co_filename)
             found, wait = f"{code.co_qualname} ({file}:{trace.tb_lineno})", ""
-        elif found and not wait:
-            wait = f"{code.co_qualname} at "
+        elif found and not wait and module != __name__:  # not the handler of the signal
+            wait = f"{code.co_name} at "
         trace = trace.tb_next
     return wait + found if found else ""

@@ -16,15 +16,21 @@ from mpi_workers.rank.waits import until
 FLAT_SIZE = 16  # ranks up to which a reduction of objects gathers them
 
 
+def named_as(method: Any, name: str) -> Callable[..., Any]:
+    """Give a method the name and the docs of mpi4py's, also in tracebacks."""
+    method.__code__ = method.__code__.replace(co_name=name, co_qualname=name)
+    named: Callable[..., Any] = functools.wraps(getattr(MPI.Intracomm, name))(method)
+    return named
+
+
 def polling(name: str) -> Callable[..., Any]:
     """A probe of messages that calls its non-blocking form until that finds one."""
     test = getattr(MPI.Intracomm, "I" + name.lower() if name[0].isupper() else "i" + name)
 
-    @functools.wraps(getattr(MPI.Intracomm, name))
     def method(self: MPI.Intracomm, *args: Any, **kwargs: Any) -> Any:
         return until(lambda: test(self, *args, **kwargs))
 
-    return method
+    return named_as(method, name)
 
 
 class ObjectMessages(MPI.Intracomm):
