@@ -20,7 +20,7 @@ def call(ctx: Context, method: str, routine: str, *arguments: Any) -> Any:
     Raises
     ------
     Failure
-        LibraryNotFoundError or LibraryLoadError if there is none; it says how to install one.
+        LibraryNotFoundError or LibraryLoadError if it is not installed; it says how to install one.
     """
     library = LIBRARIES[method]
     state = ctx.state.get(method)

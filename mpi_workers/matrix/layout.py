@@ -167,7 +167,7 @@ def number_of(layout: str) -> int:
 
 
 def layout_of(number: int) -> str:
-    """The layout of a number in C. Raises `ValueError` if there is none."""
+    """The layout of a number in C. Raises `ValueError` if it stands for no layout."""
     size, elemental = divmod(number, 1 << 8)
     if not (0 < elemental <= len(LAYOUTS) and 0 <= size <= MAX_BLOCK + 1):
         raise ValueError(f"layout {number} does not exist")

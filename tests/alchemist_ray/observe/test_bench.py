@@ -56,7 +56,7 @@ def test_one_rank_has_no_messages(cluster: str) -> None:
 
 
 def test_places_are_measured_or_their_reasons_named(cluster: str, tmp_path: Path) -> None:
-    """The command, with a container that is none and without guests."""
+    """The command, with an image that does not exist, and without guests."""
     done = subprocess.run(
         [
             sys.executable, "-m", "alchemist_ray.cli", "bench", "hpc", "--compare",
