@@ -68,6 +68,12 @@ def _compare_places(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give 1 or more")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="alchemist bench",
@@ -81,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         description=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    check.add_argument("--workers", type=int, help="MPI ranks (default: one for each core)")
+    check.add_argument("--workers", type=_count, help="MPI ranks (default: one for each core)")
     check.add_argument("--label", default=os.uname().nodename, help="name of the result")
     check.add_argument("--json", action="store_true", help="print JSON, for --compare and programs")
     check.add_argument(
