@@ -26,7 +26,6 @@ from benchmarks import (
     hpc,
     launch,
     linalg,
-    peers,
     recovery,
     scale,
     summary,
@@ -54,7 +53,6 @@ def main() -> None:
         env_step,
         linalg,
         heat,
-        peers,
     ):
         print(f"\n## {benchmark.__name__}", flush=True)
         begin = time.monotonic()
