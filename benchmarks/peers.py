@@ -23,8 +23,8 @@ from mpi_workers.testing import local_gang
 
 Array = np.ndarray[Any, Any]
 RANKS = 4  # that are started
-CALLS = 200
-TURNS = 5
+CALLS = 100
+TURNS = 3  # a turn of all systems takes a minute
 LIMIT_S = 120
 READY, CALL = f"{RANKS} ranks ready", f"an empty call on {RANKS} ranks, p50"
 MOVE = "128 MB there and back"
