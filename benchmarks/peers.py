@@ -10,6 +10,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -259,8 +260,9 @@ def _by_hand(function: str, *arguments: int) -> Work:
 
 def _heat(name: str, size: list[int]) -> Work:
     def measure() -> float:
-        import heat  # noqa: F401  # here, for the reason if it is missing
-
+        # Not imported here: it initialises MPI, which leaves a file in /dev/shm.
+        if missing := [name for name in ("heat", "torchvision") if find_spec(name) is None]:
+            raise ImportError(f"no {' and '.join(missing)} here (make peers)")
         measured: dict[str, list[float]] = local_gang.run(
             "benchmarks.heat_peer:measure", CORES, {name: size}, 2, timeout=LIMIT_S
         )
