@@ -175,6 +175,23 @@ class Report:
         axes.set_xlabel("seconds (orange: what transfers add)")
 
 
+def use_peers() -> None:
+    """Find peers that nothing else needs (`make peers`), and have them start the same MPI.
+
+    They are in a folder of their own, which is put behind all others on the path of this process
+    and its children.
+    """
+    folder = str(Path(__file__).parent.parent / "build" / "peers")
+    if folder in sys.path:
+        return
+    sys.path.append(folder)
+    for name, words in (
+        ("PATH", [str(Path(sys.executable).parent), os.environ["PATH"]]),
+        ("PYTHONPATH", [os.environ.get("PYTHONPATH", ""), folder]),
+    ):
+        os.environ[name] = os.pathsep.join(filter(None, words))
+
+
 def blas_kernels() -> list[str]:
     """The kernels that the BLAS libraries of this process use, as ``openblas SkylakeX``."""
     found = [(lib["internal_api"], lib.get("architecture")) for lib in threadpool_info()]

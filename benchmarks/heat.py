@@ -15,7 +15,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Peer, Report, Turns, timed
+from benchmarks.harness import Peer, Report, Turns, timed, use_peers
 from benchmarks.heat_peer import BUDGET_S
 from benchmarks.linalg import CORES
 from mpi_workers.testing import local_gang
@@ -35,6 +35,7 @@ LIMIT_S = 300
 
 
 def run() -> Report:
+    use_peers()
     report = Report("heat")
     if importlib.util.find_spec("heat") is None:
         report.notes.append("Heat is not installed (make peers): nothing was measured.")

@@ -1,7 +1,7 @@
 """Peers on the same work in one run: starting ranks, a call, moving an array, a product, an SVD.
 
-Those that are not installed are named in a note; `make bench` installs Heat and executorlib beside
-the environment (`peers.txt`). Spark has its part with ``make bench-spark`` only.
+Those that are not installed are named in a note; ``make peers`` installs Heat and executorlib in a
+folder of their own (`peers.txt`). ``python -m benchmarks.peers``; with ``spark``, MLlib as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from benchmarks import by_hand
-from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, timed
+from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, timed, use_peers
 from benchmarks.linalg import CORES, RANK, SVD, N, Ours, decaying, gram_route, mllib
 from mpi_workers.testing import local_gang
 
@@ -37,6 +37,7 @@ Opened = tuple[
 
 
 def run() -> Report:
+    use_peers()
     report = Report("peers")
     _launch(report)
     _compute(report)

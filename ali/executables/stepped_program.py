@@ -106,6 +106,7 @@ class SteppedProgram:
         (stdin, self._input), (self._output, stdout) = os.pipe(), os.pipe()
         with contextlib.suppress(OSError):  # this user has as many large pipes as allowed
             fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE)
+        os.set_blocking(self._input, False)
         for fd in (stdin, stdout):
             theirs.callback(os.close, fd)
         self._closing.callback(os.close, self._output)
@@ -192,11 +193,14 @@ class SteppedProgram:
 
     def _send(self, line: bytes) -> None:
         rest = memoryview(line)
-        try:
-            while rest:
+        while rest:
+            try:
                 rest = rest[os.write(self._input, rest) :]
-        except OSError:  # it has closed its input: its end is noticed next
-            return
+            except BlockingIOError:  # it does not read now: it may be writing, or have ended
+                if self._program.turn(LOOK_S) is not None or self._program.ended:
+                    return
+            except OSError:  # it has closed its input: its end is noticed next
+                return
 
     def _receive(self) -> bool:
         data = os.read(self._output, PIPE)

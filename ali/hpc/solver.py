@@ -15,7 +15,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 def hpl(
     ctx: Context, n: int = 2000, seconds: float = 1.0, fault: float = 0.0
 ) -> tuple[float, float]:
-    """GFLOP/s of the solution of A x = b by LU with partial pivoting, all ranks together.
+    """GFLOP/s of the solution of A x = b by LU with tournament pivoting, all ranks together.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def hpl(
 
     Notes
     -----
-    `linalg.solve`, whose rank 0 factors the panels: it does not scale like HPL's two-dimensional
-    grid, and compares machines of one size. The other routines of this library block in MPI; this
+    `linalg.solve`, on rows of the matrix: it does not scale like HPL's two-dimensional grid, and
+    compares machines of one size. The other routines of this library block in MPI; this
     one waits as `linalg` does. Source: Petitet et al., HPL 2.3, testing/ptest/HPL_pdtest.c.
     """
     check_range("n", n, int((MAX_NBYTES * ctx.size / 34) ** 0.5))

@@ -1,4 +1,4 @@
-"""LU with partial pivoting of a matrix in VC_STAR, without exchanging rows.
+"""LU with tournament pivoting of a matrix in VC_STAR, without exchanging rows.
 
 Rows stay on their ranks. A pivot row is sent to all ranks and leaves the active rows; the rank that
 owns row i of U in VC_STAR keeps it. The pivots of a panel are chosen by a tournament among the

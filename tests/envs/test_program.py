@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ali import scaffold
 from envs import GangLostError, HPCSimulatorEnv, SimulationError, StepTimeoutError
+from tests.envs.solvers import assert_gone, compiled, left
 from tests.envs.test_faults import pids
 from tests.support import traces
 from tests.support.build import needs_compiler
@@ -27,9 +26,7 @@ pytestmark = needs_compiler
 @pytest.fixture(scope="module")
 def solver(tmp_path_factory: pytest.TempPathFactory) -> str:
     target = tmp_path_factory.mktemp("solver") / "torn_mesh_solver"
-    command = [scaffold.mpi_compiler("mpicc"), "-o", target, HERE / "solver.c"]
-    subprocess.run(list(map(str, command)), check=True, timeout=100)
-    return str(target)
+    return compiled("solver.c", target)
 
 
 @pytest.fixture
@@ -47,12 +44,7 @@ def make(cluster: str, solver: str) -> Iterator[Any]:
     yield new
     for env in made:
         env.close()
-    assert traces.wait_until(lambda: not left(solver), 10.0, 0.1) is not None, left(solver)
-
-
-def left(solver: str) -> list[str]:
-    """The program's processes."""
-    return [line for line in traces.processes().values() if solver in line]
+    assert_gone(solver)
 
 
 def test_its_ranks_compute_the_steps(make: Any, solver: str) -> None:
@@ -62,7 +54,7 @@ def test_its_ranks_compute_the_steps(make: Any, solver: str) -> None:
     assert (observation.tolist(), reward, info) == ([3.5], -3.5, {"size": 2.0})
     assert len(left(solver)) >= 3  # mpiexec and two ranks
     env.close()
-    assert traces.wait_until(lambda: not left(solver), 10.0, 0.1) is not None
+    assert_gone(solver)
 
 
 def test_it_ends_with_its_message_and_starts_again(make: Any) -> None:

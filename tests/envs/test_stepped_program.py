@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
 
 import ali
-from ali import scaffold
 from envs import (
     GangLostError,
     HPCSimulatorEnv,
@@ -23,11 +21,11 @@ from envs import (
     SimulationError,
     StepTimeoutError,
 )
+from tests.envs.solvers import assert_gone, compiled, left
 from tests.envs.test_faults import pids
 from tests.support import traces
 from tests.support.build import needs_compiler
 
-HERE = Path(__file__).parent
 pytestmark = needs_compiler
 SPEC = {
     "observation": {"shape": [8], "dtype": "float64"},
@@ -39,9 +37,7 @@ SPEC = {
 @pytest.fixture(scope="module")
 def solver(tmp_path_factory: pytest.TempPathFactory) -> str:
     target = tmp_path_factory.mktemp("solver") / "stepped_rod_solver"
-    command = [scaffold.mpi_compiler("mpicc"), "-o", target, HERE / "stepped.c"]
-    subprocess.run(list(map(str, command)), check=True, timeout=100)
-    return str(target)
+    return compiled("stepped.c", target)
 
 
 @pytest.fixture
@@ -56,12 +52,7 @@ def make(cluster: str, solver: str) -> Iterator[Any]:
     yield new
     for env in made:
         env.close()
-    assert traces.wait_until(lambda: not left(solver), 10.0, 0.1) is not None, left(solver)
-
-
-def left(solver: str) -> list[str]:
-    """The program's processes."""
-    return [line for line in traces.processes().values() if solver in line]
+    assert_gone(solver)
 
 
 def started(solver: str) -> set[int]:
@@ -97,7 +88,7 @@ def test_its_processes_are_the_ranks(
     assert np.array_equal(env.reset(seed=4)[0], np.arange(8.0) + 4)
     assert started(solver) == before
     env.close()
-    assert traces.wait_until(lambda: not left(solver), 10.0, 0.1) is not None
+    assert_gone(solver)
 
 
 def test_several_steps_a_second_leave_no_rank_behind(make: Any) -> None:
@@ -186,6 +177,20 @@ def test_a_program_that_is_run_once_for_each_step(
     session.run(run)
     assert ended.exists()
     assert not left(solver)
+
+
+def test_a_line_that_is_longer_than_both_pipes(session: Any) -> None:
+    """The program answers while it reads: neither side may wait for the other."""
+
+    def echoed(comm: Any) -> list[int]:
+        from ali.executables.stepped_program import SteppedProgram  # noqa: PLC0415
+
+        program = SteppedProgram(ali.context(), ["cat"])
+        lengths = [len(program.ask("x" * (4 << 20))) for _ in range(2)]
+        program.close()
+        return lengths
+
+    assert session.run(echoed, timeout_s=60) == [4 << 20, 4 << 20]
 
 
 def test_wrong_options_are_refused(make: Any) -> None:
