@@ -19,7 +19,7 @@ COMMA := ,
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
-	@echo "make test    set up and run all tests, 20 minutes on 2 cores (PYTHON=python3.12 to choose another)"
+	@echo "make test    set up and run all tests, 35 minutes on 2 cores (PYTHON=python3.12 to choose another)"
 	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
 	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
@@ -63,15 +63,19 @@ TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
 	tests/alchemist_ray/deploy tests/deploy/kuberay tests/deploy/virtual/test_render.py \
-	tests/alchemist_ray/test_session.py
+	tests/alchemist_ray/test_session.py \
+	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/deploy/kuberay/test_gateway.py
 
 # Tests of faults measure times of tenths of a second: they run after the others, in one process.
+# The limits of these are many seconds: they run in parallel with the others.
+SLOW_FAULTS = $(addprefix tests/faults/,recovery/test_lost_hosts.py test_gateway_hosts.py test_head.py \
+	test_spark.py)
 test: $(READY)
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(PYTEST) --ignore=tests/faults
-	$(BIN)/python -m pytest tests/faults
+	$(PYTEST) tests --ignore=tests/faults $(SLOW_FAULTS)
+	$(BIN)/python -m pytest tests/faults $(addprefix --ignore=,$(SLOW_FAULTS))
 endif
 
 test-quick: $(READY)

@@ -37,7 +37,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=4, help="MPI ranks (default: 4)")
     parser.add_argument("--out", default="out", help="folder for the picture (default: out)")
     asked = parser.parse_args(argv[1:])
-    run(asked.workers, asked.out)
+    try:
+        run(asked.workers, asked.out)
+    except OSError as error:
+        raise AlchemistError(f"--out {asked.out}: {error}") from None
     return 0
 
 

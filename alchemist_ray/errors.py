@@ -38,6 +38,8 @@ from typing import Any
 
 from mpi_workers.failures import Failure
 
+NEXT_GANG = "request_workers() starts a new one"  # in messages about the end of a session's gang
+
 
 class AlchemistError(Exception):
     """Base of all errors of Alchemist on Ray.
@@ -186,6 +188,11 @@ class SiteError(JobError, ValueError):
 
 class SessionError(AlchemistError):
     """The session is closed or has no workers."""
+
+
+def advising(error: AlchemistError, advice: str) -> AlchemistError:
+    """The error with other advice than `NEXT_GANG`, for callers without `request_workers`."""
+    return _rebuild(type(error), str(error.args[0]).replace(NEXT_GANG, advice), error.facts)
 
 
 def _rebuild(kind: type[AlchemistError], message: str, facts: dict[str, Any]) -> AlchemistError:

@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.status import status, table
 from alchemist_ray.session import AlchemistSession
 from mpi_workers.rank.cells import run_cell
@@ -40,7 +41,11 @@ class AlchemistMagics(Magics):
             raise UsageError(f"%%mpi --put: there is no variable {', '.join(absent)}")
         given = {name: space[name] for name in names}
         number = self.shell.execution_count
-        space.update(session.run(run_cell, cell, number, given, _names(asked.get)))
+        try:
+            results = session.run(run_cell, cell, number, given, _names(asked.get))
+        except AlchemistError as error:  # frames of this package tell nothing of the cell
+            raise error.with_traceback(None) from None
+        space.update(results)
 
     @line_magic
     def mpi_attach(self, line: str) -> AlchemistSession:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from alchemist_ray.arguments import checked_path, named_after
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.sparse import send_sparse
@@ -30,6 +30,7 @@ from alchemist_ray.transfer import fetching, sending
 __all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
 
 
+@named_after
 class AlchemistSession(
     SharedGangs, SessionFiles, SessionCheckpoints, SessionPrograms, SessionTraces
 ):
@@ -51,7 +52,7 @@ class AlchemistSession(
         ``"process"``: the gang ends with the session, or with this process. ``"detached"``: it
         stays, with its matrices and libraries, until `stop_gang`; it needs a name.
     idle_timeout_s : float, optional
-        End the gang after so many seconds without a command of any process.
+        End the gang after this many seconds without a command of any process.
     max_failures : int
         How often the gang is started again after the loss of a rank or a node, with its libraries
         and the matrices that can be rebuilt (``docs/recovery.md``). Default: never.
@@ -84,7 +85,7 @@ class AlchemistSession(
         Print the workers, the libraries that are loaded, the matrices that move, and each call
         with its arguments and its time.
     buffer_bytes : int, optional
-        At most so many bytes of an array of this process are sent or fetched in one step.
+        At most this many bytes of an array of this process are sent or fetched in one step.
         Smaller steps mean more messages. Default: 64 MiB, or a whole array up to 512 MiB.
 
     Raises
@@ -185,7 +186,10 @@ class AlchemistSession(
         """A matrix, or a part of it, as a NumPy array; see `Handle.fetch`."""
         connection = self.connection
         if not isinstance(handle, Handle):
-            raise MatrixError(f"fetch_matrix takes a handle, not a {type(handle).__name__}")
+            raise MatrixError(
+                f"fetch_matrix takes a handle, as send_matrix returns it; got a "
+                f"{type(handle).__name__}"
+            )
         with narrated(connection, f"Fetch of {matrix_text(handle)}"):
             return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
 
@@ -233,7 +237,7 @@ class AlchemistSession(
         connection = self.connection
         if not isinstance(name, str) or not name:
             raise LibraryNotFoundError(f"a library's name must be a string, not {name!r}")
-        given = None if path is None else str(Path(path).expanduser().absolute())
+        given = None if path is None else str(checked_path("path", path))
         with narrated(connection, f"Library {name}" + f" from {given}" * (given is not None)):
             described = connection.request({"op": "load", "library": name, "path": given})
         library = Library(connection, described)

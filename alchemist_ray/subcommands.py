@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 
@@ -17,3 +18,14 @@ def add_subcommand(commands: Any, name: str, text: str, **options: Any) -> argpa
 def sentence(text: str) -> str:
     """Format ``list the gangs`` as ``List the gangs.``."""
     return f"{text[0].upper()}{text[1:]}."
+
+
+def positive(text: str) -> float:
+    """An option that is a number greater than 0, as the `type` of an argument."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0; got {text}")
+    return value

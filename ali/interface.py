@@ -162,6 +162,7 @@ class Context:
         *,
         fill: complex = 0,
         out: np.ndarray[Any, Any] | None = None,
+        periodic: bool | tuple[bool, bool] = False,
     ) -> np.ndarray[Any, Any]:
         """This rank's block of a matrix in BLOCK with its neighbours' elements around. Collective.
 
@@ -173,6 +174,9 @@ class Context:
             In place of elements beyond the matrix.
         out : ndarray, shape (local_m + 2 width, local_n + 2 width)
             Memory for the result, such as that of the step before. Default: new memory.
+        periodic : bool or (bool, bool)
+            Whether the first and the last rows (first value), and columns (second value), are
+            neighbours. Then `fill` is not used there.
 
         Returns
         -------
@@ -182,9 +186,10 @@ class Context:
         Raises
         ------
         Failure
-            LayoutError for another layout, ShapeError for blocks smaller than `width`.
+            LayoutError for another layout, ShapeError for blocks smaller than `width`; with
+            `periodic` the last block counts, too.
         """
-        return halo(self.gang, matrix, width, fill, out)
+        return halo(self.gang, matrix, width, fill, out, periodic)
 
     def new_replicated(self, values: np.ndarray[Any, Any], layout: str = "STAR_STAR") -> DistMatrix:
         """A matrix or vector in any layout from a small array that is the same on every rank."""

@@ -43,13 +43,13 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
         if path is None or name in FOUND_BY_PATH:
             found = _by_name(name)
             if isinstance(found, Path):
-                return NativeLibrary(name, found)
+                return NativeLibrary(name, _existing(name, found))
             return _checked(PythonLibrary(name, found, path), name, found)
         if Path(path).suffix == ".py":
-            module = _by_path(name, Path(path))
+            module = _by_path(name, _existing(name, path))
             return _checked(PythonLibrary(name, module), name, module)
         if ".so" in Path(path).suffixes:
-            return NativeLibrary(name, Path(path))
+            return NativeLibrary(name, _existing(name, path))
         raise Failure(
             "LibraryLoadError",
             f"library {name!r}: {path} is neither a Python file (.py) nor a shared object (.so)",
@@ -75,13 +75,17 @@ def _checked(library: PythonLibrary, name: str, module: ModuleType) -> PythonLib
     return library
 
 
-def _by_path(name: str, path: Path) -> ModuleType:
-    if not path.is_file():
+def _existing(name: str, path: str | Path) -> Path:
+    if not Path(path).is_file():
         raise Failure(
             "LibraryNotFoundError",
             f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it on a "
             "path that every node of the gang can read",
         )
+    return Path(path)
+
+
+def _by_path(name: str, path: Path) -> ModuleType:
     module_name = f"alchemist_library_{name}"
     module = ModuleType(module_name)
     module.__file__ = str(path)

@@ -57,7 +57,7 @@ class Programs:
     """Runs functions, scripts and programs; keeps no state between them."""
 
     def run(
-        self, gang: Gang, task: dict[str, Any], folder: Path, matrix: Find
+        self, gang: Gang, task: dict[str, Any], matrix: Find
     ) -> tuple[Sequence[DistMatrix], Any]:
         """Run a task; the matrices that it created, and rank 0's encoded result."""
         global _running
@@ -65,18 +65,18 @@ class Programs:
         try:
             match task["kind"]:
                 case "script":
-                    _run_script(_running, task, (folder / task["code"]).read_bytes())
+                    _run_script(_running, task, (gang.folder / task["code"]).read_bytes())
                     return [], {"plain": None}
                 case "program":
                     # Imported with ali, it would initialise MPI.
                     from ali.executables.program import run_program  # noqa: PLC0415
 
-                    result: Any = run_program(gang, task, folder, matrix)
+                    result: Any = run_program(gang, task, matrix)
                 case _:
-                    result = _run_function(_running, task, folder, matrix)
+                    result = _run_function(_running, task, gang.folder, matrix)
         finally:
             _running = None
-        return _packed(result, task, folder / task["result"], gang.rank)
+        return _packed(result, task, gang.folder / task["result"], gang.rank)
 
 
 # --- functions --------------------------------------------------------------------------

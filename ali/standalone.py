@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument(
-        "--layout", default="VC_STAR", type=_layout, help="of the matrices (default: VC_STAR)"
+        "--layout", default="VC_STAR", type=_layout, help="layout of matrices (default: VC_STAR)"
     )
     parser.add_argument(
         "--under",
@@ -54,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, help="save matrices of the result there, as .npy")
     parser.add_argument(
-        "--timeout", type=float, default=LIMIT_S, help="seconds, then stacks are printed"
+        "--timeout", type=float, default=LIMIT_S, help="seconds after which stacks are printed"
     )
 
 
@@ -64,6 +67,8 @@ def run(options: argparse.Namespace) -> None:
     is_file = bool(file.suffix) or file.is_file()
     if options.ranks < 1:
         raise ValueError(f"--ranks {options.ranks}: it must be at least 1")
+    if not 0 < options.timeout < math.inf:
+        raise ValueError(f"--timeout {options.timeout}: it must be a number greater than 0")
     spec = {
         "library": file.name.split(".")[0] if is_file else options.library,
         "path": str(file.absolute()) if is_file else None,
@@ -74,6 +79,7 @@ def run(options: argparse.Namespace) -> None:
     }
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, _end)
     try:
         local_gang.run(
             "ali.standalone:on_rank",
@@ -84,6 +90,10 @@ def run(options: argparse.Namespace) -> None:
         )
     except AssertionError:
         raise RuntimeError("a rank has failed: its error is printed above") from None
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # an exception: the ranks are killed on its way
 
 
 def _argument(word: str) -> list[Any]:

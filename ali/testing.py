@@ -79,7 +79,28 @@ class Suite:
     patience_s: float
 
 
-class LibraryTests:
+class GangTests:
+    """Tests of a library on gangs of several sizes."""
+
+    library: ClassVar[str]
+    path: ClassVar[str | os.PathLike[str] | None] = None
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 6)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Every test on every size of gang."""
+        if "size" in metafunc.fixturenames:
+            assert metafunc.cls is not None
+            metafunc.parametrize("size", metafunc.cls.sizes)
+
+    def _file(self) -> str | None:
+        """The absolute path of `path`, or None without one. Fails the test if no file is there."""
+        path = None if self.path is None else Path(self.path).absolute()
+        if path is not None and not path.is_file():
+            pytest.fail(f"{path} does not exist: build it first", pytrace=False)
+        return None if path is None else str(path)
+
+
+class LibraryTests(GangTests):
     """Base class of a library's tests; a subclass has a name that begins with ``Test``.
 
     Attributes
@@ -102,19 +123,10 @@ class LibraryTests:
         For everything on one gang.
     """
 
-    library: ClassVar[str]
-    path: ClassVar[str | os.PathLike[str] | None] = None
     cases: ClassVar[Sequence[Case]]
-    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 6)
     interruptible: ClassVar[bool] = True
     patience_s: ClassVar[float] = 10.0
     timeout_s: ClassVar[float] = 100.0
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Every test on every size of gang."""
-        if "size" in metafunc.fixturenames:
-            assert metafunc.cls is not None
-            metafunc.parametrize("size", metafunc.cls.sizes)
 
     def test_its_signatures_are_whole(self, size: int) -> None:
         self._judge(size, "signatures")
@@ -172,10 +184,9 @@ class LibraryTests:
         return found
 
     def _launch(self, size: int) -> dict[str, Any]:
-        path = None if self.path is None else str(Path(self.path).absolute())
-        if path is not None and not Path(path).is_file():
-            raise AssertionError(f"{path} does not exist: build it first")
-        suite = Suite(self.library, path, tuple(self.cases), self.interruptible, self.patience_s)
+        suite = Suite(
+            self.library, self._file(), tuple(self.cases), self.interruptible, self.patience_s
+        )
         with tempfile.TemporaryDirectory(prefix="suite-") as folder:
             file = Path(folder, "suite.pickle")
             file.write_bytes(pickle.dumps(suite))

@@ -14,17 +14,16 @@ the same bits on any number of ranks; copies do not affect one another; a saved 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from ali.testing import GangTests
 from mpi_workers.testing import local_gang
 
 
-class SimulatorTests:
+class SimulatorTests(GangTests):
     """Base class of a simulator's tests; a subclass has a name that begins with ``Test``.
 
     Attributes
@@ -45,19 +44,11 @@ class SimulatorTests:
         For everything on one gang.
     """
 
-    library: ClassVar[str]
-    path: ClassVar[str | os.PathLike[str] | None] = None
     sim: ClassVar[Mapping[str, Any]] = {}
     sizes: ClassVar[Sequence[int]] = (1, 2, 3)
     steps: ClassVar[int] = 20
     same_bits: ClassVar[bool] = True
     timeout_s: ClassVar[float] = 60.0
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Every test on every size of gang."""
-        if "size" in metafunc.fixturenames:
-            assert metafunc.cls is not None
-            metafunc.parametrize("size", metafunc.cls.sizes)
 
     def test_its_numbers_are_finite(self, size: int) -> None:
         faults = self._run(size)["faults"]
@@ -107,11 +98,8 @@ class SimulatorTests:
     def _run(self, size: int, copies: int = 1, again: bool = False) -> dict[str, Any]:
         key = (type(self), size, copies, again)
         if key not in _found:
-            path = None if self.path is None else str(Path(self.path).absolute())
-            if path is not None and not Path(path).is_file():
-                pytest.fail(f"{path} does not exist: build it first", pytrace=False)
             _found[key] = local_gang.run(
-                "ali.simulator.conformance:episodes", size, self.library, path,
+                "ali.simulator.conformance:episodes", size, self.library, self._file(),
                 json.dumps(dict(self.sim)), [1, 2, 1], self.steps, copies,
                 timeout=self.timeout_s,
             )  # fmt: skip

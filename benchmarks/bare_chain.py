@@ -4,7 +4,7 @@ The caller, a process between, a second one, and leaves, as the GroupManager, th
 ranks of a gang on one node: blocking sockets, one fixed message, nothing else.
 
 ``python -m benchmarks.bare_chain RANKS TURNS [POLL_US]``: with a third number all processes poll
-their sockets for so many microseconds before they block.
+their sockets for this many microseconds before they block.
 """
 
 from __future__ import annotations

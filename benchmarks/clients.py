@@ -52,12 +52,19 @@ def _add_client(report: Report, als: AlchemistSession, client: str, name: str) -
                     f"{A.nbytes / times['numpy'] / 1e9:.1f}",
                 )
         best_of = {p: min(sent[k][p] for k in LAYOUTS) for p in ("few", "many")}
+        opening = in_turns(
+            {"open few": _opening(_references(few)), "open many": _opening(_references(many))},
+            ROUNDS,
+        )
+        more = opening["open many"] - opening["open few"]
         report.add(
             f"{name}, {MANY} parts / {FEW} parts, {shape_name}",
             best_of["many"] / best_of["few"],
             PARTS,
             "x the time",
             at_most=True,
+            detail=f"{best_of['many'] * 1e3:.1f} ms, {best_of['few'] * 1e3:.1f}; of the difference "
+            f"{more * 1e3:.1f} for ray.get of {MANY} blocks and their release",
         )
         by_layout = [sent[layout]["few"] for layout in LAYOUTS]
         report.add(
@@ -79,6 +86,20 @@ def _dask_array(A: Any, parts: int) -> Any:
 def _dataset(A: Any, parts: int) -> Any:
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray.data.from_numpy(np.array_split(A, parts)).materialize()
+
+
+def _references(source: Any) -> list[Any]:
+    """The objects of a persisted array or a materialized Dataset."""
+    if isinstance(source, dask.array.Array):
+        return list(dict(source.__dask_graph__()).values())
+    return [ref for bundle in source.iter_internal_ref_bundles() for ref in bundle.block_refs]
+
+
+def _opening(refs: list[Any]) -> Callable[[], None]:
+    def run() -> None:
+        ray.get(refs)
+
+    return run
 
 
 def _sends(als: AlchemistSession, sources: dict[str, Any], A: Any, layout: str) -> dict[str, Time]:
@@ -104,8 +125,9 @@ def _sending(
 def _add_fetch(report: Report, als: AlchemistSession, name: str, shape_name: str, A: Any) -> None:
     """Into the object store, and back into one array: beside `Handle.fetch`.
 
-    And beside the same collection of the same size whose tasks make zeros: the time that Dask or
-    Ray Data need without any data to fetch.
+    Beside the copies alone, of which there are two where a fetch has one; and beside the same
+    collection of the same size whose tasks make zeros: the time that Dask or Ray Data need without
+    any data to fetch.
     """
     handle = als.send_matrix(A)
     kept: list[Any] = [None]
@@ -119,13 +141,23 @@ def _add_fetch(report: Report, als: AlchemistSession, name: str, shape_name: str
 
         return run
 
-    works = {"numpy": handle.fetch}
+    works: dict[str, Callable[[], Any]] = {"numpy": handle.fetch}
+    half = len(A) // FEW
+    put = "a fetch and a ray.put"
+    works[put] = lambda: ray.put(handle.fetch())
     if name == "Dask":
         works["to_dask().persist() by Dask-on-Ray"] = lambda: _persisted(handle.to_dask(chunks))
         works["zeros: persist() by Dask-on-Ray"] = lambda: _persisted(zeros)
         works["to_dask().compute() by threads"] = lambda: handle.to_dask(chunks).compute()
         works["zeros: compute() by threads"] = zeros.compute
+        joined = "two fetches and a concatenation"
+        works[joined] = lambda: np.concatenate(
+            [handle.fetch(rows=slice(half)), handle.fetch(rows=slice(half, None))]
+        )
     else:
+        works["to_dataset(lazy=False)"] = lambda: handle.to_dataset(
+            override_num_blocks=FEW, lazy=False
+        )
         works["to_dataset().materialize()"] = lambda: handle.to_dataset(
             override_num_blocks=FEW
         ).materialize()
@@ -136,16 +168,17 @@ def _add_fetch(report: Report, als: AlchemistSession, name: str, shape_name: str
     times = in_turns({what: holding(work) for what, work in works.items()}, ROUNDS)
     fetch = times.pop("numpy")
     for what, took in times.items():
-        if what.startswith("zeros"):
+        if not what.startswith("to_"):
             continue
-        empty = times[f"zeros: {what.partition('.')[2]}"]
+        empty = times.get(f"zeros: {what.partition('.')[2]}")
+        least = joined if "compute" in what else put
         report.add(
             f"{what}, {shape_name}",
             fetch / took,
             RATE,
             "x NumPy's rate",
-            detail=f"{took * 1e3:.0f} ms; fetch {fetch * 1e3:.0f}; the same of zeros, without a "
-            f"gang, {empty * 1e3:.0f}",
+            detail=f"{took * 1e3:.0f} ms; fetch {fetch * 1e3:.0f}; {least} {times[least] * 1e3:.0f}"
+            + (f"; the same of zeros, without a gang, {empty * 1e3:.0f}" if empty else ""),
         )
     handle.free()
 

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ SHAPES = {100: (200_000, 100), 500: (40_000, 500)}  # 160 MB each
 FEW, MANY = 2, 200
 RANKS = 4
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
-ROUNDS, RAY_ROUNDS = 5, 3
+ROUNDS = 5
 SVD, RANK, N = (100_000, 500), 20, 4000
 BLOCK = 1000
 # Seconds, of Spark's own rows in linalg.json: what MLlib takes end to end.
@@ -82,7 +83,7 @@ def run() -> Report:
     with local_spark() as spark:
         with AlchemistSession(RANKS, progress=False) as als:
             for columns in SHAPES:
-                _transfers(report, als, spark, columns, "Spark", ROUNDS)
+                _transfers(report, als, spark, columns, "Spark")
             _layouts(report, als, spark)
         with AlchemistSession(RANKS, progress=False) as als:
             _drop_ins(report, als, spark)
@@ -121,31 +122,29 @@ def cached_rows(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
         rows.unpersist(True)
 
 
-def _transfers(
-    report: Report, als: AlchemistSession, spark: Any, columns: int, where: str, rounds: int
-) -> None:
+def _transfers(report: Report, als: AlchemistSession, spark: Any, columns: int, where: str) -> None:
     """A DataFrame and a RowMatrix of few and of many partitions; back as both."""
     from pyspark.sql import functions as F
 
     A = np.random.default_rng(0).random(SHAPES[columns])
-    handle = als.send_matrix(A)
+    handle, tiny = als.send_matrix(A), als.send_matrix(A[:FEW])
 
-    def back_as_frame() -> None:
-        handle.to_spark(spark).select(F.count("c0")).collect()
+    def back_as_frame(from_: Any) -> None:
+        from_.to_spark(spark).select(F.count("c0")).collect()
 
-    def back_as_rows() -> None:
-        matrix = handle.to_spark(spark, kind="RowMatrix")
+    def back_as_rows(from_: Any) -> None:
+        matrix = from_.to_spark(spark, kind="RowMatrix")
         matrix._java_matrix_wrapper._java_model.rows().count()
 
     makers = {"DataFrame": cached_frame, "RowMatrix": cached_rows}
     for kind, cached in makers.items():
         with cached(spark, handle, FEW) as few, cached(spark, handle, MANY) as many:
             back = back_as_frame if kind == "DataFrame" else back_as_rows
-            works = {
+            works: dict[str, Callable[[], object]] = {
                 "numpy": _sending(als, A), "few": _sending(als, few), "many": _sending(als, many),
-                "fetch": handle.fetch, "back": back,
+                "fetch": handle.fetch, "back": partial(back, handle), "tiny": partial(back, tiny),
             }  # fmt: skip
-            times = in_turns(works, rounds)
+            times = in_turns(works, ROUNDS)
         name = f"{where} → gang, {kind}, {columns} columns"
         for parts, key in ((FEW, "few"), (MANY, "many")):
             report.add(
@@ -159,9 +158,12 @@ def _transfers(
         )  # fmt: skip
         report.add(
             f"gang → {where}, {kind}, {columns} columns, counted", times["fetch"] / times["back"],
-            0.3, "x NumPy's rate", detail=f"{A.nbytes / times['back'] / 1e6:.0f} MB/s",
+            0.3, "x NumPy's rate",
+            detail=f"{A.nbytes / times['back'] / 1e6:.0f} MB/s: {times['back']:.3f} s, of which a "
+            f"matrix of {FEW} rows takes {times['tiny']:.3f} s",
         )  # fmt: skip
     handle.free()
+    tiny.free()
 
 
 def _layouts(report: Report, als: AlchemistSession, spark: Any) -> None:
@@ -186,7 +188,7 @@ def _on_ray(report: Report, als: AlchemistSession) -> None:
     spark = init_spark("clients", FEW, 1, "2GB", configs=quiet)
     try:
         for columns in SHAPES:
-            _transfers(report, als, spark, columns, "Spark on Ray", RAY_ROUNDS)
+            _transfers(report, als, spark, columns, "Spark on Ray")
     finally:
         stop_spark()
 

@@ -50,7 +50,7 @@ class Machine:
     cores: int
 
     def share(self, ranks: int) -> float:
-        """The part of a core that each of so many ranks has."""
+        """The part of a core that each of this many ranks has."""
         return min(1.0, self.cores / ranks)
 
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -59,18 +56,8 @@ def _together(report: Report, idle: str) -> None:
     report.add(
         f"{TOGETHER} gangs of a vector environment start", found["vector"], 2.0, "s", at_most=True,
         detail=f"at the same time; {TOGETHER} single environments, one after another: "
-        f"{found['single']:.1f} s. Each gang's manager is a Ray worker, which needs "
-        f"{_manager_s():.2f} s of CPU to import ray and the manager",
+        f"{found['single']:.1f} s. Best of {TURNS} turns",
     )  # fmt: skip
-
-
-def _manager_s() -> float:
-    """CPU seconds of a new process until it has what a GroupManager needs."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-c", "import alchemist_ray.runtime.group_manager"]
-    subprocess.run(command, check=True, timeout=100)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _rllib(report: Report, idle: str) -> None:
@@ -124,7 +111,7 @@ def _rate(env: HPCSimulatorVectorEnv, gangs: int) -> float:
 @contextlib.contextmanager
 def _no_sessions(gangs: SimulatedGangs) -> Iterator[None]:
     kept = simulation.open_session, simulation.release_dropped
-    simulation.open_session = gangs.open_session  # type: ignore[assignment]
+    simulation.open_session = gangs.open_session
     simulation.release_dropped = lambda *_: None
     try:
         yield

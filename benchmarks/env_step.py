@@ -20,10 +20,12 @@ from ali import scaffold
 from benchmarks.harness import Report, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
 from mpi_workers.testing import local_gang
+from mpi_workers.wire.short_waits import ShortWait
 
 BARE = "benchmarks.bare_env:step_s"
 RBC = "rayleigh_benard"
 COPIES = 12
+CLIENT_S, RANK_S = 16e-6, 12e-6  # of a step that does nothing, without messages and waits
 FIELDS = {10_000: 0.1, 1_000_000: 1.0}  # numbers of an observation: the target in ms
 LARGE = ({"width": 800, "height": 256}, {"width": 1600, "height": 512})
 
@@ -63,35 +65,61 @@ def _overhead(report: Report, idle: str, ranks: int) -> None:
         f"env.step beyond the simulation, p50, {ranks} rank{'s' if ranks > 1 else ''}",
         times[500] * 1e3, 0.05, "ms", at_most=True,
         detail=f"best of 6 batches of 1000; p99 {times[990] * 1e3:.2f} ms; worst batch's p50 "
-        f"{worst * 1e3:.2f}; a byte to another Python process and back: {_there_and_back():.3f}",
+        f"{worst * 1e3:.2f}; bare processes with as much work: {_bare_exchange(ranks):.3f}",
     )  # fmt: skip
 
 
-def _there_and_back() -> float:
-    """p50 in ms of a byte over a Unix socket to another process, by poll: without any work."""
-    ours, theirs = socket.socketpair()
-    if (child := os.fork()) == 0:
-        try:
-            ours.close()
-            poll = select.poll()
-            poll.register(theirs, select.POLLIN)
-            while poll.poll() and (data := theirs.recv(512)):
-                theirs.sendall(data)
-        finally:
-            os._exit(0)
-    theirs.close()
+def _bare_exchange(processes: int) -> float:
+    """p50 in ms of an order to bare processes and the answer of the first.
+
+    Each works as long as a rank does for a step that does nothing, and this process as long as the
+    environment; they wait as these do.
+    """
+    pids: list[int] = []
+    sockets: list[socket.socket] = []
     poll = select.poll()
-    poll.register(ours, select.POLLIN)
+    for number in range(processes):
+        ours, theirs = socket.socketpair()
+        if (pid := os.fork()) == 0:
+            try:
+                _obey(theirs, answers=number == 0)
+            finally:
+                os._exit(0)
+        theirs.close()
+        pids.append(pid)
+        sockets.append(ours)
+        poll.register(ours, select.POLLIN)
+    wait = ShortWait(poll)
 
     def exchange() -> None:
-        ours.sendall(b"x")
-        poll.poll()
-        ours.recv(512)
+        _work(CLIENT_S)
+        for sock in sockets:
+            sock.sendall(bytes(128))
+        wait(None)
+        sockets[0].recv(512)
 
     batches = [sorted(timed(exchange) for _ in range(1000))[500] for _ in range(6)]
-    ours.close()
-    os.waitpid(child, 0)
+    for sock, pid in zip(sockets, pids, strict=True):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        sock.close()
     return min(batches) * 1e3
+
+
+def _obey(sock: socket.socket, *, answers: bool) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    wait = ShortWait(poll)
+    while wait(None) and sock.recv(512):
+        _work(RANK_S)
+        if answers:
+            sock.sendall(bytes(64))
+
+
+def _work(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def _field(report: Report, idle: str, size: int, wanted: float) -> None:
@@ -113,7 +141,7 @@ def _restart(report: Report, idle: str) -> None:
     with HPCSimulatorEnv(lib_name="idle", lib_path=idle, num_workers=2) as env:
         for _ in range(3):
             env.reset(seed=0)
-            session: Any = env._simulation._session  # type: ignore[union-attr]
+            session: Any = env._simulation._session
             os.kill(session.list_workers()[1].pid, signal.SIGKILL)
             start = time.perf_counter()
             try:

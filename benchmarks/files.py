@@ -26,6 +26,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from benchmarks.harness import Peer, Report, Time, Turns, in_turns, timed
+from mpi_workers.matrix import copy_kernels
 
 RANKS = min(2, len(os.sched_getaffinity(0)))
 BINARY = (8000, 4000)  # 256 MB
@@ -33,6 +34,7 @@ TABLE = (400_000, 50)  # 160 MB
 TEXT = (20_000, 50)  # 1 million numbers
 ROUNDS = 5
 BUFFER = 4 << 20
+COPY = ("copy", "the copy alone")
 
 Array = np.ndarray[Any, Any]
 
@@ -132,7 +134,9 @@ def run() -> Report:
             _one(als, report, Path(folder), suffix, random.standard_normal(shape))
     report.notes.append(
         f"{RANKS} ranks on {len(os.sched_getaffinity(0))} cores. The disk's rate is that of one "
-        "process that reads or writes the same number of bytes in pieces of 4 MiB, as `dd` does."
+        "process that reads or writes the same number of bytes in pieces of 4 MiB, as `dd` does. "
+        f'"The copy alone": {RANKS} threads of one process copy the same number of bytes from the '
+        "page cache into the order of the ranks' memory, which is warm: no load is faster."
     )
     return report
 
@@ -157,6 +161,8 @@ def _one(als: AlchemistSession, report: Report, folder: Path, suffix: str, array
             "alone": lambda: load_alone(theirs),
             "disk": lambda: _read(plain),
         }
+        if state == "warm" and array.shape == BINARY:
+            works["copy"] = _copying(plain)
         turns = Turns()
         for _ in range(ROUNDS):
             for name, work in works.items():
@@ -189,11 +195,12 @@ def _note(
         f"x {library} in one process",
         detail=", ".join(
             f"{name} {nbytes / 1e6 / took[key]:,.0f} MB/s"
-            for key, name in (("gang", "gang"), ("alone", library), ("disk", "disk"))
+            for key, name in (("gang", "gang"), ("alone", library), ("disk", "disk"), COPY)
+            if key in took
         ),
     )
     report.compare(Peer(what, library, took["alone"], took["alone"], 1.0))
-    for key in ("gang", "disk"):
+    for key in ("gang", "disk", *({"copy"} & took.keys())):
         report.compare(Peer(what, key, took[key], took[key], took[key] / took["alone"]))
 
 
@@ -223,6 +230,25 @@ def _read(path: Path) -> None:
     with open(path, "rb", buffering=0) as file:
         while file.readinto(room):
             pass
+
+
+def _copying(path: Path) -> Callable[[], None]:
+    """The least work of a warm load: every rank's rows from the page cache into its columns."""
+    n = BINARY[1]
+    rows = np.memmap(path, float, "r", shape=(os.path.getsize(path) // (8 * n), n))
+    targets = [np.zeros((len(rows[r::RANKS]), n), order="F") for r in range(RANKS)]
+
+    def copy(rank: int) -> None:
+        copy_kernels.copy(targets[rank], rows[rank::RANKS])
+
+    def copy_all() -> None:
+        threads = [threading.Thread(target=copy, args=[rank]) for rank in range(RANKS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return copy_all
 
 
 def _write(path: Path, nbytes: int) -> None:

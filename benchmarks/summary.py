@@ -42,7 +42,7 @@ def _share(row: dict[str, Any]) -> float:
     """What was reached of the target; 1 and more: met."""
     measured, target = row["measured"], row["target"]
     over, under = (target, measured) if row["at_most"] else (measured, target)
-    return float(over / under) if under else 1.0
+    return float(over / under) if under > 0 else 1.0  # a difference may be below 0
 
 
 def _words(row: dict[str, Any]) -> str:

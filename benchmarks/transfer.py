@@ -225,8 +225,8 @@ def between_nodes() -> list[tuple[str, float, str]]:
     out = np.zeros_like(A)
     found = []
     with _child(NODE, n) as node, _child(PLAIN, n) as plain:
-        address = node.stdout.readline().strip()  # type: ignore[union-attr]
-        port = int(plain.stdout.readline().rpartition(":")[2])  # type: ignore[union-attr]
+        address = node.stdout.readline().strip()
+        port = int(plain.stdout.readline().rpartition(":")[2])
         node_connection.STREAMS = 1
         about = NodeAddress(0, 1, (address,))
         nodes = NodeConnections(DataEndpoints("token", (about,)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from alchemist_ray.arguments import checked_cpus, checked_path, near
 from alchemist_ray.gang.owner import START_TIMEOUT_S
 from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
@@ -115,6 +115,10 @@ class EnvConfig:
         for key in ("step_timeout_s", "start_timeout_s"):
             if key in given:
                 given[key] = _seconds(key, given[key])
+        if given.get("cpus_per_worker") is not None:
+            given["cpus_per_worker"] = checked_cpus(
+                "config['cpus_per_worker']", given["cpus_per_worker"], EnvConfigError
+            )
         for key, choices in CHOICES.items():
             value = given.get(key, choices[0])
             if key == "placement" and isinstance(value, Mapping):
@@ -126,6 +130,10 @@ class EnvConfig:
         if not isinstance(given.get("check_finite", True), bool):
             raise EnvConfigError(
                 f"config['check_finite']={given['check_finite']!r}: it must be True or False"
+            )
+        if not isinstance(given.get("hostname", ""), str | None):
+            raise EnvConfigError(
+                f"config['hostname']={given['hostname']!r}: it must be a host name or IP address"
             )
         if (given.get("hostname") is None) != (given.get("port") is None):
             raise EnvConfigError(
@@ -168,8 +176,7 @@ def _check_keys(given: Mapping[str, Any], known: list[str], vector: bool) -> Non
     for key in given:
         if key in known:
             continue
-        close = difflib.get_close_matches(str(key), known, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = near(key, known)
         if key in VECTOR_ONLY:
             hint = "; it is for HPCSimulatorVectorEnv"
         raise EnvConfigError(f"unknown config key {key!r}{hint}. Keys: {', '.join(known)}")
@@ -180,7 +187,7 @@ def _check_nodes(placement: Mapping[str, Any]) -> None:
     if not valid or not all(isinstance(part, Mapping) for part in placement.values()):
         raise EnvConfigError(
             f"config['placement']={dict(placement)!r}: for nodes of your choice it must be "
-            "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of both"
+            "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of the two"
         )
 
 
@@ -196,7 +203,7 @@ def _integer(key: str, value: Any, least: int) -> int:
         number = int(value)
         if isinstance(value, bool) or number != float(value) or number < least:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise EnvConfigError(
             f"config[{key!r}]={value!r}: it must be an integer, at least {least}"
         ) from None
@@ -210,9 +217,4 @@ def _seconds(key: str, value: Any) -> float:
 
 
 def _path(value: Any) -> str:
-    try:
-        return str(Path(value).expanduser().absolute())
-    except TypeError:
-        raise EnvConfigError(
-            f"config['lib_path']={value!r}: it must be the path of a .py file or a shared object"
-        ) from None
+    return str(checked_path("config['lib_path']", value, EnvConfigError))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.arguments import positive_int
 from envs.config import EnvConfig
 from envs.errors import EnvConfigError, EnvError, GangLostError, SimulationError
 from envs.losses import Losses
@@ -59,6 +60,8 @@ class Gangs:
 
     def __init__(self, config: EnvConfig, num_envs: int | None) -> None:
         self.losses = Losses(config.lib_name)
+        if num_envs is not None:
+            positive_int("num_envs", num_envs, EnvConfigError)
         share = None if config.copies is None else config.copies // config.gangs
         first = Simulation(replace(config, copies=share), self.losses)
         self._parts = [first]

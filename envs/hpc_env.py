@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import gymnasium
@@ -229,12 +228,7 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

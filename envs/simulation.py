@@ -16,8 +16,10 @@ from alchemist_ray.errors import (
     AlchemistError,
     BadArgumentError,
     CallTimeoutError,
+    GroupError,
     GroupFailedError,
     RoutineError,
+    advising,
 )
 from alchemist_ray.gang.libraries import Routine
 from alchemist_ray.gang.rank_channel import RankChannel
@@ -41,6 +43,9 @@ HOST = "simulator"  # the library on the ranks that runs simulators
 ROUTINES = (
     "begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy",
 )  # fmt: skip
+NEXT_RESET = "reset() starts a new one"
+NEXT_START = "the next reset(), or another environment, starts a new one"
+NAMES = {"begin": "reset", "advance": "step"}  # of routines, for users
 
 _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this process has used
 # Gangs lost by this process: RLlib replaces a failed environment by a new one.
@@ -186,9 +191,14 @@ class Simulation:
 
     def load_state(self, state: NDArray[Any], copy: int = 0) -> None:
         """Restore in a copy a state that `save_state` of this or another gang returned."""
+        array = np.asarray(state)
+        if array.dtype.kind not in "biufc":
+            raise EnvError(
+                f"load_state takes an array of numbers, as save_state() returns it, not a "
+                f"{type(state).__name__}"
+            )
         if self.copies > 1:
-            array = np.ascontiguousarray(state)
-            self._call("load_copy", copy, list(np.shape(state)), array.dtype.str, array.tobytes())
+            self._call("load_copy", copy, list(array.shape), array.dtype.str, array.tobytes())
             return
         self._need_episode("load_state")
         with self._without_channel():
@@ -216,16 +226,17 @@ class Simulation:
             order = {"do": routine, "arguments": arguments}
             return self._channel.ask(order, self.config.step_timeout_s)
         except CallTimeoutError as error:
+            doing = NAMES.get(routine, routine)
             limit = f"{self.config.step_timeout_s:g} s (step_timeout_s)"
-            raise self._timed_out(f"{routine} took longer than {limit}") from error
-        except GroupFailedError as error:
-            self._give_up()
-            raise GangLostError(
-                f"the gang of simulator {self.config.lib_name!r} is lost; reset() starts a new "
-                f"one. {error}",
-                **error.facts,
+            raise self._timed_out(
+                f"{doing} of simulator {self.config.lib_name!r} took longer than {limit}"
             ) from error
+        except GroupFailedError as error:
+            raise self._gone(error) from error
         except BadArgumentError as error:
+            if self._channel is not None and not self._channel.serving:  # refused by the simulator
+                self._drop_channel()
+                self._open_channel()
             if routine == "advance":
                 raise BadActionError(str(error.args[0]), **error.facts) from None
             raise
@@ -250,6 +261,8 @@ class Simulation:
             self._channel = self._session.open_rank_channel(
                 lambda addresses, token: serve(addresses, token, shared.address), CHANNEL_S
             )
+        except GroupFailedError as error:
+            raise self._gone(error) from error
         finally:
             shared.seal()
         self._shared = shared.data
@@ -284,6 +297,9 @@ class Simulation:
                 release_dropped(self.config.num_workers, self.config.cpus_per_worker or 1.0)
             self._session.request_workers(self.config.num_workers)
             self._attach()
+        except GroupError as error:
+            self._end()
+            raise advising(error, NEXT_START) from error.__cause__
         except BaseException:
             self._end()
             raise
@@ -303,7 +319,8 @@ class Simulation:
         except CallTimeoutError as error:
             raise self._timed_out(
                 f"loading and setting up simulator {config.lib_name!r} took longer than "
-                f"{config.start_timeout_s:g} s (start_timeout_s)"
+                f"{config.start_timeout_s:g} s (start_timeout_s)",
+                NEXT_START,
             ) from error
         spec = SimulatorSpec.from_json(text)
         if spec != _specs.setdefault(config.simulator(), spec):
@@ -318,10 +335,19 @@ class Simulation:
         }
         self._routines["serve"] = library.serve
 
-    def _timed_out(self, event: str) -> StepTimeoutError:
+    def _gone(self, error: GroupFailedError) -> GangLostError:
+        """End the session's gang, which is lost, and make the error."""
+        self._give_up()
+        lost = advising(error, NEXT_RESET)
+        text = f"the gang of simulator {self.config.lib_name!r} is lost: {lost}"
+        if NEXT_RESET not in text:
+            text = f"{text}. {NEXT_RESET}"
+        return GangLostError(text, **error.facts)
+
+    def _timed_out(self, event: str, advice: str = NEXT_RESET) -> StepTimeoutError:
         """Kill the gang, which does not respond, and make the error."""
         self._give_up()
-        error = StepTimeoutError(f"{event}, so the gang was killed; reset() starts a new one")
+        error = StepTimeoutError(f"{event}, so the gang was killed; {advice}")
         self.losses.add(TIMEOUTS, 1, error)
         return error
 

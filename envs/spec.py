@@ -259,6 +259,8 @@ class ActionCheck:
     def _checked(
         self, part: Any, shape: tuple[int, ...], ends: tuple[Array, Array] | None
     ) -> NDArray[np.float64]:
+        if isinstance(part, np.ndarray) and part.dtype.kind == "c":
+            raise BadActionError("the action has complex numbers; it must have real ones")
         try:
             array = np.asarray(part, np.float64)
         except (TypeError, ValueError) as error:

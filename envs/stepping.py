@@ -28,6 +28,10 @@ class AsyncSteps:
         """Advance by a time step."""
 
     @abstractmethod
+    def _open(self) -> Any:
+        """Raises `EnvError` if the environment is closed."""
+
+    @abstractmethod
     def _interrupt(self) -> None:
         """End the step in progress, from another thread."""
 
@@ -37,9 +41,10 @@ class AsyncSteps:
         Raises
         ------
         EnvError
-            If a step is in progress.
+            If a step is in progress, or the environment is closed.
         """
         self._check_idle()
+        self._open()
         self._stepper = self._stepper or ThreadPoolExecutor(1)
         self._pending = self._stepper.submit(self._step, action)
 

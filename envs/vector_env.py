@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from alchemist_ray.errors import ResourceError
 from envs.config import EnvConfig
 from envs.errors import EnvConfigError, EnvError, GangLostError, for_caller
 from envs.gangs import Gangs, Outcome
@@ -76,6 +77,8 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
     ) -> None:
         EzPickle.__init__(self, config, num_envs=num_envs, render_mode=render_mode, **options)
         self._gangs: Gangs | None = None
+        if config is not None and not isinstance(config, Mapping):
+            raise EnvConfigError(f"config is a {type(config).__name__}; it must be a dict")
         given = {**(config or {}), **options}
         num_envs = given.pop("num_envs", num_envs)
         checked = EnvConfig.checked(given, {}, vector=True)
@@ -95,15 +98,21 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
                     f"agents each); got {num_envs}"
                 )
             check_mode(render_mode, spec)
+            many = spec.agents > 1
+            self.single_observation_space = spec.observed.space(agent=many)
+            self.single_action_space = spec.acted.space(agent=many)
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+            self.action_space = batch_space(self.single_action_space, self.num_envs)
+        except MemoryError as error:
+            self.close()
+            raise ResourceError(
+                f"{self.num_envs} sub-environments do not fit into the memory of this process: "
+                f"{error}. Use fewer copies"
+            ) from None
         except BaseException:
             self.close()
             raise
         self.render_mode = render_mode
-        many = spec.agents > 1
-        self.single_observation_space = spec.observed.space(agent=many)
-        self.single_action_space = spec.acted.space(agent=many)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._check_action = ActionCheck(spec, checked.out_of_bounds, self.num_envs)
         self._truncates = checked.on_failure == "truncate"
         self._retries = checked.max_restarts
@@ -141,6 +150,8 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
             As `HPCSimulatorEnv.reset`.
         """
         self._check_idle()
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError(f"options={options!r}: it must be a dict, for example with reset_mask")
         which = set(self._masked((options or {}).get("reset_mask")).tolist())
         seeds = self._given(seed)
         which.update(self._open().without_episodes())  # a new gang has no episodes to continue
@@ -302,7 +313,9 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
             return [None] * self._copies
         if isinstance(seed, int | np.integer):
             return [int(seed) + copy for copy in range(self._copies)]
-        seeds = list(seed)
+        seeds = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else None
+        if seeds is None:
+            raise ValueError(f"seed={seed!r}: it must be an integer, or one per sub-environment")
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds for {self.num_envs} sub-environments")
         return seeds[:: self._agents]

@@ -54,7 +54,15 @@ class Failure(Exception):
 
 
 class Interrupted(Exception):
-    """Raised inside a routine on one rank: the call failed on another rank or was cancelled."""
+    """Raised inside a routine on one rank: the call failed on another rank or was cancelled.
+
+    Attributes
+    ----------
+    place : str
+        Where the routine was, in words. Empty: its innermost frame tells.
+    """
+
+    place = ""
 
 
 def describe_status(status: int) -> str:

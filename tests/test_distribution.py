@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.version import __version__
+from tests.support.build import uv_build
 
 ROOT = Path(__file__).parents[1]
 BUILD_TIMEOUT_S = 100.0
@@ -39,21 +40,13 @@ print("done")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    uv = Path(sys.executable).with_name("uv")
-    if not uv.exists():
-        pytest.skip("needs uv, which `make env` installs")
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "alchemist_ray.clients.spark.build_jar"]
     jar = subprocess.run(
         command, timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, cwd=ROOT
     )
     (out / "jar").write_bytes(jar.stdout)  # empty without Spark or a JDK
-    done = subprocess.run(
-        [uv, "build", "--quiet", "--out-dir", out, ROOT],
-        timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return out
+    return uv_build(ROOT, out)
 
 
 @pytest.mark.timeout(150)

@@ -56,7 +56,7 @@ class ArrayMethods(FetchedValues):
         return np.nonzero(self)
 
     def repeat(self, repeats: Any, axis: Any = None) -> Any:
-        """Each element, row (``axis=0``) or column (1) so many times."""
+        """Repeat each element, row (``axis=0``) or column (1)."""
         return np.repeat(self, repeats, axis)
 
     def take(self, indices: Any, axis: Any = None) -> Any:

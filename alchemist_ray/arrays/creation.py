@@ -1,8 +1,9 @@
-"""Matrices from nothing, from NumPy, and from a function of the indices."""
+"""Matrices from shapes, from NumPy arrays, and from a function of the indices."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,12 @@ def arange(engine: Engine, start: Any, stop: Any, step: Any, dtype: Any) -> Any:
         np.result_type(np.asarray(start), np.asarray(stop), np.asarray(step))
         if dtype is None else dtype
     )  # fmt: skip
-    count = max(0, math.ceil((stop - start) / step))
+    length = (stop - start) / step
+    if not math.isfinite(length):
+        raise ShapeError(
+            f"arange: start={start!r}, stop={stop!r}, step={step!r}: they must be finite"
+        )
+    count = max(0, math.ceil(length))
     return engine.call("progression", float(start), float(step), count, kind.name)
 
 
@@ -67,8 +73,12 @@ def linspace(engine: Engine, start: Any, stop: Any, num: int, dtype: Any, *, end
     if isinstance(start, complex) or isinstance(stop, complex):
         return asarray(engine, np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype), None,
                        copy=None)  # fmt: skip
+    try:
+        num = operator.index(num)
+    except TypeError:
+        raise ShapeError(f"linspace: num={num!r} must be an integer") from None
     step = (stop - start) / max(1, num - endpoint)
-    found = engine.call("progression", float(start), float(step), int(num), "float64")
+    found = engine.call("progression", float(start), float(step), num, "float64")
     if endpoint and num > 1:
         found[-1] = float(stop)  # as NumPy: the last one is exact
     return found if dtype is None else engine.astype(found, dtype, copy=False)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.placement import OperandPlacement
+from alchemist_ray.arrays.plan import OperandPlacement
 from alchemist_ray.errors import ResourceError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library, Routine

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from alchemist_ray.arguments import named_after
 from alchemist_ray.arrays.operators import ArrayOperators
 from alchemist_ray.errors import SessionError
 from alchemist_ray.gang.leases import ResultLease
@@ -16,6 +17,7 @@ from alchemist_ray.io import saving
 from alchemist_ray.transfer.sending import checked_layout
 
 
+@named_after
 class Handle(ArrayOperators):
     """Names a matrix on a gang and is an array; usable in any process of the Ray cluster.
 
@@ -121,11 +123,15 @@ class Handle(ArrayOperators):
         return _client("dask").to_dask(self, chunks)
 
     def to_dataset(
-        self, columns: Sequence[str] | None = None, *, override_num_blocks: int | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        override_num_blocks: int | None = None,
+        lazy: bool = True,
     ) -> Any:
-        """A lazy Ray Dataset of the matrix; see `alchemist_ray.clients.ray_data.to_dataset`."""
+        """A Ray Dataset of the matrix; see `alchemist_ray.clients.ray_data.to_dataset`."""
         return _client("ray_data").to_dataset(
-            self, columns, override_num_blocks=override_num_blocks
+            self, columns, override_num_blocks=override_num_blocks, lazy=lazy
         )
 
     def to_spark(
@@ -160,8 +166,9 @@ def _client(system: str) -> Any:
         if error.name not in (name, "ray"):
             raise
         raise SessionError(
-            "matrices move to Dask, Ray Data and Spark within a Ray cluster, and this is a client "
-            "without Ray: fetch() the matrix, or pip install alchemist-on-ray in the cluster"
+            "conversion to Dask, Ray Data and Spark needs a process in the Ray cluster, and this "
+            "client has no Ray: fetch() the matrix, or run the program in the cluster, where "
+            "alchemist-on-ray is installed"
         ) from None
 
 

@@ -288,7 +288,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
         return index if index.nbytes <= rules.SMALL else engine.sent(index)
     if isinstance(given, bool | np.bool_):
         raise ShapeError(
-            f"{given} is no index of {what}: give a comparison such as A[A > 0], or a mask of "
+            f"{given} does not select {what}: give a comparison such as A[A > 0], or a mask of "
             f"{length} elements"
         )
     try:
@@ -326,6 +326,6 @@ def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
 def _check_length(count: int) -> None:
     if 8 * count > rules.SMALL:
         raise MatrixError(
-            f"two lists of {count:,} indices are too long to travel with a command: use a mask of "
+            f"two lists of {count:,} indices are too long to be sent in a command: use a mask of "
             "A's shape, or fetch the rows"
         )

@@ -8,7 +8,7 @@ standard has the name, but for creation: that takes place on the gang.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_dispatch import INSTEAD
 from alchemist_ray.arrays.generator import Generator
 from alchemist_ray.dtypes import DTYPES
+from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.connection import GangConnection
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
@@ -64,10 +65,27 @@ class _Names:
 
 
 class Linalg(_Names):
-    """The standard's extension ``linalg``, and `norm`."""
+    """The standard's extension ``linalg``; also `norm`, `cond`, and SciPy's `expm` and `polar`."""
 
     _numpy = np.linalg
     _names = LINALG | {"norm", "cond"}
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def expm(self, A: Any, /) -> Any:
+        """Matrix exponential of a square matrix."""
+        return self._engine.call("expm", A)
+
+    def polar(self, a: Any, side: str = "right") -> Any:
+        """Factors U, P of ``a = U P`` (side "right") or ``a = P U`` ("left"), as SciPy's polar."""
+        if side not in ("right", "left"):
+            raise BadArgumentError(f"polar: side={side!r}; it is 'right' or 'left'")
+        if side == "right":
+            U, P = self._engine.call("polar", a)
+            return U, P
+        U, P = self._engine.call("polar", self._engine.transpose(a, conjugate=True))
+        return self._engine.transpose(U, conjugate=True), P
 
     def __repr__(self) -> str:
         return "<linalg of matrices on ranks>"
@@ -110,7 +128,7 @@ class Namespace(_Names):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.linalg = Linalg()
+        self.linalg = Linalg(engine)
         self.random = Random(engine)
         for name in CONSTANTS:
             setattr(self, name, getattr(np, name))
@@ -217,9 +235,9 @@ class Namespace(_Names):
         """Copies in the shape to which all arrays broadcast."""
         return list(np.broadcast_arrays(*arrays))
 
-    def meshgrid(self, *arrays: Any, indexing: str = "xy") -> list[Any]:
+    def meshgrid(self, *arrays: Any, indexing: Literal["xy", "ij"] = "xy") -> list[Any]:
         """Coordinates of the points of a grid, from those along its axes."""
-        return list(np.meshgrid(*arrays, indexing=indexing))  # type: ignore[call-overload]
+        return list(np.meshgrid(*arrays, indexing=indexing))
 
     def finfo(self, type: Any, /) -> FloatInfo:
         """Limits of a floating dtype, or of that of a matrix, as Python's numbers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from alchemist_ray.arrays.array_methods import ArrayMethods
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_dispatch import apply_function
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
-from alchemist_ray.arrays.placement import OperandPlacement
+from alchemist_ray.arrays.plan import OperandPlacement
 from alchemist_ray.arrays.ufuncs import apply_ufunc
 from alchemist_ray.errors import MatrixError
 from alchemist_ray.gang.registry import gang_of
@@ -194,11 +194,11 @@ class ArrayOperators(ArrayMethods):
         wanted = shape[0] if len(shape) == 1 and np.iterable(shape[0]) else shape
         return self._engine.reshape(self, wanted)
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: Literal["C", "F"] = "C") -> Any:
         """The elements as a vector, in C order or in Fortran's ("F"); a copy."""
-        return np.ravel(self, order)  # type: ignore[call-overload]
+        return np.ravel(self, order)
 
-    def flatten(self, order: str = "C") -> Any:
+    def flatten(self, order: Literal["C", "F"] = "C") -> Any:
         """As `ravel`; assignments to the result are no assignments to this array."""
         return self.ravel(order).mark_copy()
 
@@ -260,7 +260,7 @@ class ArrayOperators(ArrayMethods):
         return self._engine.astype(self, dtype, copy=copy)
 
     def diagonal(self, offset: int = 0) -> Any:
-        """The main diagonal, or that of so many columns further right, a vector."""
+        """The main diagonal, or the one `offset` columns further right, a vector."""
         return np.diagonal(self, offset)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:

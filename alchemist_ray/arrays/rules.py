@@ -150,7 +150,10 @@ def shape_of(shape: Any) -> tuple[int, ...]:
 
 def reshaped(have: tuple[int, ...], shape: Any) -> tuple[int, ...]:
     """A shape for the elements of another, with -1 replaced. Raises `ShapeError`."""
-    wanted = [operator.index(n) for n in (shape if np.iterable(shape) else (shape,))]
+    try:
+        wanted = [operator.index(n) for n in (shape if np.iterable(shape) else (shape,))]
+    except TypeError:
+        raise ShapeError(f"shape {shape!r}: it must be integers") from None
     size, known = math.prod(have), math.prod(n for n in wanted if n != -1)
     if wanted.count(-1) == 1 and known and size % known == 0:
         wanted[wanted.index(-1)] = size // known

@@ -1,4 +1,4 @@
-"""Sparse matrices on ranks: what `send_matrix` makes of one of SciPy's."""
+"""Sparse matrices on ranks: the result of `send_matrix` of a SciPy sparse matrix."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.rules import unsupported
 from alchemist_ray.arrays.sparse_sources import as_csr, is_sparse
@@ -212,6 +213,7 @@ def send_sparse(
     Blocks are joined in this process. Cost: two copies of the matrix there; on the ranks one,
     padded to the rank with the most elements.
     """
+    checked_matrix_name(name)
     rows = as_csr(data, shape, dtype)
     m, n = (int(length) for length in rows.shape)
     size = connection.address.size

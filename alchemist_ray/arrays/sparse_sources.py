@@ -47,7 +47,14 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
         If a block has another form.
     """
     if not is_sparse(data):
+        if not isinstance(data, list):
+            raise BadArgumentError(
+                f"shape= is for a sparse matrix in blocks, not for a {type(data).__name__}: a list "
+                f"of {FORMS}"
+            )
         data = _joined(data, shape)
+    elif shape is not None and tuple(shape) != data.shape:
+        raise ShapeError(f"shape={shape!r}, but the matrix has shape {data.shape}: leave it out")
     if len(data.shape) != 2:
         raise ShapeError(f"a sparse array of shape {data.shape}: it must have two dimensions")
     rows = data.tocsr()
@@ -69,7 +76,7 @@ def _joined(blocks: Any, shape: Any) -> Any:
     values: list[Any] = []
     least = [0, 0]
     own: tuple[Any, ...]
-    for block in blocks if isinstance(blocks, list) else [None]:
+    for block in blocks:
         if not isinstance(block, tuple) or len(block) != 3:
             raise BadArgumentError(f"a sparse matrix or a list of its blocks: {FORMS}")
         first = resolved(block[0])

@@ -108,7 +108,7 @@ def _quantiles(
     if len(shape) > 2:
         raise ShapeError(
             f"np.{name}: the result would have shape {tuple(shape)}: arrays on ranks have up to "
-            "two dimensions; ask for one quantile after another"
+            "two dimensions; compute one quantile at a time"
         )
     flat = [asked.size, *rest] if asked.ndim == 2 else shape
     found = engine.call(

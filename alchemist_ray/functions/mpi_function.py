@@ -10,15 +10,17 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Required, TypedDict, Unpack, overload
 
 import ray
 
+from alchemist_ray.arguments import known_options, positive_int
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import Work, pack
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.owner import START_TIMEOUT_S, positive_int
+from alchemist_ray.gang.owner import START_TIMEOUT_S
 from alchemist_ray.launchers import AUTO
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime import manager_pool
@@ -57,8 +59,9 @@ class FunctionOptions:
     ) -> FunctionOptions:
         """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
         positive_int("num_workers", num_workers)
-        if idle_s < 0:
-            raise ValueError(f"idle_s={idle_s}: it must be at least 0")
+        number = isinstance(idle_s, Real) and not isinstance(idle_s, bool)
+        if not number or not idle_s >= 0:
+            raise ValueError(f"idle_s={idle_s!r}: it must be a number of seconds, at least 0")
         options = GangOptions.checked("own", **gang)
         return cls(num_workers, options, checked_timeout(timeout_s), idle_s)
 
@@ -73,6 +76,10 @@ class MpiFunction:
     """
 
     def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+        if not callable(function):
+            raise BadArgumentError(
+                f"mpi_function takes a function f(comm, ...), not a {type(function).__name__}"
+            )
         self.function = function
         self._given = given
         self._options = FunctionOptions.checked(**given)
@@ -136,6 +143,7 @@ def mpi_function(
     /,
     **options: Unpack[_Options],
 ) -> MpiFunction: ...
+@known_options("mpi_function")
 def mpi_function(
     function: Callable[..., Any] | None = None,
     /,
@@ -236,7 +244,7 @@ class _Pool:
             host = self._host(key, options)
             request = key.gang.request(key.num_workers, f"f{uuid.uuid4().hex[:10]}")
             host.manager.launched = True
-            ref: Any = host.manager.actor.function.remote(request, work, *refs)
+            ref: Any = host.manager.handle.function.remote(request, work, *refs)
             host.calls.append(ref)
             if not self._watched:
                 self._watched = True
@@ -252,7 +260,7 @@ class _Pool:
         free = min(hosts, key=lambda host: len(host.calls), default=None)
         if free is None or (free.calls and self._room() >= options.num_workers * options.gang.cpus):
             find_driver().prewarm.remote()
-            free = _Host(manager_pool.take(), options.idle_s)
+            free = _Host(manager_pool.take(options.gang.owner), options.idle_s)
             hosts.append(free)
         free.idle_s = options.idle_s
         return free
@@ -308,7 +316,7 @@ class _Pool:
 def _end(host: _Host) -> None:
     """Give a gang's CPUs back, and keep its manager for the next session."""
     with contextlib.suppress(Exception):  # a manager that does not answer is killed
-        ray.get(host.manager.actor.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
+        ray.get(host.manager.handle.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
         manager_pool.give_back(host.manager)
         return
     host.manager.kill()

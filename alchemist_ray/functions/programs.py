@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from alchemist_ray.arguments import checked_mapping, checked_path
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.run import process_settings, run_task, words_of
@@ -95,7 +95,7 @@ class SessionPrograms(GangOwner):
         if not words:
             raise BadArgumentError("argv=[]: the first element names the program")
         uses: dict[str, int] = {}
-        for name, handle in (matrices or {}).items():
+        for name, handle in checked_mapping("matrices", matrices, "names and handles").items():
             if not isinstance(handle, MatrixRef):
                 raise BadArgumentError(
                     f"matrices[{name!r}] is a {type(handle).__name__}: it must be a handle; "
@@ -121,6 +121,6 @@ def _input(stdin: bytes | str | os.PathLike[str] | None) -> bytes | None:
     if isinstance(stdin, str):
         return stdin.encode()
     try:
-        return Path(stdin).expanduser().read_bytes()
+        return checked_path("stdin", stdin).read_bytes()
     except OSError as error:
         raise BadArgumentError(f"run_program cannot read {stdin}: {error.strerror}") from error

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from alchemist_ray.arguments import checked_mapping, checked_path
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import new_name, pack, result_of
 from alchemist_ray.gang.connection import GangConnection
@@ -50,7 +50,7 @@ def run_script(
 ) -> None:
     """See `AlchemistSession.run_script`."""
     limit_s = checked_timeout(timeout_s)
-    where = Path(path).expanduser().absolute()
+    where = checked_path("path", path)
     try:
         text = where.read_bytes()
     except OSError as error:
@@ -69,7 +69,10 @@ def words_of(argv: Sequence[Any]) -> list[str]:
     """The arguments of a script or program as strings."""
     if isinstance(argv, str | bytes):
         raise BadArgumentError(f"argv={argv!r}: it must be a list of arguments, not one string")
-    words = [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in argv]
+    given = list(argv) if isinstance(argv, Iterable) else [None]
+    if any(arg is None for arg in given):
+        raise BadArgumentError(f"argv={argv!r}: it must be a list of arguments, none of them None")
+    words = [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in given]
     for word in words:
         if "\0" in word:
             raise BadArgumentError(f"argv: {word!r} contains a zero byte")
@@ -78,10 +81,11 @@ def words_of(argv: Sequence[Any]) -> list[str]:
 
 def process_settings(cwd: str | os.PathLike[str] | None, env: Mapping[str, str] | None) -> Body:
     """The fields of a task for its working directory and environment."""
+    variables = checked_mapping("env", env, "names and values of environment variables")
     return {
-        "cwd": os.getcwd() if cwd is None else str(Path(cwd).expanduser().absolute()),
+        "cwd": os.getcwd() if cwd is None else str(checked_path("cwd", cwd)),
         "cwd_needed": cwd is not None,
-        "env": {str(key): str(value) for key, value in (env or {}).items()},
+        "env": {str(key): str(value) for key, value in variables.items()},
     }
 
 

@@ -35,7 +35,7 @@ class GangAddress:
     lease_grace_s : float
         How long a process that loses its connection keeps its leases, and can resume it.
     idle_timeout_s : float or None
-        The gang ends after so many seconds without a command.
+        The gang ends after this many seconds without a command.
     first_epoch : int
         Handles of this epoch and later ones are valid: their matrices were carried over.
     recovers : bool

@@ -13,7 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError, from_failure
+from alchemist_ray.errors import (
+    NEXT_GANG,
+    AlchemistError,
+    GroupFailedError,
+    SessionError,
+    from_failure,
+)
 from alchemist_ray.gang import rank_output
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.interrupts import DeferredInterrupt
@@ -226,7 +232,7 @@ class SocketChannel:
                     if isinstance(error, AlchemistError)
                     else GroupFailedError(
                         "the connection to the gang's GroupManager was lost, and with it the gang: "
-                        f"{error} ({self._address}). request_workers() starts a new one",
+                        f"{error} ({self._address}). {NEXT_GANG}",
                         cause=MANAGER_GONE,
                     )
                 )

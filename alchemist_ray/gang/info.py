@@ -54,9 +54,11 @@ def gang_html(connection: GangConnection) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """A call of a gang: its routine or function, whether it is running or queued, and its age.
+    """A call of a gang: its routine or function, its state, and its age.
 
-    `caller` is the process that waits for it; empty for calls that came through Ray.
+    `state` is ``"running"``, ``"queued"``, or a text for a call that was cancelled or has failed,
+    and that ranks are still in. `caller` is the process that waits for it; empty for calls that
+    came through Ray.
     """
 
     name: str

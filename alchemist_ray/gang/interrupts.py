@@ -6,7 +6,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import threading
 from signal import SIGINT
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 
@@ -29,12 +29,7 @@ class DeferredInterrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._pending = (number, frame)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if callable(self._handler):
             _signal.signal(SIGINT, self._handler)
             if self._pending is not None:

@@ -6,10 +6,12 @@ import inspect
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
 
+from alchemist_ray.arguments import checked_seconds
 from alchemist_ray.errors import (
     BadArgumentError,
     LibraryError,
@@ -33,7 +35,7 @@ def _annotation(kind: str, handle_type: type) -> Any:
     if kind == MATRIX:
         return handle_type
     if kind.startswith("list["):
-        return list[_SCALARS[kind[5:-1]]]  # type: ignore[misc]
+        return GenericAlias(list, _SCALARS[kind[5:-1]])
     return _SCALARS[kind]
 
 
@@ -174,11 +176,7 @@ def checked_timeout(timeout_s: Any) -> float | None:
     """A time limit for a call in seconds, or None. Raises `BadArgumentError`."""
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
-        raise BadArgumentError(
-            f"timeout_s={timeout_s!r}: it must be a number of seconds greater than 0"
-        )
-    return float(timeout_s)
+    return checked_seconds("timeout_s", timeout_s, BadArgumentError)
 
 
 class Library:

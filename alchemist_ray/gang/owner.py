@@ -13,9 +13,16 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Protocol, Self
 
+from alchemist_ray.arguments import (
+    MAX_SECONDS,
+    checked_address,
+    checked_flag,
+    checked_seconds,
+    known_options,
+    positive_int,
+)
 from alchemist_ray.errors import AlchemistError, GroupError, ResourceError, SessionError
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
@@ -51,7 +58,7 @@ class SessionGangs(Protocol):
         """Start a gang and connect. Raises `ResourceError`, `LaunchError`, `GroupError`."""
 
     def resize(self, connection: GangConnection, num_workers: int) -> None:
-        """Move a gang to so many ranks. Raises `AlchemistError`; it goes on as it was then."""
+        """Move a gang to this many ranks. Raises `AlchemistError`; it goes on as it was then."""
 
     def end(self, *, running: bool) -> bool:
         """End the gang if one runs; whether what managed it can be used again."""
@@ -75,6 +82,7 @@ class GangOwner:
     _gangs: SessionGangs
     _connection: GangConnection | None
 
+    @known_options("AlchemistSession")
     def __init__(
         self,
         num_workers: Workers | None = None,
@@ -98,6 +106,8 @@ class GangOwner:
         buffer_bytes: int | None = None,
     ) -> None:
         self._begin(verbose=verbose, buffer_bytes=buffer_bytes)
+        checked_flag("progress", progress, optional=True)
+        checked_flag("output", output)
         self._gangs = registry.access(address).open_gangs(
             self.id,
             None if num_workers is None else checked_workers(num_workers),
@@ -114,7 +124,7 @@ class GangOwner:
             threads_per_worker=threads_per_worker,
             cpus_per_worker=cpus_per_worker,
             launcher=launcher,
-            start_timeout_s=start_timeout_s,
+            start_timeout_s=checked_seconds("start_timeout_s", start_timeout_s, most=MAX_SECONDS),
         )
         _sessions.add(self)
         if num_workers is not None:
@@ -125,6 +135,7 @@ class GangOwner:
                 raise
 
     def _begin(self, *, verbose: bool, buffer_bytes: int | None) -> None:
+        checked_flag("verbose", verbose)
         if buffer_bytes is not None:
             positive_int("buffer_bytes", buffer_bytes)
         self._buffer_bytes = buffer_bytes
@@ -160,6 +171,7 @@ class GangOwner:
             If that cluster requires a token that this process does not have.
         """
         self._check_open()
+        checked_address(address, port)
         host = "127.0.0.1" if address == "0.0.0.0" else address
         self._gangs.move(host, port, in_use=self._connection is not None)
 
@@ -286,12 +298,7 @@ class GangOwner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -355,18 +362,6 @@ class GangOwner:
         fit = self._gangs.end(running=self._connection is not None)
         self._drop_client()
         return fit
-
-
-def positive_int(name: str, value: Any) -> None:
-    """Raises `ResourceError` for a number of workers, else `ValueError`."""
-    number = None if isinstance(value, bool) else value
-    try:
-        valid = number is not None and number.__index__() >= 1
-    except AttributeError:
-        valid = False
-    if not valid:
-        kind = ResourceError if name == "num_workers" else ValueError
-        raise kind(f"{name}={value!r}: it must be a whole number, at least 1")
 
 
 def checked_workers(value: Any) -> Workers:

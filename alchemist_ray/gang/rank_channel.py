@@ -18,7 +18,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from alchemist_ray.errors import AlchemistError, CallTimeoutError, GroupFailedError, from_failure
+from alchemist_ray.errors import (
+    NEXT_GANG,
+    AlchemistError,
+    CallTimeoutError,
+    GroupFailedError,
+    from_failure,
+)
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.runtime.network import address_towards
 from mpi_workers.data.description import NodeAddress
@@ -110,8 +116,7 @@ class RankChannel:
             self._cancel()
             if not command.over.wait(LEAVE_TIMEOUT_S):
                 raise GroupFailedError(
-                    "the gang does not answer: its ranks are stuck. "
-                    "request_workers() starts a new one"
+                    f"the gang does not answer: its ranks are stuck. {NEXT_GANG}"
                 )
 
     def _accept(
@@ -187,9 +192,14 @@ class RankChannel:
         if self._command.error is not None:
             return self._command.error
         return GroupFailedError(
-            "the ranks have hung up" if self._command.over.is_set() else "the ranks are stuck",
+            "the ranks disconnected" if self._command.over.is_set() else "the ranks are stuck",
             cause="rank channel lost",
         )
+
+    @property
+    def serving(self) -> bool:
+        """Whether the ranks take orders: an error of an order can end the routine."""
+        return bool(self._connections)
 
     def cancel(self) -> None:
         """Cancel the routine, from any thread: a wait for an answer ends with its error."""

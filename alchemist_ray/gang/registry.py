@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from types import ModuleType
 
+from alchemist_ray.errors import SessionError, StaleHandleError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.leases import MatrixLease
@@ -35,6 +36,11 @@ def access(address: str | None = None) -> ModuleType:
     It has `open_gangs`, `attach`, `list_gangs`, `stop_gang` and `connect_to_gang_of`.
     """
     wanted = os.environ.get(ADDRESS_VARIABLE, "") if address is None else address
+    if not isinstance(wanted, str):
+        raise SessionError(
+            f"address={wanted!r}: it must be a string, 'alchemist://host:port' of a gateway or "
+            "'host:port' of a Ray cluster"
+        )
     through_gateway = wanted.startswith(SCHEME) or importlib.util.find_spec("ray") is None
     return importlib.import_module(GATEWAY if through_gateway else RAY)
 
@@ -117,6 +123,11 @@ def gang_of(ref: MatrixRef) -> GangConnection:
         connection = _known(ref)
         if connection is None:
             connection = access().connect_to_gang_of(ref)
+            if connection is None:
+                raise StaleHandleError(
+                    f"{ref.name} belonged to a gang of session {ref.session}, which has ended: "
+                    "make the matrix again in another gang"
+                )
             connection.check(ref)
             attach(connection)
         return connection

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
 POLL_INTERVAL_S = 0.05
+RECOVERED = "ranks were lost during the transfer, and the gang was started again: repeat it"
 
 
 def watched(connection: GangConnection, transfer: Callable[[], T]) -> T:
@@ -40,9 +41,7 @@ def watched(connection: GangConnection, transfer: Callable[[], T]) -> T:
         while True:
             connection.ping(wait=True)  # raises GroupFailedError once it is known
             if connection.address.epoch != epoch:
-                raise GroupRecoveredError(
-                    "ranks were lost during the transfer, and the gang was started again: repeat it"
-                ) from error
+                raise GroupRecoveredError(RECOVERED) from error
             if time.monotonic() >= deadline:
                 break
             time.sleep(POLL_INTERVAL_S)

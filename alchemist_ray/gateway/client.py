@@ -8,13 +8,7 @@ import uuid
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import (
-    AlchemistError,
-    AuthError,
-    SessionError,
-    StaleHandleError,
-    from_failure,
-)
+from alchemist_ray.errors import AlchemistError, AuthError, SessionError, from_failure
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import SocketChannel
@@ -265,14 +259,8 @@ def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     ask(_known(address), token, {"op": "stop_gang", "name": name})
 
 
-def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
-    """A connection to the gang of a handle that was pickled in another process.
-
-    Raises
-    ------
-    StaleHandleError
-        If the gateway does not know that gang.
-    """
+def connect_to_gang_of(ref: MatrixRef) -> GangConnection | None:
+    """A connection to the gang of a handle from another process; None if it has ended."""
     gateway = _known(None)
     try:
         described = ask(gateway, None, {"op": "find_gang", "gang": ref.gang})
@@ -282,7 +270,4 @@ def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
         raise
     except AlchemistError:
         pass
-    raise StaleHandleError(
-        f"{ref.name} belonged to a gang of session {ref.session}, which has ended: make the matrix "
-        "again in another gang"
-    )
+    return None

@@ -261,7 +261,7 @@ class GatewayNode(NodeConnection):
                 connection.sock.settimeout(STALL_TIMEOUT_S)
                 out = _part(array, region, asked[0])
                 if frame.payload_nbytes != out.nbytes:
-                    raise frames.WireError(f"{frame.payload_nbytes} bytes came for {out.nbytes}")
+                    raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {out.nbytes}")
                 whole = out.flags.c_contiguous if order == "C" else out.flags.f_contiguous
                 packed = out if whole else np.empty(out.shape, out.dtype, order=order)
                 connection.read_into(packed.reshape(-1, order=order).view(np.uint8).data)

@@ -17,7 +17,7 @@ OLDEST_PROTOCOL, PROTOCOL = 1, 1  # versions of what follows the handshake that 
 GRACE_S = 75.0  # how long a client that lost its connection keeps its matrices and its gang
 # 32 MiB: the part of a matrix in one frame. Smaller ones cost more: the nodes map memory for each.
 CHUNK_NBYTES = 32 << 20
-MIN_LINES = 64  # rows of a chunk at least (columns of a Fortran-ordered one), if there are so many
+MIN_LINES = 64  # fewest rows of a chunk (columns, if Fortran-ordered), if there are that many
 WINDOW = 4  # chunks that are sent before the first is acknowledged
 MAX_STREAMS = 4  # data connections of one transfer
 PART_NBYTES = 4 << 20  # 4 MiB of a file in one frame

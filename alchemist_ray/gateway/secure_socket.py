@@ -146,8 +146,8 @@ class SharedSocket:
 class SharedConnection(Connection):
     """Frames over a `SharedSocket`: one thread receives while others send."""
 
-    def __init__(self, sock: SharedSocket, *, received: bytes = b"") -> None:
-        super().__init__(cast("socket.socket", sock), received=received)
+    def __init__(self, sock: SharedSocket) -> None:
+        super().__init__(cast("socket.socket", sock))
         self._shared = sock
 
     def readable(self, timeout_s: float | None = 0.0) -> bool:

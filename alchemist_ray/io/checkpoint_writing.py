@@ -14,7 +14,7 @@ from alchemist_ray.errors import (
     GroupRecoveredError,
 )
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.io.library_states import LibraryState, save_states
+from alchemist_ray.io.checkpoint_states import LibraryState, save_states
 from alchemist_ray.io.saving import files_library, leaving_nothing
 from mpi_workers.wire.file_names import CHECKPOINT_FORMAT
 

@@ -20,8 +20,8 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.owner import GangOwner
+from alchemist_ray.io.checkpoint_states import arguments_of, files_of
 from alchemist_ray.io.checkpoint_writing import KEPT, VERSION, write_checkpoint
-from alchemist_ray.io.library_states import arguments_of, files_of
 from alchemist_ray.io.saving import as_path, files_library, renamed
 from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
 from mpi_workers.wire.library_names import LOAD_STATE

@@ -10,7 +10,7 @@ import glob
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ def save(
 ) -> None:
     """See `Handle.save`."""
     where, token = as_path(path), uuid.uuid4().hex[:12]
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
+        raise BadArgumentError(f"columns={columns!r}: it must be a list of names of columns")
     if columns is None and ref.columns and where.rstrip("/").endswith(TABLES):
         columns = ref.columns if len(set(ref.columns)) == len(ref.columns) else None
     with leaving_nothing(where, token):
@@ -72,10 +74,7 @@ def renamed(
 
 def as_path(path: str | os.PathLike[str]) -> str:
     """The path as the ranks get it: absolute, or a URL. Raises `BadArgumentError`."""
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        raise BadArgumentError(f"{path!r} is not a path") from None
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
         raise BadArgumentError(f"{path!r} is not a path")
     return text if "://" in text else str(Path(text).expanduser().absolute())

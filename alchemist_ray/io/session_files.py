@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import BadArgumentError, DtypeError
 from alchemist_ray.gang.owner import GangOwner
@@ -88,6 +89,7 @@ class SessionFiles(GangOwner):
         """
         connection = self.connection
         where = as_path(path)
+        checked_matrix_name(name)
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
         if _is_mask(rows) or _is_mask(columns):
@@ -178,7 +180,7 @@ def _chosen(what: str, one: str, wanted: Any) -> dict[str, Any]:
             return {what: ":".join("" if x is None else str(x.__index__()) for x in parts)}
         except AttributeError:
             raise BadArgumentError(f"{what}={wanted!r}: a slice must have integers") from None
-    items = [wanted] if isinstance(wanted, str | int) else list(wanted)
+    items = [wanted] if isinstance(wanted, str) or not np.iterable(wanted) else list(wanted)
     if items and one == "column" and all(isinstance(item, str) for item in items):
         return {"column_names": items}
     index = np.asarray(items if items else np.empty(0, np.int64))

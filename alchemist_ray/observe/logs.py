@@ -124,7 +124,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def write_to(name: str, settings: dict[str, str]) -> logging.Handler | None:
-    """Write the log of this process, a GroupManager, to its gang's folder; None if it cannot be."""
+    """Write what a GroupManager logs to its gang's folder; None if it cannot be.
+
+    Lines whose attribute `gang` names another folder are left out.
+    """
     path = folder(name) / MANAGER
     try:
         make_folder(path.parent)
@@ -137,6 +140,7 @@ def write_to(name: str, settings: dict[str, str]) -> logging.Handler | None:
         formatter = JsonFormatter()
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
+    handler.addFilter(lambda record: getattr(record, "gang", name) == name)
     package = logging.getLogger(PACKAGE)
     package.addHandler(handler)
     level = settings.get(LEVEL, "info").upper()

@@ -38,8 +38,11 @@ def _show(asked: argparse.Namespace) -> None:
     if log.folder is None:
         raise SessionError(
             f"no node of the Ray cluster has logs of a gang {asked.name!r}: `alchemist status` "
-            "lists the gangs, and each of them has a log since its start"
+            "lists the names of the gangs"
         )
+    if not lines and not asked.follow:
+        source = "its ranks" if asked.rank is None else f"rank {asked.rank}"
+        sys.stderr.write(f"alchemist: the log of {asked.name!r} has no lines of {source}\n")
     while True:
         for line in lines[-asked.lines :] if asked.lines else lines:
             sys.stdout.write(line + "\n")

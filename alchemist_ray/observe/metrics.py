@@ -74,7 +74,7 @@ METRICS = {
         "counter", ("direction", "route"), "elements moved; direction `send` or `fetch`"
     ),
     "alchemist_transfer_seconds_total": Metric(
-        "counter", ("direction", "route"), "time of transfers, from begin to end"
+        "counter", ("direction", "route"), "duration of transfers"
     ),
     "alchemist_gateway_sessions": Metric(
         "gauge", ("user",), "processes with a session through a gateway"
@@ -85,7 +85,7 @@ METRICS = {
     "alchemist_gateway_refusals_total": Metric(
         "counter",
         ("of", "cause"),
-        "what a gateway refused; of `connection` or `command`, cause: the class of the error",
+        "refusals of a gateway; of `connection` or `command`, cause: the class of the error",
     ),
     "alchemist_env_steps_total": Metric("counter", ("simulator",), "steps of environments"),
     "alchemist_env_gang_restarts_total": Metric(
@@ -111,6 +111,7 @@ class Counts:
 
 _lock = threading.Lock()
 _counts = Counts()
+_totals: dict[tuple[str, Labels], float] = {}  # of `shift`, without zeros
 _seen: set[str] = set()
 
 
@@ -133,6 +134,16 @@ def gauge(metric: str, value: float, labels: Sequence[str] = ()) -> None:
     """Set a gauge."""
     with _lock:
         _counts.gauges[metric, tuple(labels)] = value
+
+
+def shift(metric: str, by: float, labels: Sequence[str] = ()) -> None:
+    """Add to a gauge that several gangs of this process have in common."""
+    with _lock:
+        key = metric, tuple(labels)
+        total = _totals.pop(key, 0.0) + by
+        if total:
+            _totals[key] = total
+        _counts.gauges[key] = total
 
 
 def taken() -> Counts:

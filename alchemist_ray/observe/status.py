@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.runtime import gangs
+from alchemist_ray.runtime import catalogue
 from alchemist_ray.runtime.ray_cluster import join_ray
-from alchemist_ray.subcommands import sentence
+from alchemist_ray.subcommands import positive, sentence
 from mpi_workers.matrix.sizes import readable
 
 WATCH_S = 2.0
@@ -36,7 +36,7 @@ def status() -> list[GangInfo]:
         If this process is in no Ray cluster and finds none.
     """
     join_ray(None, start=False)
-    return gangs.list_gangs(memory=True)
+    return catalogue.list_gangs(memory=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             _show(asked)
     else:
         join_ray(None, start=False)
-        {"stop": gangs.stop, "cancel": gangs.cancel}[argv[0]](asked.name)
+        {"stop": catalogue.stop, "cancel": catalogue.cancel}[argv[0]](asked.name)
     return 0
 
 
@@ -81,7 +81,9 @@ def _row(gang: GangInfo) -> tuple[str, ...]:
     call = ""
     if gang.calls:
         queued = f" (+{len(gang.calls) - 1})" if len(gang.calls) > 1 else ""
-        call = f"{gang.calls[0].name} {_age(gang.calls[0].age_s)}{queued}"
+        first = gang.calls[0]
+        state = f" ({first.state})" if first.state not in ("running", "queued") else ""
+        call = f"{first.name} {_age(first.age_s)}{state}{queued}"
     return (
         gang.name,
         gang.state if gang.detached else f"{gang.state} (private)",
@@ -115,7 +117,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--watch",
             nargs="?",
-            type=_seconds,
+            type=positive,
             const=WATCH_S,
             metavar="SECONDS",
             help=f"repeat (default: every {WATCH_S:g} s) until Ctrl-C",
@@ -123,10 +125,3 @@ def _parser(command: str) -> argparse.ArgumentParser:
     else:
         parser.add_argument("name", help="name of the gang, as in `alchemist status`")
     return parser
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds greater than 0; got {text}")
-    return value

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from alchemist_ray.arguments import checked_path
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.process_name import this_process
@@ -53,7 +53,7 @@ def write_trace(connection: GangConnection, path: str | os.PathLike[str], last_s
     """Write a trace; see `SessionTraces.trace`."""
     since = time.time() - last_s
     events = [*_process_events(since), *_rank_events(histories(connection, since))]
-    where = Path(path).expanduser()
+    where = checked_path("path", path)
     where.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
     return where
 
@@ -122,13 +122,8 @@ class Profile:
         self._since = time.time()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
             self.ranks = histories(self.connection, self._since)
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.trace import EARLIER_S
 from alchemist_ray.runtime.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession
+from alchemist_ray.subcommands import positive
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="FILE", help="file to write (default: NAME.json)")
     parser.add_argument(
         "--last",
-        type=float,
+        type=positive,
         default=EARLIER_S,
         metavar="SECONDS",
         help=f"only commands of the last SECONDS (default: {EARLIER_S:.0f})",

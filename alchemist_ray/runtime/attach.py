@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import GroupFailedError, SessionError, StaleHandleError
+from alchemist_ray.errors import GroupFailedError, SessionError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.observe import exporter
-from alchemist_ray.runtime.names import NAMESPACE, group_name
+from alchemist_ray.runtime.gang_handle import GangHandle, find_gang
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_channel import RayChannel
 from alchemist_ray.runtime.ray_uploads import RayUploads
@@ -23,7 +22,7 @@ from alchemist_ray.runtime.remote_results import RemoteResults
 ATTACH_TIMEOUT_S = 30.0
 
 
-def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangConnection:
+def connect(address: GangAddress, manager: GangHandle, **options: Any) -> GangConnection:
     """A connection to a gang of this Ray cluster; `options` as for `GangConnection`."""
     exporter.start()
     return GangConnection(
@@ -39,28 +38,23 @@ def connect(address: GangAddress, manager: ActorHandle, **options: Any) -> GangC
     )
 
 
-def connect_to_gang_of(ref: MatrixRef) -> GangConnection:
-    """A connection to the gang that holds a matrix.
+def connect_to_gang_of(ref: MatrixRef) -> GangConnection | None:
+    """A connection to the gang that holds a matrix; None if that gang has ended.
 
     Raises
     ------
-    StaleHandleError
-        If that gang has ended.
     GroupFailedError
         If it was lost, with the cause.
     """
     try:
         if not ray.is_initialized():
             raise ValueError
-        manager = ray.get_actor(group_name(ref.gang), namespace=NAMESPACE)
+        manager = find_gang(ref.gang)
         address: GangAddress = ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S)
         if address.session != ref.session:
             raise ValueError  # the GroupManager runs the gang of another session now
     except (ValueError, SessionError, GroupFailedError) as error:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened
-        raise StaleHandleError(
-            f"{ref.name} belonged to a gang of session {ref.session}, which has ended: make the "
-            "matrix again in another gang"
-        ) from None
+        return None
     return connect(address, manager)

@@ -17,7 +17,7 @@ from alchemist_ray.runtime.gang_cpus import in_thread
 
 POLL_INTERVAL_S = 1.0
 LEAST_S = 10.0  # of commands: less is repeated
-FACTOR = 2.0  # commands since the last checkpoint must have taken so many times its writing
+FACTOR = 2.0  # commands since the last checkpoint must have taken this multiple of its writing time
 FIRST_RATE = 200e6  # bytes/s, until it has been measured
 
 

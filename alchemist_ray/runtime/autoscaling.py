@@ -1,7 +1,7 @@
-"""Autoscaled clusters: how large they can grow, and agents that must not keep idle nodes alive.
+"""Autoscaled clusters: how large they can grow; the end of agents on idle nodes.
 
-Ray brings nodes for a gang's reservation that waits, and takes away nodes that do nothing. A
-standing agent is something: where the cluster shrinks, agents of nodes without a gang must go.
+Ray adds nodes for a gang's reservation that waits, and removes idle nodes. A node with an agent is
+not idle: where the cluster shrinks, the Driver therefore ends the agents of nodes without a gang.
 """
 
 from __future__ import annotations

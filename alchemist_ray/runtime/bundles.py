@@ -57,7 +57,7 @@ def divisions(
 
 
 def per_node(workers: int, strategy: str, rooms: list[int]) -> list[int]:
-    """A bundle per node, for nodes that have room for so many ranks; empty if they have too little.
+    """A bundle per node, if nodes have room for this many ranks; else empty.
 
     The largest bundle comes first. PACK uses few nodes, SPREAD all of them, as evenly as it can.
     """

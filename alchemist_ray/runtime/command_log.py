@@ -26,8 +26,8 @@ NOT_KEPT = (
     "object store"
 )
 TOO_LONG = (
-    f"more than {DEPTH_LIMIT} commands in a row have led to it: with "
-    "AlchemistSession(..., checkpoint_folder=...) als.checkpoint() makes them few"
+    f"it results from more than {DEPTH_LIMIT} commands in a row: use "
+    "AlchemistSession(..., checkpoint_folder=...), and call als.checkpoint() more often"
 )
 
 
@@ -111,7 +111,7 @@ class CommandLog:
     def state_kept(
         self, libraries: LoadedLibraries, library: str, arguments: Body, records: Iterable[Record]
     ) -> None:
-        """What `load_state` of a library takes is kept: what led to its state is not needed."""
+        """Keep the arguments of a library's `load_state`, not the calls that led to its state."""
         again = {"op": "call", "library": library, "routine": LOAD_STATE, "arguments": arguments}
         if (state := libraries.state(library)) is not None:
             state.made_by = None

@@ -70,4 +70,7 @@ def checked(body: Body) -> Command:
         raise Failure("GroupError", f"unknown command {op!r}")
     if missing := [name for name in _NEEDED[op] if name not in body]:
         raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")
+    limit_s = body.get("timeout_s")
+    if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
+        raise Failure("BadArgumentError", f"timeout_s={limit_s!r}: it must be greater than 0")
     return command

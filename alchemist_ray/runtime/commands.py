@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,10 @@ class Commands:
     async def create(self, body: Body, holder: str) -> Body:
         """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
-        await self._reserve(**fields)
+        asked = await self._reserve(**fields)
         ident = self._new_id()
         try:
-            await self.nodes.round("create", matrix=ident, **fields)
+            await self.nodes.round("create", matrix=ident, **asked)
         except Failure:
             self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
@@ -112,25 +112,25 @@ class Commands:
             await self.nodes.round("free", matrices=known)
         return {"freed": len(known)}
 
-    async def _reserve(self, shape: Sequence[int], dtype: str, layout: str) -> None:
-        """Check that a matrix is allowed, and that the nodes have the memory for it."""
-        self.quota.check(self.matrices.values(), math.prod(shape) * np.dtype(dtype).itemsize)
-        await self.nodes.round("reserve", shape=shape, dtype=dtype, layout=layout)
+    async def _reserve(self, **fields: Any) -> Body:
+        """Check that a matrix is allowed and that its memory is there; fields of its command."""
+        nbytes = math.prod(fields["shape"]) * np.dtype(fields["dtype"]).itemsize
+        self.quota.check(self.matrices.values(), nbytes)
+        if self.nodes.count == 1:  # the node checks its memory when it gets the command
+            return {**fields, "reserve": True}
+        await self.nodes.round("reserve", **fields)
+        return fields
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
-        await self._reserve(**fields)
+        asked = await self._reserve(**fields)
         ident = self._new_id()
         try:
             await self.nodes.round(
-                "redistribute",
-                collective=True,
-                source=source.id,
-                matrix=ident,
-                layout=body["layout"],
+                "redistribute", collective=True, source=source.id, matrix=ident, **asked
             )
         except Failure:
             self._soon({"op": "free", "matrices": [ident], "forced": True})

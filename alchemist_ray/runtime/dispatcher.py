@@ -22,7 +22,7 @@ from alchemist_ray.runtime.command_table import checked
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands
 from alchemist_ray.runtime.gang_measures import GangMeasures
 from alchemist_ray.runtime.job_queue import JobQueue
-from alchemist_ray.runtime.jobs import Job, late
+from alchemist_ray.runtime.jobs import Job, calls_of, late
 from alchemist_ray.runtime.listeners import Listeners, NodePeer
 from alchemist_ray.runtime.matrix_locks import MatrixLocks
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
@@ -223,7 +223,7 @@ class Dispatcher:
             job.answer(job.malformed(error))
             return
         if len(self._queue) >= QUEUE_LIMIT:
-            job.answer(Failure("GroupError", f"{QUEUE_LIMIT} commands are waiting: wait"))
+            job.answer(Failure("GroupError", f"{QUEUE_LIMIT} commands are queued: send fewer"))
             return
         if (limit_s := job.body.get("timeout_s")) is not None:
             loop = asyncio.get_running_loop()
@@ -342,14 +342,11 @@ class Dispatcher:
 
     def status(self) -> Body:
         """Activity and matrices of the gang, for the catalogue."""
-        calls = [job.described("queued") for job in self._queue]
-        if self._active is not None:
-            calls.insert(0, self._active.described("running"))
         records = [record for record in self.commands.matrices.values() if record.sealed]
         return {
             "last_used": time.time() - self.idle_s,
             "processes": [process.where for process in self._processes.connected()],
-            "calls": calls,
+            "calls": calls_of(self._active, self._queue, self.nodes.left_early()),
             "matrices": len(records),
             "nbytes": sum(record.nbytes for record in records),
             "libraries": list(self.commands.libraries),

@@ -17,13 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
 from alchemist_ray.runtime.autoscaling import Growth, Retirement
+from alchemist_ray.runtime.gang_handle import find_gang
 from alchemist_ray.runtime.names import (
     NAMESPACE,
     agent_name,
     driver_name,
     edition,
     gang_and_run,
-    group_name,
     job_environment,
     reservation_name,
 )
@@ -115,7 +115,7 @@ class Driver:
     async def _watch(self, gang: str, run: str, group: PlacementGroup, node_id: str | None) -> None:
         """Give a gang's CPUs back, and clear up, if its manager dies without having done so."""
         try:
-            manager = ray.get_actor(group_name(gang), namespace=NAMESPACE)
+            manager = find_gang(gang)
             while True:
                 try:
                     await result_of(manager.holding.remote(run))

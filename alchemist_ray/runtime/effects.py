@@ -34,7 +34,7 @@ def changed(libraries: LoadedLibraries, body: Body) -> list[int]:
 def affected(
     libraries: LoadedLibraries, matrices: Mapping[int, Record], body: Body, used: list[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """What a command takes, and what it may change: matrices, their aliases, a library's state."""
+    """The inputs of a command, and its changes: matrices, their aliases, a library's state."""
     idents = changed(libraries, body) if used else []
     found = [matrices[ident] for ident in idents]
     shared = set[int]().union(*(record.aliases for record in found)) - set(idents)

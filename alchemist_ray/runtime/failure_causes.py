@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError
+from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
 from mpi_workers.wire.frames import Body
 
 
@@ -20,7 +20,7 @@ def rank_ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
         said = f"\nit crashed in {' < '.join(frames)}{said}"
     return kind(
         f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
-        f"{while_what}. request_workers() starts a new one{said}",
+        f"{while_what}. {NEXT_GANG}{said}",
         rank=body["rank"],
         cause=body["cause"],
         hostname=body["hostname"],
@@ -33,7 +33,7 @@ def endpoint_ended(body: Body, *, starting: bool) -> AlchemistError:
     kind = LaunchError if starting else GroupFailedError
     return kind(
         f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) {body['cause']}, so "
-        "the gang was ended on all nodes. request_workers() starts a new one",
+        f"the gang was ended on all nodes. {NEXT_GANG}",
         cause=body["cause"],
         hostname=body["hostname"],
     )
@@ -44,8 +44,7 @@ def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:
     kind = LaunchError if starting else GroupFailedError
     return kind(
         f"node {hostname} is being taken away (SIGTERM): its pod is evicted, drained or deleted, "
-        "or its job ends. The gang was ended on all nodes; request_workers() starts a new one "
-        "on the remaining nodes",
+        f"or its job ends. The gang was ended on all nodes; {NEXT_GANG} on the remaining nodes",
         node=node,
         cause="node leaving",
         hostname=hostname,
@@ -56,8 +55,7 @@ def node_lost(node: int, hostname: str) -> GroupFailedError:
     """Return the error for a node whose proxy has ended without a word."""
     return GroupFailedError(
         f"node {hostname} was lost: its part of the gang was killed, or the network to it was cut."
-        f"{ask_kubernetes(hostname)} The gang was ended on all nodes; request_workers() starts a "
-        "new one",
+        f"{ask_kubernetes(hostname)} The gang was ended on all nodes; {NEXT_GANG}",
         node=node,
         cause="node lost",
     )

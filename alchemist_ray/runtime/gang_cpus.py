@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ from alchemist_ray.runtime.placement import Reservation, check_capacity, not_fre
 from alchemist_ray.runtime.ray_calls import result_of
 
 FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
+THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
+
+_threads = ThreadPoolExecutor(THREADS, "gangs")  # starts those that are needed
 
 T = TypeVar("T")
 
@@ -82,11 +86,11 @@ class GangCpus:
         return [node for node in held.ranks if node not in self._avoided]
 
     def nodes(self, workers: int) -> tuple[tuple[str, int], ...]:
-        """The nodes of the first so many ranks that have CPUs, and how many are on each."""
+        """The nodes of the first `workers` ranks that have CPUs, and how many are on each."""
         return tuple(Counter(self._ranks()[:workers]).items())
 
     async def reserve(self, workers: int, limit_s: float) -> None:
-        """Reserve CPUs, until so many ranks have some.
+        """Reserve CPUs, until this many ranks have some.
 
         Raises
         ------
@@ -101,8 +105,8 @@ class GangCpus:
         if request.inherited is not None:
             if there:
                 raise ResourceError(
-                    f"the gang has the CPUs that its creator has reserved, for {len(there)} "
-                    "workers: only a gang with placement='own' can grow"
+                    "the gang cannot grow: its creator has reserved its CPUs, for "
+                    f"{len(there)} workers. A gang with placement='own' can grow"
                 )
             self._held.append(_Held("", request.inherited))
             return
@@ -122,7 +126,7 @@ class GangCpus:
     async def _reserved(
         self, ranks: Sequence[int], where: str, deadline: float, *, last: bool, instead: bool
     ) -> bool:
-        """Reserve CPUs for so many ranks in each bundle; False if they are not free in time.
+        """Reserve CPUs for this many ranks in each bundle; False if they are not free in time.
 
         `last`, `instead`: whether there is no other division, and whether another was tried before.
         """
@@ -172,7 +176,7 @@ class GangCpus:
                 await held.released.wait()
 
     async def keep(self, workers: int) -> None:
-        """Give CPUs back, except those of the first so many ranks.
+        """Give CPUs back, except those of the first `workers` ranks.
 
         A part of a placement group cannot be given back: another one is asked for on the nodes
         of the ranks that stay, before the whole one is given back. It waits for its CPUs if other
@@ -209,4 +213,4 @@ class GangCpus:
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """The result of a blocking function that runs in a thread."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, functools.partial(function, *args))
+    return await loop.run_in_executor(_threads, functools.partial(function, *args))

@@ -21,7 +21,7 @@ class GangLifetime:
     detached : bool
         Whether it outlives the process that started it.
     idle_timeout_s : float, optional
-        It ends after so many seconds without a command.
+        It ends after this many seconds without a command.
     """
 
     name: str | None = None

@@ -34,12 +34,15 @@ class GangMeasures:
         Its name; empty for a private one.
     user : str
         Its owner, as `gang.process_name` names it.
+    folder : str
+        Of its log; see `observe.logs.write_to`.
     """
 
-    def __init__(self, gang: str = "", user: str = "") -> None:
+    def __init__(self, gang: str = "", user: str = "", folder: str = "") -> None:
+        self._log = logging.LoggerAdapter(log, {"gang": folder})
         self._gang = metrics.bounded(gang) if gang else metrics.PRIVATE
         self._user = metrics.bounded(user.partition("@")[0])  # host and process are without number
-        self._shown: set[tuple[str, metrics.Labels]] = set()
+        self._shown: dict[tuple[str, metrics.Labels], float] = {}
 
     # --- events ---
 
@@ -47,24 +50,26 @@ class GangMeasures:
         """Its ranks are there; `ranks`: how many and where."""
         metrics.count("alchemist_starts_total", ("ok",))
         metrics.observe("alchemist_start_seconds", seconds)
-        log.info("gang started in %.2f s: %s", seconds, ranks)
+        self._log.info("gang started in %.2f s: %s", seconds, ranks)
 
     def not_started(self, error: BaseException) -> None:
         """Its ranks did not start."""
         metrics.count("alchemist_starts_total", ("failed",))
-        log.error("gang not started: %s", error)
+        self._log.error("gang not started: %s", error)
 
     def lost(self, error: AlchemistError) -> None:
         """Ranks were lost."""
         cause = str(error.facts.get("cause", metrics.OTHER))
         metrics.count("alchemist_failures_total", (self._gang, metrics.bounded(cause)))
-        log.error("ranks lost: %s", str(error).partition("\n")[0])  # the rest is in its own file
+        first = str(error).partition("\n")[0]  # the rest is in its own file
+        self._log.error("ranks lost: %s", first)
 
     def recovered(self, *, there: bool) -> None:
         """The gang was started again, or that was given up."""
         outcome = "ok" if there else "failed"
         metrics.count("alchemist_recoveries_total", (self._gang, outcome))
-        log.warning("gang %s", "started again" if there else "not started again: it has ended")
+        result = "started again" if there else "not started again: it has ended"
+        self._log.warning("gang %s", result)
 
     def ended(self, job: Job, begun: float, result: Body | Failure | None) -> None:
         """A command ended that ran since `begun` (`time.monotonic`)."""
@@ -79,7 +84,7 @@ class GangMeasures:
         metrics.count("alchemist_calls_total", (self._gang, library, routine, outcome))
         metrics.observe("alchemist_call_seconds", time.monotonic() - begun, (library, routine))
         metrics.observe("alchemist_queue_seconds", begun - job.since, (self._gang,))
-        log.debug("%s: %s after %.4f s", job.name, outcome, time.monotonic() - begun)
+        self._log.debug("%s: %s after %.4f s", job.name, outcome, time.monotonic() - begun)
 
     # --- the present state ---
 
@@ -109,12 +114,13 @@ class GangMeasures:
     def hide(self) -> None:
         """The gang has ended."""
         self._set({})
-        log.info("gang ended")
+        self._log.info("gang ended")
 
     def _set(self, now: dict[tuple[str, metrics.Labels], float]) -> None:
-        for (name, labels), value in (dict.fromkeys(self._shown, 0.0) | now).items():
-            metrics.gauge(name, value, labels)
-        self._shown = set(now)
+        for key in self._shown | now:
+            name, labels = key
+            metrics.shift(name, now.get(key, 0.0) - self._shown.get(key, 0.0), labels)
+        self._shown = now
 
 
 def held_bytes(hosts: list[str], records: Iterable[Record]) -> dict[str, float]:

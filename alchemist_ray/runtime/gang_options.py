@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
+from alchemist_ray.arguments import (
+    MAX_SECONDS,
+    checked_cpus,
+    checked_path,
+    checked_seconds,
+    positive_int,
+)
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.gang.owner import Workers, positive_int
+from alchemist_ray.gang.owner import Workers
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.launchers import chosen, settings
 from alchemist_ray.observe.logs import log_settings
@@ -64,16 +70,17 @@ class GangOptions:
             )
         if lifetime.detached and placement != "own":
             raise ValueError(
-                "a detached gang outlives the CPUs of its caller: it needs placement='own'"
+                "lifetime='detached' needs placement='own': a detached gang outlives its caller"
             )
         launcher = chosen(launcher)
         positive_int("threads_per_worker", threads_per_worker)
-        cpus = float(threads_per_worker if cpus_per_worker is None else cpus_per_worker)
-        if cpus <= 0:
-            raise ValueError(f"cpus_per_worker={cpus_per_worker}: it must be greater than 0")
+        cpus = float(threads_per_worker)
+        if cpus_per_worker is not None:
+            cpus = checked_cpus("cpus_per_worker", cpus_per_worker)
+        start_timeout_s = checked_seconds("start_timeout_s", start_timeout_s, most=MAX_SECONDS)
         whole = isinstance(max_failures, int) and not isinstance(max_failures, bool)
         if not whole or max_failures < 0:
-            raise ValueError(f"max_failures={max_failures!r}: a whole number, 0 or more")
+            raise ValueError(f"max_failures={max_failures!r}: it must be a whole number, 0 or more")
         return cls(
             placement, threads_per_worker, cpus, launcher, start_timeout_s, strategy, lifetime,
             max_failures, None if checkpoint_folder is None else _folder(checkpoint_folder),
@@ -81,19 +88,19 @@ class GangOptions:
         )  # fmt: skip
 
     def check_capacity(self, workers: int) -> None:
-        """Whether the cluster could hold so many workers. Raises `ResourceError`."""
+        """Whether the cluster could hold this many workers. Raises `ResourceError`."""
         if self.placement == "own":
             check_capacity(workers, self.cpus, self.strategy)
         else:
             self._given(workers)
 
-    def request(self, num_workers: Workers, session: str) -> GangRequest:
+    def request(self, num_workers: Workers, session: str, after: int = 0) -> GangRequest:
         """The request for a GroupManager. Raises `ResourceError`."""
         workers = least_of(num_workers)
         bounds = None if isinstance(num_workers, int) else num_workers
         if bounds is not None and self.placement != "own":
             raise ResourceError(
-                f"num_workers={bounds}: a gang that grows reserves its CPUs, with placement='own'"
+                f"num_workers={bounds} needs placement='own': a gang that grows reserves its CPUs"
             )
         return GangRequest(
             workers=workers,
@@ -110,6 +117,7 @@ class GangOptions:
             max_failures=self.max_failures,
             checkpoint_folder=self.checkpoint_folder,
             bounds=bounds,
+            after=after,
         )
 
     def _given(self, workers: int) -> Reservation:
@@ -130,7 +138,7 @@ def most_of(workers: Workers) -> int:
 
 
 def _folder(path: str | os.PathLike[str]) -> str:
-    folder = str(Path(path).expanduser().absolute())
+    folder = str(checked_path("checkpoint_folder", path, ValueError))
     if "://" in str(path):
         raise ValueError(f"checkpoint_folder={path!r}: it must be a folder, not a URL")
     return folder

@@ -35,6 +35,9 @@ class GangRequest:
     max_failures : int
         How often the gang is started again after the loss of ranks.
     checkpoint_folder : str, optional
+    after : int
+        Epoch of the session's last gang: this one has a later one, also if that gang's GroupManager
+        has ended, so that its handles are recognized.
     """
 
     workers: int
@@ -51,6 +54,7 @@ class GangRequest:
     max_failures: int = 0
     checkpoint_folder: str | None = None
     bounds: tuple[int, int] | None = None
+    after: int = 0
 
     @property
     def user(self) -> str:

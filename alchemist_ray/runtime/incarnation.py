@@ -97,7 +97,7 @@ class Incarnation:
         deadline = time.monotonic() + request.start_timeout_s
         try:
             return await self._start(cpus, first_epoch, token, deadline)
-        except AlchemistError:
+        except (AlchemistError, asyncio.CancelledError):
             await self.release()
             raise
         except TimeoutError:

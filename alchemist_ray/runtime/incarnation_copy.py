@@ -30,7 +30,7 @@ from mpi_workers.matrix.layout import Distribution, Grid, copies, default_grid, 
 
 T = TypeVar("T")
 
-RETRY = "The gang goes on as it was: call als.resize again"
+RETRY = "The gang is unchanged: call als.resize again"
 
 
 class IncarnationCopy:

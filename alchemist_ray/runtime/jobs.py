@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.observe.timeline import command_name
 from alchemist_ray.runtime.commands import NO_HOLDER
 from alchemist_ray.runtime.output_relay import Relay
+from alchemist_ray.runtime.rounds import Round
 from alchemist_ray.runtime.stuck_ranks import CONTINUES
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
@@ -91,6 +93,25 @@ class Job:
     def malformed(self, error: Exception) -> Failure:
         """The failure of a command whose fields are wrong."""
         return Failure("GroupError", f"malformed command {self.body.get('op')!r}: {error!r}")
+
+
+def calls_of(active: Job | None, queue: Iterable[Job], left: Round | None) -> list[Body]:
+    """The calls of a gang for the catalogue.
+
+    Parameters
+    ----------
+    active : Job, optional
+        The command that runs. Those of the dispatcher itself are not shown.
+    queue : iterable of Job
+        Those that wait for it.
+    left : Round, optional
+        A call that is over for its caller, and that ranks are still in. The active command waits
+        for it.
+    """
+    calls = [] if left is None else [left.described()]
+    if active is not None and not active.own:
+        calls.append(active.described("running" if left is None else "queued"))
+    return calls + [job.described("queued") for job in queue]
 
 
 def late(limit_s: float) -> Failure:

@@ -29,7 +29,7 @@ from mpi_workers.wire.frames import Body
 
 POLL_INTERVAL_S = 0.1
 LEAST_S = 0.1  # of commands that have led to a matrix
-FACTOR = 20.0  # ... and at least so many times what the last copies have taken
+FACTOR = 20.0  # ... and at least this multiple of the time that the last copies took
 SMALL = 1 << 20  # 1 MiB
 TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
 

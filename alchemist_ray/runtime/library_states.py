@@ -18,7 +18,7 @@ from mpi_workers.wire.library_names import LOAD_STATE, SAVE_STATE
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What `save_state` of a library has returned.
+    """The results of a library's `save_state`.
 
     Attributes
     ----------

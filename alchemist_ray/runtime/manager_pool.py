@@ -1,22 +1,22 @@
-"""The GroupManagers of this process, and one that is kept ready: actors start slowly.
+"""The GroupManagers of this process.
 
-A process's first session waits for its manager (Ray starts a Python process for it). A user's
-program then starts a spare one in the background, so that the next session finds it ready, also
-while the first is open. Tasks and actors rarely have a second session: they keep the manager of
-a session that closes, and start none beforehand.
+Its private gangs share one: Ray starts a Python process for each actor, which takes 0.5 s of CPU
+and 140 MB. The first session waits for it; further ones find it, also while others are open. It
+ends with this process, or when it has had no gang for a while. The gangs of different users (of a
+gateway) have different ones, because a GroupManager's end is the end of its gangs.
 
-The spare belongs to this process and ends with it, or when no session takes it. It is not shared
-with other jobs: Ray sends an actor's output to the terminal of the job that started it, and
-starts it with that job's import path.
+It is not shared with other jobs: Ray sends an actor's output to the terminal of the job that
+started it, and starts it with that job's import path.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -24,123 +24,165 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.runtime.driver import start_actor
+from alchemist_ray.runtime.gang_handle import GangHandle
 from alchemist_ray.runtime.group_manager import GroupManager
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 
-READY_TIMEOUT_S = 10.0
-SPARE_KEPT_S = 300.0  # each takes 140 MB
-MOST_SPARES = 2  # one was started beforehand, one comes back from a session that closes
+READY_TIMEOUT_S = 30.0
+UNUSED_KEPT_S = 300.0
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """A GroupManager for the private gangs of an owner."""
+
+    owner: str
+    ident: str  # begins the ids of its gangs
+    actor: ActorHandle
+    home: str
+    gangs: int = 0
+    unused: threading.Timer | None = None  # ends it
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 @dataclass(slots=True, eq=False)
 class Manager:
-    """A GroupManager actor and the gangs it has had."""
+    """A gang's place in a GroupManager, which it may share."""
 
     actor: ActorHandle
     gang: str
-    ident: str
     home: str  # node of this process at that time: another node means another cluster
+    shared: _Shared | None = None
     launched: bool = False  # whether it has been asked for a gang
+    ended: bool = False
 
     @property
-    def unnamed(self) -> bool:
-        """Whether it can manage a gang of any session."""
-        return self.ident == self.gang
+    def handle(self) -> GangHandle:
+        """For calls of the gang's methods."""
+        return GangHandle(self.actor, self.gang)
 
     def alive(self) -> bool:
-        """Whether it answers."""
-        try:
-            ray.get(self.actor.__ray_ready__.remote(), timeout=READY_TIMEOUT_S)
-        except (ray.exceptions.RayError, TimeoutError, ValueError):
-            return False
-        return True
+        """Whether it can start a gang."""
+        return not self.ended and _answers(self.actor)
 
     def kill(self) -> None:
-        """End it, and its gang with it."""
-        if not ray.is_initialized():  # `ray.kill` would start Ray
-            return
-        with contextlib.suppress(Exception):
-            ray.kill(self.actor)
+        """End the gang at once, and the GroupManager if it has no other gang."""
+        _managers.end(self, reusable=False)
 
 
-class _Spares:
-    """Managers without a gang. Safe for use by several threads."""
+def _answers(actor: ActorHandle) -> bool:
+    try:
+        ray.get(actor.__ray_ready__.remote(), timeout=READY_TIMEOUT_S)
+    except (ray.exceptions.RayError, TimeoutError, ValueError):
+        return False
+    return True
+
+
+class _Managers:
+    """The GroupManagers that take private gangs, by owner. Safe for use by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._timers: dict[Manager, threading.Timer] = {}  # the newest is last
+        self._open: dict[str, _Shared] = {}
 
-    def take(self) -> Manager | None:
-        """The manager that was kept last; it may still be starting."""
-        with self._lock:
-            if not self._timers:
-                return None
-            manager, timer = self._timers.popitem()
-        timer.cancel()
-        return manager
+    def take(self, owner: str) -> Manager:
+        """A place in the owner's GroupManager; a new one may still be starting."""
+        here = ray.get_runtime_context().get_node_id()
+        while True:
+            with self._lock:
+                shared = self._open.get(owner)
+                new = shared is None or shared.home != here
+                if shared is None or new:
+                    shared = self._open[owner] = _start_shared(owner, here)
+                shared.gangs += 1
+                if shared.unused is not None:
+                    shared.unused.cancel()
+                    shared.unused = None
+                gang = f"{shared.ident}{next(shared.numbers):04x}"
+            manager = Manager(shared.actor, gang, here, shared)
+            if new or _answers(shared.actor):
+                return manager
+            with self._lock:
+                self._close(shared)
+            manager.kill()
 
-    def keep(self, make: Callable[[], Manager], limit: int) -> bool:
-        """Keep another manager, if fewer than `limit` are kept; whether that is so."""
+    def end(self, manager: Manager, *, reusable: bool) -> None:
+        """A gang is not needed any more; a GroupManager that is reusable is kept for a while."""
         with self._lock:
-            if len(self._timers) >= limit:
-                return False
-            manager = make()
-            timer = threading.Timer(SPARE_KEPT_S, self._end, [manager])
-            timer.daemon = True
-            timer.start()
-            self._timers[manager] = timer
-        return True
-
-    def _end(self, unused: Manager) -> None:
-        with self._lock:
-            if self._timers.pop(unused, None) is None:
+            if manager.ended:
                 return
-        unused.kill()
+            manager.ended = True
+            shared = manager.shared
+            others = False
+            if shared is not None:
+                shared.gangs -= 1
+                others = shared.gangs > 0
+                kept = reusable and self._open.get(shared.owner) is shared
+                if not others and kept:
+                    shared.unused = threading.Timer(UNUSED_KEPT_S, self._end_unused, [shared])
+                    shared.unused.daemon = True
+                    shared.unused.start()
+                    others = True
+                elif not others:
+                    self._close(shared)
+        if ray.is_initialized():  # `ray.kill` would start Ray
+            with contextlib.suppress(Exception):
+                if others:
+                    manager.actor.forget.remote(manager.gang)
+                else:
+                    ray.kill(manager.actor)
+
+    def _close(self, shared: _Shared) -> None:
+        """Give it no more gangs."""
+        if self._open.get(shared.owner) is shared:
+            del self._open[shared.owner]
+
+    def _end_unused(self, shared: _Shared) -> None:
+        with self._lock:
+            if shared.gangs or self._open.get(shared.owner) is not shared:
+                return
+            self._close(shared)
+        if ray.is_initialized():
+            with contextlib.suppress(Exception):
+                ray.kill(shared.actor)
 
 
-_spares = _Spares()
+_managers = _Managers()
 
 
-def take() -> Manager:
-    """A spare manager that answers, else a new one (which may still be starting)."""
-    here = ray.get_runtime_context().get_node_id()
-    while (found := _spares.take()) is not None:
-        if found.home == here and found.alive():
-            return found
-    return _start(None, here)
-
-
-def prepare() -> None:
-    """Start the manager of the next session in the background, in a user's program."""
-    context = ray.get_runtime_context()
-    if context.worker.mode == ray.SCRIPT_MODE:
-        _spares.keep(lambda: _start(None, context.get_node_id()), 1)
-
-
-def take_named(name: str, *, detached: bool) -> Manager:
-    """A new manager for a gang with a name. Raises `ValueError` if the name is in use."""
-    manager = _start(name, ray.get_runtime_context().get_node_id(), detached=detached)
-    if detached:
-        manager.actor.expect_launch.remote()
-    return manager
-
-
-def _start(name: str | None, here: str, *, detached: bool = False) -> Manager:
-    ident = f"g{uuid.uuid4().hex[:10]}"
-    gang = name or ident
-    options: dict[str, Any] = {
-        "name": group_name(gang),
-        "namespace": NAMESPACE,
-        "lifetime": "detached" if detached else None,
-        "num_cpus": 0,
-        "max_concurrency": 1000,
-        # On the session's node: commands take the Unix socket, and a network cut separates neither.
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
-    }
-    return Manager(start_actor(GroupManager, options, gang, ident), gang, ident, here)
+def take(owner: str) -> Manager:
+    """A place for a private gang in the GroupManager of its owner; see `GangRequest`."""
+    return _managers.take(owner)
 
 
 def give_back(manager: Manager) -> None:
-    """Keep a manager without a gang for the next session, or end it."""
-    if not (manager.unnamed and _spares.keep(lambda: manager, MOST_SPARES)):
-        manager.kill()
+    """The gang has ended: keep its GroupManager for further sessions."""
+    _managers.end(manager, reusable=True)
+
+
+def take_named(name: str, *, detached: bool) -> Manager:
+    """A GroupManager for a gang with a name. Raises `ValueError` if the name is in use."""
+    here = ray.get_runtime_context().get_node_id()
+    actor = _start(name, here, f"g{uuid.uuid4().hex[:10]}", detached=detached)
+    manager = Manager(actor, name, here)
+    if detached:
+        manager.handle.expect_launch.remote()
+    return manager
+
+
+def _start_shared(owner: str, here: str) -> _Shared:
+    ident = f"g{uuid.uuid4().hex[:8]}"
+    return _Shared(owner, ident, _start(ident, here), here)
+
+
+def _start(name: str, here: str, ident: str = "", *, detached: bool = False) -> ActorHandle:
+    options: dict[str, Any] = {
+        "name": group_name(name),
+        "namespace": NAMESPACE,
+        "lifetime": "detached" if detached else None,
+        "num_cpus": 0,
+        "max_concurrency": 10_000,
+        # On the session's node: commands take the Unix socket, and a network cut separates neither.
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
+    }
+    return start_actor(GroupManager, options, ident)

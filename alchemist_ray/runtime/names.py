@@ -22,6 +22,7 @@ NAMESPACE = "alchemist"
 AGENT_PREFIX = "alchemist-agent-"
 GROUP_PREFIX = "alchemist-group-"
 GANG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+PRIVATE_GANG = re.compile("(g[0-9a-f]{8})[0-9a-f]{4,8}")  # an id, which begins with its manager's
 
 
 def job_environment() -> str:
@@ -57,7 +58,8 @@ def agent_name(edition: str, node_id: str) -> str:
 
 def group_name(gang: str) -> str:
     """The Ray name of a gang's GroupManager."""
-    return f"{GROUP_PREFIX}{gang}"
+    private = PRIVATE_GANG.fullmatch(gang)
+    return f"{GROUP_PREFIX}{gang if private is None else private[1]}"
 
 
 def reservation_name(gang: str, run: str) -> str:

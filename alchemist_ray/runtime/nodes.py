@@ -53,6 +53,7 @@ class Nodes:
 
     Attributes
     ----------
+    count : int
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
     node_ids : tuple of str
@@ -75,7 +76,7 @@ class Nodes:
         on_progress: Callable[[Body], None],
         on_output: Callable[[Body], None],
     ) -> None:
-        self._count = count
+        self.count = count
         self._size = size
         self._on_lost = on_lost
         self._on_progress = on_progress
@@ -104,6 +105,10 @@ class Nodes:
         """Whether a round is under way."""
         return bool(self._rounds)
 
+    def left_early(self) -> Round | None:
+        """A round that is over for its caller, and that ranks are still in."""
+        return next((r for r in self._rounds.values() if r.over.done()), None)
+
     @property
     def last_round(self) -> int:
         """Number of the last round."""
@@ -111,11 +116,11 @@ class Nodes:
 
     def not_connected(self) -> list[int]:
         """Nodes whose proxy has not connected."""
-        return [node for node in range(self._count) if node not in self._proxies]
+        return [node for node in range(self.count) if node not in self._proxies]
 
     def not_ready(self) -> list[int]:
         """Nodes whose ranks have not all checked in."""
-        return [node for node in range(self._count) if node not in self.data]
+        return [node for node in range(self.count) if node not in self.data]
 
     def host(self, node: int) -> str:
         """The name of a node, for messages."""
@@ -124,7 +129,7 @@ class Nodes:
 
     def joined(self, node: int, proxy: FrameProtocol) -> None:
         """A node's proxy has connected. Raises `Failure` if the node has one."""
-        if node in self._proxies or node not in range(self._count):
+        if node in self._proxies or node not in range(self.count):
             raise Failure("LaunchError", f"no proxy is expected for node {node!r}")
         self._proxies[node] = proxy
 
@@ -170,7 +175,7 @@ class Nodes:
     def _rank_ended(self, node: int, body: Body) -> None:
         """A rank has ended. If it crashed, wait for another node to report what caused that."""
         error = rank_ended(body, self._doing(), starting=not self.ready.done())
-        if self._count > 1 and any(signal in body["cause"] for signal in CRASHES):
+        if self.count > 1 and any(signal in body["cause"] for signal in CRASHES):
             self._crashed.add(node)
             asyncio.get_running_loop().call_later(BLAME_S, self.fail, error)
         else:
@@ -191,7 +196,7 @@ class Nodes:
     def _pmi_barrier(self, node: int, puts: dict[str, str]) -> None:
         self._pmi_puts.update(puts)
         self._pmi_nodes += 1
-        if self._pmi_nodes == self._count:
+        if self._pmi_nodes == self.count:
             puts, self._pmi_puts, self._pmi_nodes = self._pmi_puts, {}, 0
             self._send_all({"op": "pmi_release", "puts": puts})
 

@@ -34,7 +34,7 @@ class Reservation:
             remove_placement_group(self.group)
 
     def of(self, workers: int) -> Reservation:
-        """Itself, if it is for so many. Raises `ResourceError`."""
+        """Itself, if it is for that many. Raises `ResourceError`."""
         most = sum(ranks for _, ranks in self.nodes)
         if most != workers:
             raise ResourceError(
@@ -45,7 +45,7 @@ class Reservation:
 
 
 def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
-    """Whether the cluster, empty and grown, could hold so many workers. Raises `ResourceError`."""
+    """Whether the cluster, empty and grown, could hold the workers. Raises `ResourceError`."""
     alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     growth = Growth.here()
     all_nodes = alive if growth is None else growth.grown(alive)
@@ -74,7 +74,7 @@ def ask_for(
     lifetime: str | None,
     nodes: Sequence[str] = (),
 ) -> PlacementGroup:
-    """A placement group with a bundle for so many ranks each; not waited for.
+    """A placement group with a bundle for this many ranks each; not waited for.
 
     `nodes`: the node of each bundle, or ``"!in(...)"`` with those to avoid. A detached group
     outlives the actor that asked for it, which may be restarted by Ray: that actor has to give it
@@ -89,7 +89,7 @@ def ask_for(
 
 
 def reserved(group: PlacementGroup, ranks: Sequence[int], timeout_s: float) -> Reservation | None:
-    """Wait for a group's CPUs, for so many ranks in each bundle.
+    """Wait for a group's CPUs, for this many ranks in each bundle.
 
     None if they do not become free in time; nothing stays reserved then.
     """
@@ -132,6 +132,8 @@ def within(group: PlacementGroup, bundles: Sequence[int], cpus: float) -> Reserv
 
     Who made the group gives it back, not the gang.
     """
+    if not isinstance(group, PlacementGroup):
+        raise ValueError(f"group={group!r}: it must be a Ray placement group")
     table: dict[str, Any] = ray.util.placement_group_table(group)
     counts: Counter[str] = Counter()
     for index in bundles:

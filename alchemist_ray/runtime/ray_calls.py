@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, from_failure
+from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, from_failure
 from alchemist_ray.gang.control_channel import MANAGER_GONE
 from mpi_workers.failures import Failure
 
@@ -30,8 +30,7 @@ def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:
         return ask(ref, timeout_s)
     except RayActorError as error:
         raise GroupFailedError(
-            "the gang's GroupManager has ended, and with it the gang. request_workers() starts a "
-            "new one",
+            f"the gang's GroupManager has ended, and with it the gang. {NEXT_GANG}",
             cause=MANAGER_GONE,
         ) from error
 

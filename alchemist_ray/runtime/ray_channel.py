@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from alchemist_ray.gang.control_channel import OnProgress
+from alchemist_ray.runtime.gang_handle import GangHandle
 from alchemist_ray.runtime.ray_calls import ask_manager
 from mpi_workers.wire.frames import Body
 
@@ -16,7 +16,7 @@ from mpi_workers.wire.frames import Body
 class RayChannel:
     """A `ControlChannel` for a process that no socket of the dispatcher reaches. Thread-safe."""
 
-    def __init__(self, manager: ActorHandle, epoch: int, process: str) -> None:
+    def __init__(self, manager: GangHandle, epoch: int, process: str) -> None:
         self._manager = manager
         self._epoch = epoch
         self._process = process

@@ -23,7 +23,7 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.runtime.batch_job import adopt
 from alchemist_ray.runtime.ray_probe import ClusterFacts, probe
 
-LAPTOP_CPUS = 4  # a Ray that a session starts has room for at least so many workers
+LAPTOP_CPUS = 4  # a Ray that a session starts has room for at least this many workers
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 TMPDIR_VARIABLE = "RAY_TMPDIR"
 SOCKET_PATH_LIMIT = 107  # bytes of the path of a Unix socket
@@ -57,10 +57,11 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
             "import alchemist_ray before ray, or start the program with `alchemist slurm run -- "
             "...`"
         )
+    level = logging.INFO if start else logging.WARNING  # commands print their own lines only
     given = os.environ.get(ADDRESS_VARIABLE, "")
     if given not in ("", "auto", "local"):
         check(given, f"{ADDRESS_VARIABLE}={given}")
-        ray.init(address=given)
+        ray.init(address=given, logging_level=level)
         return False
     found = own_head() if given != "local" else None
     if found is not None:
@@ -69,7 +70,7 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
         except (SessionError, AuthError) as error:
             log.warning("%s. The session starts a Ray cluster of its own", error)
         else:
-            ray.init(address=found)
+            ray.init(address=found, logging_level=level)
             log.info("joined the Ray cluster at %s", found)
             return False
     if not start:

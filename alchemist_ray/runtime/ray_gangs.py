@@ -19,12 +19,13 @@ from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S, Workers
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
 from alchemist_ray.launchers import AUTO
-from alchemist_ray.runtime import gangs, manager_pool
+from alchemist_ray.runtime import catalogue, manager_pool
 from alchemist_ray.runtime.attach import connect, connect_to_gang_of
+from alchemist_ray.runtime.catalogue import start_named
 from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_handle import GangHandle
 from alchemist_ray.runtime.gang_lifetime import GangLifetime
 from alchemist_ray.runtime.gang_options import GangOptions, least_of
-from alchemist_ray.runtime.gangs import start_named
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_cluster import check, join_ray
@@ -54,6 +55,7 @@ class RayGangs:
         self._options = options
         self._shown = shown
         self._manager: Manager | None = None
+        self._last: GangConnection | None = None
         self._started_ray = False
         self._driver: ActorHandle | None = None
         self.detached = options.lifetime.detached
@@ -70,7 +72,7 @@ class RayGangs:
         self._driver = find_driver()  # without a reference, one that is not detached ends
         self._driver.prewarm.remote()
         if self._options.lifetime.name is None:
-            self._manager = manager_pool.take()
+            self._manager = manager_pool.take(self._options.owner)
 
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         wanted = f"{address}:{port}"
@@ -90,19 +92,19 @@ class RayGangs:
         self._started_ray = False
         self._driver = find_driver()
         if self._options.lifetime.name is None:
-            self._manager = manager_pool.take()
+            self._manager = manager_pool.take(self._options.owner)
 
     def start(self, num_workers: Workers) -> GangConnection:
         self._options.check_capacity(least_of(num_workers))
         manager = self._live_manager()
         manager.launched = True
-        request = self._options.request(num_workers, self._session)
+        after = 0 if self._last is None else self._last.address.epoch
+        request = self._options.request(num_workers, self._session, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
-            address: GangAddress = ask_manager(manager.actor.launch.remote(request), limit_s)
+            address: GangAddress = ask_manager(manager.handle.launch.remote(request), limit_s)
         except (KeyboardInterrupt, GetTimeoutError) as error:
             self._manager = None
-            # The launch goes on there: all that it starts ends with the manager.
             manager.kill()
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -114,11 +116,10 @@ class RayGangs:
             if self.detached:
                 self._manager = None  # it ends itself
             raise
-        connection = self.connect(address, manager.actor, owner=not self.detached)
-        manager_pool.prepare()
-        return connection
+        self._last = self.connect(address, manager.handle, owner=not self.detached)
+        return self._last
 
-    def connect(self, address: GangAddress, manager: ActorHandle, *, owner: bool) -> GangConnection:
+    def connect(self, address: GangAddress, manager: GangHandle, *, owner: bool) -> GangConnection:
         """This process's connection to a gang, for one more session."""
         return registry.join(address, lambda: connect(address, manager, owner=owner, **self._shown))
 
@@ -136,10 +137,15 @@ class RayGangs:
 
     def _live_manager(self) -> Manager:
         """The session's GroupManager; another one if it died."""
-        manager, lifetime = self._manager, self._options.lifetime
+        manager, options = self._manager, self._options
         # One that has had no gang may still be starting, which `launch` waits for.
         if manager is None or (manager.launched and not manager.alive()):
-            manager = manager_pool.take() if lifetime.name is None else start_named(lifetime)
+            if manager is not None and not self.detached:
+                manager.kill()
+            if options.lifetime.name is None:
+                manager = manager_pool.take(options.owner)
+            else:
+                manager = start_named(options.lifetime)
             self._manager = manager
         return manager
 
@@ -147,7 +153,7 @@ class RayGangs:
         fit = self._manager is not None and ray.is_initialized()
         if running and self._manager is not None and fit:
             try:
-                ray.get(self._manager.actor.end.remote(), timeout=END_TIMEOUT_S)
+                ray.get(self._manager.handle.end.remote(), timeout=END_TIMEOUT_S)
             except Exception:  # the manager is shutting down; errors are ignored
                 fit = False
         return fit
@@ -156,7 +162,7 @@ class RayGangs:
         if self._manager is None:
             return
         try:
-            ask_manager(self._manager.actor.kill.remote(why), KILL_TIMEOUT_S)
+            ask_manager(self._manager.handle.kill.remote(why), KILL_TIMEOUT_S)
         except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
             self._manager.kill()  # ranks end with it
             self._manager = None
@@ -240,7 +246,7 @@ def attach(
     """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
     _join_named(address)
     join_ray(None, start=False)
-    manager = gangs.find_manager(name)
+    manager = catalogue.find_manager(name)
     try:
         found: GangAddress = ask_manager(manager.attach.remote(), timeout_s)
     except GetTimeoutError:
@@ -256,11 +262,11 @@ def list_gangs(*, address: str | None, token: str | None) -> list[GangInfo]:
     """See `AlchemistSession.list`."""
     _join_named(address)
     join_ray(None, start=False)
-    return gangs.list_gangs()
+    return catalogue.list_gangs()
 
 
 def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     """See `AlchemistSession.stop_gang`."""
     _join_named(address)
     join_ray(None, start=False)
-    gangs.stop(name)
+    catalogue.stop(name)

@@ -146,7 +146,7 @@ class Resizing:
                 await asyncio.wait([self._moving])
 
     async def _end(self, incarnation: Incarnation, workers: int) -> None:
-        """End one of two incarnations; the other one has so many ranks."""
+        """End one of two incarnations; the other one has this many ranks."""
         await incarnation.shutdown()
         await incarnation.release()
         await self._cpus.keep(workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Round:
         Where those ranks were.
     value, matrices
         What rank 0 returned, and the matrices that every rank made.
+    begun : float
+        When it was sent, by `time.monotonic`.
     """
 
     missing: int
@@ -48,6 +51,15 @@ class Round:
     places: dict[str, list[int]] = field(default_factory=dict)
     value: Any = None
     matrices: list[Any] | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def described(self) -> Body:
+        """A round that is over for its caller, and that ranks are still in, for the catalogue."""
+        age_s = time.monotonic() - self.begun
+        state = "cancelled, but ranks are still in it"
+        if self.cancelled is None:
+            state = "failed on a rank, and others are still in it"
+        return {"name": self.doing or "a call", "state": state, "caller": "", "age_s": age_s}
 
     def take(self, reply: Body) -> None:
         """Add a node's reply."""

@@ -88,8 +88,9 @@ class RunningGang:
         self.state = "starting"
         self.failures = 0
         self.address: GangAddress | None = None
-        self._log = logs.write_to(logs.folder_name(gang, ident), request.settings)
-        self._measures = GangMeasures("" if gang == ident else gang, request.owner)
+        folder = logs.folder_name(gang, ident)
+        self._log = logs.write_to(folder, request.settings)
+        self._measures = GangMeasures("" if gang == ident else gang, request.owner, folder)
         self.dispatcher = Dispatcher(
             self._on_failure,
             self._on_orphaned,
@@ -302,7 +303,7 @@ class RunningGang:
     # --- another number of ranks ---
 
     async def resize(self, workers: int) -> None:
-        """Move to so many ranks; one resize at a time.
+        """Move to this many ranks; one resize at a time.
 
         Raises
         ------

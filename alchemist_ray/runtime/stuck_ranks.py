@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.errors import NEXT_GANG, GroupFailedError
 from mpi_workers.wire.frames import Body
 
 CONTINUES = "; the gang continues"  # at the end of messages, while it is true
@@ -41,7 +41,7 @@ class StuckRanks:
             f"a call {what} and {named(ranks) if ranks else 'ranks'} did not return within "
             f"{limit_s:.0f} s: they are in native code, or in a blocking MPI call (a library in C "
             "can use alchemist_wait, alchemist_allreduce and alchemist_check). The gang was ended; "
-            f"request_workers() starts a new one{self.where()}",
+            f"{NEXT_GANG}{self.where()}",
             rank=ranks[0] if ranks else error.get("facts", {}).get("rank"),
             cause="ranks stuck in MPI",
         )

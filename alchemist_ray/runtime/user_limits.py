@@ -60,7 +60,7 @@ class ClusterLimits:
         self._nbytes = {gang: self._nbytes.get(gang, 0) for _, gang, _ in self._reserved.values()}
 
     def share(self, user: str, gang: str, nbytes: int) -> int | None:
-        """Note the bytes of a gang's matrices. How many it may have; None: as many as it likes."""
+        """Note the bytes of a gang's matrices. How many it may have; None: no limit."""
         self._nbytes[gang] = nbytes
         others = {its for who, its, _ in self._reserved.values() if who == user} - {gang}
         most = _limit(BYTES_VARIABLE)

@@ -84,14 +84,18 @@ def _shape_of(ref: MatrixRef, selected: tuple[range, range]) -> tuple[int, ...]:
 def _selected(wanted: slice | int | None, length: int, what: str) -> range:
     if wanted is None:
         return range(length)
-    if isinstance(wanted, slice):
-        return range(length)[wanted]
     try:
+        if isinstance(wanted, bool):
+            raise TypeError
+        if isinstance(wanted, slice):
+            return range(length)[wanted]
         index = range(length)[wanted]
     except IndexError:
         raise ShapeError(f"{what}={wanted} is outside a matrix with {length} {what}") from None
     except TypeError:
-        raise ShapeError(f"{what} must be a slice or an integer, not {wanted!r}") from None
+        raise ShapeError(
+            f"{what} must be an integer or a slice of integers, not {wanted!r}"
+        ) from None
     return range(index, index + 1)
 
 

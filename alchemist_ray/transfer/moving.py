@@ -46,9 +46,9 @@ class MemoryJob:
         spare = available_bytes()
         if needed > spare:
             raise ResourceError(
-                f"the matrices need {readable(needed)} more on a node that has {readable(spare)} "
-                "left, because the old and the new ranks hold them for some time: free handles, or "
-                "add nodes"
+                f"the matrices need {readable(needed)} more memory on a node that has "
+                f"{readable(spare)} left: during a resize the old and the new ranks hold them. "
+                "Free handles, or add nodes"
             )
 
 
@@ -87,8 +87,8 @@ class MoveJob:
             raise from_failure(failure) from None
         except (WireError, OSError) as error:
             raise TransferError(
-                f"node {os.uname().nodename} could not move its part: {error}. The gang goes on as "
-                "it was: call als.resize again"
+                f"node {os.uname().nodename} could not move its part: {error}. The gang is "
+                "unchanged: call als.resize again"
             ) from error
         finally:
             old.close()

@@ -142,7 +142,7 @@ def together(sizes: Sequence[int]) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class InspectJob:
-    """Tells what is to be known of each piece; runs in the agent of the node that holds them."""
+    """Describes each piece; runs in the agent of the node that holds them."""
 
     reader: BlockDecoder
     labels: tuple[str, ...]

@@ -80,8 +80,10 @@ def _as_array(data: Any) -> NDArray[Any]:
             raise DtypeError("a masked array has elements without a value: fill them first")
         return np.asarray(data)
     if hasattr(data, "tocsr"):
-        raise DtypeError("a sparse matrix cannot be a part here: send it alone, with send_matrix")
-    if isinstance(data, str | bytes | dict | set) or data is None:
+        raise DtypeError("a sparse matrix cannot be one of several blocks: send it alone")
+    if isinstance(data, str):
+        raise DtypeError("a str is not a matrix: a file is loaded with load_matrix(path)")
+    if isinstance(data, bytes | dict | set) or data is None:
         raise DtypeError(f"a {type(data).__name__} is not a matrix")
     if isinstance(data, Sequence) or hasattr(data, "__array__"):
         try:

@@ -48,7 +48,7 @@ def locate_objects(refs: Sequence[ray.ObjectRef]) -> list[ObjectLocation]:
         for some in _queries(unique):
             places |= get_object_locations(some, timeout_ms=int(FIND_TIMEOUT_S * 1000))
     except RayError as error:
-        raise TransferError(f"cannot find out where the blocks are: {error}") from error
+        raise TransferError(f"cannot locate the blocks: {error}") from error
     locations = []
     for ref in refs:
         place = places.get(ref, {})

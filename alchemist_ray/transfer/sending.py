@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
@@ -13,7 +14,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
-from alchemist_ray.gang.transfer_retries import counted, repeated, watched
+from alchemist_ray.gang.transfer_retries import RECOVERED, counted, repeated, watched
 from alchemist_ray.observe import timeline
 from alchemist_ray.transfer.iterators import IteratorSource
 from alchemist_ray.transfer.keeping import keep_source
@@ -28,6 +29,8 @@ def checked_layout(layout: str) -> str:
     """The layout, if there is one of that name. Raises `LayoutError`."""
     try:
         return check_layout(layout)
+    except TypeError:  # it cannot be hashed
+        raise LayoutError(f"layout={layout!r}: it must be a string") from None
     except ValueError as error:
         raise LayoutError(str(error)) from None
 
@@ -44,6 +47,7 @@ def send(
 ) -> Any:
     """Send data to a gang; the handle of the matrix. See `AlchemistSession.send_matrix`."""
     checked_layout(layout)
+    checked_matrix_name(name)
 
     def once() -> Any:
         source = source_for(data, dtype, connection)
@@ -94,9 +98,7 @@ def _send(
             connection.request({"op": "free", "matrices": [target.matrix]})
     except BaseException as error:
         if isinstance(error, AlchemistError) and connection.address.epoch != epoch:
-            raise GroupRecoveredError(
-                "ranks were lost during the transfer, and the gang was started again: repeat it"
-            ) from error  # what was sent is lost
+            raise GroupRecoveredError(RECOVERED) from error  # what was sent is lost
         if not isinstance(error, GroupFailedError):
             with contextlib.suppress(AlchemistError):  # the gang is gone, and the matrix with it
                 connection.request({"op": "free", "matrices": [target.matrix]})

@@ -81,8 +81,8 @@ def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSourc
     """
     if isinstance(data, MatrixRef):
         raise MatrixError(
-            f"{data.name} is on ranks already: use handle.to_layout(), or send handle.fetch() "
-            "to another session"
+            f"{data.name} is on the ranks already: handle.to_layout() changes its layout, and "
+            "another session can send handle.fetch()"
         )
     if isinstance(data, iterators.IteratorSource):
         return data

@@ -9,6 +9,8 @@ vector with few distinct values is divided evenly too, and the order is stable.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from ali.arrays.element_order import array_of
@@ -217,8 +219,8 @@ def _cuts(ctx: Context, values: Array) -> list[int]:
         if owners[chosen] == ctx.rank:
             found.append(int(positions[chosen]))
         else:
-            side = "right" if owners[chosen] > ctx.rank else "left"
-            found.append(int(np.searchsorted(values, every[chosen], side)))  # type: ignore[call-overload]
+            side: Literal["left", "right"] = "right" if owners[chosen] > ctx.rank else "left"
+            found.append(int(np.searchsorted(values, every[chosen], side)))
     return found
 
 

@@ -13,7 +13,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
-    """Require a matrix to be one column of so many rows."""
+    """Require a matrix to be one column of this many rows."""
     require(
         matrix.shape == (rows, 1),
         "ShapeError",

@@ -231,8 +231,7 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     require(
         1 <= rank <= most,
         "BadArgumentError",
-        f"interpolative: rank={rank}, but of a {shape_text(A)} matrix 1 to {most} columns can be "
-        "kept",
+        f"interpolative: rank={rank}; it must be 1 to {most} for a {shape_text(A)} matrix",
     )
     with Elemental(ctx) as el:
         (A,) = el.floats(A)

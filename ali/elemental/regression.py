@@ -231,7 +231,7 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
         el.finite("svm", A, d)
         labels = np.asarray(ctx.to_layout(d, "STAR_STAR").local)
         require(
-            bool((np.abs(labels) == 1).all()), "RoutineError", "svm: d holds other than 1 and -1"
+            bool((np.abs(labels) == 1).all()), "RoutineError", "svm: d has values other than 1, -1"
         )
         found = el.own(A.dtype)
         el("SVMDist", A.dtype, A, d, lam, found)

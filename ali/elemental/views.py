@@ -8,7 +8,6 @@ same communicator, and matrix objects for reuse (the C interface cannot delete t
 from __future__ import annotations
 
 import ctypes
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,12 +119,7 @@ class Elemental:
     def __enter__(self) -> Elemental:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pointer in self._permutations:
             self.lib.call("DistPermutationDestroy", pointer)
         for held in [*self._objects.values(), *self._owned]:

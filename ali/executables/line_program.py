@@ -80,6 +80,7 @@ class LineProgram:
         except OSError as error:
             raise Failure("LibraryLoadError", f"cannot start {command[0]!r}: {error}") from None
         self._buffer = b""
+        self._noted = False
 
     @property
     def running(self) -> bool:
@@ -118,6 +119,9 @@ class LineProgram:
                 if not data:
                     raise self._ended()
                 self._buffer += data
+        if not self._noted:  # it has initialised MPI by now
+            ctx.gang.note_programs()
+            self._noted = True
         found, _, self._buffer = self._buffer.partition(b"\n")
         return found.decode(errors="replace")
 

@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ali.executables.matrix_service import ANSWER_S, MatrixService
@@ -29,7 +28,7 @@ from ali.executables.process import (
     with_gangs_mpi,
     working_folder,
 )
-from mpi_workers.failures import Failure, describe_status
+from mpi_workers.failures import Failure, Interrupted, describe_status
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
@@ -44,7 +43,7 @@ BARRIER, ENDED = "barrier", "ended"
 
 
 def run_program(
-    gang: Gang, task: dict[str, Any], folder: Path, matrix: Callable[[Any], DistMatrix]
+    gang: Gang, task: dict[str, Any], matrix: Callable[[Any], DistMatrix]
 ) -> dict[str, Any]:
     """Run a program on all ranks; the exit codes, by rank, and the matrices that it has made.
 
@@ -54,13 +53,12 @@ def run_program(
         BadArgumentError, if it cannot be started; RoutineError, if it fails on a rank.
     """
     given = {name: matrix(ident) for name, ident in task["matrices"].items()}
-    place = f"{os.uname().nodename} {folder}"  # a node's proxy has a folder of its own
     with contextlib.ExitStack() as closing:
         streams = Streams()
         if task.get("given") and gang.rank == 0:
-            file = closing.enter_context((folder / task["given"]).open("rb"))
+            file = closing.enter_context((gang.folder / task["given"]).open("rb"))
             streams = Streams(stdin=file.fileno())
-        program = Program(gang, task, place, given, closing, streams)
+        program = Program(gang, task, given, closing, streams)
         while (codes := program.turn()) is None:
             pass
     return {"exit_codes": codes, "matrices": program.service.made}
@@ -84,8 +82,6 @@ class Program:
     task : dict
         ``name``, ``argv``, ``env``, ``cwd``, ``cwd_needed``, ``check`` (whether an exit code other
         than 0 is an error), ``result`` (a unique name).
-    place : str
-        Ranks with the same one share a node.
     given : mapping of str to DistMatrix
         Matrices that the program may attach to.
     closing : ExitStack
@@ -105,7 +101,6 @@ class Program:
         self,
         gang: Gang,
         task: dict[str, Any],
-        place: str,
         given: Mapping[str, DistMatrix],
         closing: contextlib.ExitStack,
         streams: Streams,
@@ -117,6 +112,7 @@ class Program:
         self._aborted: int | None = None
         self._unread = b""
         self.ended = False
+        place = f"{os.uname().nodename} {gang.folder}"  # a node's proxy has a folder of its own
         counts = [len(list(same)) for _, same in groupby(gang.comm.allgather(place))]
         kvs_name = f"alchemist-{task['result']}"
         self._pmi = PmiNode(
@@ -128,8 +124,9 @@ class Program:
             barrier=self._reach_barrier,
             abort=self._abort,
         )
-        for segment in segment_names(kvs_name, _node_of(gang.rank, counts)):
-            closing.callback(Path("/dev/shm", segment).unlink, missing_ok=True)
+        # Noted, because a rank that is killed cannot remove what its process has left.
+        segments = segment_names(kvs_name, _node_of(gang.rank, counts))
+        closing.enter_context(gang.segments(segments))
         self._pmi_socket, pmi_end = (closing.enter_context(end) for end in socket.socketpair())
         self._pmi_socket.settimeout(ANSWER_S)
         self.service = closing.enter_context(contextlib.closing(MatrixService(gang, given)))
@@ -193,16 +190,28 @@ class Program:
         Interrupted
             If the call has failed on another rank or was cancelled.
         """
-        self._gang.check()
-        for descriptor in ready(self.serve, min(limit_s, self._agreement.interval_s)):
-            if not self.serve[descriptor]():
-                del self.serve[descriptor]
-        arrived = self._agreement.reached()
+        try:
+            self._gang.check()
+            for descriptor in ready(self.serve, min(limit_s, self._agreement.interval_s)):
+                if not self.serve[descriptor]():
+                    del self.serve[descriptor]
+            arrived = self._agreement.reached()
+        except Interrupted as interrupted:
+            interrupted.place = self._place()
+            raise
         if arrived is not None and all(kind == ENDED for kind, _ in arrived):
             return [code for _, code in arrived]
         if arrived is not None:
             self._release(arrived)
         return None
+
+    def _place(self) -> str:
+        """Where this rank's process is, in words."""
+        if self._child is None or self.ended:
+            return f"the wait for the processes of program {self._name} on other ranks"
+        if self._agreement.under_way:
+            return f"MPI_Init or MPI_Finalize of program {self._name}"
+        return f"program {self._name}"
 
     def _release(self, arrived: list[Any]) -> None:
         """All ranks have reached a barrier of PMI: pass on the keys of all."""

@@ -6,11 +6,11 @@ standard output with a line of numbers:
 | command | answer |
 |---|---|
 | ``reset SEED`` | the observation |
-| ``step A1 A2 ...`` | the observation, the reward (one per agent), the numbers of ``info``, and 1 if the episode has ended, else 0 |
+| ``step A1 A2 ...`` | observation, reward per agent, numbers of ``info``, 1 at the end, else 0 |
 | end of file | none: the program ends |
 
 With ``"binary": true`` an answer is as many float64 in the machine's byte order, without a newline.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -110,19 +110,21 @@ def step(ctx: Context, action: list[float]) -> None:
 @routine("observation")
 def get_state(ctx: Context) -> list[float]:
     """The observation, on rank 0."""
-    return ctx.state["observation"]  # type: ignore[no-any-return]
+    observation: list[float] = ctx.state["observation"]
+    return observation
 
 
 @routine("scores")
 def get_score(ctx: Context) -> list[float]:
     """The rewards and the numbers of ``info``, on rank 0."""
-    return ctx.state["scores"]  # type: ignore[no-any-return]
+    scores: list[float] = ctx.state["scores"]
+    return scores
 
 
 @routine("over")
 def is_terminated(ctx: Context) -> bool:
     """Whether the episode has ended, on rank 0."""
-    return ctx.state["over"]  # type: ignore[no-any-return]
+    return bool(ctx.state["over"])
 
 
 def _ask(ctx: Context, line: str, observed: int, more: int = 0) -> np.ndarray[Any, Any]:
@@ -145,7 +147,7 @@ def _ask(ctx: Context, line: str, observed: int, more: int = 0) -> np.ndarray[An
         raise Failure(
             "RoutineError",
             f"the program answered {line.split()[0]!r} with {answer[:200]!r} ({error}); the spec "
-            f"needs {observed} numbers of the observation{more_words}",
+            f"needs {observed} numbers for the observation{more_words}",
         ) from None
     ctx.state["observation"] = numbers[:observed]
     return numbers[observed:]

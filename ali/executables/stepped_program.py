@@ -88,12 +88,10 @@ class SteppedProgram:
             "check": True,
             "result": self._comm.bcast(uuid.uuid4().hex),
         }
-        # Ranks that share memory share a node; containers of one host may not.
-        place = f"{os.uname().nodename} {os.stat('/dev/shm').st_dev}"
         try:
             with contextlib.ExitStack() as theirs:
                 streams = self._pipes(theirs)
-                self._program = Program(ctx.gang, task, place, {}, self._closing, streams)
+                self._program = Program(ctx.gang, task, {}, self._closing, streams)
         except BaseException:
             self.end()
             raise
@@ -167,7 +165,7 @@ class SteppedProgram:
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
-        """End the program after an error; its last words are in the message of a failure."""
+        """End the program after an error; the end of its output is in the message of a failure."""
         if self._over:
             raise Failure("RoutineError", f"program {self._name} has been ended: start another")
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,7 @@ def chosen(grain: Grain, rows: Pick, cols: Pick, shape: Shape) -> Grain:
     return grain._replace(rows=1, bands=starts)
 
 
-def _is_run(pick: Pick) -> bool:
+def _is_run(pick: Pick) -> TypeGuard[range]:
     return isinstance(pick, range) and pick.step == 1
 
 
@@ -145,7 +145,7 @@ def runs(pick: Pick) -> list[tuple[slice, range, Any]]:
     Close indices are read together with the gaps between them.
     """
     if _is_run(pick):
-        return [(slice(0, len(pick)), pick, slice(None))]  # type: ignore[list-item]
+        return [(slice(0, len(pick)), pick, slice(None))]
     index = np.asarray(pick, np.int64)
     low, high = int(index.min()), int(index.max()) + 1
     if high - low <= HULL * len(index):

@@ -9,6 +9,7 @@ that it reads, one to send, one to receive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
@@ -70,7 +71,7 @@ def scatter(
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
-        local_indices = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
+        local_indices = together(ctx, path, partial(_read, read, mine))
         for distance in range(ctx.size):
             taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
             outgoing = _common(mine, matrix.distribution.local_indices(taker))
@@ -94,6 +95,10 @@ def scatter(
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
+def _read(read: Callable[[Box], Array], box: Box | None) -> Array | None:
+    return None if box is None else read(box)
+
+
 def scatter_rows(
     ctx: Context,
     matrix: DistMatrix,
@@ -107,7 +112,7 @@ def scatter_rows(
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
-        values = together(ctx, path, lambda box=mine: None if box is None else read(box))  # type: ignore[misc]
+        values = together(ctx, path, partial(_read, read, mine))
         for distance in range(ctx.size):
             taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
             sends = _row_cuts(mine, order, matrix, taker)

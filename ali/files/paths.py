@@ -44,10 +44,10 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
     Failure
         As `work` raised it; ResourceError for lack of memory; FileError for any other exception.
     """
-    value: Any = None
+    values: list[T] = []
     failure: Failure | None = None
     try:
-        value = work()
+        values.append(work())
     except Interrupted:
         raise
     except Failure as error:
@@ -65,7 +65,7 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
             about["facts"].update(rank=rank, path=path, agreed=True)
             about["message"] = f"{about['message']} (rank {rank})"
             raise Failure.from_map(about)
-    return value  # type: ignore[no-any-return]
+    return values[0]
 
 
 def extra(path: str, module: str) -> Any:

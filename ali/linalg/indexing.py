@@ -220,7 +220,7 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
         A.ndim == B.ndim and axis < A.ndim,
         "ShapeError",
         f"concatenate: A is {shape_text(A)} and B is {shape_text(B)}; both must have "
-        f"{max(2, axis + 1)} dimensions, or one along axis 0",
+        "two dimensions" + (", or both one" if axis == 0 else ""),
     )
     other = 1 - axis
     require(

@@ -11,8 +11,8 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.cyclic_rows import as_rows
 from ali.linalg.iterative import column_dots
 from ali.linalg.native_libraries import METHODS, call
-from ali.linalg.spread_lstsq import minimize
-from ali.linalg.thin_qr import stays_spread, thin_qr
+from ali.linalg.spread_lstsq import minimize, regularized
+from ali.linalg.thin_qr import exceeds_share, stays_spread, thin_qr
 from ali.linalg.tsqr import TallQR
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -223,9 +223,9 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     TSQR of ``[A B; sqrt(lam) I 0]`` (of ``[A^H; sqrt(lam) I]`` if A is wide): no normal equations
     square the condition. With s = min(m, n), l = max(m, n): ``2 l s (s + r) / ranks +
     O(s^3 log ranks)`` flops (wide: ``4 l s^2 / ranks``), ``(s + r)^2 log2(ranks)`` words, memory
-    ``l (s + r) / ranks + s^2 log ranks`` (wide: twice that): suitable for s up to some thousands;
-    for more use `conjugate_gradient` or `random_features_ridge`. Source: Golub, Van Loan, "Matrix
-    Computations", 4th ed., 6.1.
+    ``l (s + r) / ranks + s^2 log ranks`` (wide: twice that). For s above 512 and above l / ranks:
+    QR by panels, ``5 l s^2 / ranks`` flops; the share of 5 matrices. Source: Golub, Van Loan,
+    "Matrix Computations", 4th ed., 6.1.
 
     Error: 1 eps, of the gradient, relative to |A| (|A| |X| + |B|). Peak memory: 2.2 times arguments
     and results.
@@ -239,6 +239,8 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     tall = local.conj().T if wide else local
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     _refuse_nonfinite(ctx, "ridge", tall, right)
+    if exceeds_share(ctx, max(m, n), small):
+        return regularized(ctx, as_rows(ctx, A, dtype), as_rows(ctx, B, dtype), lam)
     count = tall.shape[0]
     # Rank 0 appends the rows of sqrt(lam) I.
     whole = _stacked(tall, None if wide else right, small if ctx.rank == 0 else 0)

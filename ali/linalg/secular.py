@@ -1,8 +1,7 @@
 """Eigenvectors of a diagonal matrix plus a rank-one matrix, and deflation.
 
 Source: Gu, Eisenstat, "A divide-and-conquer algorithm for the symmetric tridiagonal eigenproblem",
-SIAM J. Matrix Anal. Appl. 16(1), 1995; LAPACK's laed2, laed3 and laed4, which is called through the
-pointer that SciPy exports.
+SIAM J. Matrix Anal. Appl. 16(1), 1995; LAPACK's laed2, laed3 and laed4.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import ctypes
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cython_lapack
 
 from ali.blocks import CHUNK, Array, panels, require
 from ali.interface import Context
+from ali.lapack import Routine
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -130,30 +129,11 @@ class RankOne:
         return found
 
 
-def _pointer(name: str) -> ctypes._FuncPointer:
-    """A function of SciPy's LAPACK, as its capsule for Cython has it."""
-    capsule = cython_lapack.__pyx_capi__[name]
-    api = ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
-        ctypes.c_char_p,
-        [ctypes.py_object],
-    )
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    address = api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 8)(address)
-
-
-_LAED4 = _pointer("dlaed4")
+_dlaed4 = Routine("dlaed4", 8)
 
 
 def _laed4(i: int, d: Array, z: Array, delta: Array, rho: float) -> tuple[float, int]:
     """Value i, from 0; delta is overwritten by ``d - value``. Also LAPACK's INFO."""
-    n, at, info = ctypes.c_int(len(d)), ctypes.c_int(i + 1), ctypes.c_int(0)
-    factor, value = ctypes.c_double(rho), ctypes.c_double(0)
-    _LAED4(
-        ctypes.addressof(n), ctypes.addressof(at), d.ctypes.data, z.ctypes.data,
-        delta.ctypes.data, ctypes.addressof(factor), ctypes.addressof(value),
-        ctypes.addressof(info),
-    )  # fmt: skip
+    info, value = ctypes.c_int(0), ctypes.c_double(0)
+    _dlaed4(len(d), i + 1, d, z, delta, rho, value, info)
     return value.value, info.value

@@ -27,7 +27,7 @@ from ali.linalg.krylov import basis_size, right_vectors
 from ali.linalg.polar import adjoint_in_rows
 from ali.linalg.polar_svd import singular_values_in_rows, svd_in_rows
 from ali.linalg.randomized import krylov_basis
-from ali.linalg.thin_qr import stays_spread
+from ali.linalg.thin_qr import exceeds_share, stays_spread
 from ali.linalg.tsqr import TallQR
 from ali.linalg.views import operand
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -154,6 +154,7 @@ def truncated_svd(
 
     Gram: ``m n s / ranks`` flops in products of matrices, one pass over A, ``s^2`` words up a tree
     of ranks, ``9 s^3`` flops at most on rank 0; memory ``3 s^2 + 2 l rank / ranks`` on each rank.
+    For s above 512 and above l / ranks it would exceed a rank's share: then "arpack" is used.
 
     Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
     Demmel et al. 2012 (TSQR); Musco, Musco, NIPS 2015 (randomized).
@@ -165,8 +166,7 @@ def truncated_svd(
     require(
         1 <= rank <= smaller,
         "BadArgumentError",
-        f"truncated_svd: rank={rank}, and a {shape_text(A)} matrix has 1 to {smaller} singular "
-        "values",
+        f"truncated_svd: rank={rank}; it must be 1 to {smaller} for a {shape_text(A)} matrix",
     )
     require(tol >= 0, "BadArgumentError", f"truncated_svd: tol={tol}: it must be at least 0")
     for name, value in (
@@ -180,6 +180,8 @@ def truncated_svd(
     require_choice("truncated_svd", "method", method, METHODS)
 
     steps, block_size = power_iterations + 1, rank + oversampling
+    if method == "gram" and exceeds_share(ctx, max(A.shape), smaller):
+        method = "arpack"
 
     def project(tall: Array, scale: float) -> tuple[Array, Array] | None:
         if method == "randomized" and block_size * (steps + 1) < smaller:

@@ -1,7 +1,7 @@
 """Least squares of which no rank holds more than its share: QR by panels, then an SVD if needed.
 
 The results are those of LAPACK's gelsd. Source: Golub, Van Loan, "Matrix Computations", 4th ed.,
-5.3 and 5.5.
+5.3 and 5.5; 6.1 of ridge regression.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ali.linalg.iterative import column_dots
 from ali.linalg.least_singular import least_singular
 from ali.linalg.polar import adjoint_in_rows
 from ali.linalg.polar_svd import svd_in_rows
+from ali.linalg.reflectors import Panel
 from ali.linalg.triangular import triangular_solve
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
@@ -71,11 +72,55 @@ def minimize(
     residuals = sum_over_ranks(ctx.comm, np.asarray(lost)).astype(np.zeros(0, dtype).real.dtype)
     if not wide:
         return side, residuals, rank, S
-    X = ctx.zeros((n, r), dtype)
+    return _times_q(ctx, tall, found, side), residuals, rank, S
+
+
+def _times_q(ctx: Context, A: DistMatrix, found: list[Panel], side: DistMatrix) -> DistMatrix:
+    """``Q [side; 0]`` of a factored A."""
+    X = ctx.zeros((A.shape[0], side.shape[1]), A.dtype)
     x = block(X)
-    x[:edge] = block(side)
+    x[: len(side.rows)] = block(side)
     for panel in reversed(found):
         ctx.check()
-        rows, y = reflectors.vectors(ctx, block(tall), panel)
+        rows, y = reflectors.vectors(ctx, block(A), panel)
         reflectors.apply(ctx, y, panel.t, x[rows])
-    return X, residuals, rank, S
+    return X
+
+
+def regularized(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
+    """The X that minimizes ``|A X - B|^2 + lam |X|^2``. Collective.
+
+    Parameters
+    ----------
+    A, B : DistMatrix, floating point, of the same dtype, finite
+    lam : float
+        Above 0.
+
+    Notes
+    -----
+    QR by panels of ``[A; sqrt(lam) I]``, or of ``[A^H; sqrt(lam) I]`` if A is wide: some
+    ``5 l s^2 / ranks`` flops with s = min(m, n), l = max(m, n). Memory per rank: its share of 5
+    matrices.
+    """
+    (m, n), r, dtype = A.shape, B.shape[1], A.dtype
+    wide, small, large = m < n, min(m, n), max(m, n)
+    edge = rows_before(large, ctx.rank, ctx.size)
+    stack = ctx.zeros((large + small, small), dtype)
+    s = block(stack)
+    s[:edge] = block(adjoint_in_rows(ctx, A) if wide else copy_to_rows(ctx, A, dtype))
+    below = np.asarray(stack.rows)[edge:] - large
+    s[range(edge, len(s)), below] = lam**0.5
+    right = None
+    if not wide:
+        right = np.zeros((len(s), r), dtype)
+        right[:edge] = block(copy_to_rows(ctx, B, dtype))
+    found = householder.factor(ctx, stack, right, identity_from=large)
+    R = householder.triangle(ctx, stack)
+    if right is not None:
+        X = ctx.new_from_rows(right[: len(R.rows)], small)
+        triangular_solve(ctx, R, X, lower=False)
+        return X
+    side = copy_to_rows(ctx, B, dtype)
+    triangular_solve(ctx, R, side, lower=False, adjoint=True)
+    del R
+    return ctx.new_from_rows(block(_times_q(ctx, stack, found, side))[:edge], n)

@@ -87,7 +87,7 @@ def pca(
     require(
         1 <= k <= min(m, n),
         "BadArgumentError",
-        f"pca: k={k}, and a {shape_text(A)} matrix has 1 to {min(m, n)} components",
+        f"pca: k={k}; it must be 1 to {min(m, n)} for a {shape_text(A)} matrix",
     )
     dtype = float_dtype(A.dtype)
     rows = ctx.to_layout(A, "VC_STAR")

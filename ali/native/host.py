@@ -124,7 +124,7 @@ class Frame:
                     raise Failure("RoutineError", "was not set on this rank")
                 return text_of(ctypes.string_at(stored.pointer))
         if stored.count < 0 or (stored.count and not stored.pointer):
-            raise Failure("RoutineError", f"is a list of {stored.count} elements at no address")
+            raise Failure("RoutineError", f"is a list of {stored.count} elements at a null address")
         if not stored.count:
             return []
         array = (ITEMS[kind] * stored.count).from_address(stored.pointer)

@@ -247,12 +247,6 @@ _opened: dict[str, list[tuple[int, int, int]]] = {}  # by path: identities of fi
 
 def _open(name: str, path: Path) -> ctypes.CDLL:
     """Open a shared object; also a rebuilt file at the path of an older one."""
-    if not path.is_file():
-        raise Failure(
-            "LibraryNotFoundError",
-            f"library {name!r}: there is no file {path} on node {os.uname().nodename}; put it on a "
-            "path that every node of the gang can read",
-        )
     path = path.resolve()
     about = path.stat()
     known = _opened.setdefault(str(path), [])

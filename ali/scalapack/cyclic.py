@@ -37,7 +37,8 @@ NEVER = 1 << 31
 # The smallest dimension of a matrix for which a copy in blocks is faster, by routine:
 # measured (docs/scalapack.md). PBLAS gathers its own blocks for a product; p?lange only reads.
 BLOCKED_FROM = {
-    "gemm": NEVER, "lange": NEVER, "getrf": 48, "potrf": 48, "geqrf": 48, "gesvd": 48, "syevd": 1,
+    "gemm": NEVER, "lange": NEVER, "getrf": 48, "potrf": 48, "geqrf": 48, "gebrd": 48, "gesvd": 48,
+    "syevd": 1,
 }  # fmt: skip
 ROUNDED = 2 * float(np.finfo(np.float32).eps)  # relative error of a work size returned as float32
 MOVED = 64 << 20  # 64 MiB: memory that p?gemr2d may allocate on a rank, which is not checked
@@ -100,10 +101,10 @@ class Cyclic:
         """Room for the row interchanges of an LU factorization."""
         return np.zeros(self.rows + self.block, np.int32)
 
-    def diagonal(self) -> tuple[NDArray[np.int64], Array]:
-        """Global positions and values of the diagonal elements that this rank holds."""
+    def diagonal(self, offset: int = 0) -> tuple[NDArray[np.int64], Array]:
+        """Rows and values of the elements of a diagonal above the main one that this rank holds."""
         rows = indices(self.m, self.block, self._grid.row, self._grid.height)
-        cols = indices(self.n, self.block, self._grid.col, self._grid.width)
+        cols = indices(self.n, self.block, self._grid.col, self._grid.width) - offset
         both, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
         return both, self.data[i + j * self.rows] if both.size else self.data[:0]
 

@@ -28,10 +28,17 @@ LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
 
 # For complex matrices some functions have another name.
-COMPLEX_NAMES = {"p?orgqr": "p?ungqr", "p?orglq": "p?unglq", "p?syevd": "p?heevd"}
+COMPLEX_NAMES = {
+    "p?orgqr": "p?ungqr",
+    "p?orglq": "p?unglq",
+    "p?syevd": "p?heevd",
+    "p?ormqr": "p?unmqr",
+    "p?ormlq": "p?unmlq",
+}
 FUNCTIONS = (
     "p?gemm", "p?gesv", "p?potrf", "p?getrf", "p?geqrf", "p?orgqr", "p?gelqf", "p?orglq",
-    "p?gels", "p?syevd", "p?gesvd", "p?lange", "p?getrs", "p?gemr2d",
+    "p?gels", "p?syevd", "p?gesvd", "p?gebrd", "p?ormqr", "p?ormlq", "p?lange", "p?getrs",
+    "p?gemr2d",
 )  # fmt: skip
 BLACS = (
     "Csys2blacs_handle", "Cfree_blacs_system_handle", "Cblacs_gridinit", "Cblacs_gridinfo",

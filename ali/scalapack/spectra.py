@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
-from ali.blocks import require, require_square
+from ali.blocks import Array, block, require, require_square
 from ali.interface import Context, routine
+from ali.scalapack import triangles
+from ali.scalapack.bidiagonal import bidiagonal_svd
 from ali.scalapack.checks import computed_in, require_finite
 from ali.scalapack.cyclic import Call, Cyclic
 from ali.scalapack.native import real
@@ -104,20 +105,20 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
 
     Notes
     -----
-    Bidiagonal form and QR iteration, with s = min(m, n), l = max(m, n): ``8/3 s^3 / ranks`` flops,
-    half of them at the speed of memory, ``O(s^3 / ranks)`` for the vectors and ``O(s^2)`` on every
-    rank for the iteration. A matrix with l > 1.5 s is first reduced to a triangle by `qr` or `lq`:
-    ``6 l s^2 / ranks`` flops. `linalg.svd` is quicker, and for a few leading vectors
-    `linalg.truncated_svd`. Memory: some 4 copies of A. Cannot be interrupted while it
-    computes. Source: ScaLAPACK Users' Guide, ``p?gesvd``.
+    With s = min(m, n), l = max(m, n): bidiagonal form, ``8/3 s^3 / ranks`` flops, half of them at
+    the speed of memory; its vectors by divide and conquer, at most ``8/3 s^3 / ranks`` and
+    ``O(s^2)`` on every rank; and the reflections, ``4 s^3 / ranks``. A matrix with l > 1.5 s is
+    first reduced to a triangle by `qr` or `lq`: ``6 l s^2 / ranks`` flops. For a few leading
+    vectors `linalg.truncated_svd` is quicker. Memory: some 7 copies of A. Cannot be interrupted
+    while ScaLAPACK computes. Sources: ScaLAPACK Users' Guide, ``p?gebrd``, ``p?ormqr``,
+    ``p?ormlq``; Gu, Eisenstat 1995 (see ali/scalapack/bidiagonal.py).
 
-    Error: 100 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 3.3 times
+    Error: 100 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 2.9 times
     arguments and results.
     """
     dtype = computed_in("svd", A)
     (m, n), k = A.shape, min(A.shape)
     require_finite(ctx, "svd", A)
-    # The rotations of the QR iteration would be applied to all rows of U.
     if m > TALL * n:
         Q, R = qr(ctx, A)
         S, left, V = svd(ctx, R)
@@ -126,10 +127,39 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
         L, Q = lq(ctx, A)
         S, U, right = svd(ctx, L)
         return S, U, matmul(ctx, Q, right, "C")
-    call = Call(ctx, dtype, "gesvd", k, A)
-    u, vh = call.new(m, k), call.new(k, n)
-    values = _values(call, "svd", call.copy(A), "V", u, vh)
-    return ctx.new_replicated(values), call.result(u), _adjoint(ctx, call.result(vh))
+    if m < n:
+        S, V, U = svd(ctx, _adjoint(ctx, A))
+        return S, U, V
+    call = Call(ctx, dtype, "gebrd", k, A)
+    a = call.copy(A)
+    length, kind = k + call.block, real(dtype)
+    unused = call.vector(length, kind), call.vector(length, kind)  # the same diagonals are in a
+    tau_q, tau_p = call.vector(length), call.vector(length)
+    call.run_with_work("p?gebrd", m, n, *a.submatrix, *unused, tau_q, tau_p)
+    diagonal, above = (triangles.diagonal(ctx, a, offset).real for offset in (0, 1))
+    values, U, V = bidiagonal_svd(ctx, diagonal.astype(np.float64), above.astype(np.float64))
+    order = np.argsort(-values, kind="stable")
+    # Not p?ormbr, which refuses P on the left: it shifts the rows of A instead of the columns.
+    u = call.copy(_columns(ctx, U, order, m, dtype))
+    call.run_with_work("p?ormqr", "L", "N", m, k, n, *a.submatrix, tau_q, *u.submatrix)
+    U = call.result(u)
+    v = call.copy(_columns(ctx, V, order, n, dtype))
+    turned = "C" if dtype.kind == "c" else "T"
+    if n > 1:
+        call.run_with_work(
+            "p?ormlq", "L", turned, n - 1, k, n - 1, a.data, 1, 2, a.desc, tau_p, v.data, 2, 1,
+            v.desc,
+        )  # fmt: skip
+    return ctx.new_replicated(values[order].astype(real(dtype))), U, call.result(v)
+
+
+def _columns(
+    ctx: Context, matrix: DistMatrix, order: Array, rows: int, dtype: np.dtype[Any]
+) -> DistMatrix:
+    """Columns of a matrix in VC_STAR in another order, extended by rows of zeros."""
+    taken = ctx.zeros((rows, len(order)), dtype)
+    block(taken)[: len(matrix.rows)] = block(matrix)[:, order]
+    return taken
 
 
 @routine("S", vectors=("S",))
@@ -164,16 +194,14 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     if A.shape[0] > TALL * A.shape[1]:
         A = triangle(ctx, A)
     call = Call(ctx, dtype, "gesvd", min(A.shape), A)
-    unused = call.new(1, 1)
-    return ctx.new_replicated(_values(call, "svdvals", call.copy(A), "N", unused, unused))
+    return ctx.new_replicated(_values(call, call.copy(A), call.new(1, 1)))
 
 
-def _values(
-    call: Call, routine_name: str, a: Cyclic, job: str, u: Cyclic, vh: Cyclic
-) -> NDArray[Any]:
+def _values(call: Call, a: Cyclic, unused: Cyclic) -> Array:
     """Run p?gesvd, whose work space query omits an array for complex matrices."""
     S = np.zeros(min(a.m, a.n), real(call.dtype))
-    given: tuple[Any, ...] = (job, job, a.m, a.n, *a.submatrix, S, *u.submatrix, *vh.submatrix)
+    given: tuple[Any, ...] = ("N", "N", a.m, a.n, *a.submatrix, S)
+    given += (*unused.submatrix, *unused.submatrix)
     own = (call.vector(1 + 4 * max(a.m, a.n), S.dtype),) if call.dtype.kind == "c" else ()
     info = call.run_with_work("p?gesvd", *given, after=own)
     mine = S.copy()
@@ -187,7 +215,7 @@ def _values(
     require(
         info == 0,
         "RoutineError",
-        f"{routine_name}: no convergence (p?gesvd returned {info}); try linalg.svd",
+        f"svdvals: no convergence (p?gesvd returned {info}); try linalg.svdvals",
     )
     return S
 
@@ -198,5 +226,6 @@ def _adjoint(ctx: Context, matrix: DistMatrix) -> DistMatrix:
     turned = ctx.empty((n, m), matrix.dtype, mirrored(matrix.layout))
     if matrix.local.size:
         copy_kernels.copy(turned.local, matrix.local.T)
-        np.conjugate(turned.local, out=turned.local)
+        if turned.dtype.kind == "c":
+            np.conjugate(turned.local, out=turned.local)
     return ctx.to_layout(turned, matrix.layout)

@@ -35,10 +35,10 @@ def _before(owned: Indices, index: int) -> int:
     return len(clip(owned, 0, index))
 
 
-def diagonal(ctx: Context, matrix: Cyclic) -> NDArray[Any]:
-    """The whole diagonal, on every rank. Collective: as many words as it has."""
-    at, values = matrix.diagonal()
-    mine = np.zeros(min(matrix.m, matrix.n), matrix.data.dtype)
+def diagonal(ctx: Context, matrix: Cyclic, offset: int = 0) -> NDArray[Any]:
+    """The diagonal `offset` columns above the main one, on every rank. Collective: its length."""
+    at, values = matrix.diagonal(offset)
+    mine = np.zeros(max(0, min(matrix.m, matrix.n - offset)), matrix.data.dtype)
     mine[at] = values
     everything = np.empty_like(mine)
     ctx.comm.Allreduce(mine, everything, MPI.SUM)

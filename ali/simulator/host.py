@@ -62,6 +62,13 @@ class Simulations:
         try:
             for _ in range(self._first, self._last):
                 self._instances.append(Instance(gang, load(), name, config))
+                if len(self._instances) == 1:  # before many others are set up
+                    np.empty(copies, self._instances[0].spec.layout)
+        except MemoryError as error:
+            self.close()
+            raise Failure(
+                "ResourceError", f"{copies} copies of simulator {name!r} do not fit: {error}"
+            ) from None
         except BaseException:
             self.close()
             raise

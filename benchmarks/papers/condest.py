@@ -165,7 +165,7 @@ def _scala(
         mine = [line for line in lines if line["n"] == n][1:]  # the first one is not counted
         times = (Sample([line[key] for line in mine]) for key in ("send_s", "compute_s"))
         found[n] = (*times, [float(line["cond"]) for line in mine])
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _finished(words: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:

@@ -62,7 +62,7 @@ class Setting:
     def cores(self) -> int:
         """Cores for ranks: of this machine, or of the cluster."""
         if self.scale == "cluster" and ray.is_initialized():
-            return int(ray.cluster_resources()["CPU"])  # type: ignore[no-untyped-call]
+            return int(ray.cluster_resources()["CPU"])
         return len(os.sched_getaffinity(0))
 
     def gangs(self) -> list[int]:
@@ -171,7 +171,7 @@ class Page:
             f"{setting.runs} runs of each measurement, mean ± standard deviation; all took "
             f"{seconds:.0f} s."
         )
-        if self.load > cores / 2:
+        if self.load > 2 * cores:  # the experiment before this one also counts
             text += f" **Taken on a loaded machine** (load {self.load:.1f} at the begin)."
         return text
 

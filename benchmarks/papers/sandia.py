@@ -42,7 +42,7 @@ def run(setting: Setting) -> Page:
     missing: dict[str, str] = {}
     notes: list[str] = []
     seconds = SECONDS[setting.scale] / (setting.divide or 1)
-    address = ray.get_runtime_context().gcs_address if ray.is_initialized() else None  # type: ignore[no-untyped-call]
+    address = ray.get_runtime_context().gcs_address if ray.is_initialized() else None
     for _ in range(setting.runs):
         results, missing, notes = compare_places(setting.cores, seconds, CONTAINER, "vc", address)
         for result in results:

@@ -31,7 +31,7 @@ def run(setting: Setting) -> Page:
     """From NumPy, and from rows in the memory of Spark's executors on Ray."""
     divisor = setting.divisor(DIVISORS)
     sizes = {name: (side(m, divisor), side(n, divisor)) for name, (m, n) in SHAPES.items()}
-    cpus = ray.cluster_resources()["CPU"]  # type: ignore[no-untyped-call]
+    cpus = ray.cluster_resources()["CPU"]
     counts = [count for count in setting.gangs() if 2 * count <= cpus]  # executors and ranks
     nbytes = 8 * sizes["tall"][0] * sizes["tall"][1]
     page = Page(

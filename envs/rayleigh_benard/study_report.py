@@ -97,5 +97,10 @@ def draw_on(figure: Any, runs: Runs) -> None:
         axes.set_xlabel("control steps")
         axes.set_ylabel("Nusselt number (lower is better)")
         axes.set_title(f"Ra = {rayleigh:.1e}; mean and range of the seeds", fontsize=9)
-        axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
+    curves_drawn = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    named = {name: curves_drawn[name] for name in NAMES.values() if name in curves_drawn}
+    figure.legend(
+        list(named.values()), list(named), loc="outside upper center", ncols=3, fontsize=8,
+        frameon=False,
+    )  # fmt: skip

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import ray
 from gymnasium.vector import VectorEnv
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
+from alchemist_ray.arguments import known_options, positive_int
 from alchemist_ray.runtime.ray_cluster import join_ray
 from envs.errors import EnvConfigError
 from envs.rllib.callbacks import GangCallbacks
@@ -37,6 +39,7 @@ MULTI_AGENT = (
 )
 
 
+@known_options("configure")
 def configure(
     config: AlgorithmConfig,
     env: Any,
@@ -89,21 +92,27 @@ def configure(
     environment once, with a gang of one rank, because RLlib does not show errors of its
     construction in an env runner. Evaluation runners have gangs like the others.
     """
+    _check_kinds(config, env, env_config)
     many = _is_multi_agent(config, env)
     settings = dict(env_config)
     workers = settings.get("num_workers", 1)
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise EnvConfigError(f"num_workers={workers!r}: it must be an integer, at least 1")
+    for name, value, least in (
+        ("config['num_workers']", workers, 1),
+        ("config['gangs']", settings.get("gangs", 1), 1),
+        ("num_env_runners", num_env_runners, 0),
+        ("num_envs_per_env_runner", num_envs_per_env_runner, 1),
+        ("max_runner_restarts", max_runner_restarts, 0),
+    ):
+        positive_int(name, value, EnvConfigError, least=least)
     vector = isinstance(env, type) and issubclass(env, VectorEnv)
     gangs = settings.get("gangs", 1) if vector else num_envs_per_env_runner
     resources: dict[str, Any] = {"num_cpus_per_env_runner": RUNNER_CPUS}
     if num_env_runners == 0:
         settings.setdefault("placement", "auto")
     elif ranks_per_bundle is not None:
-        if gangs != 1 or ranks_per_bundle < 1:
-            raise EnvConfigError(
-                "ranks_per_bundle must be at least 1, with one environment and gang per runner"
-            )
+        positive_int("ranks_per_bundle", ranks_per_bundle, EnvConfigError)
+        if gangs != 1:
+            raise EnvConfigError("ranks_per_bundle needs one environment and gang per runner")
         settings.update(placement=SPANNING, ranks_per_bundle=ranks_per_bundle)
     else:
         each = cpus_per_rank(settings)
@@ -132,6 +141,25 @@ def configure(
     if isinstance(env, type) and ray.util.get_current_placement_group() is None:
         _try_out(env, settings, num_envs_per_env_runner, vector)
     return config
+
+
+def _check_kinds(config: Any, env: Any, env_config: Any) -> None:
+    if not isinstance(config, AlgorithmConfig):
+        raise EnvConfigError(
+            f"config is a {type(config).__name__}; it must be a config of RLlib, e.g. PPOConfig()"
+        )
+    if not isinstance(env, str) and not (
+        isinstance(env, type) and issubclass(env, gymnasium.Env | VectorEnv)
+    ):
+        raise EnvConfigError(
+            f"env={env!r}: it must be a class of environments, e.g. HPCSimulatorEnv, or a name "
+            "that is registered"
+        )
+    if not isinstance(env_config, Mapping):
+        raise EnvConfigError(
+            f"env_config is a {type(env_config).__name__}; it must be a dict, the config of the "
+            "environment"
+        )
 
 
 def _is_multi_agent(config: AlgorithmConfig, env: Any) -> bool:

@@ -11,6 +11,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune import PlacementGroupFactory
 
+from alchemist_ray.arguments import checked_cpus, positive_int
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
 from envs.errors import EnvConfigError
@@ -21,7 +22,10 @@ SPANNING = "spanning"  # the placement of a gang in bundles that are appended to
 
 def cpus_per_rank(env_config: Mapping[str, Any]) -> float:
     """CPUs of a rank, as the session requests them."""
-    return float(env_config.get("cpus_per_worker") or 1)
+    given = env_config.get("cpus_per_worker")
+    if given is None:
+        return 1.0
+    return checked_cpus("config['cpus_per_worker']", given, EnvConfigError)
 
 
 def env_runner_resources(
@@ -42,7 +46,15 @@ def env_runner_resources(
     -------
     dict
         ``num_cpus_per_env_runner``. The environment's config also needs ``"placement": "inherit"``.
+
+    Raises
+    ------
+    ResourceError, ValueError
+        For numbers that are not positive.
     """
+    positive_int("num_workers", num_workers)
+    positive_int("num_envs", num_envs)
+    cpus_per_worker = checked_cpus("cpus_per_worker", cpus_per_worker)
     return {"num_cpus_per_env_runner": RUNNER_CPUS + num_envs * num_workers * cpus_per_worker}
 
 
@@ -78,11 +90,11 @@ def check_capacity(config: AlgorithmConfig, ranks: int) -> None:
         return
     if _fitting(rooms, each) < runners:
         raise ResourceError(
-            f"{counted(runners, 'env runner')} of {counted(each, 'CPU')} (1, and "
-            f"{counted(ranks, 'rank')} of {cpus:g}) do not fit: the cluster has {total:g} CPUs on "
-            f"{counted(len(rooms), 'node')}, at most {largest:g} on one. Use fewer runners "
-            "or workers, add nodes, start Ray with more CPUs (ray.init(num_cpus=...)) if "
-            "ranks may share cores, or let gangs span nodes (ranks_per_bundle)"
+            f"{counted(runners, 'env runner')} of {counted(each, 'CPU')} (1 for the runner, "
+            f"{cpus:g} for each of {counted(ranks, 'rank')}) do not fit: the cluster has "
+            f"{total:g} CPUs on {counted(len(rooms), 'node')}, at most {largest:g} on one. Use "
+            "fewer runners or workers, add nodes, let gangs span nodes (ranks_per_bundle), or, if "
+            "ranks may share cores, start Ray with more CPUs (ray.init(num_cpus=...))"
         )
     _check_trial(runners, each)
 
@@ -124,6 +136,9 @@ def spanning(algorithm: type[Algorithm]) -> type[Algorithm]:
     type
         A subclass, for `tune.Tuner`.
     """
+
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise EnvConfigError(f"spanning takes a class of RLlib, for example PPO; got {algorithm!r}")
 
     class Spanning(algorithm):  # type: ignore[valid-type, misc]
         @classmethod

@@ -2,8 +2,9 @@
 
 Clients put, get and map regions; the endpoint splits them by rank. On the same node a client maps
 the ranks' memory through the Unix socket (MAP) and reads or writes it directly. From other nodes
-PUT and GET stream the node's share of a region, in one frame. A JVM on the same node passes the
-payloads of PUT and GET through memory that it shares with the endpoint (SHARE).
+PUT and GET stream the node's share of a region, in one frame. A JVM on the same node has no Unix
+socket: it learns by SAME_NODE that it is there, and maps the ranks' memory by its path below
+``/proc``.
 
 The proxy starts it, and the gang ends with it. When a rank is gone the endpoint hangs up on all
 clients: the rank's memory would stay writable.
@@ -27,7 +28,7 @@ import numpy as np
 
 from mpi_workers.data.description import MAX_KNOWN
 from mpi_workers.data.node_memory import Loan, NodeMemory
-from mpi_workers.data.shared_area import Payload, SharedArea
+from mpi_workers.data.node_proof import NodeProof
 from mpi_workers.data.streams import Order, Share, receive_stream, send_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
@@ -67,6 +68,7 @@ class DataEndpoint:
 
     def __init__(self, listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
         self._memory = NodeMemory(ranks, self._rank_lost)
+        self._proof = NodeProof()
         self._lost: int | None = None
         self._clients: set[Connection] = set()
         self._lock = threading.Lock()
@@ -102,7 +104,7 @@ class DataEndpoint:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            Client(connection, self._memory).serve()
+            Client(connection, self._memory, self._proof).serve()
         except (frames.WireError, OSError):
             pass  # the client is lost or was refused; its loans have ended
         finally:
@@ -137,14 +139,14 @@ class _InParts:
 class Client:
     """One authenticated connection of a client."""
 
-    def __init__(self, connection: Connection, memory: NodeMemory) -> None:
+    def __init__(self, connection: Connection, memory: NodeMemory, proof: NodeProof) -> None:
         self._connection = connection
         self._memory = memory
+        self._proof = proof
         self._mapped: dict[int, dict[int, Loan]] = {}  # by matrix and rank
         self._put_loans: dict[int, dict[int, Loan]] = {}
         self._put_elements: dict[int, Counter[int]] = {}
         self._times = {"receive_s": 0.0, "place_s": 0.0}
-        self._area: SharedArea | None = None
 
     def serve(self) -> None:
         """Answer frames until the client leaves. Raises `ConnectionLost`, or a protocol error."""
@@ -164,8 +166,6 @@ class Client:
             self._connection.refuse(Failure("TransferError", f"refused: {error}"))
             raise
         finally:
-            if self._area is not None:
-                self._area.close()
             with contextlib.suppress(Failure):
                 self._memory.give_back(_all(self._mapped), tainted=True)
             with contextlib.suppress(Failure):
@@ -185,33 +185,39 @@ class Client:
                 self._get(frame.body)
             case Kind.SYNC:
                 self._sync()
-            case Kind.SHARE:
-                self._share(frame.body)
+            case Kind.SAME_NODE:
+                body = {"path": self._proof.path, "nonce": self._proof.nonce}
+                self._connection.send(Kind.SAME_NODE, body)
             case _:
                 raise frames.WireError(f"a data endpoint does not accept {frame.kind.name}")
 
     # --- shared memory ---
 
     def _map(self, body: Body) -> None:
-        if not self._connection.unix:
-            raise Failure("TransferError", "memory can be mapped through the Unix socket only")
+        by_path = body.get("paths") is True  # below /proc: as useful there as a descriptor
+        if not self._connection.unix and not by_path:
+            words = "file descriptors pass through the Unix socket only: ask for paths"
+            raise Failure("TransferError", words)
         ranks, known = self._memory.chosen(body.get("ranks")), _known(body.get("known", []))
-        if len(ranks) > MAX_FDS:
+        if len(ranks) > MAX_FDS and not by_path:
             raise Failure("TransferError", f"at most {MAX_FDS} ranks can be mapped at a time")
         matrix = body.get("matrix")
         already = self._mapped.get(matrix, {}) if _is_int(matrix) else {}
         if already.keys() & set(ranks):
             raise Failure("TransferError", f"matrix {matrix} is already mapped")
         loans = self._memory.lend(matrix, ranks, write=body.get("write") is True)
-        parts, fds = [], []
+        parts, fds, paths = [], [], []
         for loan in loans:
             segment, mapped = loan.segment, known.get(loan.rank, [])
             dead = [number for number in mapped if not self._memory.knows(loan.rank, number)]
             parts.append([loan.rank, segment.number, segment.nbytes, dead])
-            if segment.number not in mapped:
+            if by_path:
+                paths.append(f"/proc/{os.getpid()}/fd/{segment.fd}")
+            elif segment.number not in mapped:
                 fds.append(segment.fd)
         self._mapped.setdefault(body["matrix"], {}).update({loan.rank: loan for loan in loans})
-        self._connection.send(Kind.MAP, {"parts": parts}, fds=fds)
+        answer = {"parts": parts} | ({"paths": paths} if by_path else {})
+        self._connection.send(Kind.MAP, answer, fds=fds)
 
     def _unmap(self, body: Body) -> None:
         """End all loans of a matrix."""
@@ -230,23 +236,6 @@ class Client:
         self._memory.give_back(self._mapped.pop(body["matrix"]).values(), written)
         self._connection.send(Kind.SYNC)
 
-    # --- memory for payloads ---
-
-    def _share(self, body: Body) -> None:
-        if self._area is not None:
-            raise Failure("TransferError", "memory is already shared")
-        try:
-            self._area = SharedArea(body.get("nbytes"))
-        except OSError as error:
-            words = f"no memory to share with a client: {error.strerror}"
-            raise Failure("ResourceError", words) from error
-        self._connection.send(Kind.SHARE, {"path": self._area.path, "nonce": self._area.nonce})
-
-    def _payload(self, nbytes: object) -> Payload:
-        if self._area is None:
-            raise Failure("TransferError", "no memory is shared: send SHARE first")
-        return self._area.payload(nbytes)
-
     # --- streams ---
 
     def _put(self, body: Body, nbytes: int) -> None:
@@ -259,52 +248,38 @@ class Client:
         loans = [borrowed[rank] for rank in ranks]
         counts = self._put_elements.setdefault(body["matrix"], Counter())
         self._connection.sock.settimeout(STALL_TIMEOUT_S)
-        stream: Connection | Payload = self._connection
-        if "shared" in body:
-            _check_size(nbytes, 0)
-            stream = self._payload(body["shared"])
-            nbytes = stream.nbytes
         receive = self._receive_rows if "rows" in body else self._receive_region
-        receive(stream, body, nbytes, loans, counts)
-        if "shared" in body:
-            self._connection.send(Kind.SHARE)
+        receive(body, nbytes, loans, counts)
 
     def _receive_region(
-        self,
-        stream: Connection | Payload,
-        body: Body,
-        nbytes: int,
-        loans: Sequence[Loan],
-        counts: Counter[int],
+        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
     ) -> None:
         share = _share(body, loans)
         _check_size(nbytes, share.nbytes)
-        times = receive_stream(stream, share, _InParts(loans))
+        times = receive_stream(self._connection, share, _InParts(loans))
         self._times["receive_s"] += times.moving
         self._times["place_s"] += times.copying
         for loan in loans:
             counts[loan.rank] += elements_of(share.boxes, loan.rank, loan.distribution)
 
     def _receive_rows(
-        self,
-        stream: Connection | Payload,
-        body: Body,
-        nbytes: int,
-        loans: Sequence[Loan],
-        counts: Counter[int],
+        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
     ) -> None:
         distribution, dtype = loans[0].distribution, loans[0].dtype
         rows = checked_rows(body["rows"], distribution.shape)
         groups = list(row_groups(distribution, [loan.rank for loan in loans], rows))
         _check_size(nbytes, sum(group.size for group in groups) * dtype.itemsize)
         if nbytes > MAX_ROWS_BYTES:
-            raise Failure("TransferError", f"a frame with {nbytes} bytes of rows: send several")
+            raise Failure(
+                "TransferError",
+                f"{nbytes} bytes of rows exceed the limit of {MAX_ROWS_BYTES}: send several frames",
+            )
         parts = [loan.part() for loan in loans]
         clock = time.perf_counter()
         received = []
         for group in groups:
             elements = np.empty((len(group.rows), len(group.cols)), dtype)
-            stream.read_into(elements.reshape(-1).view(np.uint8).data)
+            self._connection.read_into(elements.reshape(-1).view(np.uint8).data)
             received.append(elements)
         arrived = time.perf_counter()
         for group, elements in zip(groups, received, strict=True):
@@ -327,12 +302,7 @@ class Client:
         try:
             share = _share(body, loans)
             self._connection.sock.settimeout(STALL_TIMEOUT_S)
-            if "shared" in body:
-                payload = self._payload(share.nbytes)
-                send_stream(payload, Kind.DATA, {}, share, _InParts(loans))
-                self._connection.send(Kind.DATA, {"shared": payload.nbytes})
-            else:
-                send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
+            send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
         finally:
             self._memory.give_back(loans)
 

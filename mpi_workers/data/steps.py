@@ -55,23 +55,30 @@ def steps_of(
     nbytes = 0
     for array, (row, col) in blocks:
         bounds = [row, row + array.shape[0], col, col + array.shape[1]]
-        whole = Region.checked(list(map(int, bounds)), shape)
-        height, width = _largest(array, most) if array.nbytes > limit else array.shape
-        for i in range(0, len(array), max(1, height)):
-            for j in range(0, array.shape[1], max(1, width)):
-                part = array[i : i + height, j : j + width]
-                if steps and nbytes + part.nbytes > most:
-                    yield steps
-                    steps, nbytes = [], 0
-                row0, col0 = whole.row0 + i, whole.col0 + j
-                region = Region(row0, row0 + part.shape[0], col0, col0 + part.shape[1])
-                steps.append(Step(part, region))
-                nbytes += part.nbytes
+        whole = Step(array, Region.checked(list(map(int, bounds)), shape))
+        parts = _parts(whole, most) if array.nbytes > limit else [whole] if array.size else []
+        for part in parts:
+            if steps and nbytes + part.array.nbytes > most:
+                yield steps
+                steps, nbytes = [], 0
+            steps.append(part)
+            nbytes += part.array.nbytes
     if steps:
         yield steps
 
 
+def _parts(whole: Step, most: int) -> Iterator[Step]:
+    """The step in parts of at most `most` bytes."""
+    array, region = whole
+    height, width = _largest(array, most)
+    for i in range(0, len(array), height):
+        for j in range(0, array.shape[1], width):
+            part = array[i : i + height, j : j + width]
+            row0, col0 = region.row0 + i, region.col0 + j
+            yield Step(part, Region(row0, row0 + part.shape[0], col0, col0 + part.shape[1]))
+
+
 def _largest(array: Array, most: int) -> tuple[int, int]:
-    """Rows and columns of a part of at most so many bytes: whole rows if one of them fits."""
+    """Rows and columns of a part of at most this many bytes: whole rows if one of them fits."""
     width = min(array.shape[1], max(1, most // array.itemsize))
     return max(1, most // (width * array.itemsize)), width

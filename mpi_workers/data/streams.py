@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from mpi_workers.matrix.node_shares import Box, boxes, chunk_bytes
 from mpi_workers.matrix.regions import Region
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind
-
-if TYPE_CHECKING:  # it needs POSIX, and a thin client does not
-    from mpi_workers.data.shared_area import Payload
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
@@ -109,7 +106,7 @@ class StreamTimes(NamedTuple):
 
 
 def send_stream(
-    connection: Connection | Payload,
+    connection: Connection,
     kind: Kind,
     body: Body,
     share: Share,
@@ -121,7 +118,7 @@ def send_stream(
 
     Parameters
     ----------
-    connection : Connection or Payload
+    connection : Connection
         Its socket's timeout is set, and applies to each piece.
     kind, body
         Of the frame.
@@ -164,9 +161,7 @@ def send_stream(
     return StreamTimes(copying, moving)
 
 
-def receive_stream(
-    connection: Connection | Payload, share: Share, elements: Elements
-) -> StreamTimes:
+def receive_stream(connection: Connection, share: Share, elements: Elements) -> StreamTimes:
     """Receive the payload of `send_stream`.
 
     Raises

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import cached_property, partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from mpi_workers.data.description import NodeTimes, TransferTarget
@@ -91,12 +90,7 @@ class _Transfer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_error: object) -> None:
         if kind is not None:
             self._abandon()
             return

@@ -305,8 +305,9 @@ def _stacks(
     by_cols: defaultdict[tuple[int, int], list[ArrayBlock]] = defaultdict(list)
     others: list[ArrayBlock] = []
     dtypes = {part.local.dtype for part in parts}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
     for block in blocks:
-        if len(dtypes) == 1 and all(stackable(block.array, dtype) for dtype in dtypes):
+        if dtype is not None and stackable(block.array, dtype):
             by_cols[block.origin[1], block.array.shape[1]].append(block)
         else:
             others.append(block)

@@ -96,7 +96,7 @@ def stored_shape(shape: Sequence[int]) -> Shape:
 class Form(NamedTuple):
     """A layout: the distributions of rows and columns, and how many indices a block has.
 
-    `block` is 1 in Elemental's layouts; None: so many that each rank has at most one block.
+    `block` is 1 in Elemental's layouts; None: large enough that each rank has at most one.
     """
 
     rows: str
@@ -117,6 +117,8 @@ class Form(NamedTuple):
 @lru_cache(maxsize=256)
 def form(layout: str) -> Form:
     """The form of a layout of that name. Raises `ValueError`, naming the layouts, if none is."""
+    if not isinstance(layout, str):
+        raise ValueError(f"layout={layout!r}: it must be a string, e.g. 'VC_STAR'")
     name, _, size = layout.partition(":")
     if layout in LAYOUTS:
         rows, cols = layout.split("_")

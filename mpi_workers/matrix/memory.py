@@ -66,7 +66,8 @@ class Segment:
             if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENFILE):
                 raise Failure(
                     "ResourceError",
-                    f"no room for a block of {readable(nbytes)} on this node: {error.strerror}",
+                    f"not enough memory on this node for a block of {readable(nbytes)}: "
+                    f"{error.strerror}",
                 ) from error
             raise
 
@@ -192,7 +193,7 @@ class Pool:
         Parameters
         ----------
         keep_bytes : int
-            Keep at most so many bytes, those that were used last.
+            Keep at most this many bytes, those that were used last.
         idle_s : float
             Keep segments that came back in this time.
 

@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
 from mpi_workers.matrix.layout import Distribution, Grid, Shape, contiguous, rank_runs
-from mpi_workers.matrix.regions import CHUNK_BYTES, MIN_ROW_BYTES, Region
+from mpi_workers.matrix.regions import Region
 from mpi_workers.matrix.runs import Runs
 
-RANK_CHUNK_BYTES = 16 << 10  # 16 KiB of a piece for each rank: placing it has a cost per rank
+# A piece of a stream. A small one would stay in a nearer cache, but placing it costs some 50 us and
+# more per rank. A row of a C-ordered array is cut if it is longer than `ROW_BYTES`: others are
+# contiguous in the client's array, and sent from there. Spark's Java code cuts in the same way.
+PIECE_BYTES = 4 << 20  # 4 MiB: another size needs another VERSION in frames.py
+RANK_PIECE_BYTES = 128 << 10  # 128 KiB of it for each rank
+ROW_BYTES = 32 << 10  # 32 KiB
 
 
 class Place(NamedTuple):
@@ -131,8 +136,8 @@ class Box(NamedTuple):
         return as_strided(corner, self.shape, strides)
 
     def pieces(self, itemsize: int, chunk: int, *, tiled: bool) -> Iterator[Box]:
-        """Cut into pieces of about `chunk` bytes; see `regions.stream`."""
-        least = MIN_ROW_BYTES // itemsize if tiled else 1
+        """Cut into pieces of about `chunk` bytes; as `regions.stream`, but for `ROW_BYTES`."""
+        least = ROW_BYTES // itemsize if tiled else 1
         across = max(least, chunk // (self.rows.size * itemsize))
         for cols in self.cols.cut(max(1, across)):
             for rows in self.rows.cut(max(1, chunk // (cols.size * itemsize))):
@@ -140,8 +145,8 @@ class Box(NamedTuple):
 
 
 def chunk_bytes(ranks: int) -> int:
-    """Bytes of a piece of a stream to so many ranks."""
-    return max(CHUNK_BYTES, RANK_CHUNK_BYTES * ranks)
+    """Bytes of a piece of a stream to this many ranks."""
+    return max(PIECE_BYTES, RANK_PIECE_BYTES * ranks)
 
 
 def products(distribution: Distribution, ranks: Sequence[int]) -> tuple[tuple[Runs, Runs], ...]:

@@ -10,6 +10,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LocalIndices, Shape, clip
 
 CHUNK_BYTES = 512 << 10  # 512 KiB: stays in cache while it is packed and sent
+_BOUNDS = [int] * 4  # their types: bool is excluded
 MIN_ROW_BYTES = 2 << 10  # 2 KiB of each row: a tile of a C-ordered array uses whole cache lines
 
 
@@ -36,11 +37,7 @@ class Region(NamedTuple):
     @classmethod
     def checked(cls, value: object, shape: Shape) -> Region:
         """A region from a frame's map. Raises `Failure` (ShapeError) if it is not in the matrix."""
-        if (
-            isinstance(value, list)
-            and len(value) == 4
-            and all(type(bound) is int for bound in value)  # bool is excluded
-        ):
+        if isinstance(value, list) and list(map(type, value)) == _BOUNDS:
             region = cls(*value)
             if 0 <= region.row0 <= region.row1 <= shape[0] and (
                 0 <= region.col0 <= region.col1 <= shape[1]

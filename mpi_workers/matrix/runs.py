@@ -120,7 +120,7 @@ class BlockIndices(Sequence[int]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("the indices are computed: they are a new array")
+            raise ValueError("the indices are computed into a new array: leave out copy=False")
         first, width, period = self.runs
         positions = np.arange(self.runs.count(self.start), self.runs.count(self.stop))
         run, place = np.divmod(positions, width)

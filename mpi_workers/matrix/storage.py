@@ -105,7 +105,9 @@ class Storage:
             found = self._entries.get(matrix_id) if type(matrix_id) is int else None
         if found is None:
             raise Failure(
-                "MatrixNotFoundError", f"rank {self.rank} holds no matrix {reprlib.repr(matrix_id)}"
+                "MatrixNotFoundError",
+                f"rank {self.rank} holds no matrix {reprlib.repr(matrix_id)}: it was freed, or "
+                "never existed",
             )
         return found
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -32,7 +31,7 @@ PREFIX = "alchemist-"
 ANY_GANG = "g*"  # ids of gangs begin like this; GroupManagers' folders do not
 SHM = Path("/dev/shm")
 BOOT_ID_LENGTH = 8  # characters of it in names: a Unix socket's path has at most 107 bytes
-SEGMENTS = "segments.json"
+SEGMENTS = "segments"  # a folder: an empty file for each name in /dev/shm
 PID = "pid"  # kuberay/ knows this name
 # MPICH and UCX create these briefly, until all ranks of the node have mapped them. Their names do
 # not tell the gang.
@@ -97,11 +96,7 @@ class GangFolder(PrivateFolder):
 
     def __init__(self, gang: str, kvs_name: str, node: int) -> None:
         super().__init__(gang)
-        self._segments = set(segment_names(kvs_name, node))
-        self._note_segments()
-
-    def _note_segments(self) -> None:
-        (self.path / SEGMENTS).write_text(json.dumps(sorted(self._segments)))
+        note_segments(self.path, segment_names(kvs_name, node))
 
     def note_pid(self) -> None:
         """Write our pid into the folder: SIGTERM to it announces that the node is leaving."""
@@ -111,13 +106,7 @@ class GangFolder(PrivateFolder):
         """Record the segments that these processes have mapped: a launcher chooses other names."""
         for pid in pids:
             with contextlib.suppress(OSError):
-                self._segments.update(segments_of(pid))
-        self._note_segments()
-
-    def add_segments(self, names: Iterable[str]) -> None:
-        """Record segments that a rank reports: /proc does not show those of another namespace."""
-        self._segments.update(names)
-        self._note_segments()
+                note_segments(self.path, segments_of(pid))
 
     @cached_property
     def word(self) -> InterruptWord:
@@ -125,12 +114,33 @@ class GangFolder(PrivateFolder):
 
     def unlink_segments(self) -> None:
         """Remove MPICH's names from /dev/shm. Mapped memory stays mapped."""
-        _unlink(self._segments)
+        _unlink(segments_in(self.path))
 
     def remove(self) -> None:
         """Remove the folder, and the gang's names in /dev/shm."""
         self.unlink_segments()
         super().remove()
+
+
+def note_segments(folder: Path, names: Iterable[str]) -> None:
+    """Record names in /dev/shm that the gang of this folder is to remove at its end."""
+    (folder / SEGMENTS).mkdir(exist_ok=True)
+    for name in names:
+        (folder / SEGMENTS / Path(name).name).touch()
+
+
+def segments_in(folder: Path) -> list[str]:
+    """The names that are recorded in a gang's folder."""
+    with contextlib.suppress(OSError):
+        return os.listdir(folder / SEGMENTS)
+    return []
+
+
+def forget_segments(folder: Path, names: Sequence[str]) -> None:
+    """Remove these names from /dev/shm, then from the record."""
+    _unlink(names)
+    for name in names:
+        (folder / SEGMENTS / name).unlink(missing_ok=True)
 
 
 def segments_of(pid: int | str = "self") -> set[str]:
@@ -196,8 +206,7 @@ def sweep() -> int:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(OSError, ValueError):
-                _unlink(map(str, json.loads((path / SEGMENTS).read_text())))
+            _unlink(segments_in(path))
             shutil.rmtree(path, ignore_errors=True)
             swept += 1
         except OSError:

@@ -20,7 +20,7 @@ from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.specs import ProxySpec
 from mpi_workers.node.stacks import of_main_thread
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
 PLACES_SENT = 4  # places at which a call was interrupted
@@ -52,6 +52,7 @@ class Pending:
         self.value: Any = None
         self.matrices: list[Any] | None = None
         self.idle_nbytes = 0
+        self.following = b""  # a frame for the ranks, if they have the memory that it needs
 
 
 class CommandRelay:
@@ -92,15 +93,27 @@ class CommandRelay:
         self._closed = True
 
     def relay(self, body: Body, encoded: bytes) -> None:
-        """Send a command's frame to all ranks, or answer it if it needs none of them."""
-        frees = "unreferenced" in body  # only the ranks can do that
-        if body["op"] == "reserve" and not frees and self._memory_shortage(body, 0) is None:
-            self._reply(body["seq"], Pending(body, ()))  # enough memory: no rank need wake up
+        """Send a command's frame to all ranks, or answer it if it needs none of them.
+
+        If it asks for memory (`reserve`) and there is too little, ranks first return their idle
+        memory.
+        """
+        pending = Pending(body, self._ranks)
+        alone = body["op"] == "reserve"
+        if (alone or body.get("reserve")) and self._memory_shortage(body, 0) is not None:
+            if not alone:
+                pending.following = encoded
+                encoded = encode(Kind.COMMAND, {**body, "op": "reserve"})
+        elif alone and "unreferenced" not in body:  # which only the ranks can free
+            self._reply(body["seq"], pending)  # enough memory: no rank need wake up
             return
-        self._pending[body["seq"]] = Pending(body, self._ranks)
+        self._send(pending, encoded)
+
+    def _send(self, pending: Pending, encoded: bytes) -> None:
+        self._pending[pending.body["seq"]] = pending
         for process in self._ranks.values():
-            if process.control is not None and process.control.transport is not None:
-                process.control.transport.write(encoded)
+            if process.control is not None:
+                process.control.send_encoded(encoded)
 
     def interrupt(self, seq: int, *, with_signal: bool) -> None:
         """End the calls up to this number; with SIGINT for code that does not read the word."""
@@ -156,7 +169,19 @@ class CommandRelay:
         if not pending.left:
             self._uplink.send_output()
             del self._pending[body["seq"]]
-            self._reply(body["seq"], pending)
+            self._end(pending)
+
+    def _end(self, pending: Pending) -> None:
+        """Reply for all ranks, or send them the command that has waited for their memory."""
+        body, following = pending.body, pending.following
+        if (following or body["op"] == "reserve") and not pending.errors:
+            shortage = self._memory_shortage(body, pending.idle_nbytes)
+            if shortage is not None:
+                pending.errors.append(shortage.to_map())
+            elif following:
+                self._send(Pending(body, self._ranks), following)
+                return
+        self._reply(body["seq"], pending)
 
     def _add_error(self, pending: Pending, rank: int, body: Body) -> None:
         pending.errors.append(body["error"])
@@ -181,10 +206,6 @@ class CommandRelay:
             )
 
     def _reply(self, seq: int, pending: Pending) -> None:
-        if pending.body["op"] == "reserve" and not pending.errors:
-            shortage = self._memory_shortage(pending.body, pending.idle_nbytes)
-            if shortage is not None:
-                pending.errors.append(shortage.to_map())
         reply: Body = {"seq": seq, "node": self._spec.node}
         if pending.errors:
             reply["errors"] = pending.errors[:ERRORS_SENT]

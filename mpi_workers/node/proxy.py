@@ -22,9 +22,9 @@ import uvloop
 
 from mpi_workers.failures import Failure
 from mpi_workers.node import crowding
-from mpi_workers.node.cleanup import GangFolder
+from mpi_workers.node.cleanup import GangFolder, note_segments
 from mpi_workers.node.command_relay import CommandRelay
-from mpi_workers.node.process_control import adopt_orphans
+from mpi_workers.node.process_control import adopt_orphans, descendants
 from mpi_workers.node.processes import LocalRanks, RankProcess
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import ProxySpec, RankConfig
@@ -37,6 +37,7 @@ from mpi_workers.wire.pmi import PmiNode, process_mapping
 EXIT_GRACE_S = 1.0  # time limit for ranks to exit when asked
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)
 HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi")
+READ_LIMIT_S = 1.0  # for the GroupManager to read the last report
 OUTPUT_S = 0.01  # between batches of lines that ranks print
 OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
 BLAME_S = 0.2  # a launcher kills all ranks when one aborts: time for that one's node to report it
@@ -126,7 +127,7 @@ class Proxy:
 
     async def _connect_to_manager(self) -> bool:
         def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
-            if frame.kind == Kind.COMMAND:
+            if frame.kind == Kind.COMMAND and not self._leaving:
                 self._command(frame)
             elif frame.kind == Kind.REFUSED:
                 self._stop()
@@ -198,7 +199,8 @@ class Proxy:
         if not self._local.forked:
             process.pid = _peer_pid(protocol) or int(body["pid"])
             self._watch(process)
-            self._folder.add_segments(body["segments"])
+            # /proc does not show those of another namespace.
+            note_segments(self._folder.path, body["segments"])
         process.control = protocol
         protocol.peer = process
         if all(other.control is not None for other in self._ranks.values()):
@@ -233,11 +235,7 @@ class Proxy:
 
     def _endpoint_ended(self, cause: str) -> None:
         """No data can reach the ranks any more: the gang ends, as with a lost rank."""
-        self._leaving = True
-        self._send_lines(finished=True)
-        pid, hostname = self._local.endpoint_pid, os.uname().nodename
-        self.send_event("endpoint_ended", cause=cause, pid=pid, hostname=hostname)
-        self._stop()
+        self._report_last("endpoint_ended", cause=cause, pid=self._local.endpoint_pid)
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
         if not self._local.forked and protocol.peer is not None:
@@ -263,18 +261,24 @@ class Proxy:
         self._report_end(rank, cause, pid, tail)
 
     def _report_end(self, rank: int, cause: str, pid: int | None, tail: str) -> None:
-        self._leaving = True
-        self._send_lines(finished=True)
-        self.send_event(
+        self._report_last(
             "rank_ended",
             rank=rank,
             cause=cause,
-            hostname=os.uname().nodename,
             pid=pid or self._ranks[rank].pid or 0,
             tail=tail,
             frames=of_crash(str(self._folder.path), rank),
         )
-        self._stop()
+
+    def _report_last(self, op: str, **fields: Any) -> None:
+        """Report, and end when the GroupManager, which has then read it, closes the connection.
+
+        If we closed it first, its next command would fail, and it would not read the report.
+        """
+        self._leaving = True
+        self._send_lines(finished=True)
+        self.send_event(op, hostname=os.uname().nodename, **fields)
+        asyncio.get_running_loop().call_later(READ_LIMIT_S, self._stop)
 
     # --- output ---
 
@@ -361,8 +365,8 @@ class Proxy:
 
     def clean(self) -> None:
         """Kill the remaining processes and remove the gang's files."""
-        if not self._local.forked:
-            self._folder.learn_segments(self._local.pids())
+        # Programs that ranks have started have segments of their own.
+        self._folder.learn_segments(self._local.pids() | descendants([os.getpid()]))
         self._local.kill()
         self._log_lines()
         self._folder.remove()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import waits
+from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.libraries import Libraries, Loader
 from mpi_workers.wire.frames import Body
@@ -27,11 +27,11 @@ class Runner(Protocol):
     """Runs code that a user has sent: a function or a script. `ali` provides it."""
 
     def run(
-        self, gang: Gang, task: Body, folder: Path, matrix: Callable[[Any], DistMatrix]
+        self, gang: Gang, task: Body, matrix: Callable[[Any], DistMatrix]
     ) -> tuple[Sequence[DistMatrix], Any]:
         """Run it on this rank: the matrices that it made, and its result as a message field.
 
-        `folder` holds its files, `matrix` finds matrices by id.
+        The gang's folder holds its files, `matrix` finds matrices by id.
         """
 
 
@@ -41,8 +41,6 @@ class RankCommands:
     Parameters
     ----------
     gang, storage : Gang, Storage
-    folder : Path
-        The gang's folder on this node.
     loader, runner : Loader, Runner
         How libraries are loaded and users' own code is run.
 
@@ -52,13 +50,10 @@ class RankCommands:
         Number of the collective command under way, or of the last one.
     """
 
-    def __init__(
-        self, gang: Gang, storage: Storage, folder: Path, loader: Loader, runner: Runner
-    ) -> None:
+    def __init__(self, gang: Gang, storage: Storage, loader: Loader, runner: Runner) -> None:
         self.gang = gang
         self.call = 0
         self._storage = storage
-        self._folder = folder
         self._runner = runner
         self._libraries = Libraries(loader)
         self._made: list[int] = []  # ids of matrices that the last call has made
@@ -147,7 +142,7 @@ class RankCommands:
         def matrix(matrix_id: Any) -> DistMatrix:
             return used.setdefault(matrix_id, self._storage.sealed(matrix_id))
 
-        results, value = self._runner.run(self.gang, body, self._folder, matrix)
+        results, value = self._runner.run(self.gang, body, matrix)
         matrices = self._keep(results, body["first"], used)
         reply: Body = {"matrices": matrices} if matrices else {}
         if self.gang.rank == 0:
@@ -221,4 +216,6 @@ OPERATIONS: dict[str, Operation] = {
     "run": _operation(RankCommands.run, "name first", prints=True),  # and the runner's fields
 }
 # Only code below these handlers may be interrupted by a signal.
-INTERRUPTIBLE = frozenset({RankCommands.call_routine.__code__, RankCommands.run.__code__})
+INTERRUPTIBLE = frozenset(
+    {RankCommands.call_routine.__code__, RankCommands.run.__code__, run_cell.__code__}
+)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
@@ -13,6 +16,8 @@ from mpi_workers.matrix.dist_matrix import DistMatrix, check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
+from mpi_workers.node.cleanup import forget_segments, note_segments, segments_of
+from mpi_workers.node.process_control import descendants
 from mpi_workers.rank import mpi_errors, requests, waits
 from mpi_workers.rank.communicator import GangComm
 from mpi_workers.rank.history import Span
@@ -31,15 +36,22 @@ class Gang:
         This rank's matrices.
     report : callable(fraction, text)
         Sends a report of progress to the user.
+    folder : Path
+        The gang's folder on this node.
     """
 
     def __init__(
-        self, world: MPI.Intracomm, storage: Storage, report: Callable[[float, str], None]
+        self,
+        world: MPI.Intracomm,
+        storage: Storage,
+        report: Callable[[float, str], None],
+        folder: Path,
     ) -> None:
         self._world = world
         self._storage = storage
         self._report = report
         self._reported = 0.0
+        self.folder = folder
         self.rank: int = world.rank
         self.size: int = world.size
         self.grid: Grid = default_grid(world.size)
@@ -84,7 +96,7 @@ class Gang:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
         world = MPI.Intracomm(self._world.Split(colour, self.rank))
         storage = Storage(world.rank, self._storage.pool, self._storage.allocations)
-        return Gang(world, storage, self._report)
+        return Gang(world, storage, self._report, self.folder)
 
     def new(
         self, shape: Sequence[int], dtype: Any, layout: str, *, zero: bool = True
@@ -103,6 +115,27 @@ class Gang:
         result = self.new(matrix.array_shape, matrix.dtype, layout, zero=False)
         redistribute(matrix, result, self.comm)
         return result
+
+    @contextlib.contextmanager
+    def segments(self, names: Sequence[str]) -> Iterator[None]:
+        """Remove these names from /dev/shm at the end of the block, also if the rank is killed.
+
+        Begin before the process starts that uses them: the gang's folder has a record of them.
+        """
+        note_segments(self.folder, names)
+        try:
+            yield
+        finally:
+            forget_segments(self.folder, names)
+
+    def note_programs(self) -> None:
+        """Let the gang's end remove the names in /dev/shm of processes that this rank has started.
+
+        For programs of another launcher, such as ``mpiexec``, which leave them when they fail.
+        """
+        for pid in descendants([os.getpid()]):
+            with contextlib.suppress(OSError):  # it has ended
+                note_segments(self.folder, segments_of(pid))
 
     def check(self) -> None:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""

@@ -76,11 +76,13 @@ def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool
     return False
 
 
-def place(interrupted: BaseException) -> str:
+def place(interrupted: Interrupted) -> str:
     """Where a call was interrupted: ``recv at hang (lib.py:12)``; empty if not known.
 
     The innermost code outside of this package, and the wait that it has called.
     """
+    if interrupted.place:
+        return interrupted.place
     found, wait, trace = "", "", interrupted.__traceback__
     while trace is not None:
         code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))

@@ -51,16 +51,17 @@ class RankLoop:
 
     def __init__(self, config: RankConfig, loader: Loader, runner: Runner) -> None:
         world = MPI.COMM_WORLD
-        allocations = NodeAllocations(Path(config.directory), world.rank, world.size)
+        folder = Path(config.directory)
+        allocations = NodeAllocations(folder, world.rank, world.size)
         pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
         storage = Storage(world.rank, pool, allocations)
         self._memory = RankMemory(storage, config.token, config.data)
-        waits.watch(InterruptWord(f"{config.directory}/interrupt"), crowded=config.crowded)
+        waits.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
         end_on_signal(waits.interrupted, INTERRUPTIBLE)
-        gang = Gang(world, storage, self._report)
+        gang = Gang(world, storage, self._report, folder)
         self._rank = gang.rank
         self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self._commands = RankCommands(gang, storage, Path(config.directory), loader, runner)
+        self._commands = RankCommands(gang, storage, loader, runner)
         self._control, _ = connect(
             config.control,
             config.token,

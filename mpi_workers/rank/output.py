@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import sys
 
@@ -16,7 +17,8 @@ _libc = ctypes.CDLL(None)
 def buffer_lines() -> None:
     """Write the output of Python and C code line by line."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     with contextlib.suppress(ValueError):  # a C library that names it otherwise
         _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _IOLBF, 0)
 

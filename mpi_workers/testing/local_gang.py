@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         command: list[Any] = [mpiexec, "-n", ranks, *(under or ())]
         command += [sys.executable, "-m", "mpi_workers", "local-rank"]
-        command += [function, json.dumps(arguments), folder, timeout]
+        command += [function, json.dumps(arguments), folder, time.time() + timeout]
         process = subprocess.Popen(
             list(map(str, command)),
             env=_environment(ranks),

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from mpi_workers.rank.interruption import InterruptWord
 
 POOL_BYTES = 256 << 20  # 256 MiB
 FIRST_CALL = 1
+SOON_S = 0.1  # to the stacks of a rank that started after the deadline
 
 
 def main(argv: list[str]) -> None:
@@ -42,11 +44,11 @@ def main(argv: list[str]) -> None:
     os._exit(status)  # not MPI_Finalize: operations that a test has abandoned would block it
 
 
-def _run(function: str, arguments: str, folder: str, timeout: str) -> None:
+def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     if not _traced():  # the thread of gdb that is the parent ends early
         die_with_parent(os.getppid())
     faulthandler.enable()
-    faulthandler.dump_traceback_later(float(timeout))
+    faulthandler.dump_traceback_later(max(float(deadline) - time.time(), SOON_S))
     close_listeners()
     limit_endpoints(None, one_node=True)
     if not MPI.Is_initialized():
@@ -57,7 +59,9 @@ def _run(function: str, arguments: str, folder: str, timeout: str) -> None:
     Path(folder, f"rank{world.rank}.json").write_text(json.dumps(about))
     waits.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
     waits.begin(FIRST_CALL)
-    gang = Gang(world, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None)
+    gang = Gang(
+        world, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None, Path(folder)
+    )
     module, name = function.split(":")
     result = getattr(importlib.import_module(module), name)(gang, *json.loads(arguments))
     if world.rank == 0:

@@ -21,7 +21,7 @@ import msgpack
 from mpi_workers.failures import Failure
 
 MAGIC = b"ALCH"
-VERSION = 2
+VERSION = 3  # of frames, maps and the order of elements in payloads (node_shares.py)
 HEADER = struct.Struct("!4sHHIQ")
 
 UNAUTHENTICATED_MAP_LIMIT = 4 << 10  # 4 KiB
@@ -49,7 +49,7 @@ class Kind(IntEnum):
     SYNC = 12
     CHALLENGE = 13
     PROOF = 14
-    SHARE = 15
+    SAME_NODE = 15
 
 
 _KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}

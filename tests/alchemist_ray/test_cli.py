@@ -30,6 +30,12 @@ def test_it_tells_its_version_and_its_usage() -> None:
     assert "demo" in wrong.stderr
 
 
+@pytest.mark.parametrize("words", [("slurm", "submit"), ("slurm", "run"), ("pbs", "submit")])
+def test_usage_shows_where_the_program_goes(words: tuple[str, ...]) -> None:
+    line, *_ = alchemist(*words, "--help").stdout.splitlines()
+    assert line == f"usage: alchemist {' '.join(words)} [options] -- COMMAND"
+
+
 def test_the_demo_checks_itself_and_draws(cluster: str, tmp_path: Path) -> None:
     pytest.importorskip("skimage", reason="the extra `demo` is not installed")
     done = alchemist("demo", "--workers", "3", "--out", str(tmp_path), RAY_ADDRESS=cluster)
@@ -44,4 +50,7 @@ def test_the_demo_checks_itself_and_draws(cluster: str, tmp_path: Path) -> None:
 def test_an_error_of_the_tree_is_a_line_and_a_one(cluster: str) -> None:
     done = alchemist("demo", "--workers", "1000", RAY_ADDRESS=cluster)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("alchemist: ResourceError: 1000 workers")
+    # Ray writes to the same stderr, for instance that a disk is nearly full.
+    lines = [line for line in done.stderr.splitlines() if line.startswith("alchemist: ")]
+    assert [line.partition(" workers")[0] for line in lines] == ["alchemist: ResourceError: 1000"]
+    assert "Traceback" not in done.stderr

@@ -10,6 +10,8 @@ import pytest
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import RoutineError
+from tests.support import traces
+from tests.support.kernels import Notebook
 
 IPython = pytest.importorskip("IPython")
 
@@ -55,8 +57,9 @@ def test_variables_stay_on_the_ranks_and_travel_when_asked(
 
 def test_an_error_has_the_traceback_of_the_cell(shell: Any, session: AlchemistSession) -> None:
     shell.user_ns["als"] = session
-    with pytest.raises(RoutineError, match=r"(?s)%%mpi cell \d+.*1 / \(rank - rank\)"):
+    with pytest.raises(RoutineError, match=r"(?s)%%mpi cell \d+.*1 / \(rank - rank\)") as caught:
         shell.run_cell_magic("mpi", "", "x = 2\ny = 1 / (rank - rank)")
+    assert not any("gang" in str(frame.path) for frame in caught.traceback)
     with pytest.raises(RoutineError, match="no variable absent"):
         shell.run_cell_magic("mpi", "--get absent", "x = 2")
     with pytest.raises(RoutineError, match="SyntaxError"):
@@ -108,3 +111,31 @@ def test_matrices_and_sessions_are_shown(shell: Any, session: AlchemistSession) 
     closed.close()
     shown, _ = shell.display_formatter.format(closed)
     assert "closed" in shown["text/html"]
+
+
+CELLS = (
+    "%load_ext alchemist_ray",
+    "%%mpi -n 2 --get size\nsize",
+    "print(als.connection.address.gang, [worker.pid for worker in als.list_workers()])",
+)
+
+
+@pytest.mark.timeout(240)
+def test_interrupt_and_restart_of_a_kernel(cluster: str) -> None:
+    notebook = Notebook(cluster)
+    try:
+        *_, said = map(notebook.run, CELLS)
+        gang, ranks = said.split(" ", 1)
+        sleeps = "%%mpi\nimport time\nprint('begun', flush=True)\ntime.sleep(600)"
+        assert notebook.run(sleeps, interrupt_at="begun").endswith("KeyboardInterrupt")
+        calls = "als.run(lambda comm: print('called', flush=True) or __import__('time').sleep(600))"
+        assert notebook.run(calls, interrupt_at="called").endswith("KeyboardInterrupt")
+        assert notebook.run(CELLS[-1]) == said  # the gang and its ranks are the same
+        assert "[rank 1] 2" in notebook.run("%%mpi\nsize")
+        notebook.restart()  # a private gang ends with its kernel
+        pids = [int(pid) for pid in ranks.strip("[] \n").split(",")]
+        assert traces.wait_until(lambda: not any(map(traces.alive, pids)), 10) is not None
+        *_, said = map(notebook.run, CELLS)
+        assert said.split()[0] != gang
+    finally:
+        notebook.close()

@@ -108,7 +108,7 @@ def test_workers_are_requested_once(session: AlchemistSession) -> None:
 @pytest.mark.parametrize("number", [0, -1, 2.5, "3", True, None])
 def test_a_senseless_number_of_workers_is_refused(cluster: str, number: object) -> None:
     with AlchemistSession() as als, pytest.raises(ResourceError, match="num_workers"):
-        als.request_workers(number)  # type: ignore[arg-type]
+        als.request_workers(number)
 
 
 def test_options_are_checked() -> None:

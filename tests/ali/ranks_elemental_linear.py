@@ -42,7 +42,12 @@ def products(gang: Gang) -> list[Any]:
         gang,
         [(17, 23, 13), (1, 9, 5), (30, 2, 30)],
         FLOATS,
-        [("MC_MR", "MC_MR"), ("VC_STAR", "STAR_VR"), ("CIRC_CIRC", "MD_STAR")],
+        [
+            ("MC_MR", "MC_MR"),
+            ("VC_STAR", "STAR_VR"),
+            ("CIRC_CIRC", "MD_STAR"),
+            ("BLOCK", "BLOCK_CYCLIC:4"),
+        ],
         ["NN", "TN", "CN", "NT", "NC", "TC"],
     ):
         a, b = values((m, k), dtype), values((k, n), dtype, 1)
@@ -71,7 +76,7 @@ def factorizations(gang: Gang) -> list[Any]:
     check = Checks(gang)
     ctx = check.ctx
     for shape, dtype, layout, form in some(
-        gang, SHAPES, FLOATS, ["VC_STAR", "MC_MR"], ["full", "low"]
+        gang, SHAPES, FLOATS, ["VC_STAR", "MC_MR", "BLOCK", "BLOCK_CYCLIC:3"], ["full", "low"]
     ):
         a = low(shape, dtype, 3) if form == "low" else values(shape, dtype)
         A, k, what = check.give(a, layout), min(shape), [shape, dtype, layout, form]

@@ -124,9 +124,9 @@ class Checks:
         found = [words for words in self.gang.comm.allgather(wrong) if words]
         assert not found, found[0]
 
-    def by_rank_0(self, work: Any) -> None:
+    def by_rank_0(self, work: Any, *arguments: Any) -> None:
         if self.gang.rank == 0:
-            work()
+            work(*arguments)
         self.gang.comm.Barrier()
 
     def left(self) -> list[str]:
@@ -136,11 +136,11 @@ class Checks:
         self.gang.comm.Barrier()
         return names
 
-    def said(self, call: Any) -> str:
+    def said(self, call: Any, *arguments: Any, **options: Any) -> str:
         """The failure of a call, if it is the same on all ranks."""
         words = "nothing"
         try:
-            call()
+            call(*arguments, **options)
         except Failure as failure:
             words = f"{failure.kind}: {failure.message}"
         everyone = set(self.gang.comm.allgather(words))

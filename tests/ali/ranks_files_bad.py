@@ -35,9 +35,7 @@ def atomic(gang: Gang, folder: Path) -> list[str]:
         for fails in ("writing", "ending", "publishing"):
             with pytest.MonkeyPatch.context() as patch:
                 break_it(patch, gang, suffix, fails)
-                said = check.said(
-                    lambda: routines.save(check.ctx, new, str(path), **options)  # noqa: B023
-                )
+                said = check.said(routines.save, check.ctx, new, str(path), **options)
             rank = 0 if fails == "publishing" else gang.size - 1
             if "No space left on device" not in said or f"(rank {rank})" not in said:
                 wrong.append(f"{suffix} {fails}: {said}")
@@ -168,7 +166,7 @@ def refused(gang: Gang, folder: Path) -> list[str]:
     wrong = []
     for name, options, words in REFUSED:
         path = name if "://" in name else str(folder / name)
-        said = check.said(lambda: check.load(path, **options))  # noqa: B023
+        said = check.said(check.load, path, **options)
         if not said.startswith(words.replace("{}", path)):
             wrong.append(f"{name} {options}: {said}")
     A = check.ctx.new_replicated(BASE, "MC_MR")
@@ -196,7 +194,7 @@ def refused(gang: Gang, folder: Path) -> list[str]:
     check.by_rank_0(photos)
     for matrix, name, options, words in saves:
         path = name if "://" in name else str(folder / name)
-        said = check.said(lambda: routines.save(check.ctx, matrix, path, **options))  # noqa: B023
+        said = check.said(routines.save, check.ctx, matrix, path, **options)
         if not said.startswith(words.replace("{}", path)) or check.left():
             wrong.append(f"save {name} {options}: {said}, left {check.left()}")
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +235,7 @@ def elsewhere(check: Checks, folder: Path) -> list[str]:
             ("big.npy", "FileError: big.npy is not the same file on"),
             ("half.npy", "FileError: half.npy: No such file or directory, but other nodes have it"),
         ):
-            said = check.said(lambda: check.load(name))  # noqa: B023
+            said = check.said(check.load, name)
             if not said.startswith(words):
                 wrong.append(f"elsewhere: {said}")
         A = check.ctx.new_replicated(BASE, "MC_MR")
@@ -261,7 +259,7 @@ def full_disk(gang: Gang, folder: str) -> list[str]:
         path = Path(folder, f"kept{suffix}")
         routines.save(check.ctx, old, str(path))
         before = check.whole(check.load(str(path)))
-        said = check.said(lambda: routines.save(check.ctx, new, str(path)))  # noqa: B023
+        said = check.said(routines.save, check.ctx, new, str(path))
         if not said.startswith(f"FileError: {path}") or "No space left on device" not in said:
             wrong.append(f"{suffix}: {said}")
         after = check.whole(check.load(str(path)))

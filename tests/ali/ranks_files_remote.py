@@ -90,6 +90,6 @@ def break_it(patch: pytest.MonkeyPatch, gang: Gang, fails: str) -> None:
             written[0] += 1
             if written[0] == 2:
                 full()
-            write(self, box, array)  # type: ignore[arg-type]
+            write(self, box, array)
 
         patch.setattr(remote.RemoteArray, fails, second if fails == "write" else full)

@@ -53,9 +53,7 @@ def kept(gang: Gang, folder: Path) -> list[str]:
     wrong = []
     before = contents(folder)
     for matrix, name, options, words in saves:
-        said = check.said(
-            lambda: routines.save(check.ctx, matrix, str(folder / name), **options)  # noqa: B023
-        )
+        said = check.said(routines.save, check.ctx, matrix, str(folder / name), **options)
         if words not in said or contents(folder) != before:
             wrong.append(f"{name} {options}: {said}")
     said = check.said(lambda: folders.begin_folder(check.ctx, str(folder / "app"), "t"))
@@ -71,7 +69,7 @@ def kept(gang: Gang, folder: Path) -> list[str]:
             if fails:
                 patch.setattr(paths, "_swap", full)
             text = f'{{"format": "{folders.CHECKPOINT_FORMAT}", "number": {number}}}'
-            said = check.said(lambda: folders.end_folder(check.ctx, place, "t", text))  # noqa: B023
+            said = check.said(folders.end_folder, check.ctx, place, "t", text)
         if fails != ("No space left" in said) or check.left():
             wrong.append(f"checkpoint {number}: {said}, left {check.left()}")
     if contents(folder / "checkpoint") != before or '"number": 0' not in str(before):
@@ -205,7 +203,7 @@ def tables(gang: Gang, folder: Path) -> list[str]:
     wrong = []
     for number, (content, options, wanted) in enumerate(TEXTS):
         path = folder / f"{number}.csv"
-        check.by_rank_0(lambda: path.write_bytes(content.encode()))  # noqa: B023
+        check.by_rank_0(path.write_bytes, content.encode())
         wrong += expect(check, path, options, wanted)
     check.by_rank_0(lambda: parquet_files(folder))
     column = np.arange(12.0).reshape(-1, 1)
@@ -307,7 +305,7 @@ def durable(gang: Gang, folder: Path) -> list[str]:
         ):
             wrong.append(f"{suffix}: flushed by the wrong ranks: {everyone}")
         gang.comm.Barrier()
-        check.by_rank_0(lambda: paths.remove(temporary))  # noqa: B023
+        check.by_rank_0(paths.remove, temporary)
     return wrong
 
 
@@ -333,11 +331,11 @@ def large_chunks(gang: Gang, folder: Path) -> list[str]:
         path = str(folder / name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(routines, "available_bytes", lambda: 64 * 8 * 2 * gang.size)
-            said = check.said(lambda: check.load(path, **options))  # noqa: B023
+            said = check.said(check.load, path, **options)
             if said != "nothing":
                 wrong.append(f"{name} {options} fits: {said}")
             patch.setattr(routines, "available_bytes", lambda: 12 * 8 * 2 - 1)
-            said = check.said(lambda: check.load(path, **options))  # noqa: B023
+            said = check.said(check.load, path, **options)
             if not said.startswith(f"ResourceError: {path}: a chunk of this file has"):
                 wrong.append(f"{name} {options} does not fit: {said}")
     return wrong

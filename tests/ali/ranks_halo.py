@@ -43,6 +43,35 @@ def halos(gang: Gang) -> list[Any]:
     return [done, [*itertools.chain(*gang.comm.allgather(wrong))]]
 
 
+def periodic(gang: Gang) -> list[Any]:
+    """How many halos agree with NumPy's padding by wrapping, and what is wrong."""
+    ctx, wrong, done = Context(gang, {}), [], 0
+    for shape, width in itertools.product(SHAPES, (1, 2, 3)):
+        for around, fill in itertools.product(itertools.product((False, True), repeat=2), (0, 5)):
+            whole = 1.0 + np.arange(shape[0] * shape[1]).reshape(shape)
+            A = ctx.new_replicated(whole, "BLOCK")
+            try:
+                found = ctx.halo(A, width, fill=fill, periodic=around)
+            except Failure:
+                sizes = zip(A.distribution.block, shape, around, strict=True)
+                least = [(n % b or b if wraps else b, n, wraps) for b, n, wraps in sizes if n]
+                if all(b >= (width if wraps else min(width, n)) for b, n, wraps in least):
+                    wrong.append([shape, width, around, "refused"])
+                continue
+            done += 1
+            padded = whole
+            for axis, wraps in enumerate(around if A.local.size else ()):
+                pads = [(width, width) if axis == k else (0, 0) for k in (0, 1)]
+                how: Any = {"mode": "wrap"} if wraps else {"constant_values": fill}
+                padded = np.pad(padded, pads, **how)
+            if A.local.size:
+                (i, j), (m, n) = (A.rows[0], A.cols[0]), A.local.shape
+                part = padded[i : i + m + 2 * width, j : j + n + 2 * width]
+                if not np.array_equal(found, part):
+                    wrong.append([shape, width, around, fill, gang.rank])
+    return [done, [*itertools.chain(*gang.comm.allgather(wrong))]]
+
+
 def refusals(gang: Gang) -> list[str]:
     """The messages of this rank; every rank has the same."""
     ctx, said = Context(gang, {}), []
@@ -50,7 +79,9 @@ def refusals(gang: Gang) -> list[str]:
     calls = [
         lambda: ctx.halo(ctx.to_layout(A, "MC_MR")),
         lambda: ctx.halo(A, 0),
+        lambda: ctx.halo(A, 1.5),
         lambda: ctx.halo(A, 4),
+        lambda: ctx.halo(A, 3, periodic=True),
         lambda: ctx.halo(A, out=np.zeros((2, 2))),
     ]
     for call in calls:
@@ -59,6 +90,6 @@ def refusals(gang: Gang) -> list[str]:
             said.append("")
         except (Failure, ValueError) as error:
             said.append(f"{getattr(error, 'kind', '')}: {error}")
-    everyone = gang.comm.allgather(said[:3])
-    assert all(one == said[:3] for one in everyone)
+    everyone = gang.comm.allgather(said[:4])
+    assert all(one == said[:4] for one in everyone)
     return said

@@ -255,9 +255,7 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
             a = values(shape, "float64")
             a[shape[0] - 1, 2] = bad
             A = check.distribute(a)
-            found[f"{name} {shape}"] = failures_on_all_ranks(
-                ctx, lambda A=A: linalg.truncated_svd(ctx, A, 3)
-            )  # type: ignore[misc]
+            found[f"{name} {shape}"] = failures_on_all_ranks(ctx, linalg.truncated_svd, ctx, A, 3)
     huge = check.distribute(np.full((60, 30), 3e38, "float32"))
     found["too large"] = failures_on_all_ranks(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
     flat = check.distribute(values((400, 300), "float64"))
@@ -290,7 +288,9 @@ def reproducible(gang: Gang) -> list[Any]:
     """The same call gives the same bits, and reported progress is plausible."""
     told: list[Any] = []
     storage = Storage(gang.rank, Pool(1 << 24, shared=False))
-    mine = Gang(MPI.COMM_WORLD, storage, lambda fraction, text: told.append([fraction, text]))
+    mine = Gang(
+        MPI.COMM_WORLD, storage, lambda fraction, text: told.append([fraction, text]), gang.folder
+    )
     check = Checks(mine)
     A = check.distribute(values((4000, 200), "float64"))
     runs = [

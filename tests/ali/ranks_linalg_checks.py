@@ -134,11 +134,11 @@ def orthonormal(check: Checks, q: Array, what: Any) -> None:
     check.close(q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype), q.dtype, [what, "orthonormal"])
 
 
-def failures_on_all_ranks(ctx: Context, call: Callable[[], Any]) -> list[str]:
+def failures_on_all_ranks(ctx: Context, call: Callable[..., Any], *arguments: Any) -> list[str]:
     """The failure of every rank, as kind and message."""
     said = "nothing"
     try:
-        call()
+        call(*arguments)
     except Failure as failure:
         said = f"{failure.kind}: {failure.message}"
     return list(ctx.comm.allgather(said))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from ali import blocks, linalg
+from ali import DistMatrix, blocks, linalg
+from ali.interface import Context
 from ali.linalg import divide_conquer, eigen, elimination, householder, thin_qr, tridiagonal
 from ali.linalg.divide_conquer import tridiagonal_eigh
 from mpi_workers.rank.gang import Gang
@@ -110,6 +111,30 @@ def least_squares(gang: Gang) -> list[Any]:
     return check.result()
 
 
+def regularized(gang: Gang) -> list[Any]:
+    """ridge, and leading vectors from a Gram matrix that would not fit."""
+    check = Checks(gang)
+    choices = sample(gang, SHAPES, FLOATS, LAYOUTS, ("any", "low"), (1e-3, 0.5, 30))
+    for shape, dtype, layout, kind, lam in choices:
+        a, b = matrix(shape, dtype, kind), values((shape[0], 3), dtype, 7)
+        A, what = check.distribute(a, layout), [shape, dtype, layout, kind, lam]
+        wide: Any = a.astype("complex128")
+        h = wide.conj().T @ wide + lam * np.eye(shape[1])
+        exact = np.linalg.solve(h, wide.conj().T @ b)
+        exact = (exact if np.dtype(dtype).kind == "c" else exact.real).astype(dtype)
+        blow = 10 * float(np.linalg.norm(wide, 2) ** 2 / lam + 1) * (1 + float(np.abs(exact).max()))
+        X = linalg.ridge(check.ctx, A, check.distribute(b, "MC_MR"), lam)
+        check.close(check.whole(X), exact, dtype, what, blow)
+        if kind == "any":
+            found = linalg.truncated_svd(check.ctx, A, 2, method="gram")
+            s, u, v = (check.whole(x) for x in found)
+            largest = np.linalg.svd(a, compute_uv=False)[:2]
+            size = 20 * float(largest[0])
+            check.close(s, largest, np.zeros(0, dtype).real.dtype, [*what, "S"], size)
+            check.close(a @ v, u * s, dtype, [*what, "A V"], size)
+    return check.result()
+
+
 def exponentials(gang: Gang) -> list[Any]:
     check = Checks(gang)
     for n, dtype, layout, size in sample(gang, (1, 4, 13, 40), FLOATS, LAYOUTS, (0.0, 0.1, 1, 3)):
@@ -181,6 +206,7 @@ def everything(gang: Gang) -> dict[str, Any]:
         for function in (
             singular,
             least_squares,
+            regularized,
             hermitian,
             tridiagonals,
             exponentials,
@@ -190,18 +216,26 @@ def everything(gang: Gang) -> dict[str, Any]:
     return found
 
 
+def leading(ctx: Context, A: DistMatrix) -> Any:
+    return linalg.truncated_svd(ctx, A, 5, method="gram", tol=1e-2)
+
+
 def memory(gang: Gang, n: int) -> dict[str, float]:
     """The most memory that a rank takes beyond the arguments' share, in its shares of A."""
     check = alone(gang)
     blocks.PANEL = PANEL
     rng, found = np.random.default_rng(1), {}
     a = rng.standard_normal((n, n))
-    for name in ("eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det"):
+    for name in ("eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det", "ridge", "gram"):
         for size in (600, n):  # the first call loads code
             A = check.distribute(a[:size, :size])
-            B = [check.distribute(a[:size, :2])] if name in ("lstsq", "solve") else []
+            B: list[Any] = []
+            if name in ("lstsq", "solve", "ridge"):
+                B.append(check.distribute(a[:size, :2]))
+            if name == "ridge":
+                B.append(0.5)
             held = A.local.nbytes
-            call = getattr(linalg, name)
+            call = leading if name == "gram" else getattr(linalg, name)
             results, most = peak(gang, lambda A=A, B=B, call=call: call(check.ctx, A, *B))
             del results
         found[name] = max(gang.comm.allgather((held + most) / held))

@@ -75,6 +75,10 @@ def factorizations(gang: Gang) -> list[Any]:
             check.close(alone, exact, top, dtype, ["svdvals", case])
             check.true(s.shape == (k, 1) and (np.diff(s[:, 0]) <= 0).all(), ["svd: S", case])
         check.true(np.array_equal(check.whole(A), a), ["A is as it was", case])
+    for dtype, shape in itertools.product(("bool", "int32"), ((12, 17), (17, 12))):
+        a = values(shape, dtype)
+        s, u, v = map(check.whole, scalapack.svd(ctx, check.distribution(a)))
+        check.product(a.astype("float64"), u * s[:, 0], v.T, what=["svd", dtype, shape])
     return check.result()
 
 

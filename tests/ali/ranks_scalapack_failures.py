@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
     }
     nine = check.distribution(np.ones((9, 1)))
     for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
-        calls[name] = lambda name=name: getattr(scalapack, name)(ctx, infinite)  # type: ignore[misc]
+        calls[name] = partial(getattr(scalapack, name), ctx, infinite)
     calls["solve"] = lambda: scalapack.solve(ctx, good, infinite)
     calls["lstsq"] = lambda: scalapack.lstsq(ctx, infinite, good)
     found = {}

@@ -5,8 +5,8 @@ In a process of its own: what is loaded stays loaded.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,17 @@ def processors(gang: Gang, folder: str) -> dict[str, Any]:
     return found
 
 
-def reference_blas(gang: Gang, path: str) -> str | None:
-    """The reference BLAS behind a library, by its file."""
-    return native.Native(ctypes.CDLL(path), path).reference_blas()
+def required(gang: Gang) -> list[str]:
+    """The functions that a ScaLAPACK must have."""
+    return list(native.symbols())
+
+
+def reference_blas(gang: Gang, path: str) -> tuple[str | None, list[str]]:
+    """The reference BLAS behind a library, by its file, and the warnings when it is loaded."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = find.load(path).reference_blas()
+    return found, [str(one.message) for one in caught]
 
 
 def second_mpi(gang: Gang) -> dict[str, Any]:

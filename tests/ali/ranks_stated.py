@@ -157,7 +157,9 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
 
 def alone(gang: Gang) -> Checks:
     """A gang whose pool keeps nothing, so that all memory of a call is new."""
-    return Checks(Gang(MPI.COMM_WORLD, Storage(gang.rank, Pool(0, shared=True)), lambda *_: None))
+    return Checks(
+        Gang(MPI.COMM_WORLD, Storage(gang.rank, Pool(0, shared=True)), lambda *_: None, gang.folder)
+    )
 
 
 def peak(gang: Gang, call: Callable[[], Any]) -> tuple[Any, int]:

@@ -38,7 +38,7 @@ def launch(ranks: int) -> dict[str, Any] | AssertionError:
 
 
 def results(ranks: int) -> dict[str, Any]:
-    """The results of ranks_files*.py on so many ranks, from one launch, also if it fails."""
+    """The results of ranks_files*.py on this many ranks, from one launch, also if it fails."""
     found = launch(ranks)
     if isinstance(found, AssertionError):
         raise found

@@ -16,9 +16,18 @@ def test_a_halo_is_part_of_the_padded_matrix(ranks: int) -> None:
     assert done >= 20
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+def test_a_periodic_halo_wraps_around(ranks: int) -> None:
+    done, wrong = local_gang.run(RANKS + "periodic", ranks)
+    assert wrong == []
+    assert done >= 60
+
+
 def test_what_has_no_halo_is_refused_by_all_ranks_alike() -> None:
     said = local_gang.run(RANKS + "refusals", 4)
     assert said[0].startswith("LayoutError: halo: the matrix is in MC_MR; convert it")
-    assert said[1] == "BadArgumentError: halo: width must be at least 1; got 0"
-    assert "a width of 4 needs as many rows in a block; those of this matrix have 3" in said[2]
-    assert "halo: out is (2, 2) of float64, not " in said[3]
+    assert said[1] == "BadArgumentError: halo: width must be an integer of at least 1; got 0"
+    assert said[2] == "BadArgumentError: halo: width must be an integer of at least 1; got 1.5"
+    assert "a width of 4 needs as many rows in a block; those of this matrix have 3" in said[3]
+    assert "periodic, a width of 3 needs as many columns in every block; the last block" in said[4]
+    assert "halo: out is (2, 2) of float64, not " in said[5]

@@ -28,13 +28,13 @@ def library(*functions: Callable[..., Any], **names: Any) -> PythonLibrary:
 def call(lib: PythonLibrary, name: str, **arguments: Any) -> list[Any]:
     """Call on a gang that the routine does not use."""
     gang = types.SimpleNamespace(rank=0, size=1, grid=(1, 1))
-    return lib.call(gang, name, arguments)  # type: ignore[arg-type]
+    return lib.call(gang, name, arguments)
 
 
 def test_every_type_of_parameter_and_result_is_described() -> None:
     kinds = ["int", "float", "complex", "bool", "string"]
     kinds += [f"list[{kind}]" for kind in ("int", "float", "bool", "string")]
-    signature = echo.echo.__alchemist__  # type: ignore[attr-defined]
+    signature = echo.echo.__alchemist__
     assert [p.type for p in signature.parameters] == ["matrix", *kinds]
     assert [r.type for r in signature.results] == ["matrix", *kinds]
     assert [r.name for r in signature.results] == [p.name for p in signature.parameters]
@@ -52,7 +52,7 @@ def test_a_signature_says_what_the_function_says() -> None:
         """
         raise NotImplementedError
 
-    signature = f.__alchemist__  # type: ignore[attr-defined]
+    signature = f.__alchemist__
     assert str(signature) == (
         "f(A: matrix, tol: float = 0.5, seed: int = None) -> C: matrix, error: float"
     )
@@ -60,7 +60,7 @@ def test_a_signature_says_what_the_function_says() -> None:
 
 
 def no_context() -> None: ...
-def no_type(ctx: Context, x) -> None: ...  # type: ignore[no-untyped-def]
+def no_type(ctx: Context, x) -> None: ...
 def a_dict(ctx: Context, x: dict[str, int]) -> None: ...
 def matrices(ctx: Context, x: list[DistMatrix]) -> None: ...
 def an_array(ctx: Context, x: np.ndarray[Any, Any]) -> None: ...
@@ -112,7 +112,7 @@ def test_a_module_without_routines_is_not_a_library() -> None:
 def test_results_are_coerced_to_what_is_declared() -> None:
     @routine("n", "x", "items")
     def f(ctx: Context) -> tuple[int, float, list[int]]:
-        return np.int32(1), np.float32(0.5), np.arange(2)  # type: ignore[return-value]
+        return np.int32(1), np.float32(0.5), np.arange(2)
 
     values = call(library(f), "f")
     assert values == [1, 0.5, [0, 1]]

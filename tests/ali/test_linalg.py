@@ -65,7 +65,7 @@ def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
         "no columns": "ShapeError",
     }
     assert "A is 4 x 3 and B is 4 x 3" in said["matmul"]
-    assert "a 4 x 3 matrix has 1 to 3 singular values" in said["rank 4"]
+    assert "rank=4; it must be 1 to 3 for a 4 x 3 matrix" in said["rank 4"]
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

@@ -51,7 +51,7 @@ def test_random_features_solve_the_normal_equations(ranks: int) -> None:
 WORDS = {
     "pca complex": "DtypeError: pca: A is complex64; it must be real",
     "pca row": "ShapeError: pca: A is 1 x 3; it must have two rows or more",
-    "pca k": "BadArgumentError: pca: k=4, and a 4 x 3 matrix has 1 to 3 components",
+    "pca k": "BadArgumentError: pca: k=4; it must be 1 to 3 for a 4 x 3 matrix",
     "pca nan": "RoutineError: pca: A contains NaN or infinity",
     "kmeans complex": "DtypeError: kmeans: A is complex64; it must be real",
     "kmeans k": "BadArgumentError: kmeans: k must be 1 to 4, the number of rows of A; got 5",

@@ -21,6 +21,7 @@ BUFFERS = 5  # of 128 columns of the whole matrix, which count less the larger i
     [
         ("singular", 100),
         ("least_squares", 30),
+        ("regularized", 30),
         ("hermitian", 20),
         ("tridiagonals", 18),
         ("exponentials", 8),
@@ -34,7 +35,10 @@ def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("routine", ["eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det"])
+@pytest.mark.parametrize(
+    "routine",
+    ["eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det", "ridge", "gram"],
+)
 def test_no_rank_holds_more_than_its_share_of_six_matrices(routine: str) -> None:
     found = launches.results("tests.ali.ranks_linalg_spread:memory", RANKS, ORDER, timeout=280)
     assert found[routine] <= SHARES + BUFFERS * 128 * RANKS / ORDER

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,12 @@ from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
 from mpi_workers.testing import local_gang
 from mpi_workers.wire import signature
-from tests.support.build import needs_compiler, shared_object
+from tests.support.build import (
+    ADDRESS_SANITIZER,
+    needs_compiler,
+    shared_object,
+    under_address_sanitizer,
+)
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.long import scaled
 
@@ -96,7 +99,7 @@ class TestEverythingInC(LibraryTests):
     )
 
     @property
-    def path(self) -> Path:  # type: ignore[override]
+    def path(self) -> Path:
         return built("every.c")
 
 
@@ -125,7 +128,7 @@ class TestEverythingInCpp(LibraryTests):
     )
 
     @property
-    def path(self) -> Path:  # type: ignore[override]
+    def path(self) -> Path:
         return built("every.cpp")
 
 
@@ -151,17 +154,9 @@ def test_messages_of_a_call_that_ends_early_do_not_corrupt_the_heap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Under AddressSanitizer, which ends a rank that touches freed memory."""
-    found = [
-        subprocess.run(
-            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        for name in ("libasan.so", "libstdc++.so")  # the second, because it intercepts throws
-    ]
-    if not all(map(os.path.isabs, found)):
-        pytest.skip("needs AddressSanitizer's runtime (apt-get install g++)")
-    library = built("halo.cpp", "-fsanitize=address", "-g", "-fno-omit-frame-pointer")
-    monkeypatch.setenv("LD_PRELOAD", " ".join(map(os.path.realpath, found)))
-    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
+    for name, value in under_address_sanitizer().items():
+        monkeypatch.setenv(name, value)
+    library = built("halo.cpp", *ADDRESS_SANITIZER)
     turns = scaled(6, 100)
     sums = local_gang.run(
         "tests.ali.ranks_native:cancelled_messages", 3, str(library), turns, timeout=90

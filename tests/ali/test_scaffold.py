@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +13,14 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import RoutineError
 from ali import scaffold
-from tests.support.build import needs_compiler
+from tests.support import build
+from tests.support.build import ADDRESS_SANITIZER, needs_compiler, under_address_sanitizer
 
 needs_fortran = pytest.mark.skipif(
     shutil.which("gfortran") is None, reason="needs gfortran (apt-get install gfortran)"
+)
+needs_cmake = pytest.mark.skipif(
+    shutil.which("cmake") is None, reason="needs cmake (apt-get install cmake)"
 )
 ROOT = Path(__file__).parents[2]
 
@@ -29,19 +32,7 @@ def run(*command: str | Path, cwd: Path, code: int = 0) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith(strange)}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     env["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return build.run(*command, cwd=cwd, code=code, env=env)
 
 
 def new(folder: Path, language: str, *options: str) -> Path:
@@ -60,7 +51,7 @@ def test_in_c(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake (apt-get install cmake)")
+@needs_cmake
 def test_in_cpp(tmp_path: Path) -> None:
     folder = new(tmp_path, "cpp")
     run("cmake", "-B", "build", cwd=folder)
@@ -101,6 +92,22 @@ end program
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    "language",
+    ["c", pytest.param("cpp", marks=needs_cmake), pytest.param("fortran", marks=needs_fortran)],
+)
+def test_templates_are_clean_under_address_sanitizer(language: str, tmp_path: Path) -> None:
+    environment = [f"{name}={value}" for name, value in under_address_sanitizer().items()]
+    folder, flags = new(tmp_path, language), " ".join(ADDRESS_SANITIZER)
+    if language == "cpp":
+        run("cmake", "-B", "build", f"-DCMAKE_CXX_FLAGS={flags}", cwd=folder)
+        run("cmake", "--build", "build", cwd=folder)
+    else:
+        run("make", f"CFLAGS={flags}", f"FFLAGS={flags}", f"LDFLAGS={flags}", cwd=folder)
+    assert "passed" in run("env", *environment, "python", "-m", "pytest", cwd=folder)
+
+
+@needs_compiler
 @needs_fortran
 def test_a_program_in_fortran_uses_matrices(cluster: str, tmp_path: Path) -> None:
     include = scaffold.include_directory()
@@ -131,7 +138,7 @@ def test_a_simulator_in_c(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake (apt-get install cmake)")
+@needs_cmake
 def test_a_simulator_in_cpp(tmp_path: Path) -> None:
     folder = new(tmp_path, "cpp", "--simulator")
     run("cmake", "-B", "build", cwd=folder)

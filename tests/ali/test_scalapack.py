@@ -15,7 +15,7 @@ RANK_COUNTS = [1, 2, 3, 4, 6]
 
 
 def results(ranks: int) -> dict[str, Any]:
-    """The results of ranks_scalapack.py on so many ranks, from one launch."""
+    """The results of ranks_scalapack.py on this many ranks, from one launch."""
     found = launches.results("tests.ali.ranks_scalapack:everything", ranks)
     if "missing" in found:
         pytest.skip(found["missing"])

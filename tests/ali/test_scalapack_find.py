@@ -81,14 +81,19 @@ def test_an_old_openblas_gets_the_processor(tmp_path: Path) -> None:
         ("libopenblas.so.0", "other", False),
     ],
 )
-def test_a_reference_blas_is_known(tmp_path: Path, name: str, marker: str, reference: bool) -> None:
+def test_a_reference_blas_is_named_when_it_is_loaded(
+    tmp_path: Path, name: str, marker: str, reference: bool
+) -> None:
+    required = set(local_gang.run("tests.ali.ranks_scalapack_find:required", 1)) - {"dgemm_"}
     source = tmp_path / "blas.c"
     source.write_text(f"void dgemm_(void) {{}}\nvoid {marker}(void) {{}}\n")
     blas = shared_object(source, tmp_path / name)  # without a soname it is needed by its path
-    source.write_text("void dgemm_(void);\nvoid pdgemm_(void) { dgemm_(); }\n")
+    text = "".join(f"void {function}(void) {{ dgemm_(); }}\n" for function in sorted(required))
+    source.write_text(f"void dgemm_(void);\n{text}")
     library = shared_object(source, tmp_path / "libscalapack.so", str(blas))
-    found = local_gang.run("tests.ali.ranks_scalapack_find:reference_blas", 1, str(library))
+    found, said = local_gang.run("tests.ali.ranks_scalapack_find:reference_blas", 1, str(library))
     assert found == (str(blas) if reference else None)
+    assert [f"{blas} is the reference BLAS" in words for words in said] == [True] * reference
 
 
 def test_it_runs_on_the_mpi_that_is_there() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support import build
 
 LIBRARY = """
 import os
@@ -36,6 +40,15 @@ from ali import Context, routine
 def solve(ctx: Context) -> None:
     ctypes.CDLL(None).strlen(ctypes.c_void_p(8))
 """
+HANGING = """
+import os, time
+from ali import Context, routine
+
+@routine()
+def wait(ctx: Context) -> None:
+    print("rank", os.getpid(), flush=True)
+    time.sleep(600)
+"""
 DOCS = Path(__file__).parents[2] / "docs" / "debugging.md"
 VALUES = np.arange(6.0).reshape(3, 2)
 
@@ -48,18 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "ali", "run-routine", *words],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return build.run(sys.executable, "-m", "ali", "run-routine", *words, cwd=folder, code=code)
 
 
 def test_matrices_are_files_and_results_are_printed_and_saved(folder: Path) -> None:
@@ -74,6 +76,26 @@ def test_matrices_are_files_and_results_are_printed_and_saved(folder: Path) -> N
 def test_each_rank_starts_under_a_command(folder: Path) -> None:
     said = run(folder, "mylib.py", "scale", "A=A.npy", "--under", "env MARK=seen")
     assert "mark = 'seen'" in said
+
+
+def test_ranks_that_hang_print_their_stacks(folder: Path) -> None:
+    (folder / "hanging.py").write_text(HANGING)
+    said = run(folder, "hanging.py", "wait", "--timeout", "4", code=1)
+    assert re.search(r'hanging.py", line \d+ in wait', said), said
+
+
+def test_a_command_that_is_ended_ends_its_ranks(folder: Path) -> None:
+    (folder / "hanging.py").write_text(HANGING)
+    words = [sys.executable, "-m", "ali", "run-routine", "hanging.py", "wait"]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        ranks = [int(command.stdout.readline().rpartition(" ")[2]) for _ in range(2)]
+        command.terminate()
+        assert command.wait(20) == 128 + signal.SIGTERM
+    until = time.monotonic() + 10
+    while any(Path("/proc", str(rank)).exists() for rank in ranks) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(Path("/proc", str(rank)).exists() for rank in ranks)
 
 
 def documented(tool: str) -> list[str]:

@@ -27,7 +27,6 @@ def simulated(ranks: int, nodes: int) -> scale.Measured:
     return scale.Measured(**json.loads(done.stdout))
 
 
-@pytest.mark.alone  # looks for what is left of it among all processes
 def test_a_simulated_gang_starts_answers_and_fails() -> None:
     found = simulated(6, 3)
     assert 0 < found.barrier_s < found.start_s
@@ -37,7 +36,6 @@ def test_a_simulated_gang_starts_answers_and_fails() -> None:
     assert not left
 
 
-@pytest.mark.alone
 def test_the_address_of_a_gang_grows_with_its_nodes_alone() -> None:
     few, many, more_nodes = simulated(8, 4), simulated(64, 4), simulated(64, 8)
     assert many.address_nbytes <= few.address_nbytes + 8  # numbers of more digits

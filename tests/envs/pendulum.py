@@ -150,4 +150,6 @@ def save_state(ctx: Context) -> DistMatrix:
 @routine()
 def load_state(ctx: Context, state: DistMatrix) -> None:
     """Go back."""
+    if state.shape[0] != len(ctx.state["x"]):
+        raise Failure("BadArgumentError", f"a state of shape {state.shape}")
     ctx.state["x"] = ctx.to_layout(state, "STAR_STAR").local.copy()

@@ -68,7 +68,7 @@ def test_copies_are_a_dummy_vec_env(sb3: Any) -> None:
     assert ends > 3
     assert ours.get_attr("num_envs") == [3] * 3
     assert ours.get_attr("num_envs", 1) == [3]
-    assert ours.env_is_wrapped(type(None)) == [False] * 3  # type: ignore[arg-type]
+    assert ours.env_is_wrapped(type(None)) == [False] * 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -87,6 +87,7 @@ def test_a_step_that_hangs_is_ended_with_its_gang(
         error, seconds = told_of(StepTimeoutError, lambda: env.step(ACTION))
         assert 1.0 <= seconds < 1.0 + NEWS_S
         assert isinstance(error, GangLostError | TimeoutError)
+        assert "step of simulator 'pendulum'" in str(error)
         assert "step_timeout_s" in str(error)
         assert gone(ranks)
         with pytest.raises(EnvError, match="reset"):

@@ -290,7 +290,7 @@ def test_importing_envs_is_light() -> None:
         HPCSimulatorVectorEnv,
     }
     with pytest.raises(AttributeError):
-        envs.nothing  # noqa: B018
+        _ = envs.nothing
 
 
 def test_it_runs_in_a_ray_actor_inside_of_its_cpus(cluster: str) -> None:

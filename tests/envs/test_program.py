@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from envs import GangLostError, HPCSimulatorEnv, SimulationError, StepTimeoutError
+from mpi_workers.node.cleanup import SHM, segments_of
 from tests.envs.solvers import assert_gone, compiled, left
 from tests.envs.test_faults import pids
 from tests.support import traces
@@ -47,6 +48,14 @@ def make(cluster: str, solver: str) -> Iterator[Any]:
     assert_gone(solver)
 
 
+def segments(solver: str) -> set[Path]:
+    """MPICH's files of the running program."""
+    solvers = [pid for pid, line in traces.processes().items() if solver in line]
+    names = {SHM / name for pid in solvers for name in segments_of(pid)}
+    assert any(path.exists() for path in names)
+    return names
+
+
 def test_its_ranks_compute_the_steps(make: Any, solver: str) -> None:
     env = make(ranks=2)
     assert env.reset(seed=3)[0].tolist() == [3.0]
@@ -57,12 +66,16 @@ def test_its_ranks_compute_the_steps(make: Any, solver: str) -> None:
     assert_gone(solver)
 
 
-def test_it_ends_with_its_message_and_starts_again(make: Any) -> None:
+def test_it_ends_with_its_message_and_starts_again(make: Any, solver: str) -> None:
     env = make(ranks=1)
     env.reset(seed=1)
+    names = segments(solver)
     with pytest.raises(SimulationError, match=r"ended with code \d+.*the mesh is torn"):
         env.step([95.0])
     assert env.reset(seed=4)[0].tolist() == [4.0]
+    names |= segments(solver)
+    env.close()
+    assert traces.wait_until(lambda: not any(map(Path.exists, names)), 5.0, 0.1) is not None, names
 
 
 @pytest.mark.parametrize("fault", ["hang", "kill"])
@@ -70,6 +83,7 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
     env = make(hang_at=2 if fault == "hang" else 0, step_timeout_s=2.0)
     env.reset(seed=1)
     env.step([0.1])
+    names = segments(solver)
     if fault == "hang":
         with pytest.raises(StepTimeoutError):
             env.step([0.1])
@@ -80,5 +94,7 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
     start = time.monotonic()
     assert traces.wait_until(lambda: not left(solver), 5.0, 0.1) is not None, left(solver)
     assert time.monotonic() - start < 5.0
+    gone = traces.wait_until(lambda: not any(map(Path.exists, names)), 5.0, 0.1)
+    assert gone is not None, names
     assert env.reset(seed=2)[0].tolist() == [2.0]
     assert env.step([1.0])[0].tolist() == [3.0]

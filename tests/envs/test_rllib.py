@@ -214,7 +214,7 @@ def test_under_tune_gangs_are_inside_of_their_trial(
 
 def test_too_few_cpus_are_said_before_anything_starts(cluster: str) -> None:
     started = time.monotonic()
-    with pytest.raises(ResourceError, match=r"2 env runners of 5 CPUs \(1, and 4 ranks"):
+    with pytest.raises(ResourceError, match=r"2 env runners of 5 CPUs \(1 for the runner, 1 for"):
         ppo(HPCSimulatorEnv, settings(4), num_env_runners=2)
     with pytest.raises(ResourceError, match="need 10 CPUs, and the cluster has 8"):
         ppo(HPCSimulatorEnv, settings(4), num_env_runners=2, ranks_per_bundle=2)

@@ -21,6 +21,7 @@ from envs import (
     SimulationError,
     StepTimeoutError,
 )
+from mpi_workers.node.cleanup import SHM, segments_of
 from tests.envs.solvers import assert_gone, compiled, left
 from tests.envs.test_faults import pids
 from tests.support import traces
@@ -127,7 +128,7 @@ def test_a_program_for_each_episode_ends_by_itself(make: Any, solver: str, tmp_p
         (92.0, "exited with code 3 on rank 1.*the mesh is torn"),
         (93.0, "ended with code 0"),
         (94.0, "MPI_Abort.*code 5"),
-        (95.0, r"answered 'step' with 'banner'.*8 numbers of the observation"),
+        (95.0, r"answered 'step' with 'banner'.*8 numbers for the observation"),
     ],
 )
 def test_a_failure_ends_it_on_all_ranks_and_a_reset_starts_it_again(
@@ -147,6 +148,8 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
     env = make(num_workers=2, step_timeout_s=2.0)
     env.reset(seed=1)
     env.step([0.1])
+    names = {SHM / name for pid in started(solver) for name in segments_of(pid)}
+    assert any(path.exists() for path in names)
     if fault == "hang":
         with pytest.raises(StepTimeoutError):
             env.step([91.0])
@@ -159,6 +162,7 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
         with pytest.raises(SimulationError, match="SIGKILL"):
             env.step([0.1])
     assert traces.wait_until(lambda: not left(solver), 5.0, 0.1) is not None, left(solver)
+    assert not [path for path in names if path.exists()]
     assert env.reset(seed=2)[0][0] == 2.0
     env.step([1.0])
 

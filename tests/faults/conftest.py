@@ -84,9 +84,9 @@ def assert_clean(before: set[str]) -> float:
     return took
 
 
-def agent_pids(node_id: str | None = None) -> dict[str, int]:
-    """Process ids of a node's agent and its fork server."""
-    node_id = node_id or ray.get_runtime_context().get_node_id()
+def agent_pids() -> dict[str, int]:
+    """Process ids of this node's agent and its fork server."""
+    node_id = ray.get_runtime_context().get_node_id()
     agent = ray.get_actor(agent_name(edition(), node_id), namespace=NAMESPACE)
     # It may be restarting, and its fork server may be dead.
     ray.get(agent.ready.options(max_task_retries=-1).remote(), timeout=30)
@@ -251,8 +251,11 @@ class Gang:
 
 @pytest.fixture(scope="package")
 def gangs(cluster: str) -> Iterator[tuple[Gang, Gang]]:
-    """A gang of 3 for all faults, and a gang of 2 that must not be affected."""
-    second = Gang(2)
+    """A gang of 3 for all faults, and a gang of 2 that must not be affected.
+
+    The second one has a name, and so a GroupManager of its own.
+    """
+    second = Gang(2, name="bystander")
     first = Gang(3)
     yield first, second
     first.session.close()

@@ -12,7 +12,7 @@ from tests.faults.inside import join
 
 
 def serve(nodes: int) -> dict[str, str]:
-    """Start the gateway of a cluster of so many nodes; its address, and a token."""
+    """Start the gateway of a cluster of this many nodes; its address, and a token."""
     assert join(nodes) == nodes
     folder = os.environ["HOME"] = tempfile.mkdtemp()  # for the certificate, too
     tokens = TokenFile(Path(folder, "tokens.json"))

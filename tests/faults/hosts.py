@@ -262,9 +262,9 @@ class Hosts:
             self._switch.wait()
 
     def start_ray(self, cpus: Sequence[int]) -> None:
-        """A Ray cluster over the first hosts, with so many CPUs each; the first one is its head.
+        """A Ray cluster over the first hosts, with this many CPUs each; the first one is its head.
 
-        Ray gives a host that has fallen silent up for lost after 15 s (by default, 65 s).
+        Ray counts a host that does not answer as lost after 15 s (by default, 65 s).
         """
         head = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
 

@@ -16,7 +16,9 @@ import pytest
 import ray
 from ray.exceptions import TaskCancelledError
 
+from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
+from alchemist_ray.observe.status import table
 from alchemist_ray.runtime import nodes
 from tests.faults.conftest import ERROR_LIMIT_S, Gang, inject_and_retry, inject_during, kill, record
 
@@ -159,6 +161,12 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
     assert time.monotonic() - start < ERROR_LIMIT_S
     assert "the gang continues" not in str(caught.value)
     assert re.search(r"rank 0 is in .*libmpi.* < \S*stuck \(test_cancel.py", str(caught.value))
+    (shown,) = (
+        one for one in AlchemistSession.list() if one.name == gang.session.connection.address.gang
+    )
+    assert [call.name.rpartition(".")[2] for call in shown.calls] == ["stuck"]  # not our clean-up
+    assert shown.calls[0].state == "cancelled, but ranks are still in it"
+    assert f" ({shown.calls[0].state})" in table([shown])
     outcome = inject_and_retry(lambda: None, gang.session.list_workers)
     assert isinstance(outcome.error, GroupFailedError)
     drain(30.0)

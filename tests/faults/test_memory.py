@@ -23,7 +23,7 @@ from tests.support import traces
 LIMIT = 400 << 20  # 400 MiB: the processes of a gang with two ranks fit, a greedy rank does not
 
 
-def greedy(comm, gib):  # type: ignore[no-untyped-def]
+def greedy(comm, gib):
     if comm.rank == 1:
         np.ones(int(gib * (1 << 27)))
     comm.barrier()

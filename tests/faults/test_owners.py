@@ -65,6 +65,16 @@ def test_a_manager_killed_while_idle_ends_the_gang(gang: Gang) -> None:
     gang.lost("kill -9 of an idle gang's GroupManager", outcome, "GroupManager")
 
 
+def test_the_next_gang_of_a_name_does_not_take_handles_of_the_last_one(bystander: Gang) -> None:
+    gang = Gang(1, name="again")
+    try:
+        pid = pid_of(gang.manager)
+        outcome = inject_and_retry(lambda: kill(pid), gang.session.list_workers)
+        gang.lost("kill -9 of a named gang's GroupManager", outcome, "GroupManager")
+    finally:
+        gang.session.close()
+
+
 def test_a_manager_killed_while_ranks_compute_ends_the_gang(gang: Gang) -> None:
     pid = pid_of(gang.manager)
     outcome = inject_during(lambda: kill(pid), lambda: gang.lib.churn(30.0))

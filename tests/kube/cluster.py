@@ -133,7 +133,7 @@ class Cluster:
         return found
 
     def is_ready(self, namespace: str, pods: int) -> bool:
-        """Whether so many pods are there, and all of them ready."""
+        """Whether this many pods are there, and all of them ready."""
         found = self.pods(namespace)
         ready = [
             all(c["ready"] for c in pod["status"].get("containerStatuses", [{"ready": False}]))

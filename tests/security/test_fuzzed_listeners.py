@@ -28,7 +28,6 @@ from tests.support import ranks
 from tests.support.long import scaled
 from tests.support.malformed import (
     ALL,
-    DISTRIBUTION,
     HELLO,
     INVALID,
     INVALID_MAPS,
@@ -39,6 +38,7 @@ from tests.support.malformed import (
     UNPROVED,
     UNSEALED,
     framed,
+    fuzzed,
 )
 
 FRAMES = scaled(5_000, 1_000_000)
@@ -56,7 +56,7 @@ ANSWERS = {
         Kind.REFUSED,
         Kind.DATA,
         Kind.MAP,
-        Kind.SHARE,
+        Kind.SAME_NODE,
         Kind.SYNC,
         Kind.REPLY,
     },
@@ -152,12 +152,8 @@ class Fuzzer:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[ranks.Host]:
-    with ranks.Host(1, handshake_timeout_s=2.0) as host:
-        host.new(SEALED, DISTRIBUTION, "float64")
-        host.fill(SEALED)
-        host.new(UNSEALED, DISTRIBUTION, "float64")
+    with fuzzed(handshake_timeout_s=2.0) as host:
         yield host
-        assert host.unhandled() == []
 
 
 @pytest.fixture(scope="module")

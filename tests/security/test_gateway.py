@@ -123,7 +123,7 @@ def test_a_wrong_or_missing_token_is_refused_without_being_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("ALCHEMIST_TOKEN", raising=False)
-    wrong = damage(token)  # type: ignore[operator]
+    wrong = damage(token)
     with pytest.raises(AuthError, match=message) as refused:
         ask(address, wrong, {"op": "list_gangs"})
     secret = wrong.rpartition("_")[2]

@@ -168,7 +168,7 @@ def test_a_symbolic_link_as_folder_or_lock_costs_no_file(users: Users) -> None:
             folder = shared / f"{name}{mode:o}"
             folder.mkdir()
             os.symlink(shared / "precious" / "data", folder / "lock")
-            os.symlink(shared / "precious" / "data", folder / "segments.json")
+            os.symlink(shared / "precious" / "data", folder / "segments")
             folder.chmod(mode)
         """,
     )

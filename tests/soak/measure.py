@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from tests.support import traces
@@ -37,9 +38,9 @@ def held() -> dict[str, dict[str, float]]:
     ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
     pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=60)
     found |= {name: _process(pid) for name, pid in pids.items()}
-    own_pid: Any = find_driver().__ray_call__  # type: ignore[attr-defined]
+    own_pid: Any = find_driver().__ray_call__
     found["Driver"] = _process(ray.get(own_pid.remote(lambda self: os.getpid()), timeout=60))
-    spare = manager_pool.take()
+    spare = manager_pool.take(this_process())
     call: Any = spare.actor.__ray_call__
     found["GroupManager"] = _process(ray.get(call.remote(lambda self: os.getpid()), timeout=60))
     manager_pool.give_back(spare)

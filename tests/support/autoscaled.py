@@ -39,7 +39,7 @@ def _free_port() -> int:
 
 
 class AutoscaledCluster:
-    """Context manager: a head with some CPUs, and up to so many further nodes of one size.
+    """Context manager: a head with some CPUs, and up to this many further nodes of one size.
 
     Attributes
     ----------

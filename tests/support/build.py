@@ -1,9 +1,11 @@
-"""Builds small shared objects and programs for tests, with the MPI compilers of the wheel."""
+"""Builds shared objects, programs and distributions for tests, and runs commands."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,44 @@ needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None or shutil.which("c++") is None,
     reason="needs a C and a C++ compiler (apt-get install build-essential)",
 )
+
+
+ADDRESS_SANITIZER = ("-fsanitize=address", "-g", "-fno-omit-frame-pointer")
+
+
+def under_address_sanitizer() -> dict[str, str]:
+    """Environment of a process that loads libraries built with `ADDRESS_SANITIZER`; or a skip."""
+    found = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")  # the second, because it intercepts throws
+    ]
+    if not all(map(os.path.isabs, found)):
+        pytest.skip("needs AddressSanitizer's runtime (apt-get install g++)")
+    preload = " ".join(map(os.path.realpath, found))
+    return {"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"}
+
+
+def uv_build(source: Path, out: Path, *options: str) -> Path:
+    """Build the distributions of a folder with pyproject.toml into `out`, which is returned."""
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        pytest.skip("needs uv, which `make env` installs")
+    command = [uv, "build", "--quiet", *options, "--out-dir", out, source]
+    done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def run(*command: str | Path, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
+    """Run a command that must end with this exit code; what it printed."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, timeout=110,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout
+    return done.stdout
 
 
 def shared_object(source: Path, target: Path, *flags: str) -> Path:

@@ -18,7 +18,7 @@ NBYTES = 2 * len(LAYOUTS) * ROWS * COLS * 8  # that each client moves
 
 
 def main(gang: str, clients: int) -> None:
-    """Attach so many clients to a gang, let them transfer; print each one's seconds as JSON.
+    """Attach this many clients to a gang, let them transfer; print each one's seconds as JSON.
 
     The gateway is that of ``ALCHEMIST_ADDRESS``. Call it in a program that has done nothing else:
     the clients are forked.

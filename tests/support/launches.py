@@ -20,7 +20,7 @@ def _launched(
 
 
 def results(function: str, ranks: int, *arguments: Any, timeout: float = 100) -> dict[str, Any]:
-    """The result of a function on so many ranks, from one launch, also if it fails."""
+    """The result of a function on this many ranks, from one launch, also if it fails."""
     found = _launched(function, ranks, *arguments, timeout=timeout)
     if isinstance(found, AssertionError):
         raise found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -19,6 +21,17 @@ WAIT_S = 3.0
 HELLO: dict[str, Any] = {"nonce": bytes(32)}
 LISTENERS = ("unix", "tcp", "control")
 MAX_PEERS = 50
+
+
+@contextlib.contextmanager
+def fuzzed(**options: Any) -> Iterator[ranks.Host]:
+    """A rank with a sealed and an unsealed matrix, which must have survived all frames."""
+    with ranks.Host(1, **options) as host:
+        host.new(SEALED, DISTRIBUTION, "float64")
+        host.fill(SEALED)
+        host.new(UNSEALED, DISTRIBUTION, "float64")
+        yield host
+        assert host.unhandled() == []
 
 
 def header(
@@ -174,21 +187,14 @@ INVALID: dict[str, bytes] = {
     },
     **{
         f"a payload on {kind.name}": frame(kind, b"x" * 9, matrix=SEALED, region=ALL)
-        for kind in (Kind.GET, Kind.MAP, Kind.UNMAP, Kind.SYNC)
+        for kind in (Kind.GET, Kind.MAP, Kind.UNMAP, Kind.SYNC, Kind.SAME_NODE)
     },
-    **{
-        f"SHARE of {value!r:.20} bytes": frame(Kind.SHARE, nbytes=value)
-        for value in (None, True, 0, -1, 15, (64 << 20) + 1, 1 << 63, 4096.0, "4096", [4096])
-    },
-    "PUT of memory that is not shared": frame(Kind.PUT, matrix=UNSEALED, region=ALL, shared=NBYTES),
-    "GET into memory that is not shared": frame(Kind.GET, matrix=SEALED, region=ALL, shared=True),
     "UNMAP without MAP": frame(Kind.UNMAP, matrix=SEALED, written=[]),
     "MAP to write a sealed matrix": frame(Kind.MAP, matrix=SEALED, write=True),
     "MAP to read an unsealed matrix": frame(Kind.MAP, matrix=UNSEALED),
 }
 
-# Invalid after a valid MAP, through the Unix socket only, or after a valid SHARE.
-SHARE = frame(Kind.SHARE, nbytes=NBYTES - 1)
+# Invalid after a valid MAP, or through the Unix socket only.
 MAP = frame(Kind.MAP, matrix=SEALED)
 INVALID_MAPS: dict[str, bytes] = {
     **{
@@ -202,17 +208,6 @@ INVALID_MAPS: dict[str, bytes] = {
         for value in INVALID_LISTS
     },
     "MAP twice": MAP + MAP,
-    "SHARE twice": SHARE + SHARE,
-    **{
-        f"PUT of {value!r:.20} shared bytes": SHARE
-        + frame(Kind.PUT, matrix=UNSEALED, region=ALL, shared=value)
-        for value in (None, True, -1, 8, NBYTES, 1 << 63, 8.0, "8", [8])
-    },
-    "PUT of shared and other bytes": SHARE
-    + frame(Kind.PUT, bytes(8), matrix=UNSEALED, region=[0, 1, 0, 1], shared=8),
-    "PUT of shared rows, one byte less": SHARE
-    + frame(Kind.PUT, matrix=UNSEALED, rows=bytes(8), shared=239),
-    "GET of more than is shared": SHARE + frame(Kind.GET, matrix=SEALED, region=ALL, shared=True),
     "UNMAP twice": MAP + 2 * frame(Kind.UNMAP, matrix=SEALED, written=[]),
     **{
         f"UNMAP that wrote {value!r:.20}": MAP + frame(Kind.UNMAP, matrix=SEALED, written=value)

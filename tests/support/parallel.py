@@ -20,10 +20,14 @@ from xdist.scheduler import LoadScopeScheduling
 UNITS = (
     ("tests/deploy/slurm",),
     ("tests/deploy/container",),
-    # Before the other two of faults: they leave gangs, and tests of named gangs need the CPUs.
+    # Before those of faults that have a cluster or a Spark of their own and leave gangs: tests of
+    # named gangs need the CPUs.
     ("tests/faults",),
     ("tests/alchemist_ray/clients/spark", "tests/faults/test_spark.py"),
     ("tests/faults/test_hosts.py",),
+    ("tests/faults/recovery/test_lost_hosts.py",),
+    ("tests/faults/test_gateway_hosts.py",),
+    ("tests/faults/test_head.py",),
     ("tests/envs/test_rllib.py",),
     ("tests/docs/test_examples.py",),
     ("tests/docs/test_notebooks.py",),

@@ -95,11 +95,13 @@ class Sparks:
             stop_spark()
 
 
+_sparks = Sparks()  # pytest makes the fixture once in each file and folder that imports it
+
+
 @pytest.fixture(scope="session")
 def sparks(cluster: str) -> Iterator[Sparks]:
     """Which Spark there is now."""
     pytest.importorskip("pyspark", reason="Spark's tests need the extra 'spark'")
     pytest.importorskip("raydp", reason="Spark's tests need the extra 'spark'")
-    held = Sparks()
-    yield held
-    held.stop()
+    yield _sparks
+    _sparks.stop()

@@ -7,14 +7,13 @@ The variable `RUN` in the environment marks all processes of a run, and its file
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpi_workers.node.cleanup import SEGMENTS
+from mpi_workers.node.cleanup import segments_in
 
 RUN = "ALCHEMIST_TEST_RUN"
 SHM = Path("/dev/shm")
@@ -77,8 +76,7 @@ def folders() -> set[Path]:
 def note_segments() -> None:
     """Remember the names in /dev/shm of the gangs that exist now."""
     for folder in folders():
-        with contextlib.suppress(OSError, ValueError):
-            _segments.update(json.loads((folder / SEGMENTS).read_text()))
+        _segments.update(segments_in(folder))
 
 
 def shared_memory() -> set[Path]:

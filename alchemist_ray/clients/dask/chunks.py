@@ -187,13 +187,13 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         *array.numblocks
     )]  # fmt: skip
     far = [i for i, value in enumerate(values) if isinstance(value, ray.ObjectRef)]
-    shapes = [None if i in set(far) else np.shape(values[i]) for i in range(len(values))]
+    shapes = {i: np.shape(values[i]) for i in set(range(len(values))) - set(far)}
     inspected = inspect_objects([values[i] for i in far], [labels[i] for i in far], _DECODER)
     for i, (about, source) in zip(far, inspected, strict=True):
         shapes[i], values[i] = about[:2], source
     grid = np.empty((*array.numblocks, 2), int)
-    for index, shape in zip(np.ndindex(*array.numblocks), shapes, strict=True):
-        grid[index] = (*shape, 1)[:2]  # type: ignore[misc]
+    for i, index in enumerate(np.ndindex(*array.numblocks)):
+        grid[index] = (*shapes[i], 1)[:2]
     rows, cols = grid[:, 0, 0], grid[0, :, 1]
     wrong = np.argwhere((grid[..., 0] != rows[:, None]) | (grid[..., 1] != cols))
     if len(wrong):
@@ -277,7 +277,7 @@ def wait_for_cpu() -> None:
         if time.monotonic() > deadline:
             total = ray.cluster_resources().get("CPU", 0)
             raise ResourceError(
-                f"no CPU of the cluster's {total:g} is free, and computing the chunks needs one: "
-                "request fewer workers, or persist() the array before starting the gang"
+                f"Dask needs a CPU to compute the chunks, and all {total:g} of the cluster are in "
+                "use: request fewer workers, or persist() the array before starting the gang"
             )
         time.sleep(0.2)

@@ -113,7 +113,7 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
             handle.shape,
             dtype=handle.dtype,
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ShapeError(
             f"chunks={chunks!r} do not fit an array of shape {handle.shape}: {error}"
         ) from None

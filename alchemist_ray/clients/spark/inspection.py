@@ -5,10 +5,12 @@ The JVM makes a DataFrame of an MLlib matrix, so that no row is pickled by Pytho
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 import numpy as np
+from py4j.protocol import Py4JJavaError
 from pyspark import RDD
 from pyspark.ml.linalg import VectorUDT as MLVectorUDT
 from pyspark.mllib.common import callMLlibFunc
@@ -25,6 +27,7 @@ from pyspark.sql import functions as F
 from alchemist_ray.clients.spark import jobs
 from alchemist_ray.clients.spark.arrow import LIST, SCALAR, VECTOR
 from alchemist_ray.clients.spark.sources import (
+    PARTITION_COLUMN,
     BlocksSource,
     NumberedSource,
     OrderedSource,
@@ -37,6 +40,11 @@ from alchemist_ray.transfer.numpy_source import NumPySource
 
 BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 FLOAT64 = np.dtype(np.float64)
+NO_ROWS = (
+    "the data has no rows, so the widths of its vectors are not known: send numpy.empty((0, n)) "
+    "for a matrix without rows"
+)
+PLAIN = re.compile(r"\w+").fullmatch  # names that mean themselves in `select`
 
 _DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
     types.BooleanType: np.dtype(np.bool_),
@@ -78,8 +86,7 @@ def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
         case DataFrame():
             return _of_frame(source, "DataFrame", dtype, connection)
         case RowMatrix():
-            rdd = _java(source).rows().toJavaRDD()
-            return _of_frame(_frame_of_rows(source), "RowMatrix", dtype, connection, rdd)
+            return _of_rows(source, dtype, connection)
         case IndexedRowMatrix():
             return _of_indexed(source, dtype, connection)
         case CoordinateMatrix():
@@ -106,27 +113,38 @@ def _session() -> Any:
 # --- DataFrames, and RowMatrix as one -----------------------------------------------------
 
 
-def _of_frame(
-    frame: Any, kind: str, wanted: Any, connection: GangConnection, rdd: Any = None
-) -> SparkSource:
+def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) -> SparkSource:
     fields = frame.schema.fields
     if not fields:
         raise ShapeError("the DataFrame has no columns: there is nothing to send")
     names = [field.name for field in fields]
     kinds, dtypes = zip(*(_column(field) for field in fields), strict=True)
     dtype = chosen_dtype(np.result_type(*dtypes), wanted)
-    plain = frame.toDF(
-        *(f"c{i}" for i in range(len(names)))
-    )  # names may contain dots or duplicates
-    plain = plain.select(
-        *(
-            F.col(f"c{i}").cast("double") if isinstance(field.dataType, types.DecimalType)
-            else F.col(f"c{i}")
-            for i, field in enumerate(fields)
-        )
-    ).toDF(*plain.columns)  # fmt: skip
+    plain = _plain(frame, fields)
     widths = _widths(plain, list(kinds), names, connection)
-    return OrderedSource(plain, kind, names, list(kinds), widths, dtypes, dtype, connection, rdd)
+    return OrderedSource(
+        frame.sparkSession, lambda: plain, kind, names, list(kinds), widths, dtypes, dtype,
+        connection,
+    )  # fmt: skip
+
+
+def _plain(frame: Any, fields: list[types.StructField]) -> Any:
+    """The frame without decimals, and with columns that can be selected by their names.
+
+    A frame that is so is not changed: each column of another one costs several calls to the JVM.
+    """
+    names = {field.name.lower() for field in fields} - {PARTITION_COLUMN}
+    decimals = [isinstance(field.dataType, types.DecimalType) for field in fields]
+    if len(names) == len(fields) and all(map(PLAIN, names)) and not any(decimals):
+        return frame
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(fields))))
+    columns = map(F.col, numbered.columns)
+    return numbered.select(
+        *(
+            column.cast("double").alias(name) if decimal else column
+            for name, column, decimal in zip(numbered.columns, columns, decimals, strict=True)
+        )
+    )
 
 
 def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
@@ -156,10 +174,7 @@ def _widths(
     watch = connection.ping
     first = jobs.run(frame.sparkSession, "read the first row", frame.select(*wide).head, watch)
     if first is None:
-        raise ShapeError(
-            "the data has no rows, so the widths of its vectors are not known: send "
-            "numpy.empty((0, n)) for a matrix without rows"
-        )
+        raise ShapeError(NO_ROWS)
     widths = []
     for c, kind, name in zip(frame.columns, kinds, names, strict=True):
         if kind != SCALAR and first[c] is None:
@@ -170,9 +185,30 @@ def _widths(
     return widths
 
 
-def _frame_of_rows(matrix: RowMatrix) -> DataFrame:
+def _of_rows(matrix: RowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
+    def width() -> int | None:
+        try:
+            return int(matrix.numCols())  # MLlib keeps it
+        except Py4JJavaError as error:
+            if "Cannot determine the number of cols" in str(error.java_exception):
+                return None
+            raise
+
+    session = _session()
+    columns = jobs.run(session, "read the first row", width, connection.ping)
+    if columns is None:
+        raise ShapeError(NO_ROWS)
+    frame = partial(_frame_of_rows, matrix, session)
+    dtype = chosen_dtype(FLOAT64, wanted)
+    rows = _java(matrix).rows().toJavaRDD()
+    return OrderedSource(
+        session, frame, "RowMatrix", ["value"], [VECTOR], [columns], [FLOAT64], dtype, connection,
+        rows,
+    )  # fmt: skip
+
+
+def _frame_of_rows(matrix: RowMatrix, spark: Any) -> DataFrame:
     """A RowMatrix as a DataFrame, made in the JVM."""
-    spark = _session()
     encoders = spark._jvm.org.apache.spark.sql.catalyst.encoders
     udt = spark._jvm.org.apache.spark.mllib.linalg.VectorUDT()
     plain = getattr(encoders, "AgnosticEncoders$UDTEncoder")(udt, udt.getClass())
@@ -198,9 +234,10 @@ def _shape(matrix: Any, what: str, connection: GangConnection) -> tuple[int, int
 
 def _of_indexed(matrix: IndexedRowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
     shape = _shape(matrix, "IndexedRowMatrix", connection)
-    frame = callMLlibFunc("getIndexedRows", _java(matrix))
+    frame = partial(callMLlibFunc, "getIndexedRows", _java(matrix))
     rdd = _java(matrix).rows().toJavaRDD()
-    return NumberedSource(frame, "IndexedRowMatrix", shape, chosen_dtype(FLOAT64, wanted), rdd)
+    dtype = chosen_dtype(FLOAT64, wanted)
+    return NumberedSource(_session(), frame, "IndexedRowMatrix", shape, dtype, rdd)
 
 
 def _of_blocks(
@@ -208,6 +245,6 @@ def _of_blocks(
 ) -> SparkSource:
     shape = _shape(matrix, kind, connection)
     block = (int(matrix.rowsPerBlock), int(matrix.colsPerBlock))
-    frame = callMLlibFunc("getMatrixBlocks", _java(matrix))
+    frame = partial(callMLlibFunc, "getMatrixBlocks", _java(matrix))
     rdd = _java(matrix).blocks().toJavaRDD()
-    return BlocksSource(frame, kind, shape, chosen_dtype(FLOAT64, wanted), rdd, block)
+    return BlocksSource(_session(), frame, kind, shape, chosen_dtype(FLOAT64, wanted), rdd, block)

@@ -94,7 +94,7 @@ def attempts(spark: Any, stage: int) -> int:
         if time.monotonic() > deadline:
             raise TransferError(
                 f"Spark did not report the end of stage {stage} within {LISTENERS_TIMEOUT_S:.0f} "
-                "s, so that it is unknown whether its tasks ran twice: send the matrix again"
+                "s, so it is unknown whether its tasks ran twice: send the matrix again"
             )
         time.sleep(LISTENERS_INTERVAL_S)
 

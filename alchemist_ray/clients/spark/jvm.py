@@ -1,4 +1,4 @@
-"""The rows' way without Python: executors read them in the JVM and stream them to the gang's nodes.
+"""Rows without Python: executors' JVMs move them to and from the ranks.
 
 `java/` has the sources in Java, and those of the API for Scala. Their jar is in the wheel, or is
 built at the first use, where there is a JDK, and is added to a Spark that already runs without it
@@ -24,7 +24,6 @@ from py4j.protocol import Py4JError
 
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
-from mpi_workers.data.shared_area import MAX_BYTES
 from mpi_workers.matrix.node_shares import chunk_bytes, products
 
 SOURCES = Path(__file__).with_name("java")
@@ -36,12 +35,12 @@ BUILD_TIMEOUT_S = 120.0
 
 JAR = "alchemist-spark"
 SOURCE = "alchemist.spark.MatrixSource"
-SHARED_BYTES = MAX_BYTES  # of a payload that passes through memory, on the ranks' node
+MAPPED = True  # executors on the ranks' node map their memory; tests of TCP switch it off
 MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_attached: dict[str, bool] = {}  # applications: whether they have the jar
+_attached: dict[str, Any] = {}  # applications: the class `Sender`, or None without the jar
 
 
 class NoJar(Exception):
@@ -51,11 +50,12 @@ class NoJar(Exception):
 def sender(spark: Any) -> Any:
     """The Java class `Sender` in Spark's JVM, or None: the reason has been logged."""
     context = spark.sparkContext
+    application = context.applicationId
     with _lock:
-        there = _attached.get(context.applicationId)
-        if there is None:
-            there = _attached[context.applicationId] = _tried(context)
-    return context._jvm.alchemist.spark.Sender if there else None
+        if application not in _attached:  # each name of a package is a search in Spark's jars
+            there = _tried(context)
+            _attached[application] = context._jvm.alchemist.spark.Sender if there else None
+        return _attached[application]
 
 
 def _tried(context: Any) -> bool:
@@ -170,7 +170,7 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
                 "number": number,
                 "host": host,
                 "port": int(port),
-                "ranks": sorted(some),
+                "ranks": [[rank, *(target.distribution.runs(rank) or ())] for rank in sorted(some)],
                 "chunk": chunk_bytes(len(some)),
                 "products": shares,
             }
@@ -182,6 +182,6 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
         "rows": rows,
         "cols": cols,
         "dtype": target.dtype.name,
-        "shared": SHARED_BYTES,
+        "mapped": MAPPED,
         "nodes": nodes,
     }

@@ -14,7 +14,7 @@ from pyspark.mllib.linalg.distributed import (
     IndexedRowMatrix,
     RowMatrix,
 )
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     BooleanType,
     DoubleType,
@@ -145,8 +145,8 @@ def _by_jvm(
     described = json.dumps(jvm.description(endpoints, target))
     rows = _partitions(spark, m, nbytes)
     if kind == "DataFrame":
-        options = {"target": described, "partitions": str(rows)}
-        return spark.read.format(jvm.SOURCE).options(**options).load()
+        source = spark._jvm.alchemist.spark.MatrixSource
+        return DataFrame(source.frame(spark._jsparkSession, described, rows), spark)
     context, matrices = spark.sparkContext._jsc, spark._jvm.alchemist.spark.Matrices
     match kind:
         case "RowMatrix":

@@ -8,16 +8,18 @@ there to the ranks (`executor_push.py`).
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from py4j.protocol import Py4JError
 from pyspark.sql import functions as F
 
 from alchemist_ray.clients.spark import jobs, jvm
@@ -52,14 +54,25 @@ FIXED_PARTITIONS = {"spark.sql.adaptive.enabled": "false"}
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COUNT_BATCH = 1 << 20
 
+# Of each task, its report, and the numbers of the rows or blocks that it has sent.
+Answers = list[tuple[Any, NDArray[np.int64]]]
+
+
+class Sent(NamedTuple):
+    """The reports of all tasks, and the numbers of all rows or blocks that were sent."""
+
+    reports: list[Any]
+    places: NDArray[np.int64]
+
 
 class SparkSource:
     """A matrix in Spark's executors.
 
     Parameters
     ----------
-    frame : DataFrame
-        The data that `push` reads.
+    spark : SparkSession
+    frame : callable
+        Makes the DataFrame that `push` reads, if it is needed.
     kind : str
         The type that the user sent.
     rdd : JavaRDD, optional
@@ -70,16 +83,27 @@ class SparkSource:
     columns: Sequence[str] = ()
 
     def __init__(
-        self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any = None
+        self,
+        spark: Any,
+        frame: Callable[[], Any],
+        kind: str,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        rdd: Any = None,
     ) -> None:
-        self._frame = frame
+        self._spark = spark
+        self._make_frame = frame
         self._rdd = rdd
         self._kind = kind
         self.shape = shape
         self.dtype = dtype
 
+    @cached_property
+    def _frame(self) -> Any:
+        return self._make_frame()
+
     def provenance(self) -> dict[str, Any]:
-        context = self._frame.sparkSession.sparkContext
+        context = self._spark.sparkContext
         return {
             "from": "spark",
             "kind": self._kind,
@@ -93,14 +117,14 @@ class SparkSource:
         """Send every element from the executors; missing rows and blocks are zero."""
         if 0 in self.shape:
             return {}
-        spark = self._frame.sparkSession
+        spark = self._spark
         sender = jvm.sender(spark) if self._fits_jvm else None
 
-        def action() -> list[tuple[Any, NDArray[np.int64]]]:
-            with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(self._batch())}):
-                if sender is None:
-                    return self._send_by_python(task(connection.endpoints, target, self._push()))
+        def action() -> Answers:
+            if sender is not None:
                 return self._send_by_jvm(sender, jvm.description(connection.endpoints, target))
+            with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(self._batch())}):
+                return self._send_by_python(task(connection.endpoints, target, self._push()))
 
         answers = jobs.run(spark, f"send a {self._kind}", action, partial(_watch, connection))
         reports = [report for report, _ in answers]
@@ -109,24 +133,22 @@ class SparkSource:
         for part in (NodeTimes(**fields) for each in reports for fields in each["times"]):
             times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
         places = np.concatenate([np.empty(0, np.int64), *(its for _, its in answers)])
-        self._complete(connection, target, reports, places)
+        self._complete(connection, target, Sent(reports, places))
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
 
-    def _send_by_python(self, function: Any) -> list[tuple[Any, NDArray[np.int64]]]:
+    def _send_by_python(self, function: Any) -> Answers:
         """The report of each task, and the numbers of what it has sent."""
-        frame = self._numbered_frame().coalesce(_cores(self._frame.sparkSession))
+        frame = self._numbered_frame().coalesce(_cores(self._spark))
         answers = frame.mapInArrow(function, REPORT_SCHEMA).collect()
         found = [(json.loads(its.report), unpacked(its.places)) for its in answers]
         for stage in {report["stage"] for report, _ in found}:
-            if (count := jobs.attempts(frame.sparkSession, stage)) > 1:
+            if (count := jobs.attempts(self._spark, stage)) > 1:
                 found[0][0]["again"] = count - 1
         return found
 
-    def _send_by_jvm(
-        self, sender: Any, description: dict[str, Any]
-    ) -> list[tuple[Any, NDArray[np.int64]]]:
+    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
         """The same, without Python workers."""
         raise NotImplementedError
 
@@ -145,13 +167,7 @@ class SparkSource:
     def _push(self) -> Push:
         raise NotImplementedError
 
-    def _complete(
-        self,
-        connection: GangConnection,
-        target: TransferTarget,
-        reports: list[Any],
-        places: NDArray[np.int64],
-    ) -> None:
+    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         """Check what was sent, and send zeros for missing rows and blocks."""
         raise NotImplementedError
 
@@ -183,7 +199,8 @@ class OrderedSource(SparkSource):
 
     def __init__(
         self,
-        frame: Any,
+        spark: Any,
+        frame: Callable[[], Any],
         kind: str,
         names: list[str],
         kinds: list[str],
@@ -196,18 +213,26 @@ class OrderedSource(SparkSource):
         self._names, self._kinds, self._widths = names, kinds, widths
         self._elements = elements  # of each column, before they are converted to `dtype`
         self.columns = names if sum(widths) == len(names) else ()  # a vector has more than its name
-        spark = frame.sparkSession
-
-        sender = jvm.sender(spark)
+        self._spark, self._make_frame = spark, frame
+        sender = self._sender = jvm.sender(spark)
+        self._stored: Any = None  # the batches of Spark's cache, if the frame is made of them
+        self._rows = rdd  # in the form in which they were counted, if it is that of sending
 
         def action() -> list[Any]:
-            # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
+            if sender is not None and rdd is None and all(each == SCALAR for each in kinds):
+                self._stored = sender.stored(self._frame._jdf)
+                if self._stored is not None:
+                    self._rows = self._stored.rdd()
+            if sender is not None and self._rows is not None:
+                pairs: list[Any] = json.loads(sender.count(self._rows, _cores(spark)))
+                return pairs
             with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(COUNT_BATCH)}):
                 if sender is not None:
-                    rows = sender.rows(frame.select()._jdf) if rdd is None else rdd
-                    pairs: list[Any] = json.loads(sender.count(rows, _cores(spark)))
+                    rows = sender.rows(self._frame.select()._jdf)
+                    pairs = json.loads(sender.count(rows, _cores(spark)))
                     return pairs
-                parts = frame.select(F.spark_partition_id()).coalesce(_cores(spark))
+                # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
+                parts = self._frame.select(F.spark_partition_id()).coalesce(_cores(spark))
                 return [tuple(row) for row in parts.mapInArrow(count, COUNT_SCHEMA).collect()]
 
         counted = jobs.run(
@@ -216,39 +241,50 @@ class OrderedSource(SparkSource):
         counts = dict(counted)
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        super().__init__(frame, kind, (self._starts[-1], sum(widths)), dtype, rdd)
+        super().__init__(spark, frame, kind, (self._starts[-1], sum(widths)), dtype, rdd)
 
     @property
     def _fits_jvm(self) -> bool:
         return True
 
-    def _send_by_jvm(
-        self, sender: Any, description: dict[str, Any]
-    ) -> list[tuple[Any, NDArray[np.int64]]]:
+    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
         columns = [
             {"name": name, "kind": kind, "width": width, "type": element.name}
             for name, kind, width, element in zip(
                 self._names, self._kinds, self._widths, self._elements, strict=True
             )
         ]
-        rows = self._rdd
-        if rows is None and (batches := self._batches()) is not None:
-            for column, ordinal in zip(columns, batches.ordinals(), strict=True):
-                column["ordinal"] = ordinal
-            rows = batches.rdd()
+        batches, rows = self._stored, self._rows
         if rows is None:
-            rows = sender.rows(self._frame._jdf)
+            with jobs.settings(self._spark, FIXED_PARTITIONS):
+                if self._in_batches():
+                    batches = sender.batches(self._frame._jdf)
+                rows = sender.rows(self._frame._jdf) if batches is None else batches.rdd()
+        if batches is not None:
+            for column, ordinal in zip(columns, json.loads(batches.ordinals()), strict=True):
+                column["ordinal"] = ordinal
         spec = json.dumps(description | {"columns": columns, "starts": self._starts})
-        reports = sender.ordered(rows, _cores(self._frame.sparkSession), spec)
-        return [(json.loads(report), np.empty(0, np.int64)) for report in reports]
+        reports = json.loads(sender.ordered(rows, _cores(self._spark), spec))
+        return [(report, np.empty(0, np.int64)) for report in reports]
 
-    def _batches(self) -> Any:
-        """The frame by columns, if Spark has it so, and in batches that are worth a message."""
+    def send(
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, NodeTimes]:
+        """Send every element; the number of rows is not trusted again after an error."""
+        try:
+            return super().send(connection, target, progress)
+        except TransferError:
+            if self._sender is not None and self._rows is not None:
+                with contextlib.suppress(Py4JError, OSError):
+                    self._sender.forget(self._rows)
+            raise
+
+    def _in_batches(self) -> bool:
+        """Whether the frame may have batches that are worth a message each."""
+        if any(kind != SCALAR for kind in self._kinds):
+            return False
         rows = min(BATCH_ROWS_OF_CACHE, self.shape[0] // max(1, len(self._starts) - 1))
-        small = rows * self.shape[1] * self.dtype.itemsize < MIN_BATCH
-        if small or any(kind != SCALAR for kind in self._kinds):
-            return None
-        return self._frame.sparkSession._jvm.alchemist.spark.Batches.of(self._frame._jdf)
+        return rows * self.shape[1] * self.dtype.itemsize >= MIN_BATCH
 
     def _numbered_frame(self) -> Any:
         return self._frame.withColumn(PARTITION_COLUMN, F.spark_partition_id())
@@ -256,14 +292,8 @@ class OrderedSource(SparkSource):
     def _push(self) -> Push:
         return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
 
-    def _complete(
-        self,
-        connection: GangConnection,
-        target: TransferTarget,
-        reports: list[Any],
-        places: NDArray[np.int64],
-    ) -> None:
-        seen = {int(part): rows for each in reports for part, rows in each["seen"].items()}
+    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
+        seen = {int(part): rows for each in sent.reports for part, rows in each["seen"].items()}
         for part, (start, stop) in enumerate(pairwise(self._starts)):
             if seen.get(part, 0) != stop - start:
                 raise TransferError(
@@ -280,14 +310,11 @@ class NumberedSource(SparkSource):
     def _fits_jvm(self) -> bool:
         return self.shape[0] < jvm.MAX_NUMBERED
 
-    def _send_by_jvm(
-        self, sender: Any, description: dict[str, Any]
-    ) -> list[tuple[Any, NDArray[np.int64]]]:
+    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
         column = {"name": "vector", "kind": "vector", "width": self.shape[1], "type": "float64"}
         spec = json.dumps(description | {"columns": [column]})
         answers = []
-        for text in sender.numbered(self._rdd, _cores(self._frame.sparkSession), spec):
-            report = json.loads(text)
+        for report in json.loads(sender.numbered(self._rdd, _cores(self._spark), spec)):
             sent = np.empty(0, np.int64)
             if (places := report.pop("places", None)) is not None:
                 bits = np.frombuffer(zlib.decompress(base64.b64decode(places["bits"])), np.uint8)
@@ -298,18 +325,12 @@ class NumberedSource(SparkSource):
     def _push(self) -> Push:
         return numbered_rows("vector", self.shape[1], self.shape[0])
 
-    def _complete(
-        self,
-        connection: GangConnection,
-        target: TransferTarget,
-        reports: list[Any],
-        places: NDArray[np.int64],
-    ) -> None:
+    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         m, n = self.shape
         there = np.zeros(m, bool)
-        there[places] = True
-        if np.count_nonzero(there) != len(places):
-            ordered = np.sort(places)
+        there[sent.places] = True
+        if np.count_nonzero(there) != len(sent.places):
+            ordered = np.sort(sent.places)
             row = ordered[:-1][np.diff(ordered) == 0][0]
             raise IncompleteMatrixError(f"row {row} appears twice: drop duplicates, or add them up")
         missing = np.flatnonzero(~there)
@@ -327,21 +348,25 @@ class BlocksSource(SparkSource):
     """Blocks with numbers; missing blocks are zero."""
 
     def __init__(
-        self, frame: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any, block: Shape
+        self,
+        spark: Any,
+        frame: Callable[[], Any],
+        kind: str,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        rdd: Any,
+        block: Shape,
     ) -> None:
         self._block = block
-        super().__init__(frame, kind, shape, dtype, rdd)
+        super().__init__(spark, frame, kind, shape, dtype, rdd)
 
     @property
     def _fits_jvm(self) -> bool:
         return True
 
-    def _send_by_jvm(
-        self, sender: Any, description: dict[str, Any]
-    ) -> list[tuple[Any, NDArray[np.int64]]]:
+    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
         spec = json.dumps(description | {"block": self._block})
-        found = sender.blocks(self._rdd, _cores(self._frame.sparkSession), spec)
-        reports = [json.loads(text) for text in found]
+        reports = json.loads(sender.blocks(self._rdd, _cores(self._spark), spec))
         return [(each, np.array(each.pop("blocks", []), np.int64).reshape(-1)) for each in reports]
 
     def _batch(self) -> int:
@@ -350,15 +375,9 @@ class BlocksSource(SparkSource):
     def _push(self) -> Push:
         return numbered_blocks(*self._block)
 
-    def _complete(
-        self,
-        connection: GangConnection,
-        target: TransferTarget,
-        reports: list[Any],
-        places: NDArray[np.int64],
-    ) -> None:
+    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         seen: set[tuple[int, int]] = set()
-        for i, j in places.reshape(-1, 2).tolist():
+        for i, j in sent.places.reshape(-1, 2).tolist():
             if (i, j) in seen:
                 raise IncompleteMatrixError(
                     f"block {(i, j)} appears twice: drop duplicates, or add them up"

@@ -21,7 +21,7 @@ Nodes = dict[int, Any]  # what a variant has at a place; variants without it are
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """What a template has in the place of values that the renderer was given.
+    """The text of a template in the place of values that the renderer was given.
 
     Parameters
     ----------

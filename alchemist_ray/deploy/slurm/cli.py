@@ -23,7 +23,7 @@ from alchemist_ray.launchers.choice import SETTINGS
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
-from alchemist_ray.subcommands import add_subcommand
+from alchemist_ray.subcommands import add_subcommand, positive
 
 USAGE = """\
 Run Ray and gangs in a {system} job.
@@ -128,7 +128,7 @@ def _parser(system: str) -> argparse.ArgumentParser:
         command.add_argument("--container-runtime", help="container runtime (default: the site's)")
         command.add_argument(
             "--start-timeout",
-            type=float,
+            type=positive,
             metavar="SECONDS",
             help=f"time limit without progress (default: {START_VARIABLE}, or {START_S:.0f})",
         )
@@ -181,14 +181,25 @@ def _submit(options: argparse.Namespace) -> int:
     words = [tool, str(path)]
     if options.dialect == "pbs":  # Slurm's qsub does not read these from the script
         words[1:1] = ["-N", request.name, "-j", "oe", "-o", place.log]
-    else:
-        _check_possible(tool, path)
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise JobError(f"{tool} {path}: {(done.stderr or done.stdout).strip()}")
-    job = done.stdout.strip().split()[-1]
+    try:
+        job = _queued(words)
+    except JobError:
+        if not options.folder:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     print(f"job {job}\nscript {path}\nlog {place.log.replace('%j', job)}")
     return 0
+
+
+def _queued(words: list[str]) -> str:
+    """Submit a script; the job's number."""
+    if words[0] == SUBMIT["slurm"]:
+        _check_possible(words[0], Path(words[-1]))
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        raise JobError(f"{words[0]} failed: {said}\n--dry-run prints the script")
+    return done.stdout.strip().split()[-1]
 
 
 def _check_possible(tool: str, script: Path) -> None:

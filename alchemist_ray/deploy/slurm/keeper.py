@@ -211,7 +211,7 @@ class RayInJob:
                 raise JobError(f"Ray's nodes did not find each other: {body['said']}")
             case "ray_ended":
                 raise JobError(
-                    f"Ray on {name} ended with {body['code']} instead of starting:\n{body['said']}"
+                    f"Ray did not start on {name}: exit code {body['code']}\n{body['said']}"
                 )
             case "lost":
                 raise JobError(f"{self._output()}\nnode {name} was lost while Ray was starting")

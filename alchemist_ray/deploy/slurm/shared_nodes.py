@@ -78,5 +78,5 @@ def check(allocation: Allocation, nodes: Mapping[str, Mapping[str, Any]], shared
         "--exclusive), or set nodes.shared = 'allow' in the site file"
     )
     if shared == "refuse":
-        raise JobError(f"{problem} (it is 'refuse')")
+        raise JobError(f"{problem}, where it is 'refuse'")
     return [problem]

@@ -155,11 +155,11 @@ class Supervisors:
         with contextlib.suppress(WireError, KeyError):
             self._nodes[name].send(Kind.COMMAND, {"op": op, **fields})
 
-    def news(self, wait_s: float = POLL_INTERVAL_S) -> list[tuple[str, Body]]:
-        """Return events since the last call, by node; wait up to `wait_s` for the first."""
+    def news(self) -> list[tuple[str, Body]]:
+        """Return events since the last call, by node; wait a moment for the first."""
         news = []
         with contextlib.suppress(queue.Empty):
-            news.append(self._events.get(timeout=wait_s))
+            news.append(self._events.get(timeout=POLL_INTERVAL_S))
             while True:
                 news.append(self._events.get_nowait())
         self._lost |= {name for name, body in news if body["op"] == "lost"}

@@ -13,7 +13,7 @@ from alchemist_ray.deploy.virtual_cluster.domain import domain
 from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory
 from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.plural import counted
-from alchemist_ray.subcommands import add_subcommand
+from alchemist_ray.subcommands import add_subcommand, positive
 
 OF_NO_DEFAULT: dict[str, type] = {"cpus": int, "sriov": str, "volume": str}
 SECRET = "(created by up)"
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument(
         "--limit",
-        type=float,
+        type=positive,
         default=300.0,
         metavar="SECONDS",
         help="time limit for the guests to start (default: 300)",

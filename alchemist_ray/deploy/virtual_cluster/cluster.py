@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.virtual_cluster import host
@@ -158,11 +159,11 @@ def down(name: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _destroy_here(about: dict[str, object]) -> None:
-    options = Options(**about["options"])  # type: ignore[arg-type]
+def _destroy_here(about: dict[str, Any]) -> None:
+    options = Options(**about["options"])
     names = [options.hostname(n) for n in range(options.hosts * options.guests)]
     with contextlib.suppress(JobError, subprocess.TimeoutExpired):
-        host.Hypervisor(str(about["connect"])).destroy(names)
+        host.Hypervisor(about["connect"]).destroy(names)
 
 
 def _keeper_runs(folder: Path) -> bool:

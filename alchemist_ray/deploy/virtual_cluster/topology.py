@@ -82,7 +82,7 @@ def shares(cells: Sequence[Cell], guests: int, cpus: int | None) -> list[tuple[C
     Raises
     ------
     ValueError
-        If there are not so many.
+        If there are fewer.
     """
     every = [(cell.node, cpu) for cell in cells for cpu in cell.cpus]
     each = len(every) // guests if cpus is None else cpus

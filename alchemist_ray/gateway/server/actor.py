@@ -11,6 +11,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
+from alchemist_ray.arguments import checked_address, checked_flag, checked_path
 from alchemist_ray.errors import SessionError
 from alchemist_ray.gateway.protocol import PORT, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.gateway import Gateway
@@ -124,6 +125,12 @@ def serve(
         "host": host, "port": port, "tls": tls, "certfile": certfile, "keyfile": keyfile,
         "tokens": tokens, "audit": audit,
     }  # fmt: skip
+    checked_address(host, port, least=0)
+    checked_flag("tls", tls)
+    files = {"certfile": certfile, "keyfile": keyfile, "tokens": tokens, "audit": audit}
+    for name, file in files.items():
+        if file is not None:
+            checked_path(name, file)
     if not tls and not is_loopback(host):
         raise SessionError(f"without TLS a gateway listens on loopback only, not on {host}")
     found = _find()

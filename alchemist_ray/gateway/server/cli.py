@@ -10,7 +10,7 @@ from alchemist_ray.gateway.protocol import PORT, SCOPES
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.runtime.ray_cluster import join_ray
-from alchemist_ray.subcommands import add_subcommand
+from alchemist_ray.subcommands import add_subcommand, positive
 from mpi_workers.matrix.sizes import parse_nbytes
 
 
@@ -41,7 +41,7 @@ def _gateway_parser() -> argparse.ArgumentParser:
         "--audit", help="audit log (default: ~/.config/alchemist/gateway/audit.log)"
     )
     parser.add_argument(
-        "--no-tls", action="store_true", help="without encryption; only with --host 127.0.0.1"
+        "--no-tls", action="store_true", help="do not encrypt; only with --host 127.0.0.1"
     )
     parser.add_argument("--stop", action="store_true", help="end the running gateway")
     parser.add_argument("--status", action="store_true", help="show the running gateway")
@@ -82,7 +82,7 @@ def _token_parser() -> argparse.ArgumentParser:
     create.add_argument(
         "--scopes", default="call", help=f"comma-separated, of {', '.join(SCOPES)} (default: call)"
     )
-    create.add_argument("--days", type=float, help="days until it expires (default: never)")
+    create.add_argument("--days", type=positive, help="days until it expires (default: never)")
     create.add_argument("--ranks", type=int, help="ranks of all gangs of the user at a time")
     create.add_argument("--gangs", type=int, help="gangs of the user at a time")
     create.add_argument(
@@ -92,7 +92,7 @@ def _token_parser() -> argparse.ArgumentParser:
     )
     add_subcommand(commands, "list", "list the tokens, without their secrets")
     revoke = add_subcommand(commands, "revoke", "make a token invalid at once")
-    revoke.add_argument("id", help="as shown by `alchemist token list`")
+    revoke.add_argument("id", help="id of the token, as in `alchemist token list`")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Gateway: listens for thin clients, and carries out what they ask of the Ray cluster.
+"""Gateway: listens for thin clients, and executes their requests in the Ray cluster.
 
 Connections and commands are on one event loop, in a thread of its own. What waits for Ray or for a
 gang runs in threads. A thread also serves each connection for data.
@@ -298,7 +298,7 @@ class Gateway:
         token, body = link.token, frame.body
         assert token is not None
         if frame.kind != Kind.COMMAND or type(body.get("id")) is not int:
-            raise WireError("a session sends commands, each with a number")
+            raise WireError("a session must send commands only, each with a number")
 
         async def answer() -> None:
             result: Body
@@ -340,4 +340,4 @@ class Gateway:
 
 
 def _early(frame: Frame) -> None:
-    raise WireError("frames must wait for the WELCOME")
+    raise WireError("a client must not send frames before the WELCOME")

@@ -76,7 +76,7 @@ class HostedGang:
         }
 
     def resize(self, workers: int) -> None:
-        """Move the gang to so many ranks. Blocks."""
+        """Move the gang to this many ranks. Blocks."""
         self._gangs.resize(self.connection, workers)
         self._most = 0  # it does not grow by itself any more
         self.connection.ping()  # it learns the addresses of the new ranks

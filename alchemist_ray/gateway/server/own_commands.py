@@ -66,7 +66,7 @@ async def _stage(client: Client, body: Body, uploads: Uploads, in_thread: InThre
     """A part of a file; the last one sends it to the nodes."""
     name, content = body["name"], body["content"]
     if not isinstance(content, bytes):
-        raise Failure("TransferError", "the content of a file is bytes")
+        raise Failure("TransferError", "the content of a file must be bytes")
     staged = client.staged.setdefault(_name(name, "code", "given"), bytearray())
     held = sum(map(len, client.staged.values())) + len(content)
     if held > MAX_STAGED_NBYTES or body["offset"] != len(staged):

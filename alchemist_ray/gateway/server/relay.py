@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from alchemist_ray.errors import AlchemistError, to_failure
@@ -82,8 +82,8 @@ class Client:
         fields = {"role": "client", "owner": False, "session": True, "process": self.ident,
                   "where": where}  # fmt: skip
         loop = asyncio.get_running_loop()
+        made = partial(_Upstream, self, address.token, fields)
         for place in sockets.reachable_addresses(address.addresses):
-            made: Callable[[], _Upstream] = lambda: _Upstream(self, address.token, fields)  # noqa: E731
             scheme, _, rest = place.partition(":")
             if scheme == "unix":
                 path = rest.partition(":")[2]
@@ -124,13 +124,13 @@ class Client:
         body = frame.body
         ident, op = body.get("id"), body.get("op")
         if type(ident) is not int:
-            raise WireError("a command has a number")
+            raise WireError("a command must have a number")
         try:
             self._service.check_token(self.token)
             own = self.gang.user == self.token.user
             rights.check(self.token, body, own=own)
             if len(self._calls) >= PENDING:
-                raise Failure("GroupError", f"{PENDING} commands are waiting: wait for some")
+                raise Failure("GroupError", f"{PENDING} commands wait for an answer: send fewer")
         except Failure as failure:
             self._refused(body, failure)
             self._reply(ident, failure)

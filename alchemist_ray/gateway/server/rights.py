@@ -46,7 +46,7 @@ def check(token: Token, body: Body, *, own: bool) -> None:
         _check_shipped(token, body.get("library"))
     elif op == "free":
         if body.get("forced"):
-            raise Failure("AuthError", "a client cannot force a free")
+            raise Failure("AuthError", "a client of a gateway cannot free a matrix that others use")
     elif op == "cancel_calls":
         if body.get("all") and not own:
             _require(token, "admin", "cancelling the calls of everyone on another user's gang")

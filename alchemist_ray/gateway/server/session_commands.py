@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import re
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
+from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.gang.owner import checked_workers, positive_int
+from alchemist_ray.gang.owner import checked_workers
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import own_commands
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
@@ -19,11 +19,11 @@ from alchemist_ray.gateway.server.quotas import Quotas
 from alchemist_ray.gateway.server.tokens import Token
 from alchemist_ray.runtime import ray_gangs
 from alchemist_ray.runtime.gang_options import most_of
+from alchemist_ray.runtime.names import PRIVATE_GANG
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 ATTACH_TIMEOUT_S = 10.0
-GENERATED = re.compile("g[0-9a-f]{10}")  # ids of gangs without a name
 QUIET = {"progress": False, "output": False}
 GATEWAY = f"{platform.node()} (gateway)"  # where the gangs of its clients come from
 
@@ -127,7 +127,7 @@ class SessionCommands:
 
     async def find(self, token: Token, name: str) -> HostedGang:
         """A gang by its id, also after this gateway was started again. Raises as `gang_of`."""
-        if name not in self.gangs and not GENERATED.fullmatch(name):
+        if name not in self.gangs and not PRIVATE_GANG.fullmatch(name):
             return await self._attached(token, name, ATTACH_TIMEOUT_S)
         return self.gang_of(token, name)
 

@@ -114,7 +114,9 @@ class TokenFile:
         """Remove a token. Raises `AuthError` if no token has this id."""
         entries = dict(self._read())
         if ident not in entries:
-            raise AuthError(f"there is no token {ident!r} in {self.path}")
+            own = [key for key, facts in entries.items() if facts["user"] == ident]
+            hint = f"; those of user {ident} are {', '.join(own)}" if own else ""
+            raise AuthError(f"there is no token {ident!r} in {self.path}{hint}")
         token = _token(ident, entries.pop(ident))
         self._write(entries)
         return token

@@ -65,7 +65,7 @@ class _Arrivals:
             while (writer := self._writers.get(region)) is not None:
                 hang_up(writer)
                 if not self._lock.wait(STALL_TIMEOUT_S):
-                    raise Failure("TransferError", "another connection writes this chunk")
+                    raise Failure("TransferError", "another connection is writing this chunk")
             wanted = region not in self._done
             self._writers[region] = sock
         written = False
@@ -149,7 +149,7 @@ class GangTransfers:
 
     def _arrivals(self, matrix: object) -> _Arrivals:
         if type(matrix) is not int:
-            raise Failure("TransferError", "a transfer names its matrix by number")
+            raise Failure("TransferError", "a transfer must name its matrix by number")
         with self._lock:
             found = self._matrices.get(matrix)
             if found is not None:
@@ -191,7 +191,9 @@ class _DataClient:
         region = Region.checked(frame.body.get("region"), target.distribution.shape)
         nbytes = math.prod(region.shape) * target.dtype.itemsize
         if not 0 < nbytes <= LIMIT_NBYTES:
-            raise Failure("TransferError", f"a chunk has 1 to {LIMIT_NBYTES} bytes, not {nbytes}")
+            raise Failure(
+                "TransferError", f"a chunk must have 1 to {LIMIT_NBYTES} bytes, not {nbytes}"
+            )
         order = "F" if frame.body.get("order") == "F" else "C"
         pieces = self._pieces(target, region, order)
         if frame.kind == Kind.GET:
@@ -199,7 +201,7 @@ class _DataClient:
             metrics.count("alchemist_gateway_bytes_total", ("fetch",), nbytes)
             return
         if frame.payload_nbytes != nbytes:
-            raise frames.WireError(f"{frame.payload_nbytes} bytes came for {nbytes}")
+            raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {nbytes}")
         with arrivals.writing(region, self._sock) as wanted:
             times = self._receive(target, pieces, wanted=wanted)
         metrics.count("alchemist_gateway_bytes_total", ("send",), nbytes)

@@ -16,6 +16,7 @@ from alchemist_ray.observe.bench import hpc, places
 from alchemist_ray.observe.doctor.machine import usable_cores
 from alchemist_ray.runtime.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession
+from alchemist_ray.subcommands import positive
 
 USAGE = """\
 Run HPCC's measures and HPCG's kernel on a gang, and validate their results.
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print JSON, for --compare and programs")
     check.add_argument(
         "--seconds",
-        type=float,
+        type=positive,
         default=hpc.SECONDS,
         help="seconds of the longest measurements; the whole run takes about seven times this "
         f"(default: {hpc.SECONDS:g})",

@@ -26,6 +26,7 @@ from alchemist_ray.observe.doctor import (
 )
 from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
+from alchemist_ray.subcommands import positive
 
 USAGE = """\
 Check every node for common problems of Ray and MPI, and print advice for each.
@@ -234,14 +235,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--launcher", default="auto", help="launcher of the ranks (default: auto)")
     parser.add_argument(
         "--start-timeout",
-        type=float,
+        type=positive,
         default=START_TIMEOUT_S,
         metavar="SECONDS",
         help=f"time limit of the gang's start (default: {START_TIMEOUT_S:g})",
     )
     parser.add_argument(
         "--limit",
-        type=float,
+        type=positive,
         default=240.0,
         metavar="SECONDS",
         help="time limit of the whole run (default: 240)",

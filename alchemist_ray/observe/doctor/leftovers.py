@@ -54,7 +54,8 @@ def stale(expected: Expected) -> Iterator[Finding]:
         yield Finding("leftovers in /dev/shm", OK, "none of this user")
         return
     shown = ", ".join(sorted(found)[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
-    prefixes = " ".join(sorted({f"{SHM}/{SEGMENTS.match(name)[0]}*" for name in found}))  # type: ignore[index]
+    matches = [match for name in found if (match := SEGMENTS.match(name))]
+    prefixes = " ".join(sorted({f"{SHM}/{match[0]}*" for match in matches}))
     yield Finding(
         "leftovers in /dev/shm", WARN,
         f"{counted(len(found), 'segment')} that no process has open, "

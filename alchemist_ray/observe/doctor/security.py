@@ -31,9 +31,9 @@ def token_path(env: Mapping[str, str] = os.environ) -> Path:
     return Path(env.get("RAY_AUTH_TOKEN_PATH") or TOKEN).expanduser()
 
 
-def auth_mode(env: Mapping[str, str] = os.environ) -> str:
+def auth_mode() -> str:
     """Return Ray's authentication mode, ``token`` or ``disabled``."""
-    return env.get("RAY_AUTH_MODE") or ("token" if token_path(env).is_file() else "disabled")
+    return os.environ.get("RAY_AUTH_MODE") or ("token" if token_path().is_file() else "disabled")
 
 
 @dataclass(frozen=True, slots=True)

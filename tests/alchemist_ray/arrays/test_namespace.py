@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
@@ -145,17 +146,31 @@ def test_the_rest_of_the_standard_works_on_handles(session: AlchemistSession) ->
     same(xp.full_like(A, True), np.ones((4, 3)))
 
 
+def test_scipys_functions_of_matrices(session: AlchemistSession) -> None:
+    a = np.random.default_rng(0).standard_normal((6, 4)) + 1j
+    A, linalg = session.send_matrix(a), session.xp.linalg
+    for side in ("right", "left"):
+        for mine, theirs in zip(linalg.polar(A, side), scipy.linalg.polar(a, side), strict=True):
+            np.testing.assert_allclose(np.asarray(mine), theirs, atol=1e-12)
+    with pytest.raises(BadArgumentError, match="side='up'; it is 'right' or 'left'"):
+        linalg.polar(A, "up")
+    np.testing.assert_allclose(np.asarray(linalg.expm(A[:4])), scipy.linalg.expm(a[:4]), rtol=1e-11)
+    with pytest.raises(ShapeError, match="expm"):
+        linalg.expm(A)
+    assert {"expm", "polar"} <= set(dir(linalg))
+
+
 def test_errors_for_missing_functions_name_an_alternative(session: AlchemistSession) -> None:
     with pytest.raises(AttributeError, match=r"numpy\.kaiser takes A\.fetch\(\)"):
-        session.xp.kaiser  # noqa: B018
+        _ = session.xp.kaiser
     with pytest.raises(AttributeError, match="has no 'nonsense'"):
-        session.xp.nonsense  # noqa: B018
+        _ = session.xp.nonsense
     with pytest.raises(AttributeError, match="eigh"):
-        session.xp.linalg.eig  # noqa: B018
+        _ = session.xp.linalg.eig
     with pytest.raises(BadArgumentError, match=r"np\.var\(A\.fetch\(\), mean=3\)"):
         session.xp.var(session.xp.ones((2, 2)), mean=3)
 
 
 def test_the_namespace_needs_a_gang(cluster: str) -> None:
     with AlchemistSession() as als, pytest.raises(SessionError, match="no workers"):
-        als.xp  # noqa: B018
+        _ = als.xp

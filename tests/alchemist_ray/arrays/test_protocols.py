@@ -186,7 +186,7 @@ def test_no_operation_fetches_a_whole_matrix_implicitly(session: AlchemistSessio
 
 def test_a_copy_is_a_matrix_of_its_own(session: AlchemistSession) -> None:
     def write(comm: object, matrix: object) -> None:
-        matrix.local[...] = 0  # type: ignore[attr-defined]
+        matrix.local[...] = 0
 
     a = np.arange(6.0).reshape(3, 2)
     A = session.send_matrix(a)

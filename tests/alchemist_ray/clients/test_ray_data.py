@@ -150,18 +150,29 @@ def test_an_error_of_a_function_includes_its_traceback(als: AlchemistSession) ->
 # --- the way back -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("blocks", [None, 1, 9])
-def test_to_dataset_and_back(als: AlchemistSession, blocks: int | None) -> None:
+def test_to_dataset_and_back(als: AlchemistSession, blocks: int | None, lazy: bool) -> None:
     handle = als.send_matrix(A, layout="MC_MR")
-    dataset = handle.to_dataset(override_num_blocks=blocks)
+    dataset = handle.to_dataset(override_num_blocks=blocks, lazy=lazy)
     assert (dataset.count(), dataset.columns()) == (300, ["data"])
     arrived(als, dataset, A)
     arrived(als, dataset.map_batches(lambda b: {"data": b["data"] * 2}), A * 2)
 
 
-def test_to_dataset_in_columns(als: AlchemistSession) -> None:
+def test_a_dataset_that_is_fetched_now_needs_no_gang(als: AlchemistSession) -> None:
     handle = als.send_matrix(A)
-    dataset = handle.to_dataset(list("abcdef"), override_num_blocks=3)
+    dataset = handle.to_dataset(override_num_blocks=4, lazy=False)
+    handle.free()
+    assert isinstance(dataset, data.dataset.MaterializedDataset)
+    assert len(list(dataset.iter_internal_ref_bundles())) == 4
+    arrived(als, dataset, A)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_to_dataset_in_columns(als: AlchemistSession, lazy: bool) -> None:
+    handle = als.send_matrix(A)
+    dataset = handle.to_dataset(list("abcdef"), override_num_blocks=3, lazy=lazy)
     rows = dataset.take_all()
     assert list(rows[7]) == list("abcdef")
     np.testing.assert_array_equal([list(row.values()) for row in rows], A)
@@ -172,10 +183,11 @@ def test_to_dataset_in_columns(als: AlchemistSession) -> None:
         als.send_matrix(A * 1j).to_dataset()
 
 
-def test_vectors_masks_and_matrices_without_rows(als: AlchemistSession) -> None:
-    vector = als.send_matrix(A[:, 0]).to_dataset(override_num_blocks=3)
+@pytest.mark.parametrize("lazy", [True, False])
+def test_vectors_masks_and_matrices_without_rows(als: AlchemistSession, lazy: bool) -> None:
+    vector = als.send_matrix(A[:, 0]).to_dataset(override_num_blocks=3, lazy=lazy)
     np.testing.assert_array_equal([row["data"] for row in vector.take_all()], A[:, 0])
-    arrived(als, als.send_matrix(A > 0).to_dataset(), A > 0)
+    arrived(als, als.send_matrix(A > 0).to_dataset(lazy=lazy), A > 0)
     for empty in (A[:0], A[:0, 0]):
-        assert als.send_matrix(empty).to_dataset().take_all() == []
-    assert als.send_matrix(A[:0]).to_dataset(list("abcdef")).take_all() == []
+        assert als.send_matrix(empty).to_dataset(lazy=lazy).take_all() == []
+    assert als.send_matrix(A[:0]).to_dataset(list("abcdef"), lazy=lazy).take_all() == []

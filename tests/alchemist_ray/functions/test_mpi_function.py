@@ -43,9 +43,9 @@ def total(comm: Any, x: Any = 0, y: Any = 0) -> Any:
 
 
 @alchemist_ray.mpi_function(num_workers=2, idle_s=IDLE_S)
-def pids(comm: Any, seconds: float = 0.0) -> list[int]:
+def pids(comm: Any, seconds: float = 0.0) -> Any:
     time.sleep(seconds)
-    return comm.allgather(os.getpid())  # type: ignore[no-any-return]
+    return comm.allgather(os.getpid())
 
 
 @ray.remote

@@ -94,8 +94,8 @@ def test_results_hold_values_arrays_and_matrices(als: AlchemistSession) -> None:
 
 
 def test_arrays_and_object_refs_are_copied_to_every_rank(als: AlchemistSession) -> None:
-    def check(comm: Any, x: Any, y: Any) -> list[float]:
-        return comm.gather(float(x.sum() + y.sum()), 0)  # type: ignore[no-any-return]
+    def check(comm: Any, x: Any, y: Any) -> Any:
+        return comm.gather(float(x.sum() + y.sum()), 0)
 
     for n in (10, 200_000):
         ref = ray.put(np.ones(n))
@@ -140,7 +140,7 @@ def test_a_module_of_the_users_own_folder_need_not_be_on_the_nodes(
         )
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    import my_module_of_run  # type: ignore[import-not-found]  # noqa: PLC0415
+    import my_module_of_run  # noqa: PLC0415
 
     assert als.run(my_module_of_run.f, 4) == 86
 
@@ -219,7 +219,7 @@ def test_an_exception_that_cannot_be_pickled_is_reported(als: AlchemistSession) 
 def test_sys_exit_fails_the_call_alone(als: AlchemistSession, code: object) -> None:
     def leave(comm: Any) -> None:
         if comm.rank == 1:
-            sys.exit(code)  # type: ignore[arg-type]
+            sys.exit(code)
         comm.Barrier()
 
     with pytest.raises(RoutineError, match="SystemExit") as caught:
@@ -229,9 +229,9 @@ def test_sys_exit_fails_the_call_alone(als: AlchemistSession, code: object) -> N
 
 def test_an_argument_that_is_not_a_function_is_refused(als: AlchemistSession) -> None:
     with pytest.raises(BadArgumentError, match="a str cannot be called"):
-        als.run("total")  # type: ignore[arg-type]
+        als.run("total")
     with pytest.raises(TypeError):
-        als.run(np.eye(2))  # type: ignore[arg-type]
+        als.run(np.eye(2))
     with pytest.raises(BadArgumentError, match="timeout_s"):
         als.run(total, timeout_s=0)
 
@@ -324,7 +324,7 @@ def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession) -> None:
 
 def test_no_pickle_crosses_a_socket(als: AlchemistSession, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
-    connection = als.connection._channel._connection  # type: ignore[union-attr]
+    connection = als.connection._channel._connection
     send = connection.write
     monkeypatch.setattr(connection, "write", lambda raw: (seen.append(bytes(raw)), send(raw)))
 

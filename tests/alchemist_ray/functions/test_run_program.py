@@ -107,7 +107,7 @@ def test_a_deadline_and_a_cancellation_end_its_children_too(
     als: AlchemistSession, ring: Path
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(CallTimeoutError):
+    with pytest.raises(CallTimeoutError, match="were in program ring"):
         als.run_program([ring, "hang"], timeout_s=1)
     assert time.monotonic() - began < 10
     pids = [worker.pid for worker in als.list_workers()]
@@ -142,7 +142,7 @@ def test_programs_that_cannot_start_are_refused_with_the_remedy(
     with pytest.raises(
         BadArgumentError, match=r"matrices\['A'\] is a ndarray: it must be a handle"
     ):
-        als.run_program([ring], matrices={"A": np.eye(2)})  # type: ignore[dict-item]
+        als.run_program([ring], matrices={"A": np.eye(2)})
     with pytest.raises(BadArgumentError, match=r"cannot read .*nowhere"):
         als.run_program([ring], stdin=tmp_path / "nowhere")
 

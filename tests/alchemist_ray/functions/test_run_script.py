@@ -92,7 +92,7 @@ def test_a_script_runs_as_under_mpiexec(
     )
     als.run_script(path, ["a", 1])
     assert f"[rank 2] __main__ {path} ['a', '1'] 42 {os.getcwd()} None\n" in capsys.readouterr().out
-    als.run_script(path, cwd=elsewhere, env={"MY_SETTING": 7})  # type: ignore[dict-item]
+    als.run_script(path, cwd=elsewhere, env={"MY_SETTING": 7})
     assert f"[rank 1] __main__ {path} [] 42 {elsewhere} 7\n" in capsys.readouterr().out
 
     def after(comm: object) -> tuple[str | None, str, bool]:

@@ -168,7 +168,8 @@ def test_copies_are_matrices_of_their_own(session: AlchemistSession) -> None:
     A = session.xp.ones((2, 2))
     for B in (copy.copy(A), copy.deepcopy(A)):
         assert B.id != A.id
-        assert A.temporary and B.temporary  # noqa: PT018
+        assert A.temporary
+        assert B.temporary
         B[0] = 2
         assert A.fetch().max() == 1
 

@@ -116,7 +116,7 @@ def als(link: BreakableLink, token: str) -> Iterator[AlchemistSession]:
 
 
 def cut_at(link: BreakableLink, nbytes: int, times: int) -> int:
-    """Cut the link each time that so many bytes have passed; how often that happened."""
+    """Cut the link each time that this many bytes have passed; how often that happened."""
     for done in range(times):
         start = link.passed
         if wait_until(lambda start=start: link.passed - start > nbytes, 30.0, 0.005) is None:

@@ -187,6 +187,8 @@ def test_the_command_line_creates_lists_and_revokes_tokens(
     assert "call,files" in listed
     assert "bytes=2000000000" in listed
     ident = text.split("_")[1]
+    assert main(["token", *file, "revoke", "anna"]) == 1
+    assert f"those of user anna are {ident}" in capsys.readouterr().err
     assert main(["token", *file, "revoke", ident]) == 0
     assert main(["token", *file, "revoke", ident]) == 1
     assert "there is no token" in capsys.readouterr().err

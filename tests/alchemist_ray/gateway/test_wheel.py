@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.wheel import contents
 from tests.alchemist_ray.gateway.conftest import ROOT
+from tests.support.build import uv_build
 
 LIMIT_NBYTES = 10 << 20  # 10 MiB
 BUILD_TIMEOUT_S = 100.0
@@ -51,15 +51,8 @@ print("done")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    uv = Path(sys.executable).with_name("uv")
-    if not uv.exists():
-        pytest.skip("needs uv, which `make env` installs")
-    out = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run(
-        [uv, "build", "--wheel", "--quiet", ROOT / "alchemist_ray/gateway/wheel", "--out-dir", out],
-        timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    folder = ROOT / "alchemist_ray/gateway/wheel"
+    out = uv_build(folder, tmp_path_factory.mktemp("wheel"), "--wheel")
     (built,) = out.glob("alchemist_client-*.whl")
     return built
 

@@ -114,7 +114,7 @@ def test_an_error_names_file_and_rank_and_leaves_nothing(
     with pytest.raises(DtypeError, match="is not a dtype"):
         session.load_matrix(path, dtype="number")
     with pytest.raises(BadArgumentError, match="not a path"):
-        session.load_matrix(3)  # type: ignore[arg-type]
+        session.load_matrix(3)
     assert session.send_matrix(A).fetch().shape == A.shape  # the gang goes on
 
 
@@ -136,14 +136,14 @@ def break_writes(comm: Any, blow: str) -> None:
         raise OSError(28, os.strerror(28))
 
     if comm.rank == comm.size - 1:
-        raw.RawSink._kept = getattr(raw.RawSink, "_kept", raw.RawSink.write)  # type: ignore[attr-defined]
-        raw.RawSink.write = fails  # type: ignore[method-assign, assignment]
+        raw.RawSink._kept = getattr(raw.RawSink, "_kept", raw.RawSink.write)
+        raw.RawSink.write = fails
 
 
 def mend_writes(comm: Any) -> None:
     from ali.files import raw  # noqa: PLC0415
 
-    raw.RawSink.write = getattr(raw.RawSink, "_kept", raw.RawSink.write)  # type: ignore[method-assign]
+    raw.RawSink.write = getattr(raw.RawSink, "_kept", raw.RawSink.write)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".h5"])

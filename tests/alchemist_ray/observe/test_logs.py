@@ -54,6 +54,8 @@ def test_one_rank_and_the_last_lines(
     assert cli.main(["logs", "talking", "--rank", "1", "--lines", "1"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert " [1] " in line
+    assert cli.main(["logs", "talking", "--rank", "7"]) == 0
+    assert "has no lines of rank 7" in capsys.readouterr().err
 
 
 def test_new_lines_follow(
@@ -113,8 +115,10 @@ def test_json_and_the_level_are_chosen_by_the_environment(
     monkeypatch.setenv("ALCHEMIST_LOG_LEVEL", "debug")
     with AlchemistSession(1, name="as-json") as session:
         session.run(lambda comm: comm.size)
+        token = session.connection.address.token
     log = logs.read("as-json", {})
     assert log is not None
+    assert token not in str(log.lines)
     entries = [json.loads(line) for line in log.lines[logs.MANAGER]]
     assert {"info", "debug"} <= {entry["level"] for entry in entries}
     assert any("ok after" in entry["message"] for entry in entries)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import importlib.util
+import os
 import re
+import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +19,13 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.deploy.kubernetes.dashboard import PANELS
 from alchemist_ray.errors import RoutineError
 from alchemist_ray.observe import metrics
-from alchemist_ray.runtime.gang_measures import held_bytes
+from alchemist_ray.runtime.gang_measures import GangMeasures, held_bytes
 from alchemist_ray.runtime.matrix_records import Record
 from tests.support import traces
 
+PENDULUM = Path(__file__).parents[2] / "envs" / "pendulum.py"
+SIMULATOR = "measured_pendulum"  # other tests of this process use the library by its own name
+SIMULATES = importlib.util.find_spec("gymnasium") is not None
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 EXPORT_LIMIT_S = 60.0
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -61,16 +67,39 @@ def exported(cluster: str) -> Iterator[Samples]:
         with pytest.raises(RoutineError):
             lib.cholesky(session.send_matrix(-np.eye(4)))
         A.fetch()
+        if SIMULATES:
+            _simulate()
+        with AlchemistSession(1, name="losing", max_failures=1) as losing:
+            os.kill(losing.list_workers()[0].pid, signal.SIGKILL)
 
-        def there() -> bool:
-            now = scraped()
-            calls = total(now, "alchemist_calls_total", gang="measured", routine="norm")
-            held = total(now, "alchemist_held_bytes", gang="measured")
-            moved = total(now, "alchemist_transferred_bytes_total", direction="fetch")
-            return calls >= 3 and held >= 800_000 and moved >= 800_000
+            def there() -> bool:
+                now = scraped()
+                calls = total(now, "alchemist_calls_total", gang="measured", routine="norm")
+                held = total(now, "alchemist_held_bytes", gang="measured")
+                moved = total(now, "alchemist_transferred_bytes_total", direction="fetch")
+                again = total(now, "alchemist_recoveries_total", gang="losing")
+                steps = total(now, "alchemist_env_steps_total", simulator=SIMULATOR)
+                return (
+                    calls >= 3 and held >= 800_000 and moved >= 800_000 and again >= 1
+                    and steps >= 3 * SIMULATES
+                )  # fmt: skip
 
-        assert traces.wait_until(there, EXPORT_LIMIT_S, 0.5) is not None, scraped()
-        yield scraped()
+            assert traces.wait_until(there, EXPORT_LIMIT_S, 0.5) is not None, scraped()
+            yield scraped()
+
+
+def _simulate() -> None:
+    """Three steps of a simulation whose gang is lost and started again."""
+    from envs import GangLostError, HPCSimulatorEnv  # noqa: PLC0415 - gymnasium is optional
+
+    with HPCSimulatorEnv({"lib_name": SIMULATOR, "lib_path": str(PENDULUM)}) as env:
+        env.reset(seed=1)
+        for _ in range(3):
+            env.step([0.1])
+        os.kill(env._simulation._session.list_workers()[0].pid, signal.SIGKILL)
+        with pytest.raises(GangLostError):
+            env.step([0.1])
+        env.reset()
 
 
 @pytest.mark.timeout(150)
@@ -104,6 +133,25 @@ def test_transfers_are_counted_by_direction_and_route(exported: Samples) -> None
 
 
 @pytest.mark.timeout(150)
+def test_losses_and_recoveries_are_counted_by_cause(exported: Samples) -> None:
+    assert total(exported, "alchemist_failures_total", gang="losing") == 1
+    (cause,) = (
+        dict(pairs)["cause"]
+        for name, pairs in exported
+        if name == "alchemist_failures_total" and ("gang", "losing") in pairs
+    )
+    assert "SIGKILL" in cause
+    assert total(exported, "alchemist_recoveries_total", gang="losing", outcome="ok") == 1
+
+
+@pytest.mark.skipif(not SIMULATES, reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
+@pytest.mark.timeout(150)
+def test_steps_and_restarts_of_simulations_are_counted(exported: Samples) -> None:
+    assert total(exported, "alchemist_env_steps_total", simulator=SIMULATOR) >= 3
+    assert total(exported, "alchemist_env_gang_restarts_total", simulator=SIMULATOR) == 1
+
+
+@pytest.mark.timeout(150)
 def test_a_gang_that_has_ended_shows_nothing(exported: Samples) -> None:
     with AlchemistSession(1, name="short") as session:
         session.send_matrix(np.ones((10, 10)))
@@ -118,7 +166,7 @@ def test_a_gang_that_has_ended_shows_nothing(exported: Samples) -> None:
 @pytest.mark.timeout(150)
 def test_every_query_of_the_dashboard_finds_what_is_exported(exported: Samples) -> None:
     names = {name for name, _ in exported}
-    absent = {"recoveries", "failures", "env", "gateway"}  # nothing of them has happened here
+    absent = {"gateway"} if SIMULATES else {"gateway", "env"}  # gateway/test_gateway_metrics.py
     for _, _, lines in PANELS:
         for query, _ in lines:
             for name in re.findall(r"ray_(alchemist_\w+)\{", query):
@@ -141,6 +189,20 @@ def test_labels_that_users_choose_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert len(labels) == metrics.MOST_LABELS + 1
     assert metrics.OTHER in labels
     assert metrics.bounded("routine0") == "routine0"
+
+
+def test_gangs_of_one_process_are_added_up() -> None:
+    status = {"processes": [{}], "calls": []}
+    first, second = GangMeasures(user="anna"), GangMeasures(user="anna")
+    gauge = "alchemist_gangs", (metrics.PRIVATE, "ready", "anna")
+    for gang in (first, second, second):
+        gang.show("ready", status, None, [])
+    assert metrics.taken().gauges[gauge] == 2
+    first.hide()
+    second.show("ready", status, None, [])
+    assert metrics.taken().gauges[gauge] == 1
+    second.hide()
+    assert metrics.taken().gauges[gauge] == 0
 
 
 def test_memory_of_layouts_with_copies_counts_each_copy() -> None:

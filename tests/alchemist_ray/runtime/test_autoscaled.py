@@ -37,7 +37,6 @@ print(json.dumps(told))
 )
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_gang_grows_and_shrinks_with_an_autoscaled_cluster() -> None:
     with AutoscaledCluster(head_cpus=2, nodes=1, node_cpus=2, idle_minutes=0.1) as cluster:

@@ -15,7 +15,6 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.runtime.autoscaling import VARIABLE
 
-GROW_LIMIT_S = 30.0  # on a loaded machine
 X = np.random.default_rng(0).random((300, 40))
 
 BEGIN = """

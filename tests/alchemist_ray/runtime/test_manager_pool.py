@@ -1,19 +1,26 @@
-"""Spare GroupManagers: the next session finds one, and none stays for ever."""
+"""GroupManagers: the private gangs of a process share one, and it does not stay for ever."""
 
 from __future__ import annotations
 
-import time
+import os
+import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.runtime import manager_pool
-from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name
+from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_options import GangOptions
+from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name, reservation_name
 from tests.support import traces
 
 START_LIMIT_S = 30.0
+CPUS_WAIT_S = 50.0
 
 
 def managers() -> set[str]:
@@ -23,21 +30,19 @@ def managers() -> set[str]:
     return {name for name in names if name.startswith(GROUP_PREFIX)}
 
 
-def without_spares() -> set[str]:
-    """End the spare managers of this process; the names of those of open sessions."""
-    ended = set()
-    for _ in range(manager_pool.MOST_SPARES + 1):
-        manager = manager_pool.take()
-        ended.add(group_name(manager.gang))
-        manager.kill()
-    assert traces.wait_until(lambda: not ended & managers(), START_LIMIT_S, 0.1) is not None
+def without_unused() -> set[str]:
+    """End this process's manager if it has no gang; the names of those that are left."""
+    manager = manager_pool.take(this_process())
+    manager.kill()
+    shared = {group_name(manager.gang)}
+    assert traces.wait_until(lambda: not shared & managers(), START_LIMIT_S, 0.1) is not None
     return managers()
 
 
 @pytest.fixture
 def wait_for(cluster: str) -> Iterator[Callable[[int], set[str]]]:
     """Wait until there is a number of managers that other tests have not; their names."""
-    others = without_spares()
+    others = without_unused()
 
     def wait(count: int) -> set[str]:
         def there() -> bool:
@@ -47,42 +52,137 @@ def wait_for(cluster: str) -> Iterator[Callable[[int], set[str]]]:
         return managers() - others
 
     yield wait
-    without_spares()
+    without_unused()
 
 
-def test_a_second_session_beside_an_open_one_takes_a_manager_that_is_ready(
+def pid_of(als: AlchemistSession) -> int:
+    """The process of a session's GroupManager."""
+    actor: Any = als.connection.manager.actor
+    pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=30)
+    return pid
+
+
+def sizes(als: AlchemistSession) -> list[int]:
+    found: list[int] = als.run(lambda comm: comm.allgather(comm.size))
+    return found
+
+
+def test_the_sessions_of_a_process_share_a_manager(wait_for: Callable[[int], set[str]]) -> None:
+    with AlchemistSession(2) as first:
+        with AlchemistSession(1) as second:
+            wait_for(1)
+            assert pid_of(first) == pid_of(second)
+            assert second.list_workers()[0].pid != first.list_workers()[0].pid
+            listed = {gang.name: gang.workers for gang in AlchemistSession.list()}
+            assert listed[first.connection.address.gang] == 2
+            assert listed[second.connection.address.gang] == 1
+            assert sizes(second) == [1]
+        assert sizes(first) == [2, 2]
+        with AlchemistSession(1, name="apart") as third:
+            assert pid_of(third) != pid_of(first)
+            wait_for(2)
+
+
+def starts_again_beside(first: AlchemistSession, second: AlchemistSession) -> None:
+    """The first gang is unharmed, and the next one of the second session has the same manager."""
+    assert sizes(first) == [1]
+    second.request_workers(1)
+    assert sizes(second) == [1]
+    assert pid_of(first) == pid_of(second)
+
+
+def test_a_gang_in_a_shared_manager_is_stopped_alone(wait_for: Callable[[int], set[str]]) -> None:
+    with AlchemistSession(1) as first, AlchemistSession(1) as second:
+        AlchemistSession.stop_gang(second.connection.address.gang)
+        starts_again_beside(first, second)
+
+
+def test_a_gang_in_a_shared_manager_is_lost_alone(wait_for: Callable[[int], set[str]]) -> None:
+    with AlchemistSession(1) as first, AlchemistSession(1) as second:
+        os.kill(second.list_workers()[0].pid, signal.SIGKILL)
+        with pytest.raises(GroupFailedError):
+            sizes(second)
+        starts_again_beside(first, second)
+
+
+def test_the_end_of_a_manager_is_the_end_of_its_gangs(wait_for: Callable[[int], set[str]]) -> None:
+    with AlchemistSession(1) as first, AlchemistSession(1) as second:
+        os.kill(pid_of(first), signal.SIGKILL)
+        for als in (first, second):
+            with pytest.raises(GroupFailedError):
+                sizes(als)
+        for als in (first, second):
+            als.request_workers(1)
+            assert sizes(als) == [1]
+        assert pid_of(first) == pid_of(second)
+        wait_for(1)
+
+
+def test_a_start_that_is_given_up_leaves_the_other_gangs(
     wait_for: Callable[[int], set[str]],
 ) -> None:
-    with AlchemistSession(1) as first:
-        there = wait_for(2)
-        with AlchemistSession(1) as second:
-            assert wait_for(3) > there  # both that were there, and the next spare
-            assert second.list_workers()[0].pid != first.list_workers()[0].pid
-        with AlchemistSession(1):
-            time.sleep(1.0)
-            wait_for(3)  # no other spare is started beside one that is ready
+    cpus = int(ray.cluster_resources()["CPU"])
+    with AlchemistSession(1) as als:
+        options = GangOptions.checked("own", 1, None, "auto", CPUS_WAIT_S)
+        manager = manager_pool.take(options.owner)
+        assert manager.actor == als.connection.manager.actor
+        launch = manager.handle.launch.remote(options.request(cpus, "s0"))
+
+        def reserved() -> bool:
+            table: dict[str, Any] = ray.util.placement_group_table()
+            begin = reservation_name(manager.gang, manager.gang)
+            found = [group for group in table.values() if group["name"].startswith(begin)]
+            return any(group["state"] != "REMOVED" for group in found)
+
+        assert traces.wait_until(reserved, START_LIMIT_S, 0.1) is not None
+        manager.kill()
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(launch, timeout=START_LIMIT_S)
+        assert traces.wait_until(lambda: not reserved(), START_LIMIT_S, 0.1) is not None
+        assert not manager.alive()
+        assert sizes(als) == [1]
 
 
-def test_an_unused_spare_manager_ends(
+def test_owners_have_managers_of_their_own(wait_for: Callable[[int], set[str]]) -> None:
+    found = [manager_pool.take(owner) for owner in ("anna@host", "ben@host", "anna@host")]
+    assert len(wait_for(2)) == 2
+    assert found[0].actor == found[2].actor
+    for manager in found:
+        manager.kill()
+    wait_for(0)
+
+
+def test_an_unused_manager_ends(
     wait_for: Callable[[int], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_pool, "SPARE_KEPT_S", 3.0)
+    monkeypatch.setattr(manager_pool, "UNUSED_KEPT_S", 1.0)
     with AlchemistSession(1) as als:
-        wait_for(2)
+        with AlchemistSession(1):
+            pass
         wait_for(1)
-        assert als.list_workers(), "the manager of the session has ended instead"
+    with AlchemistSession(1) as als:  # in time
+        assert traces.wait_until(lambda: not managers(), 2.0, 0.1) is None
+        assert sizes(als) == [1]
+    wait_for(0)
 
 
-def test_a_task_with_a_session_starts_no_spare_manager(
-    wait_for: Callable[[int], set[str]],
-) -> None:
+def test_each_gang_has_its_own_lines_in_the_log(wait_for: Callable[[int], set[str]]) -> None:
+    with AlchemistSession(2) as first, AlchemistSession(1) as second:
+        node = ray.get_runtime_context().get_node_id()
+        ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
+        for als, ranks in ((first, "2 ranks"), (second, "1 rank ")):
+            found = ray.get(agent.log_lines.remote(als.connection.address.gang, {}), timeout=60)
+            (line,) = [line for line in found.lines["manager.log"] if "gang started" in line]
+            assert ranks in line
+
+
+def test_a_task_with_a_session_starts_one_manager(wait_for: Callable[[int], set[str]]) -> None:
     before = managers()
 
     @ray.remote(num_cpus=0)
     def work() -> int:
         with AlchemistSession(1) as als:
             als.list_workers()
-            traces.wait_until(lambda: len(managers() - before) > 1, 2.0, 0.1)
             return len(managers() - before)
 
     assert ray.get(work.remote()) == 1

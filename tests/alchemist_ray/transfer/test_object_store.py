@@ -41,10 +41,8 @@ def gang(cluster: str, request: pytest.FixtureRequest) -> Iterator[AlchemistSess
 
 
 @pytest.fixture
-def session(gang: AlchemistSession) -> Iterator[AlchemistSession]:
-    yield gang
-    for handle in gang.list_matrices():
-        handle.free()
+def session(als: AlchemistSession) -> AlchemistSession:
+    return als
 
 
 def some(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
@@ -116,7 +114,7 @@ def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
         (np.zeros((2, 2), np.float16), DtypeError, "dtype='float32'"),
         (np.zeros((2, 2), "M8[s]"), DtypeError, "not numbers"),
         ([[1.0, 2.0], [3.0]], ShapeError, "matrix"),
-        ("a string", DtypeError, "str"),
+        ("a string", DtypeError, "load_matrix"),
         (None, DtypeError, "NoneType"),
         ({1: 2}, DtypeError, "dict"),
         (np.ma.masked_less(np.arange(4.0).reshape(2, 2), 1), DtypeError, "masked"),
@@ -138,10 +136,10 @@ def test_wrong_layouts_dtypes_and_handles_are_refused(session: AlchemistSession)
     with pytest.raises(DtypeError, match="not a dtype"):
         session.send_matrix(np.eye(2), dtype="float77")
     handle = session.send_matrix(np.eye(2))
-    with pytest.raises(MatrixError, match="on ranks already"):
+    with pytest.raises(MatrixError, match="on the ranks already"):
         session.send_matrix(handle)
     with pytest.raises(MatrixError, match="takes a handle"):
-        session.fetch_matrix(np.eye(2))  # type: ignore[arg-type]
+        session.fetch_matrix(np.eye(2))
     with pytest.raises(LayoutError, match="ROWS"):
         handle.to_layout("ROWS")
     handle.free()
@@ -174,7 +172,7 @@ def test_parts_are_fetched_like_slices(session: AlchemistSession) -> None:
     with pytest.raises(ShapeError, match="outside"):
         handle.fetch(rows=40)
     with pytest.raises(ShapeError, match="slice"):
-        handle.fetch(cols="a")  # type: ignore[arg-type]
+        handle.fetch(cols="a")
 
 
 def test_a_fetched_array_belongs_to_the_user(session: AlchemistSession) -> None:

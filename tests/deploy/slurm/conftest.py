@@ -76,7 +76,8 @@ class Submitted:
             about = self._slurm.wait(self.number, limit_s, lives)
         except TimeoutError as error:
             pytest.fail(f"{error}:\n{self.log}", pytrace=False)
-        return int(about["ExitCode"].partition(":")[0])
+        self.code = int(about["ExitCode"].partition(":")[0])
+        return self.code
 
 
 @pytest.fixture(scope="package")

@@ -16,13 +16,13 @@ def job(slurm: Slurm) -> Submitted:
     """A job of three nodes with 2 CPUs each, run to its end."""
     words = [*ALCHEMIST, "slurm", *SUBMIT, "-N", 3, "-c", 2, "--", *PROGRAM, "everything"]
     submitted = Submitted(slurm, slurm.login(*words))
-    submitted.code = submitted.wait(START_S + 150)  # type: ignore[attr-defined]
+    submitted.wait(START_S + 150)
     print(submitted.log)
     return submitted
 
 
 def test_a_submitted_job_ends_with_its_programs_exit_code(slurm: Slurm, job: Submitted) -> None:
-    assert job.code == 7, job.log  # type: ignore[attr-defined]
+    assert job.code == 7, job.log
     assert_clean(slurm.nodes)
 
 
@@ -132,11 +132,13 @@ def test_a_job_that_can_never_start_is_refused_at_submission(
     assert slurm.login("squeue", "--noheader") == before
 
 
-def test_what_sbatch_refuses_is_said(slurm: Slurm) -> None:
+def test_what_sbatch_refuses_is_said_and_leaves_no_folder(slurm: Slurm) -> None:
+    before = set((slurm.shared / ".alchemist" / "jobs").glob("*"))
     said = slurm.login(
         *ALCHEMIST, "slurm", "submit", "-p", "nowhere", "--", "true", check=False, limit_s=60
     )
     assert "JobError: sbatch" in said
     assert "nowhere" in said
+    assert set((slurm.shared / ".alchemist" / "jobs").glob("*")) == before
     bare = slurm.login(*ALCHEMIST, "slurm", "run", "--", "true", check=False)
     assert "JobError: not inside a Slurm or PBS job" in bare

@@ -155,7 +155,7 @@ def refusals(gang: Gang, cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
         cell.act(np.zeros(12))
     fresh = Cell.__new__(Cell)
     fresh.gang, fresh.signatures = gang, cell.signatures
-    fresh.library = type(cell.library)("unset", Path(cell.library._object._name))  # type: ignore[attr-defined]
+    fresh.library = type(cell.library)("unset", Path(cell.library._object._name))
     for routine in ("spec", "reset", "get_state", "measure", "render", "save_state"):
         try:
             fresh(routine)

@@ -12,7 +12,6 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import SessionError
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.manager_pool import MOST_SPARES
 from tests.faults.conftest import assert_clean, left
 from tests.faults.named.named_gangs import END_LIMIT_S, gangs, managers
 from tests.support import traces
@@ -22,14 +21,14 @@ from tests.support import traces
 def nothing_of_it_left(cluster: str) -> Iterator[None]:
     """After a test no process, file, reservation or manager of its gangs is left."""
     ray.get(find_driver().prewarm.remote())
-    before = left()
+    before, kept = left(), managers()
     yield
     for name in gangs():
         with contextlib.suppress(SessionError):  # it has just ended
             AlchemistSession.stop_gang(name)
 
-    def clean() -> bool:  # but for managers that the process keeps for its next sessions
-        return not gangs() and len(managers()) <= MOST_SPARES
+    def clean() -> bool:  # but for the manager that the process keeps for its next sessions
+        return not gangs() and len(managers() - kept) <= 1
 
     assert traces.wait_until(clean, END_LIMIT_S) is not None, managers()
     assert_clean(before)

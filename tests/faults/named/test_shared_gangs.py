@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 
-from alchemist_ray import AlchemistSession
+from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import (
     CallTimeoutError,
     CancelledError,
@@ -24,6 +25,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.libraries import Library
 from alchemist_ray.runtime.attach import connect
 from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.runtime.gang_handle import find_gang
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 from tests.faults.named.named_gangs import (
     Program,
@@ -33,6 +35,7 @@ from tests.faults.named.named_gangs import (
 from tests.support import traces
 
 CLIENTS, CALLS = 32, 100
+QUEUED = 24  # calls of one process that wait
 LIBRARY = """
 from ali import Context, routine
 
@@ -247,32 +250,66 @@ def test_a_thread_cancels_the_calls_of_its_process(climate: AlchemistSession) ->
     assert climate.run(lambda comm: comm.size) == 2
 
 
+def _call_often(number: int, lib: Library, A: Handle, start: Any, made: Any, least: Any) -> None:
+    """One of many processes. Notes how far the last of them is when this one has ended."""
+    start.wait(60)
+    for _ in range(CALLS):
+        lib.norm(A)
+        made[number] += 1
+    least[number] = min(made)
+
+
 @pytest.mark.alone
 def test_many_processes_are_served_in_turn(climate: AlchemistSession) -> None:
-    manager: Any = ray.get_actor(group_name("climate"), namespace=NAMESPACE)
-    (linalg,) = climate.connection.request({"op": "list_libraries"})["libraries"]
-    A = climate.matrix("A")
-    start = threading.Barrier(CLIENTS)
-    waits: list[float] = []
+    context = multiprocessing.get_context("fork")
+    start, made, least = context.Barrier(CLIENTS), *(context.Array("i", CLIENTS) for _ in range(2))
+    shared = climate.library("linalg"), climate.matrix("A"), start, made, least
+    # Forked children have connections of their own.
+    clients = [context.Process(target=_call_often, args=(k, *shared)) for k in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    try:
+        for client in clients:
+            client.join(60)
+            assert client.exitcode == 0
+    finally:
+        for client in clients:
+            client.kill()
+            client.join()
+    assert list(made) == [CALLS] * CLIENTS
+    # The last process has then waited less than 3 times as long for each call as the first one.
+    assert min(least) > CALLS / 3, list(least)
+
+
+@pytest.mark.alone
+def test_a_process_with_many_calls_delays_no_other(climate: AlchemistSession) -> None:
+    manager = find_gang("climate")
+    sleep = climate.load_library("echo").sleep
+    (_, echo) = climate.connection.request({"op": "list_libraries"})["libraries"]
+    ended, over = [], threading.Event()
 
     def call() -> None:
-        connection = connect(climate.connection.address, manager)
-        lib = Library(connection, linalg)
-        start.wait(60)
-        begin = time.monotonic()
-        for _ in range(CALLS):
-            lib.norm(A)
-        waits.append(time.monotonic() - begin)
-        connection.close()
+        while not over.is_set():
+            sleep(0.01)
+            ended.append(None)
 
-    threads = [threading.Thread(target=call) for _ in range(CLIENTS)]
+    threads = [threading.Thread(target=call) for _ in range(QUEUED)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(90)
-    assert len(waits) == CLIENTS
-    fair_s = sum(waits) / CLIENTS
-    assert max(waits) < 3 * fair_s, f"fair: {fair_s:.2f} s, longest: {max(waits):.2f} s"
+    try:
+        assert traces.wait_until(lambda: len(climate.list_calls()) > QUEUED / 2, 10) is not None
+        connection = connect(climate.connection.address, manager)
+        other = Library(connection, echo)
+        before = len(ended)
+        for _ in range(20):
+            other.sleep(0.01)
+        meanwhile = len(ended) - before
+        connection.close()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(30)
+    assert meanwhile < 20 * QUEUED / 3, "in turn it is 20, in the order of arrival 20 x QUEUED"
 
 
 def test_a_library_is_loaded_once_and_not_replaced_by_others(

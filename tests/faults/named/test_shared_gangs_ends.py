@@ -122,7 +122,7 @@ def test_a_gang_of_another_version_is_refused(climate: AlchemistSession) -> None
     manager: Any = ray.get_actor(group_name("climate"), namespace=NAMESPACE)
 
     def set_version(actor: Any, version: str) -> None:
-        sys.modules[type(actor).__module__].__version__ = version  # type: ignore[attr-defined]
+        sys.modules[type(actor.gang("climate")).__module__].__version__ = version
 
     ray.get(manager.__ray_call__.remote(set_version, "0.0.1"))
     with pytest.raises(SessionError, match=r"0\.0\.1"):

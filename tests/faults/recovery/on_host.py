@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import FileError
 
 X = np.random.default_rng(0).random((400, 30))
 
@@ -16,8 +18,18 @@ sessions: list[AlchemistSession] = []
 matrices: dict[str, Handle] = {}
 
 
+def refused_folder(workers: int) -> str:
+    """The error for a checkpoint folder that is on this host only."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            AlchemistSession(workers, max_failures=1, checkpoint_folder=folder).close()
+        except FileError as error:
+            return str(error)
+    return ""
+
+
 def start(workers: int | list[int], cpus: int) -> list[str]:
-    """A gang with matrices of several origins, when so many CPUs are free; its hosts."""
+    """A gang with matrices of several origins, when this many CPUs are free; its hosts."""
     while ray.available_resources().get("CPU", 0) < cpus:  # Ray reports them late
         time.sleep(0.1)
     wanted: Any = tuple(workers) if isinstance(workers, list) else workers

@@ -19,7 +19,7 @@ def cpus() -> float:
 
 
 def free_cpus(wanted: float) -> bool:
-    """Wait until so many CPUs are free: Ray reports them late."""
+    """Wait until this many CPUs are free: Ray reports them late."""
     return traces.wait_until(lambda: cpus() == wanted, 10) is not None
 
 

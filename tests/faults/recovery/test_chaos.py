@@ -32,7 +32,6 @@ from alchemist_ray.errors import (
     StaleHandleError,
     TransferError,
 )
-from alchemist_ray.runtime.manager_pool import MOST_SPARES
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 from tests.faults.conftest import agent_pids, assert_clean, left, pid_of, record
 from tests.faults.named.named_gangs import END_LIMIT_S, ROOT, managers
@@ -233,11 +232,11 @@ class Chaos:
 @pytest.fixture
 def nothing_stays(cluster: str) -> Iterator[None]:
     """Afterwards nothing of the gangs is left; agents have been killed and stand again."""
-    before = left()
+    before, kept = left(), managers()
     yield
     with contextlib.suppress(SessionError):
         AlchemistSession.stop_gang(NAME)
-    assert traces.wait_until(lambda: len(managers()) <= MOST_SPARES, END_LIMIT_S) is not None
+    assert traces.wait_until(lambda: len(managers() - kept) <= 1, END_LIMIT_S) is not None
     agent_pids()
     assert_clean(before)
 

@@ -122,14 +122,14 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     begin = time.monotonic()
     saving.kill()
     np.testing.assert_allclose(B.fetch(), LARGE + 4)
-    log: list[str] = ray.get(
-        saving.als._gangs._manager.actor.__ray_call__.remote(_made_by), timeout=30
-    )
+    name = saving.als.connection.address.gang
+    call = saving.als._gangs._manager.actor.__ray_call__
+    log: list[str] = ray.get(call.remote(_made_by, name), timeout=30)
     assert log == ["files.load"] * 2, time.monotonic() - begin
 
 
-def _made_by(manager: Any) -> list[str]:
-    matrices = manager._gang.dispatcher.commands.matrices.values()
+def _made_by(manager: Any, gang: str) -> list[str]:
+    matrices = manager.gang(gang)._gang.dispatcher.commands.matrices.values()
     return [record.made_by.name for record in matrices]
 
 

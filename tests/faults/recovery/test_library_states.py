@@ -35,13 +35,14 @@ def stands(lib: Any, steps: int, wanted: np.ndarray[Any, Any]) -> None:
 
 def repeated(gang: Recovering) -> list[str]:
     """The commands that would rebuild the state."""
-    return ray.get(gang.als._gangs._manager.actor.__ray_call__.remote(_history))
+    name = gang.als.connection.address.gang
+    return ray.get(gang.als._gangs._manager.actor.__ray_call__.remote(_history, name))
 
 
-def _history(manager: Any) -> list[str]:
+def _history(manager: Any, gang: str) -> list[str]:
     from alchemist_ray.runtime.command_log import history  # noqa: PLC0415 - in the manager
 
-    state = manager._gang.dispatcher.commands.libraries.state("walking")
+    state = manager.gang(gang)._gang.dispatcher.commands.libraries.state("walking")
     return [command.name for command in history([state])]
 
 

@@ -19,11 +19,10 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
     pytest.mark.timeout(450, func_only=True),
-    pytest.mark.alone,
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def three() -> Iterator[Hosts]:
     with Hosts(3) as hosts:
         hosts.start_ray([2, 2, 2])
@@ -37,6 +36,11 @@ def loses(hosts: Hosts, found: list[str]) -> Host:
     hosts[0].begin(f"{ON_HOST}:until_back", lost.name)
     lost.kill()
     return lost
+
+
+def test_a_checkpoint_folder_of_one_host_is_refused(three: Hosts) -> None:
+    said = three[0].call(f"{ON_HOST}:refused_folder", 6, limit_s=60)
+    assert "does not see it" in said
 
 
 def test_a_gang_goes_on_when_hosts_are_lost(three: Hosts) -> None:

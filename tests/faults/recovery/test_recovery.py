@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from alchemist_ray.errors import (
     RoutineError,
     StaleHandleError,
 )
+from alchemist_ray.observe import logs
 from alchemist_ray.runtime.logged_command import LoggedCommand
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import inject_and_retry, inject_during, record
@@ -35,6 +37,19 @@ X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
 
 
 # --- back ---
+
+
+def test_a_rank_that_was_killed_is_named_whatever_is_sent_meanwhile(clean: None) -> None:
+    """A command that arrives between a rank's end and its report costs no report."""
+    kills = 60
+    with AlchemistSession(1, name="named-loss", max_failures=kills) as als:
+        for _ in range(kills):
+            os.kill(als.list_workers()[0].pid, signal.SIGKILL)
+            als.run(lambda comm: comm.size, pure=True)
+        log = logs.read("named-loss", {}).lines["manager.log"]
+    causes = [line.split("ranks lost: ")[1] for line in log if "ranks lost: " in line]
+    assert len(causes) == kills
+    assert [cause for cause in causes if not cause.startswith("rank 0 (pid ")] == []
 
 
 @pytest.mark.parametrize("part", ["rank", "all ranks", "proxy", "data endpoint", "node leaving"])

@@ -153,7 +153,7 @@ def test_a_gang_that_is_ended_meanwhile(plain: Recovering, tmp_path: Path, how: 
 
 def test_a_manager_that_dies_leaves_nothing(plain: Recovering, tmp_path: Path) -> None:
     manager = plain.als.connection.manager
-    outcome = during_the_move(plain, tmp_path, lambda: ray.kill(manager))
+    outcome = during_the_move(plain, tmp_path, lambda: ray.kill(manager.actor))
     assert isinstance(outcome.error, GroupFailedError)
 
 

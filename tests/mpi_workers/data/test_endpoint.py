@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,30 +201,20 @@ def test_elements_written_into_a_mapping_can_be_read(host: ranks.Host, matrix: i
 
 
 @pytest.mark.parametrize("address", [0, 1])
-def test_payloads_pass_through_shared_memory(host: ranks.Host, matrix: int, address: int) -> None:
-    """As a JVM does, which opens the memory by its path and finds the nonce there."""
+def test_memory_is_opened_by_its_path(host: ranks.Host, matrix: int, address: int) -> None:
+    """As a JVM does, after it has found the endpoint's nonce on its own node."""
     array = data()
-    rows = np.arange(30, 40, dtype="<i8").tobytes()
     with peer(host, address) as connection:
-        told = ask(connection, Kind.SHARE, nbytes=array.nbytes).body
-        with open(told["path"], "r+b") as file:
-            memory = mmap.mmap(file.fileno(), array.nbytes)
-        assert memory[: len(told["nonce"])] == told["nonce"]
-        memory[: 240 * 30] = array[:30].tobytes("F")
-        body = {"matrix": matrix, "order": "F", "region": [0, 30, 0, 30], "shared": 240 * 30}
-        connection.send(Kind.PUT, body)
-        connection.expect(Kind.SHARE, WAIT_S)
-        memory[: 240 * 10] = array[30:].tobytes("C")
-        connection.send(Kind.PUT, {"matrix": matrix, "rows": rows, "shared": 240 * 10})
-        connection.expect(Kind.SHARE, WAIT_S)
-        ask(connection, Kind.SYNC)
+        told = ask(connection, Kind.SAME_NODE).body
+        assert Path(told["path"]).read_bytes() == told["nonce"]
+        answer = ask(connection, Kind.MAP, matrix=matrix, write=True, paths=True)
+        ((_rank, _segment, nbytes, _dead),), (path,) = answer.body["parts"], answer.body["paths"]
+        assert answer.fds == ()
+        with open(path, "r+b") as file:
+            mmap.mmap(file.fileno(), nbytes)[: array.nbytes] = array.tobytes("F")
+        ask(connection, Kind.UNMAP, matrix=matrix, written=[[0, SIZE]])
         host.seal(matrix)
-        body = {"matrix": matrix, "region": ALL, "order": "F", "shared": True}
-        frame = ask(connection, Kind.GET, **body)
-        assert (frame.payload_nbytes, frame.body) == (0, {"shared": array.nbytes})
-        assert bytes(memory) == array.tobytes("F")
         assert np.array_equal(get(connection, matrix, ALL), array)
-    wait_until(lambda: not os.path.exists(told["path"]))
 
 
 def test_memory_is_mapped_through_the_unix_socket_only(host: ranks.Host, matrix: int) -> None:

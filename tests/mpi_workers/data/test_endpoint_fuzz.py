@@ -20,7 +20,6 @@ from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
 from tests.support.malformed import (
     ALL,
-    DISTRIBUTION,
     HELLO,
     INVALID,
     INVALID_MAPS,
@@ -34,6 +33,7 @@ from tests.support.malformed import (
     UNSEALED,
     WAIT_S,
     frame,
+    fuzzed,
 )
 
 
@@ -63,12 +63,8 @@ class Bystander:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[ranks.Host]:
-    with ranks.Host(1, handshake_timeout_s=1.0, max_peers=MAX_PEERS) as host:
-        host.new(SEALED, DISTRIBUTION, "float64")
-        host.fill(SEALED)
-        host.new(UNSEALED, DISTRIBUTION, "float64")
+    with fuzzed(handshake_timeout_s=1.0, max_peers=MAX_PEERS) as host:
         yield host
-        assert host.unhandled() == []
 
 
 @pytest.fixture(scope="module")

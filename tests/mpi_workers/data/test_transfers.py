@@ -268,7 +268,7 @@ def test_small_blocks_are_reported_for_joining(
             assert writer.is_small(by_columns[:low])  # too few elements of a column per rank
             assert writer.is_small(by_columns[:, :11])  # less than 64 KiB for each
             assert not writer.is_small(by_columns[:, :12])
-            low_rows = np.empty((2, 4096))
+            low_rows = np.zeros((2, 4096))
             assert writer.is_small(low_rows) == (native_copy.level() is None)
             assert writer.is_small(low_rows[:, :127])
             assert writer.is_small(low_rows.astype("f4"))  # NumPy casts

@@ -48,35 +48,40 @@ def moved_wrong(gang: Gang, old: Distribution, new: Distribution, dtype: str) ->
     return sum(int((m.local != values[np.ix_(m.rows, m.cols)]).sum()) for m in (source, result))
 
 
+def bad_cases(gang: Gang, cases: list[Any], wrong: list[int]) -> list[Any]:
+    """The cases in which any rank has wrong elements. Ranks agree once: each message counts."""
+    total = gang.comm.allreduce(np.array(wrong))
+    return [case for case, count in zip(cases, total, strict=True) if count]
+
+
 def every_pair(gang: Gang, shapes: list[Shape], message: int) -> list[Any]:
     """All pairs of layouts on every grid, dtypes in turn. Returns what went wrong, and how many."""
-    bad: list[Any] = []
+    cases: list[Any] = []
+    wrong: list[int] = []
     dtypes = itertools.cycle(DTYPES)
-    done = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MESSAGE", message)
         for grid in grids(gang.size):
             for shape, old, new in itertools.product(shapes, SOME_LAYOUTS, SOME_LAYOUTS):
                 dtype = next(dtypes)
                 spreads = [Distribution(name, (shape[0], shape[1]), grid) for name in (old, new)]
-                wrong = moved_wrong(gang, spreads[0], spreads[1], dtype)
-                done += 1
-                if gang.comm.allreduce(wrong):
-                    bad.append([old, new, shape, grid, dtype])
-    return [done, bad]
+                cases.append([old, new, shape, grid, dtype])
+                wrong.append(moved_wrong(gang, spreads[0], spreads[1], dtype))
+    return [len(cases), bad_cases(gang, cases, wrong)]
 
 
 def every_dtype(gang: Gang) -> list[Any]:
     """Each dtype through layouts with and without copies, in messages of a few elements."""
-    bad: list[Any] = []
+    cases: list[Any] = []
+    wrong: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         for message, dtype in itertools.product((16, 48, 1 << 20), DTYPES):
             patch.setattr(module, "MESSAGE", message)
             for old, new in itertools.permutations(MIXED, 2):
                 spreads = [Distribution(name, (23, 19), gang.grid) for name in (old, new)]
-                if gang.comm.allreduce(moved_wrong(gang, spreads[0], spreads[1], dtype)):
-                    bad.append([old, new, dtype, message])
-    return bad
+                cases.append([old, new, dtype, message])
+                wrong.append(moved_wrong(gang, spreads[0], spreads[1], dtype))
+    return bad_cases(gang, cases, wrong)
 
 
 def refusals(gang: Gang) -> list[str]:

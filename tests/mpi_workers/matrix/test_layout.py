@@ -96,7 +96,7 @@ def test_indices_in_blocks_refuse_what_a_range_refuses() -> None:
     found = Runs(0, 2, 6).members(0, 20)
     for wrong in (2, 20, -1, "0"):
         with pytest.raises(ValueError, match="is not one of the indices"):
-            found.index(wrong)  # type: ignore[arg-type]
+            found.index(wrong)
     for at in (len(found), -len(found) - 1):
         with pytest.raises(IndexError):
             found[at]

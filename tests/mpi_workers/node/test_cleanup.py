@@ -14,10 +14,10 @@ import pytest
 
 from mpi_workers.node import cleanup, specs
 from mpi_workers.node.cleanup import (
-    SEGMENTS,
     TRANSIENT_S,
     PrivateFolder,
     machine_tag,
+    note_segments,
     runs_here,
     sweep,
 )
@@ -37,7 +37,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_that_nobody_locks_goes_with_its_segments(places: Path) -> None:
     living, dead = PrivateFolder("living"), PrivateFolder("dead")
     for folder, name in ((living, "mpich_shm_1_0"), (dead, "mpich_shm_2_0")):
-        (folder.path / SEGMENTS).write_text(json.dumps([name]))
+        note_segments(folder.path, [name])
         (places / name).touch()
     os.close(dead._lock)  # as the kernel does when its owner is killed
     assert sweep() == 1

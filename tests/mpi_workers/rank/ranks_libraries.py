@@ -63,7 +63,7 @@ def cancelled(gang: Gang, folder: str) -> list[list[int]]:
     local_gang.begin(5)
     MPI.COMM_WORLD.Barrier()
     if gang.rank == 0:  # as if its part of the agreement had completed before the interrupt
-        Libraries.load(libraries, _Alone(), "l", f"{folder}/v2.py")  # type: ignore[arg-type]
+        Libraries.load(libraries, _Alone(), "l", f"{folder}/v2.py")
     else:
         local_gang.interrupt(5)
         with contextlib.suppress(Interrupted):

@@ -28,7 +28,7 @@ def test_frames_arrive_whole_however_the_stream_is_cut(
     sent: list[tuple[Kind, Body, bytes]], at: list[int]
 ) -> None:
     data = b"".join(frames.encode(kind, body, len(raw)) + raw for kind, body, raw in sent)
-    connection = Connection(Pieces(cut(data, at)))  # type: ignore[arg-type]
+    connection = Connection(Pieces(cut(data, at)))
     for kind, body, raw in sent:
         frame = connection.recv()
         payload = bytearray(frame.payload_nbytes)
@@ -45,7 +45,7 @@ def test_a_frame_that_breaks_off_is_a_lost_connection(
 ) -> None:
     kind, body, raw = sent
     data = frames.encode(kind, body, len(raw)) + raw
-    connection = Connection(Pieces([data[: where % len(data)]]))  # type: ignore[arg-type]
+    connection = Connection(Pieces([data[: where % len(data)]]))
     with pytest.raises(frames.ConnectionLost):  # noqa: PT012 - either read may find out
         frame = connection.recv()
         connection.read_into(memoryview(bytearray(frame.payload_nbytes)))
@@ -94,15 +94,18 @@ def test_a_value_that_no_map_can_hold_is_refused_before_anything_is_sent() -> No
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (frames.HEADER.pack(b"HTTP", 2, 1, 0, 0), "not an Alchemist frame"),
+        (frames.HEADER.pack(b"HTTP", frames.VERSION, 1, 0, 0), "not an Alchemist frame"),
         (
             frames.HEADER.pack(b"ALCH", 99, 1, 0, 0),
-            "the protocol version is 2 here and 99 on the other side",
+            f"the protocol version is {frames.VERSION} here and 99 on the other side",
         ),
-        (frames.HEADER.pack(b"ALCH", 2, 0, 0, 0), "unknown kind of frame 0"),
-        (frames.HEADER.pack(b"ALCH", 2, 999, 0, 0), "unknown kind of frame 999"),
-        (frames.HEADER.pack(b"ALCH", 2, 1, 4097, 0), "4097 bytes is over the limit of 4096"),
-        (frames.HEADER.pack(b"ALCH", 2, 1, (1 << 32) - 1, 0), "over the limit"),
+        (frames.HEADER.pack(b"ALCH", frames.VERSION, 0, 0, 0), "unknown kind of frame 0"),
+        (frames.HEADER.pack(b"ALCH", frames.VERSION, 999, 0, 0), "unknown kind of frame 999"),
+        (
+            frames.HEADER.pack(b"ALCH", frames.VERSION, 1, 4097, 0),
+            "4097 bytes is over the limit of 4096",
+        ),
+        (frames.HEADER.pack(b"ALCH", frames.VERSION, 1, (1 << 32) - 1, 0), "over the limit"),
     ],
 )
 def test_each_invalid_header_is_refused_with_its_reason(header: bytes, why: str) -> None:
@@ -148,7 +151,7 @@ def test_memory_for_a_map_grows_as_its_bytes_arrive() -> None:
             return super().recv(most)
 
     header = frames.HEADER.pack(b"ALCH", frames.VERSION, Kind.COMMAND, frames.MAP_LIMIT, 0)
-    connection = Connection(Watched([header, b"x", b"y"]))  # type: ignore[arg-type]
+    connection = Connection(Watched([header, b"x", b"y"]))
     with pytest.raises(frames.ConnectionLost):
         connection.recv()
     assert len(asked) > 2
@@ -162,7 +165,7 @@ def test_a_slow_frame_times_out_as_a_whole() -> None:
             return super().recv(1)
 
     data = frames.encode(Kind.COMMAND, {"a": "x" * 500})
-    connection = Connection(Trickle([data]))  # type: ignore[arg-type]
+    connection = Connection(Trickle([data]))
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         connection.recv(0.3)

@@ -24,14 +24,6 @@ def gang(cluster: str) -> Iterator[AlchemistSession]:
 
 
 @pytest.fixture
-def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
-    """The same gang without matrices."""
-    yield gang
-    for handle in gang.list_matrices():
-        handle.free()
-
-
-@pytest.fixture
 def spark(sparks: Sparks) -> Any:
     """A local Spark."""
     return sparks.local()

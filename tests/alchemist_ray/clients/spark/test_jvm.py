@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -41,7 +42,7 @@ def jvm(spark: Any) -> Any:
 def test_rows_come_and_go_unchanged(
     als: AlchemistSession, spark: Any, jvm: Any, dtype: str, layout: str
 ) -> None:
-    X = values(dtype)
+    X = values(dtype, (307, 21))  # ranks have columns in groups of 8, and others
     A = als.send_matrix(X).to_layout(layout)
     frame = A.to_spark(spark)
     np.testing.assert_array_equal(np.array(frame.collect()), X)
@@ -58,7 +59,7 @@ def route(request: pytest.FixtureRequest, jvm: Any, monkeypatch: pytest.MonkeyPa
     from alchemist_ray.clients.spark import sources
 
     if request.param == "TCP":
-        monkeypatch.setattr(jvm, "SHARED_BYTES", 0)
+        monkeypatch.setattr(jvm, "MAPPED", False)
     taken: set[str] = set()
     check = sources._check
 
@@ -121,12 +122,25 @@ def test_cached_columns_are_sent_without_rows(
     frame = als.send_matrix(X).to_spark(spark).coalesce(1).cache()
     chosen = frame.select(*[frame[f"c{j}"].alias(f"d{j}") for j in range(11, 1, -1)])
     batches = spark._jvm.alchemist.spark.Batches
-    assert sorted(batches.of(chosen._jdf).ordinals()) == list(range(10))
+    assert json.loads(batches.stored(chosen._jdf).ordinals()) == list(range(11, 1, -1))
     B = als.send_matrix(chosen, layout="MC_MR")
     assert B.columns == tuple(f"d{j}" for j in range(11, 1, -1))
     np.testing.assert_array_equal(B.fetch(), X[:, 11:1:-1])
     assert batches.of(frame.selectExpr("hash(c0)")._jdf) is None
     assert batches.of(frame.limit(3)._jdf) is None
+    frame.unpersist(True)
+
+
+@pytest.mark.parametrize("columns", [["c0", "c0", "c2", "c1"], [f"c{j}" for j in range(150)]])
+def test_a_cache_with_a_column_twice_and_one_that_spark_reads_by_rows(
+    als: AlchemistSession, spark: Any, jvm: Any, columns: list[str]
+) -> None:
+    X = values("float64", (4000, 150))
+    frame = als.send_matrix(X).to_spark(spark).select(*columns).coalesce(1).cache()
+    assert spark._jvm.alchemist.spark.Batches.of(frame._jdf) is not None
+    B = als.send_matrix(frame)
+    assert B.columns == tuple(columns)
+    np.testing.assert_array_equal(B.fetch(), X[:, [int(name[1:]) for name in columns]])
     frame.unpersist(True)
 
 

@@ -75,7 +75,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
         )
         return started[-1]
 
-    start.env, start.site = env, str(site)  # type: ignore[attr-defined]
+    start.env, start.site = env, str(site)
     yield start
     for process in started:
         process.kill()

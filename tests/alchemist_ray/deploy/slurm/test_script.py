@@ -44,7 +44,7 @@ def golden_words() -> str:
     }
     lines = []
     for name, runtime, image in IMAGES:
-        words = container.chosen(sites.load(name), image, runtime).words(env)  # type: ignore[union-attr]
+        words = container.chosen(sites.load(name), image, runtime).words(env)
         lines += [f"{name}, {runtime}:", *(f"  {word}" for word in words), ""]
     return "\n".join(lines)
 

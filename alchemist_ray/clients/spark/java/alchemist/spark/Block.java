@@ -12,10 +12,18 @@ import java.util.Map;
 import java.util.stream.IntStream;
 import org.apache.spark.unsafe.Platform;
 
-/** Rows that wait to be sent, and the connections to the nodes of their matrix. */
+/**
+ * Rows that wait to be sent, and the connections to the nodes of their matrix.
+ *
+ * <p>On the ranks' own node elements are written into the ranks' memory, and to others streamed.
+ */
 final class Block implements Closeable {
     static final long BASE = Platform.BYTE_ARRAY_OFFSET;
     private static final int BLOCK_BYTES = 8 << 20;
+    private static final int NEAR_BYTES = 512 << 10; // without streams: it stays in the cache
+    private static final int NEAR_ROWS = 128; // at least: neighbours in the ranks' memory
+    private static final int TILE_BYTES = 16 << 10; // of a column: read once for all ranks
+    private static final int NEAR_RUN = 128; // elements, at least, of each rank in such a tile
     private static final int MIN_RUN = 16; // rows: longer runs are sent as regions
 
     final byte[] bytes;
@@ -24,22 +32,28 @@ final class Block implements Closeable {
     private final long[] numbers; // of the rows
     private int count;
     private final List<Connection> connections = new ArrayList<>();
+    private final List<List<RankBlock>> near = new ArrayList<>(); // of each node; null: another node
+    private final boolean far; // whether any is
     private final long[] sent; // bytes and nanoseconds, of each node in turn
 
     Block(Target target) throws IOException {
         this.target = target;
         sent = new long[2 * target.nodes.size()];
         rowBytes = target.cols * target.element.nbytes;
-        numbers = new long[Math.max(1, BLOCK_BYTES / Math.max(1, rowBytes))];
-        bytes = new byte[numbers.length * rowBytes];
         try {
             for (Target.Node node : target.nodes) {
-                connections.add(Connection.open(node, target, bytes.length));
+                connections.add(Connection.open(node, target));
+                near.add(connections.get(connections.size() - 1).map(target, node, true));
             }
         } catch (IOException | RuntimeException error) {
             close();
             throw error;
         }
+        far = near.contains(null);
+        int rows = (far ? BLOCK_BYTES : NEAR_BYTES) / Math.max(1, rowBytes);
+        int most = BLOCK_BYTES / Math.max(1, rowBytes);
+        numbers = new long[Math.max(1, far ? most : Math.min(most, Math.max(NEAR_ROWS, rows)))];
+        bytes = new byte[numbers.length * rowBytes];
     }
 
     /** How many rows fit. */
@@ -62,6 +76,22 @@ final class Block implements Closeable {
 
     /** Send the rows that wait. */
     void flush() throws IOException {
+        for (int k = 0; k < near.size(); k++) {
+            if (near.get(k) != null) {
+                long began = System.nanoTime();
+                for (RankBlock rank : near.get(k)) {
+                    rank.putRows(bytes, rowBytes, numbers, count);
+                }
+                sent[2 * k + 1] += System.nanoTime() - began;
+            }
+        }
+        if (far) {
+            stream();
+        }
+        count = 0;
+    }
+
+    private void stream() throws IOException {
         int breaks = 0;
         for (int k = 1; k < count; k++) {
             breaks += numbers[k] != numbers[k - 1] + 1 ? 1 : 0;
@@ -77,19 +107,56 @@ final class Block implements Closeable {
         } else {
             putRows();
         }
-        count = 0;
     }
 
     private void putRegion(int first, int last) throws IOException {
         long[] region = {numbers[first], numbers[last - 1] + 1, 0, target.cols};
-        put(region, true, bytes, first * rowBytes);
+        stream(region, true, bytes, first * rowBytes);
     }
 
-    /** Send a region that is stored by rows or by columns, without gaps. */
-    void put(long[] region, boolean byRow, byte[] stored, int first) throws IOException {
+    /** Whether any element goes to another node. */
+    boolean far() {
+        return far;
+    }
+
+    /** Write a part of a column on this node. */
+    void putColumn(long row, int count, long col, byte[] stored, int first) {
+        int itemsize = target.element.nbytes;
+        for (int k = 0; k < near.size(); k++) {
+            if (near.get(k) != null) {
+                long began = System.nanoTime();
+                int most = Math.max(NEAR_RUN * near.get(k).size(), TILE_BYTES / itemsize);
+                for (int start = 0; start < count; start += most) {
+                    int some = Math.min(most, count - start);
+                    for (RankBlock rank : near.get(k)) {
+                        rank.putColumn(row + start, some, col, stored, first + start * itemsize);
+                    }
+                }
+                sent[2 * k + 1] += System.nanoTime() - began;
+            }
+        }
+    }
+
+    /** Send a region that is stored by columns, without gaps. */
+    void put(long[] region, byte[] stored) throws IOException {
+        int count = Math.toIntExact(region[1] - region[0]);
+        for (long col = region[2]; col < region[3]; col++) {
+            int first = (int) (col - region[2]) * count * target.element.nbytes;
+            putColumn(region[0], count, col, stored, first);
+        }
+        if (far) {
+            stream(region, false, stored, 0);
+        }
+    }
+
+    /** Send a region to other nodes, from rows or columns without gaps. */
+    void stream(long[] region, boolean byRow, byte[] stored, int first) throws IOException {
         int itemsize = target.element.nbytes;
         long length = byRow ? region[3] - region[2] : region[1] - region[0];
         for (int k = 0; k < connections.size(); k++) {
+            if (near.get(k) != null) {
+                continue;
+            }
             Target.Node node = target.nodes.get(k);
             Connection connection = connections.get(k);
             Share share = new Share(node, region, itemsize, byRow);
@@ -97,7 +164,7 @@ final class Block implements Closeable {
                 long began = System.nanoTime();
                 connection.beginPut(target.request(node, region, byRow), share.nbytes());
                 share.send(connection, stored, first, length * itemsize);
-                connection.endPut();
+                connection.flush();
                 sent[2 * k] += share.nbytes();
                 sent[2 * k + 1] += System.nanoTime() - began;
             }
@@ -117,10 +184,12 @@ final class Block implements Closeable {
             ascending.putLong(numbers[order[k]]);
         }
         for (int k = 0; k < connections.size(); k++) {
-            long began = System.nanoTime();
-            sent[2 * k] +=
-                    putRows(target.nodes.get(k), connections.get(k), order, ascending.array());
-            sent[2 * k + 1] += System.nanoTime() - began;
+            if (near.get(k) == null) {
+                long began = System.nanoTime();
+                sent[2 * k] +=
+                        putRows(target.nodes.get(k), connections.get(k), order, ascending.array());
+                sent[2 * k + 1] += System.nanoTime() - began;
+            }
         }
     }
 
@@ -153,7 +222,7 @@ final class Block implements Closeable {
                 }
             }
         }
-        connection.endPut();
+        connection.flush();
         return size * itemsize;
     }
 
@@ -166,19 +235,27 @@ final class Block implements Closeable {
     /** Wait until the nodes have stored and counted everything; the times of each node. */
     List<Map<String, Object>> finish() throws IOException {
         flush();
-        for (Connection connection : connections) {
-            connection.beginSync();
+        for (int k = 0; k < connections.size(); k++) {
+            if (near.get(k) == null) {
+                connections.get(k).beginSync();
+                continue;
+            }
+            for (RankBlock rank : near.get(k)) {
+                rank.close();
+                sent[2 * k] += rank.written() * target.element.nbytes;
+            }
+            connections.get(k).beginUnmap(target, near.get(k));
         }
         List<Map<String, Object>> times = new ArrayList<>();
         for (int k = 0; k < connections.size(); k++) {
             Map<String, Object> answer = connections.get(k).endSync();
             Map<String, Object> its = new LinkedHashMap<>();
             its.put("node", target.nodes.get(k).number);
-            its.put("route", connections.get(k).route());
+            its.put("route", near.get(k) == null ? "TCP" : "shared memory");
             its.put("nbytes", sent[2 * k]);
             its.put("send_s", sent[2 * k + 1] / 1e9);
-            its.put("receive_s", answer.get("receive_s"));
-            its.put("deserialize_s", answer.get("place_s"));
+            its.put("receive_s", answer.getOrDefault("receive_s", 0.0));
+            its.put("deserialize_s", answer.getOrDefault("place_s", 0.0));
             times.add(its);
         }
         return times;
@@ -186,6 +263,11 @@ final class Block implements Closeable {
 
     @Override
     public void close() throws IOException {
+        for (List<RankBlock> ranks : near) {
+            if (ranks != null) {
+                ranks.forEach(RankBlock::close);
+            }
+        }
         for (Connection connection : connections) {
             connection.close();
         }

@@ -61,23 +61,43 @@ final class Columns {
         return Arrays.stream(widths).sum();
     }
 
+    /** The place of a column in a batch. */
+    int ordinal(int k) {
+        return ordinals[k];
+    }
+
+    /** The type of a column's elements. */
+    String type(int k) {
+        return types[k];
+    }
+
+    /** Whether a column's elements are stored as those of the matrix. */
+    boolean same(int k) {
+        return own(types[k]);
+    }
+
     /** Copy rows {@code [start, start + count)} of a batch of scalars to a block, by columns. */
     void read(ColumnarBatch batch, int start, int count, byte[] block) throws IOException {
         for (int k = 0, at = 0; k < names.length; k++, at += count * element.nbytes) {
-            ColumnVector column = batch.column(ordinals[k]);
-            for (int j = 0; column.hasNull() && j < count; j++) {
-                if (column.isNullAt(start + j)) {
-                    throw nulls(names[k]);
-                }
+            read(batch.column(ordinals[k]), k, start, count, block, at);
+        }
+    }
+
+    /** Copy a part of a column of scalars. */
+    void read(ColumnVector column, int k, int start, int count, byte[] block, int at)
+            throws IOException {
+        for (int j = 0; column.hasNull() && j < count; j++) {
+            if (column.isNullAt(start + j)) {
+                throw nulls(k);
             }
-            if (own(types[k]) && element == Element.FLOAT64) {
-                element.store(block, at, column.getDoubles(start, count), names[k]);
-                continue;
-            }
-            ColumnarArray values = new ColumnarArray(column, start, count);
-            for (int j = 0; j < count; j++) {
-                scalar(values, j, k, block, at + j * element.nbytes);
-            }
+        }
+        if (same(k) && element == Element.FLOAT64) {
+            element.store(block, at, column.getDoubles(start, count), names[k]);
+            return;
+        }
+        ColumnarArray values = new ColumnarArray(column, start, count);
+        for (int j = 0; j < count; j++) {
+            scalar(values, j, k, block, at + j * element.nbytes);
         }
     }
 
@@ -115,7 +135,7 @@ final class Columns {
         }
         for (int k = 0; k < names.length; k++) {
             if (row.isNullAt(k)) {
-                throw nulls(names[k]);
+                throw nulls(k);
             }
             if (scalars[k]) {
                 scalar(row, k, k, block, at);
@@ -179,7 +199,7 @@ final class Columns {
         int count = list.numElements();
         for (int j = 0; !vectors[k] && j < count; j++) {
             if (list.isNullAt(j)) {
-                throw nulls(names[k]);
+                throw nulls(k);
             }
         }
         if (list instanceof UnsafeArrayData && own(types[k])) {
@@ -206,10 +226,10 @@ final class Columns {
         }
     }
 
-    private static Failure nulls(String name) {
+    Failure nulls(int k) {
         return new Failure(
                 "DtypeError",
-                "column '" + name + "' has nulls, which a matrix cannot represent: fill or drop "
+                "column '" + names[k] + "' has nulls, which a matrix cannot represent: fill or drop "
                         + "them first (df.na.fill, df.na.drop)");
     }
 }

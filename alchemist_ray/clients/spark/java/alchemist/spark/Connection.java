@@ -8,36 +8,37 @@ import java.net.InetSocketAddress;
 import java.net.SocketTimeoutException;
 import java.net.StandardSocketOptions;
 import java.nio.ByteBuffer;
-import java.nio.MappedByteBuffer;
-import java.nio.channels.FileChannel;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
 import java.nio.file.InvalidPathException;
+import java.nio.file.Path;
 import java.nio.file.Paths;
-import java.nio.file.StandardOpenOption;
 import java.security.GeneralSecurityException;
 import java.security.MessageDigest;
 import java.security.SecureRandom;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
-import org.apache.spark.storage.StorageUtils;
 
 /**
  * An authenticated connection to a node's data endpoint: frames and payloads.
  *
  * <p>The format is described in {@code mpi_workers/wire/frames.py} and {@code handshake.py}. On the
- * same node payloads pass through memory that the endpoint shares ({@code shared_area.py}).
+ * same node, which the endpoint proves ({@code node_proof.py}), the ranks' memory is mapped.
  */
 final class Connection implements Closeable {
-    static final int HELLO = 1, WELCOME = 2, REFUSED = 3, PUT = 7, GET = 8, DATA = 9, SYNC = 12;
-    static final int CHALLENGE = 13, PROOF = 14, SHARE = 15;
+    static final int HELLO = 1, WELCOME = 2, REFUSED = 3, PUT = 7, GET = 8, DATA = 9, MAP = 10;
+    static final int UNMAP = 11, SYNC = 12, CHALLENGE = 13, PROOF = 14, SAME_NODE = 15;
 
     private static final byte[] MAGIC = "ALCH".getBytes(StandardCharsets.US_ASCII);
-    private static final short VERSION = 2;
-    private static final String CONTEXT = "alchemist-on-ray wire 2 ";
+    private static final short VERSION = 3;
+    private static final String CONTEXT = "alchemist-on-ray wire " + VERSION + " ";
     private static final int HEADER_BYTES = 20;
     private static final int MAP_LIMIT = 64 << 20;
     private static final int NONCE_BYTES = 32;
@@ -48,11 +49,8 @@ final class Connection implements Closeable {
 
     private final SocketChannel channel;
     private final String name;
-    private MappedByteBuffer shared; // null: payloads are streamed
-    private boolean unread; // the endpoint may still read from the shared memory
-    private ByteBuffer buffer; // of the payload: the shared memory, or a part on its way
-    private ByteBuffer staging;
-    private Map<String, Object> put; // the frame whose payload is being written to the memory
+    private boolean near; // this process is on the node, and may map the ranks' memory
+    private ByteBuffer buffer; // a part of a payload on its way
     private long payload; // bytes of the last frame's payload
     private long left; // of them, not yet read
 
@@ -61,9 +59,7 @@ final class Connection implements Closeable {
         this.name = name;
     }
 
-    /** Connect to a node. {@code payloadBytes}: of the largest payload to come. */
-    static Connection open(Target.Node node, Target target, long payloadBytes)
-            throws IOException {
+    static Connection open(Target.Node node, Target target) throws IOException {
         SocketChannel channel = SocketChannel.open();
         try {
             channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
@@ -75,9 +71,7 @@ final class Connection implements Closeable {
             connection.authenticate(target.token);
             boolean near =
                     channel.socket().getInetAddress().equals(channel.socket().getLocalAddress());
-            if (near && payloadBytes <= target.sharedBytes) {
-                connection.share(payloadBytes);
-            }
+            connection.near = near && target.mapped && connection.sameNode();
             return connection;
         } catch (IOException | RuntimeException error) {
             channel.close();
@@ -129,51 +123,64 @@ final class Connection implements Closeable {
         return (byte[]) value;
     }
 
-    /** Map memory of the endpoint, if this process may: it is on this node, of the same user. */
-    private void share(long nbytes) throws IOException {
-        Map<String, Object> answer;
+    /** Whether this process finds the endpoint's files: it is on its node, and of its user. */
+    private boolean sameNode() throws IOException {
+        send(SAME_NODE, Collections.emptyMap());
+        Map<String, Object> answer = expect(SAME_NODE);
+        byte[] nonce = (byte[]) answer.get("nonce");
         try {
-            send(SHARE, Collections.singletonMap("nbytes", Math.max(nbytes, NONCE_BYTES)));
-            answer = expect(SHARE);
-        } catch (Failure failure) {
-            return; // the endpoint has no memory for it
-        }
-        byte[] nonce = (byte[]) answer.get("nonce"), found = new byte[nonce.length];
-        try (FileChannel file = FileChannel.open(
-                Paths.get((String) answer.get("path")),
-                StandardOpenOption.READ, StandardOpenOption.WRITE)) {
-            MappedByteBuffer mapped = file.map(FileChannel.MapMode.READ_WRITE, 0, file.size());
-            mapped.duplicate().get(found);
-            if (MessageDigest.isEqual(nonce, found)) {
-                shared = mapped;
-            } else { // a file of another process: the endpoint has other process ids
-                StorageUtils.dispose(mapped);
-            }
+            Path path = Paths.get((String) answer.get("path"));
+            return Files.isRegularFile(path) && Files.size(path) == nonce.length // not a pipe
+                    && MessageDigest.isEqual(nonce, Files.readAllBytes(path));
         } catch (IOException | InvalidPathException error) {
-            shared = null;
+            return false;
         }
     }
 
-    /** Whether payloads of this size pass through shared memory. */
-    private boolean shares(long nbytes) {
-        return shared != null && nbytes <= shared.capacity();
+    /**
+     * The ranks' blocks of the matrix in this process's memory, to read them, or to write into them
+     * until {@link #beginUnmap}; null if this process is on another node.
+     */
+    List<RankBlock> map(Target target, Target.Node node, boolean write) throws IOException {
+        if (!near) {
+            return null;
+        }
+        Map<String, Object> body = target.request(node);
+        body.put("write", write);
+        body.put("paths", true);
+        send(MAP, body);
+        Map<String, Object> answer = expect(MAP);
+        List<?> parts = (List<?>) answer.get("parts"), paths = (List<?>) answer.get("paths");
+        List<RankBlock> found = new ArrayList<>();
+        try {
+            for (int k = 0; k < node.held.size(); k++) {
+                long nbytes = (Long) ((List<?>) parts.get(k)).get(2);
+                found.add(new RankBlock(
+                        target, node.held.get(k), (String) paths.get(k), nbytes));
+            }
+        } catch (IOException | RuntimeException error) {
+            found.forEach(RankBlock::close);
+            throw error;
+        }
+        return found;
     }
 
-    String route() {
-        return shared == null ? "TCP" : "shared memory";
+    /** End the use of {@link #map}, and tell the ranks how much was written. */
+    void beginUnmap(Target target, List<RankBlock> blocks) throws IOException {
+        List<Object> written = new ArrayList<>();
+        for (RankBlock block : blocks) {
+            written.add(Arrays.asList(block.rank, block.written()));
+        }
+        Map<String, Object> body = new LinkedHashMap<>();
+        body.put("matrix", target.matrix);
+        body.put("written", written);
+        send(UNMAP, body);
     }
 
-    /** Begin a PUT; its payload follows through {@link #write}, then {@link #endPut}. */
+    /** Begin a PUT; its payload follows through {@link #write}, then {@link #flush}. */
     void beginPut(Map<String, Object> body, long nbytes) throws IOException {
-        settle();
-        if (shares(nbytes)) {
-            body.put("shared", nbytes);
-            put = body;
-            buffer = shared;
-        } else {
-            sendHead(PUT, body, nbytes);
-            buffer = staging = staging != null ? staging : ByteBuffer.allocateDirect(STAGING_BYTES);
-        }
+        sendHead(PUT, body, nbytes);
+        buffer = buffer != null ? buffer : ByteBuffer.allocateDirect(STAGING_BYTES);
         buffer.clear();
     }
 
@@ -188,18 +195,8 @@ final class Connection implements Closeable {
         }
     }
 
-    void endPut() throws IOException {
-        if (put != null) {
-            send(PUT, put);
-            unread = true;
-            put = null;
-        } else {
-            flush();
-        }
-    }
-
     /** Stream the buffer. Fails with the endpoint's reason if it has refused the frame. */
-    private void flush() throws IOException {
+    void flush() throws IOException {
         buffer.flip();
         try {
             while (buffer.hasRemaining()) {
@@ -214,33 +211,16 @@ final class Connection implements Closeable {
         buffer.clear();
     }
 
-    /** Wait until the endpoint has read the shared memory. */
-    private void settle() throws IOException {
-        if (unread) {
-            unread = false;
-            expect(SHARE);
-        }
-    }
-
     /** Ask for a payload of this size; it is read through {@link #read(byte[], int, int)}. */
     void get(Map<String, Object> body, long nbytes) throws IOException {
-        boolean sharing = shares(nbytes);
-        if (sharing) {
-            body.put("shared", true);
-        }
         send(GET, body);
-        Object size = expect(DATA).get("shared");
-        left = sharing && size instanceof Long ? (long) size : payload;
+        expect(DATA);
+        left = payload;
         if (left != nbytes) {
             throw new IOException("the node sent " + left + " bytes instead of " + nbytes);
         }
-        if (sharing) {
-            buffer = shared;
-            buffer.clear();
-        } else {
-            buffer = staging = staging != null ? staging : ByteBuffer.allocate(STAGING_BYTES);
-            buffer.limit(0);
-        }
+        buffer = buffer != null ? buffer : ByteBuffer.allocate(STAGING_BYTES);
+        buffer.limit(0);
     }
 
     void read(byte[] into, int at, int length) throws IOException {
@@ -259,7 +239,6 @@ final class Connection implements Closeable {
 
     /** Ask the endpoint to store and count everything. */
     void beginSync() throws IOException {
-        settle();
         send(SYNC, Collections.emptyMap());
     }
 
@@ -353,9 +332,5 @@ final class Connection implements Closeable {
     @Override
     public void close() throws IOException {
         channel.close();
-        if (shared != null) {
-            StorageUtils.dispose(shared);
-            shared = null;
-        }
     }
 }

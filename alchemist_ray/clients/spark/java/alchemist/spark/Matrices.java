@@ -8,8 +8,10 @@ import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
 import java.util.NoSuchElementException;
+import java.util.function.LongFunction;
+import org.apache.spark.Dependency;
+import org.apache.spark.Partition;
 import org.apache.spark.TaskContext;
-import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.mllib.linalg.DenseMatrix;
 import org.apache.spark.mllib.linalg.DenseVector;
@@ -23,6 +25,9 @@ import org.apache.spark.mllib.linalg.distributed.MatrixEntry;
 import org.apache.spark.mllib.linalg.distributed.RowMatrix;
 import org.apache.spark.rdd.RDD;
 import scala.Tuple2;
+import scala.collection.AbstractIterator;
+import scala.collection.Seq$;
+import scala.reflect.ClassTag$;
 
 /** A matrix as one of MLlib's: lazy, tasks fetch the elements. The session calls it through py4j. */
 public final class Matrices {
@@ -35,38 +40,28 @@ public final class Matrices {
 
     public static RowMatrix rows(JavaSparkContext spark, String spec, int partitions) {
         Target target = Target.parse(spec);
-        JavaRDD<Vector> rows = fetched(
-                spark, batches(target, partitions), partitions, spec, true,
-                (region, block, element) -> {
-                    List<Vector> found = new ArrayList<>();
-                    for (long row = region[0]; row < region[1]; row++) {
-                        found.add(row(row, region, block, element));
-                    }
-                    return found.iterator();
-                });
-        return new RowMatrix(tagged(rows, Vector.class), target.rows, target.cols);
+        RDD<Vector> rows = new Fetched<>(
+                spark, batches(target, partitions), partitions, spec, true, Vector.class,
+                (region, block, element) -> each(region, row -> row(row, region, block, element)));
+        return new RowMatrix(rows, target.rows, target.cols);
     }
 
     public static IndexedRowMatrix indexedRows(
             JavaSparkContext spark, String spec, int partitions) {
         Target target = Target.parse(spec);
-        JavaRDD<IndexedRow> rows = fetched(
-                spark, batches(target, partitions), partitions, spec, true,
-                (region, block, element) -> {
-                    List<IndexedRow> found = new ArrayList<>();
-                    for (long row = region[0]; row < region[1]; row++) {
-                        found.add(new IndexedRow(row, row(row, region, block, element)));
-                    }
-                    return found.iterator();
-                });
-        return new IndexedRowMatrix(tagged(rows, IndexedRow.class), target.rows, target.cols);
+        RDD<IndexedRow> rows = new Fetched<>(
+                spark, batches(target, partitions), partitions, spec, true, IndexedRow.class,
+                (region, block, element) -> each(
+                        region,
+                        row -> new IndexedRow(row, row(row, region, block, element))));
+        return new IndexedRowMatrix(rows, target.rows, target.cols);
     }
 
     /** The nonzero elements. */
     public static CoordinateMatrix entries(JavaSparkContext spark, String spec, int partitions) {
         Target target = Target.parse(spec);
-        JavaRDD<MatrixEntry> entries = fetched(
-                spark, batches(target, partitions), partitions, spec, true,
+        RDD<MatrixEntry> entries = new Fetched<>(
+                spark, batches(target, partitions), partitions, spec, true, MatrixEntry.class,
                 (region, block, element) -> {
                     List<MatrixEntry> found = new ArrayList<>();
                     for (long row = region[0]; row < region[1]; row++) {
@@ -79,7 +74,7 @@ public final class Matrices {
                     }
                     return found.iterator();
                 });
-        return new CoordinateMatrix(tagged(entries, MatrixEntry.class), target.rows, target.cols);
+        return new CoordinateMatrix(entries, target.rows, target.cols);
     }
 
     /** Blocks of {@code down} rows and {@code across} columns; the last ones are smaller. */
@@ -94,8 +89,8 @@ public final class Matrices {
                 });
             }
         }
-        JavaRDD<Tuple2<Tuple2<Object, Object>, Matrix>> blocks = fetched(
-                spark, regions, partitions, spec, false,
+        RDD<Tuple2<Tuple2<Object, Object>, Matrix>> blocks = new Fetched<>(
+                spark, regions, partitions, spec, false, Tuple2.class,
                 (region, block, element) -> {
                     int height = (int) (region[1] - region[0]);
                     int width = (int) (region[3] - region[2]);
@@ -106,14 +101,23 @@ public final class Matrices {
                     Matrix matrix = new DenseMatrix(height, width, values);
                     return Collections.singleton(new Tuple2<>(place, matrix)).iterator();
                 });
-        return new BlockMatrix(
-                tagged(blocks, Tuple2.class), down, across, target.rows, target.cols);
+        return new BlockMatrix(blocks, down, across, target.rows, target.cols);
     }
 
-    /** With the class that Scala's arrays of it have. */
-    @SuppressWarnings("unchecked")
-    private static <T> RDD<T> tagged(JavaRDD<T> found, Class<?> type) {
-        return found.rdd().retag((Class<T>) type);
+    private static <T> Iterator<T> each(long[] region, LongFunction<T> make) {
+        return new Iterator<T>() { // a LongStream's own takes longer than to make a row
+            private long row = region[0];
+
+            @Override
+            public boolean hasNext() {
+                return row < region[1];
+            }
+
+            @Override
+            public T next() {
+                return make.apply(row++);
+            }
+        };
     }
 
     private static DenseVector row(long row, long[] region, byte[] block, Element element) {
@@ -134,33 +138,80 @@ public final class Matrices {
         return found;
     }
 
-    private static <T> JavaRDD<T> fetched(
-            JavaSparkContext spark, List<long[]> regions, int partitions, String spec,
-            boolean byRow, Conversion<T> conversion) {
-        return spark.parallelize(regions, partitions).mapPartitions(some -> {
+    /** Objects that tasks make of a matrix. Spark's own functions of an RDD read class files. */
+    private static final class Fetched<T> extends RDD<T> {
+        private static final long serialVersionUID = 1;
+
+        private final transient List<long[]> regions;
+        private final int count;
+        private final String spec;
+        private final boolean byRow;
+        private final Conversion<T> conversion;
+
+        /** {@code type}: of Scala's arrays of them. */
+        Fetched(
+                JavaSparkContext spark, List<long[]> regions, int partitions, String spec,
+                boolean byRow, Class<? super T> type, Conversion<T> conversion) {
+            super(spark.sc(), Seq$.MODULE$.<Dependency<?>>empty(), ClassTag$.MODULE$.apply(type));
+            this.regions = regions;
+            count = partitions;
+            this.spec = spec;
+            this.byRow = byRow;
+            this.conversion = conversion;
+        }
+
+        @Override
+        public Partition[] getPartitions() {
+            Partition[] found = new Partition[count];
+            for (int k = 0; k < count; k++) {
+                int start = (int) ((long) regions.size() * k / count);
+                int stop = (int) ((long) regions.size() * (k + 1) / count);
+                found[k] = new Regions(k, new ArrayList<>(regions.subList(start, stop)));
+            }
+            return found;
+        }
+
+        @Override
+        public scala.collection.Iterator<T> compute(Partition split, TaskContext context) {
             Fetcher fetcher = new Fetcher(Target.parse(spec));
-            TaskContext.get().addTaskCompletionListener(context -> {
+            context.addTaskCompletionListener(ended -> {
                 try {
                     fetcher.close();
                 } catch (IOException error) {
                     throw new UncheckedIOException(error);
                 }
             });
-            return new Iterator<T>() {
+            Iterator<long[]> some = ((Regions) split).regions.iterator();
+            return new AbstractIterator<T>() {
                 private Iterator<T> batch = Collections.emptyIterator();
+                private byte[] block = {};
 
                 @Override
                 public boolean hasNext() {
                     while (!batch.hasNext() && some.hasNext()) {
                         long[] region = some.next();
                         try {
-                            byte[] block = fetcher.fetch(region, byRow);
-                            batch = conversion.of(region, block, fetcher.target.element);
+                            fetch(region);
                         } catch (IOException error) {
                             throw new UncheckedIOException(error);
                         }
+                        batch = conversion.of(region, block, fetcher.target.element);
                     }
                     return batch.hasNext();
+                }
+
+                private void fetch(long[] region) throws IOException {
+                    int height = (int) (region[1] - region[0]);
+                    int stride = (int) (region[3] - region[2]) * fetcher.target.element.nbytes;
+                    int nbytes = Math.multiplyExact(height, stride);
+                    if (block.length < nbytes) {
+                        block = new byte[nbytes];
+                    }
+                    if (byRow) {
+                        fetcher.rows(region[0], height, block, 0, stride);
+                    } else {
+                        fetcher.columns(region, block);
+                    }
                 }
 
                 @Override
@@ -171,6 +222,24 @@ public final class Matrices {
                     return batch.next();
                 }
             };
-        });
+        }
+    }
+
+    /** Regions that a task fetches. */
+    private static final class Regions implements Partition {
+        private static final long serialVersionUID = 1;
+
+        final int index;
+        final List<long[]> regions;
+
+        Regions(int index, List<long[]> regions) {
+            this.index = index;
+            this.regions = regions;
+        }
+
+        @Override
+        public int index() {
+            return index;
+        }
     }
 }

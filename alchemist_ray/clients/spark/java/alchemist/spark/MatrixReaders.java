@@ -2,11 +2,11 @@ package alchemist.spark;
 
 import java.io.IOException;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
-import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
-import org.apache.spark.sql.vectorized.ColumnarBatch;
+import org.apache.spark.unsafe.Platform;
 
 /** Makes the readers of a {@link MatrixSource}'s partitions. Spark may read one again. */
 final class MatrixReaders implements PartitionReaderFactory {
@@ -31,83 +31,88 @@ final class MatrixReaders implements PartitionReaderFactory {
     }
 
     @Override
-    public boolean supportColumnarReads(InputPartition partition) {
-        return true;
-    }
-
-    @Override
     public PartitionReader<InternalRow> createReader(InputPartition partition) {
-        throw new UnsupportedOperationException("the source is read by columns");
+        return new RowReader(Target.parse(target), (Rows) partition);
     }
 
-    @Override
-    public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-        return new ColumnReader(Target.parse(target), (Rows) partition);
-    }
+    /**
+     * Rows in Spark's binary form: a word per 64 columns for nulls, then 8 bytes per element.
+     *
+     * <p>Elements of 8 bytes are fetched to where they belong. In columns, Spark would make the same
+     * rows of them, element by element.
+     */
+    private static final class RowReader implements PartitionReader<InternalRow> {
+        private static final int WORD = UnsafeRow.WORD_SIZE;
 
-    /** Batches with a column for each of the matrix. */
-    private static final class ColumnReader implements PartitionReader<ColumnarBatch> {
         private final Target target;
         private final Fetcher fetcher;
-        private final int height; // rows of a batch
-        private long next;
         private final long stop;
-        private final OnHeapColumnVector[] columns;
-        private final ColumnarBatch batch;
+        private long next; // to be fetched
+        private final int head, stride; // bytes of a row's nulls, and of all
+        private final byte[] rows;
+        private final byte[] narrow; // elements of less than a word
+        private int count, at; // rows that were fetched; the current one
+        private final UnsafeRow row;
 
-        ColumnReader(Target target, Rows rows) {
+        RowReader(Target target, Rows part) {
             this.target = target;
             fetcher = new Fetcher(target);
-            next = rows.start;
-            stop = rows.stop;
-            long fitting = Fetcher.BATCH_BYTES / ((long) target.cols * target.element.nbytes);
-            height = (int) Math.max(1, Math.min(fitting, stop - next));
-            columns = new OnHeapColumnVector[target.cols];
-            for (int j = 0; j < columns.length; j++) {
-                columns[j] = new OnHeapColumnVector(height, MatrixSource.type(target.element));
-            }
-            batch = new ColumnarBatch(columns.clone());
+            next = part.start;
+            stop = part.stop;
+            head = UnsafeRow.calculateBitSetWidthInBytes(target.cols);
+            stride = Math.addExact(head, Math.multiplyExact(WORD, target.cols));
+            int height = (int) Math.min(Math.max(1, Fetcher.BATCH_BYTES / stride), stop - next);
+            rows = new byte[Math.multiplyExact(height, stride)];
+            int nbytes = target.element.nbytes;
+            narrow = nbytes == WORD ? null : new byte[height * target.cols * nbytes];
+            row = new UnsafeRow(target.cols);
         }
 
         @Override
         public boolean next() throws IOException {
-            if (next >= stop) {
-                return false;
-            }
-            int count = (int) Math.min(height, stop - next);
-            byte[] block = fetcher.fetch(new long[] {next, next + count, 0, target.cols}, false);
-            next += count;
-            for (int j = 0; j < columns.length; j++) {
-                int at = j * count * target.element.nbytes;
-                switch (target.element) {
-                    case BOOL:
-                        columns[j].putBytes(0, count, block, at);
-                        break;
-                    case INT32:
-                        columns[j].putInts(0, count, block, at);
-                        break;
-                    case INT64:
-                        columns[j].putLongs(0, count, block, at);
-                        break;
-                    case FLOAT32:
-                        columns[j].putFloats(0, count, block, at);
-                        break;
-                    default:
-                        columns[j].putDoubles(0, count, block, at);
+            if (++at >= count) {
+                if (next >= stop) {
+                    return false;
                 }
+                fetch();
             }
-            batch.setNumRows(count);
+            row.pointTo(rows, Block.BASE + (long) at * stride, stride);
             return true;
         }
 
+        private void fetch() throws IOException {
+            at = 0;
+            count = (int) Math.min(rows.length / stride, stop - next);
+            if (narrow == null) {
+                fetcher.rows(next, count, rows, head, stride);
+            } else {
+                fetcher.rows(next, count, narrow, 0, target.cols * target.element.nbytes);
+                widen();
+            }
+            next += count;
+        }
+
+        private void widen() {
+            long from = Block.BASE;
+            for (int k = 0; k < count; k++) {
+                long to = Block.BASE + (long) k * stride + head;
+                for (int j = 0; j < target.cols; j++, to += WORD, from += target.element.nbytes) {
+                    if (target.element.nbytes == 4) {
+                        Platform.putInt(rows, to, Platform.getInt(narrow, from));
+                    } else {
+                        Platform.putByte(rows, to, Platform.getByte(narrow, from));
+                    }
+                }
+            }
+        }
+
         @Override
-        public ColumnarBatch get() {
-            return batch;
+        public InternalRow get() {
+            return row;
         }
 
         @Override
         public void close() throws IOException {
-            batch.close();
             fetcher.close();
         }
     }

@@ -1,40 +1,38 @@
 package alchemist.spark;
 
 import java.util.Collections;
-import java.util.Map;
 import java.util.Set;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
-import org.apache.spark.sql.connector.catalog.TableProvider;
-import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.Option;
 
-/**
- * A matrix as a data source of Spark, with columns c0, c1, ...; {@code results.py} makes the options
- * {@code target} (see {@link Target}) and {@code partitions}.
- */
-public final class MatrixSource implements TableProvider {
-    @Override
-    public StructType inferSchema(CaseInsensitiveStringMap options) {
-        Target target = Target.parse(options.get("target"));
-        StructField[] fields = new StructField[target.cols];
-        for (int j = 0; j < fields.length; j++) {
-            fields[j] = DataTypes.createStructField("c" + j, type(target.element), false);
-        }
-        return new StructType(fields);
+/** A matrix as a DataFrame of columns c0, c1, ...; the session calls it through py4j. */
+public final class MatrixSource {
+    private MatrixSource() {}
+
+    /** Spark finds a source by its name in all its jars; a table needs no search. */
+    public static Dataset<Row> frame(SparkSession spark, String spec, int partitions) {
+        Table table = new Matrix(spec, partitions);
+        return Dataset.ofRows(
+                spark, DataSourceV2Relation.create(table, Option.empty(), Option.empty()));
     }
 
-    static DataType type(Element element) {
+    private static DataType type(Element element) {
         switch (element) {
             case BOOL: return DataTypes.BooleanType;
             case INT32: return DataTypes.IntegerType;
@@ -44,19 +42,22 @@ public final class MatrixSource implements TableProvider {
         }
     }
 
-    @Override
-    public Table getTable(
-            StructType schema, Transform[] partitioning, Map<String, String> options) {
-        return new Matrix(schema, new CaseInsensitiveStringMap(options));
-    }
-
     private static final class Matrix implements SupportsRead, ScanBuilder, Scan, Batch {
+        private final String spec;
+        private final int count;
+        private final long rows;
         private final StructType schema;
-        private final CaseInsensitiveStringMap options;
 
-        Matrix(StructType schema, CaseInsensitiveStringMap options) {
-            this.schema = schema;
-            this.options = options;
+        Matrix(String spec, int partitions) {
+            this.spec = spec;
+            count = partitions;
+            Target target = Target.parse(spec);
+            rows = target.rows;
+            StructField[] fields = new StructField[target.cols];
+            for (int j = 0; j < fields.length; j++) {
+                fields[j] = DataTypes.createStructField("c" + j, type(target.element), false);
+            }
+            schema = new StructType(fields);
         }
 
         @Override
@@ -101,8 +102,6 @@ public final class MatrixSource implements TableProvider {
 
         @Override
         public InputPartition[] planInputPartitions() {
-            long rows = Target.parse(options.get("target")).rows;
-            int count = options.getInt("partitions", 1);
             InputPartition[] parts = new InputPartition[count];
             for (int k = 0; k < count; k++) {
                 parts[k] = new MatrixReaders.Rows(rows * k / count, rows * (k + 1) / count);
@@ -112,7 +111,7 @@ public final class MatrixSource implements TableProvider {
 
         @Override
         public PartitionReaderFactory createReaderFactory() {
-            return new MatrixReaders(options.get("target"));
+            return new MatrixReaders(spec);
         }
     }
 }

@@ -4,7 +4,8 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
-import java.io.Serializable;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.BitSet;
 import java.util.Collections;
@@ -14,16 +15,22 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.WeakHashMap;
 import java.util.zip.Deflater;
 import java.util.zip.DeflaterOutputStream;
 import org.apache.spark.TaskContext;
 import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.mllib.linalg.Matrix;
 import org.apache.spark.mllib.linalg.distributed.IndexedRow;
+import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.columnar.CachedBatch;
+import org.apache.spark.sql.execution.columnar.DefaultCachedBatch;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
+import org.apache.spark.storage.StorageLevel;
+import scala.Some;
 import scala.Tuple2;
 
 /**
@@ -35,6 +42,8 @@ import scala.Tuple2;
  */
 public final class Sender {
     private static final ObjectMapper JSON = new ObjectMapper();
+    private static final Map<RDD<?>, String> COUNTS =
+            Collections.synchronizedMap(new WeakHashMap<>());
 
     private Sender() {}
 
@@ -45,7 +54,45 @@ public final class Sender {
 
         Part(int number, Iterator<?> elements) {
             this.number = number;
-            this.elements = elements;
+            this.elements = new Elements(elements);
+        }
+    }
+
+    /** Rows, or batches of them. An error of their source must not be taken for one of sending. */
+    private static final class Elements implements Iterator<Object> {
+        private final Iterator<?> source;
+
+        Elements(Iterator<?> source) {
+            this.source = source;
+        }
+
+        @Override
+        public boolean hasNext() {
+            try {
+                return source.hasNext();
+            } catch (Exception error) { // Scala does not declare its exceptions
+                failIfUnread(error);
+                throw error;
+            }
+        }
+
+        @Override
+        public Object next() {
+            try {
+                return source.next();
+            } catch (Exception error) {
+                failIfUnread(error);
+                throw error;
+            }
+        }
+
+        private static void failIfUnread(Exception error) {
+            if (error instanceof IOException) {
+                throw new UncheckedIOException(
+                        "Spark could not read the rows: their source, for example a Python worker, "
+                                + "has ended",
+                        (IOException) error);
+            }
         }
     }
 
@@ -54,48 +101,89 @@ public final class Sender {
         return frame.queryExecution().toRdd().toJavaRDD();
     }
 
-    /** One task per core, each with whole partitions: a task has its own connections. */
-    private static JavaRDD<Part> parts(JavaRDD<?> source, int cores) {
-        return source.mapPartitionsWithIndex(
-                        (number, some) -> Collections.singleton(new Part(number, some)).iterator(),
-                        true)
-                .coalesce(cores);
+    /** Batches of Spark's cache, or null: {@link Batches#stored}. */
+    public static Batches stored(Dataset<Row> frame) {
+        return Batches.stored(frame);
     }
 
-    /** The rows of each partition by its number, as JSON, for partitions that have any. */
+    /** Batches, or null: {@link Batches#of}. */
+    public static Batches batches(Dataset<Row> frame) {
+        return Batches.of(frame);
+    }
+
+    /** One task per core, each with whole partitions: a task has its own connections. */
+    private static <T, U> List<U> collect(
+            JavaRDD<T> source, int cores, PartitionTasks.Task<Part, U> task) {
+        RDD<Part> parts = new PartitionTasks<T, Part>(source.rdd(), (number, some) ->
+                Collections.singleton(new Part(number, some)).iterator());
+        RDD<Part> coalesced = parts.coalesce(cores, false, new Some<>(new ByExecutor()), null);
+        return new PartitionTasks<>(coalesced, task).all();
+    }
+
+    /** The rows of an element of an RDD: a row, or a batch of them. */
+    private static int rowsOf(Object element) {
+        return element instanceof CachedBatch ? ((CachedBatch) element).numRows()
+                : element instanceof ColumnarBatch ? ((ColumnarBatch) element).numRows() : 1;
+    }
+
+    /**
+     * The rows of each partition by its number, as JSON, for partitions that have any. They are
+     * remembered for an RDD that Spark keeps: {@link #forget}.
+     */
     public static String count(JavaRDD<?> rows, int cores) throws IOException {
-        List<long[]> pairs = parts(rows, cores).map(part -> {
-            long count = 0;
-            while (part.elements.hasNext()) {
-                part.elements.next();
-                count++;
+        boolean kept = rows.getStorageLevel() != StorageLevel.NONE();
+        String known = kept ? COUNTS.get(rows.rdd()) : null;
+        if (known != null) {
+            return known;
+        }
+        String found = JSON.writeValueAsString(collect(rows, cores, (task, parts) -> {
+            List<long[]> pairs = new ArrayList<>();
+            while (parts.hasNext()) {
+                Part part = parts.next();
+                long count = 0;
+                while (part.elements.hasNext()) {
+                    count += rowsOf(part.elements.next());
+                }
+                if (count > 0) {
+                    pairs.add(new long[] {part.number, count});
+                }
             }
-            return new long[] {part.number, count};
-        }).filter(pair -> pair[1] > 0).collect();
-        return JSON.writeValueAsString(pairs);
+            return pairs.iterator();
+        }));
+        if (kept) {
+            COUNTS.put(rows.rdd(), found);
+        }
+        return found;
+    }
+
+    /** The rows are others than when they were counted. */
+    public static void forget(JavaRDD<?> rows) {
+        COUNTS.remove(rows.rdd());
     }
 
     /**
      * Send rows, or batches of them, ordered by partition: p begins at row {@code starts[p]}; the
-     * tasks' reports.
+     * tasks' reports, as JSON.
      */
-    public static List<String> ordered(JavaRDD<?> rows, int cores, String spec) {
-        return parts(rows, cores).mapPartitions(new Task(spec, Task.ORDERED)).collect();
+    public static String ordered(JavaRDD<?> rows, int cores, String spec) {
+        return reports(rows, cores, new Task(spec, Task.ORDERED));
     }
 
     /** Send IndexedRows, whose numbers must be below 2^31. */
-    public static List<String> numbered(JavaRDD<?> rows, int cores, String spec) {
-        return parts(rows, cores).mapPartitions(new Task(spec, Task.NUMBERED)).collect();
+    public static String numbered(JavaRDD<?> rows, int cores, String spec) {
+        return reports(rows, cores, new Task(spec, Task.NUMBERED));
     }
 
     /** Send the blocks of a BlockMatrix. */
-    public static List<String> blocks(JavaRDD<?> blocks, int cores, String spec) {
-        return parts(blocks, cores).mapPartitions(new Task(spec, Task.BLOCKS)).collect();
+    public static String blocks(JavaRDD<?> blocks, int cores, String spec) {
+        return reports(blocks, cores, new Task(spec, Task.BLOCKS));
     }
 
-    private static final class Task
-            implements org.apache.spark.api.java.function.FlatMapFunction<Iterator<Part>, String>,
-                    Serializable {
+    private static String reports(JavaRDD<?> rows, int cores, Task task) {
+        return "[" + String.join(",", collect(rows, cores, task)) + "]"; // py4j asks for each item
+    }
+
+    private static final class Task implements PartitionTasks.Task<Part, String> {
         static final int ORDERED = 0, NUMBERED = 1, BLOCKS = 2;
         private static final long serialVersionUID = 2;
 
@@ -108,7 +196,7 @@ public final class Sender {
         }
 
         @Override
-        public Iterator<String> call(Iterator<Part> parts) throws Exception {
+        public Iterator<String> run(int number, Iterator<Part> parts) throws IOException {
             TaskContext context = TaskContext.get();
             int attempt = Math.max(context.attemptNumber(), context.stageAttemptNumber());
             Map<String, Object> report = new LinkedHashMap<>();
@@ -127,7 +215,7 @@ public final class Sender {
 
         private void send(Iterator<Part> parts, Map<String, Object> report) throws IOException {
             JsonNode json = JSON.readTree(spec);
-            Target target = Target.parse(spec);
+            Target target = new Target(json);
             try (Block block = new Block(target)) {
                 if (form == BLOCKS) {
                     report.put("blocks", blocks(parts, json.get("block"), block, target));
@@ -136,7 +224,10 @@ public final class Sender {
                     if (form == NUMBERED) {
                         report.put("places", numbered(parts, columns, block, target));
                     } else {
-                        report.put("seen", ordered(parts, columns, block, json.get("starts")));
+                        Stored stored = new Stored(columns, target.element, block);
+                        JsonNode starts = json.get("starts");
+                        report.put("seen", ordered(parts, columns, block, stored, starts));
+                        report.put("direct", stored.direct());
                     }
                 }
                 report.put("times", block.finish());
@@ -151,7 +242,7 @@ public final class Sender {
 
         /** The rows of each partition. */
         private static Map<String, Long> ordered(
-                Iterator<Part> parts, Columns columns, Block block, JsonNode starts)
+                Iterator<Part> parts, Columns columns, Block block, Stored stored, JsonNode starts)
                 throws IOException {
             Map<String, Long> seen = new LinkedHashMap<>();
             while (parts.hasNext()) {
@@ -161,8 +252,7 @@ public final class Sender {
                 long stop = known ? starts.get(part.number + 1).asLong() : 0;
                 while (part.elements.hasNext()) {
                     Object its = part.elements.next();
-                    boolean many = its instanceof ColumnarBatch;
-                    int count = many ? ((ColumnarBatch) its).numRows() : 1;
+                    int count = rowsOf(its);
                     if (row + count > stop) {
                         throw new Failure(
                                 "TransferError",
@@ -170,7 +260,9 @@ public final class Sender {
                                         + "counted, so its rows change between jobs: df.cache() "
                                         + "or df.checkpoint() it first");
                     }
-                    if (many) {
+                    if (its instanceof DefaultCachedBatch) {
+                        stored.send((DefaultCachedBatch) its, row);
+                    } else if (its instanceof ColumnarBatch) {
                         send((ColumnarBatch) its, row, columns, block);
                     } else {
                         columns.read(its, block.bytes, block.offset());
@@ -193,7 +285,7 @@ public final class Sender {
                 columns.read(batch, start, count, block.bytes);
                 block.put(
                         new long[] {row + start, row + start + count, 0, columns.width()},
-                        false, block.bytes, 0);
+                        block.bytes);
             }
         }
 
@@ -260,7 +352,7 @@ public final class Sender {
                     }
                     target.element.store(stored, 0, values, name);
                     long row = i * down, col = j * across;
-                    block.put(new long[] {row, row + height, col, col + width}, false, stored, 0);
+                    block.put(new long[] {row, row + height, col, col + width}, stored);
                 }
             }
             return places;

@@ -11,7 +11,7 @@ import java.util.List;
  * computes the products of runs from the layout, so no layout is known here.
  */
 final class Share {
-    private static final int MIN_ROW_BYTES = 2 << 10;
+    private static final int ROW_BYTES = 32 << 10; // as in node_shares.py
 
     /** {@code width} neighbours from {@code first} on, again after each {@code period}. */
     static final class Runs {
@@ -45,6 +45,18 @@ final class Share {
             return found;
         }
 
+        /** How many of them are less than {@code stop}. */
+        long count(long stop) {
+            long past = stop - first; // more than -period
+            return past <= 0 ? 0 : past / period * width + Math.min(past % period, width);
+        }
+
+        /** The place of an index among them, or -1. */
+        long position(long index) {
+            long run = (index - first) / period, place = index - first - run * period;
+            return index >= first && place < width ? run * width + place : -1;
+        }
+
         boolean contains(long index) {
             return Math.floorMod(index - first, period) < width;
         }
@@ -63,6 +75,11 @@ final class Share {
 
         long size() {
             return runs * width;
+        }
+
+        /** The same indices as one run, if no others are between its runs. */
+        Span joined() {
+            return width == period ? new Span(start, 1, size(), size()) : this;
         }
 
         /** The same indices, at most {@code most} at a time. */
@@ -124,7 +141,7 @@ final class Share {
 
     /** Pieces of about {@code chunk} bytes; of rows, tiles: ranks store columns. */
     private void cut(Span slow, Span fast, long chunk) {
-        long least = byRow ? MIN_ROW_BYTES / itemsize : 1;
+        long least = byRow ? ROW_BYTES / itemsize : 1;
         long across = Math.max(least, chunk / (slow.size() * itemsize));
         for (Span some : fast.cut(Math.max(1, across))) {
             for (Span others : slow.cut(Math.max(1, chunk / (some.size() * itemsize)))) {
@@ -142,15 +159,15 @@ final class Share {
         walk(stride, (at, length) -> connection.write(block, first + at, length));
     }
 
-    /** Fill a block of the region with the share. */
-    void receive(Connection connection, byte[] block, long stride) throws IOException {
-        walk(stride, (at, length) -> connection.read(block, at, length));
+    /** Fill a block of the region with the share; as {@link #send}. */
+    void receive(Connection connection, byte[] block, int first, long stride) throws IOException {
+        walk(stride, (at, length) -> connection.read(block, first + at, length));
     }
 
     /** Visit the contiguous runs of all pieces in their order. */
     private void walk(long stride, Copy copy) throws IOException {
         for (Piece piece : pieces) {
-            Span slow = piece.slow, fast = piece.fast;
+            Span slow = piece.slow.joined(), fast = piece.fast.joined();
             int length = (int) (fast.width * itemsize);
             for (long i = 0; i < slow.runs; i++) {
                 for (long k = 0; k < slow.width; k++) {

@@ -12,12 +12,25 @@ import java.util.Map;
 
 /** A matrix on a gang as the session describes it, in JSON; see {@code jvm.py}. */
 final class Target {
+    /** The rows and columns that a rank holds. */
+    static final class Held {
+        final int rank;
+        final Share.Runs rows, cols;
+
+        private Held(JsonNode json) {
+            rank = json.get(0).asInt();
+            rows = runs(json.get(1));
+            cols = runs(json.get(2));
+        }
+    }
+
     /** One node, the ranks that take part in the transfer, and what they hold together. */
     static final class Node {
         final int number;
         final String host;
         final int port;
         final List<Object> ranks = new ArrayList<>();
+        final List<Held> held = new ArrayList<>(); // of each of the ranks
         final List<Share.Runs[]> products = new ArrayList<>();
         final long chunk;
 
@@ -26,16 +39,18 @@ final class Target {
             host = json.get("host").asText();
             port = json.get("port").asInt();
             chunk = json.get("chunk").asLong();
-            json.get("ranks").forEach(rank -> ranks.add(rank.asInt()));
+            for (JsonNode each : json.get("ranks")) {
+                held.add(new Held(each));
+                ranks.add(held.get(held.size() - 1).rank);
+            }
             for (JsonNode product : json.get("products")) {
                 products.add(new Share.Runs[] {runs(product.get(0)), runs(product.get(1))});
             }
         }
+    }
 
-        private static Share.Runs runs(JsonNode json) {
-            return new Share.Runs(
-                    json.get(0).asLong(), json.get(1).asLong(), json.get(2).asLong());
-        }
+    private static Share.Runs runs(JsonNode json) {
+        return new Share.Runs(json.get(0).asLong(), json.get(1).asLong(), json.get(2).asLong());
     }
 
     final String token;
@@ -43,16 +58,16 @@ final class Target {
     final long rows;
     final int cols;
     final Element element;
-    final long sharedBytes; // of memory that a connection may share with an endpoint
+    final boolean mapped; // the ranks' memory, by processes on their node
     final List<Node> nodes = new ArrayList<>();
 
-    private Target(JsonNode json) {
+    Target(JsonNode json) {
         token = json.get("token").asText();
         matrix = json.get("matrix").asLong();
         rows = json.get("rows").asLong();
         cols = json.get("cols").asInt();
         element = Element.of(json.get("dtype").asText());
-        sharedBytes = json.get("shared").asLong();
+        mapped = json.get("mapped").asBoolean();
         json.get("nodes").forEach(node -> nodes.add(new Node(node)));
     }
 

@@ -11,15 +11,15 @@ import time
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 
 from alchemist_ray.errors import AlchemistError, GroupError, SessionError
 from alchemist_ray.gang.info import NOT_ANSWERING, GangInfo
 from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime.gang_handle import GangHandle, find_gang
 from alchemist_ray.runtime.gang_lifetime import GangLifetime
 from alchemist_ray.runtime.manager_pool import Manager
-from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name
+from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE
 from alchemist_ray.runtime.ray_calls import ask
 from alchemist_ray.version import __version__
 from mpi_workers.wire.frames import Body
@@ -38,26 +38,25 @@ def list_gangs(*, memory: bool = False) -> list[GangInfo]:
     asked: dict[Any, str] = {}
     for name in _names():
         try:
-            manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+            manager: Any = find_gang(name).actor
         except ValueError:
             continue  # it has just ended
-        asked[manager.about.remote(memory=memory)] = name
+        asked[manager.gangs.remote(memory=memory)] = name
     found = []
     if not asked:
         return []
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
     for ref in done:
         try:
-            entry: Body = ray.get(ref)
+            entries: list[Body] = ray.get(ref)
         except RayError:
             continue  # it has just ended
-        if entry["state"] != "none":
-            found.append(GangInfo.of(entry))
+        found += [GangInfo.of(entry) for entry in entries if entry["state"] != "none"]
     found += [GangInfo(asked[ref], NOT_ANSWERING) for ref in late]
     return sorted(found, key=lambda gang: gang.name)
 
 
-def find_manager(name: str) -> ActorHandle:
+def find_manager(name: str) -> GangHandle:
     """The GroupManager of a gang.
 
     Raises
@@ -67,7 +66,7 @@ def find_manager(name: str) -> ActorHandle:
         it is of another version of this package or of Python.
     """
     try:
-        manager: ActorHandle = ray.get_actor(group_name(name), namespace=NAMESPACE)
+        manager = find_gang(name)
         entry: Body = ask(manager.about.remote(), ANSWER_S)
         if entry["state"] == "none":
             raise ValueError(name)
@@ -110,7 +109,7 @@ def stop(name: str) -> None:
         If there is no such gang.
     """
     try:
-        manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+        manager = find_gang(name)
         entry: Body = ask(manager.about.remote(), ANSWER_S)
     except (GetTimeoutError, RayError):
         entry = {"state": NOT_ANSWERING, "detached": True}
@@ -120,8 +119,10 @@ def stop(name: str) -> None:
         raise _unknown(name)
     try:
         ask(manager.end.remote(f"gang {name} was stopped (stop_gang)"), END_TIMEOUT_S)
-    except (AlchemistError, GetTimeoutError, RayError):
-        ray.kill(manager)  # its ranks end with it
+    except AlchemistError:  # it is being started
+        ask(manager.actor.forget.remote(name), END_TIMEOUT_S)
+    except (GetTimeoutError, RayError):
+        ray.kill(manager.actor)  # its ranks end with it
         _wait_gone(name)
         return
     if entry.get("detached"):
@@ -131,7 +132,7 @@ def stop(name: str) -> None:
 def cancel(name: str) -> int:
     """Cancel all calls of a gang; their number. Raises `SessionError` if there is no such gang."""
     try:
-        manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+        manager = find_gang(name)
         return int(ask(manager.cancel.remote(), ANSWER_S))
     except (ValueError, ray.exceptions.RayActorError):
         raise _unknown(name) from None
@@ -173,7 +174,7 @@ def _names() -> list[str]:
 def _state(name: str) -> str:
     """The state of a gang whose name is in use."""
     try:
-        manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+        manager = find_gang(name)
         return str(ask(manager.about.remote(), ANSWER_S)["state"])
     except (ValueError, ray.exceptions.RayActorError):
         return "ending"
@@ -185,8 +186,8 @@ def _wait_gone(name: str) -> None:
     deadline = time.monotonic() + GONE_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+            manager = find_gang(name)
         except ValueError:
             return
         time.sleep(POLL_INTERVAL_S)
-    ray.kill(manager)
+    ray.kill(manager.actor)

@@ -1,29 +1,23 @@
-"""Ray Data: a Dataset's blocks become a matrix, and a matrix becomes a lazy Dataset.
-
-A row of the matrix is a row of the Dataset: its columns in the order of the schema, the elements
-of a tensor in C order. Needs ``pip install 'alchemist-on-ray[data]'``.
-"""
+"""From a Dataset to a gang: its blocks are inspected, and sent from the nodes that hold them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow
-import ray
+import ray.data
 from numpy.typing import NDArray
+from ray.data.block import BlockAccessor
 from ray.exceptions import RayError
 
-from alchemist_ray.clients.worker_fetch import fetch
 from alchemist_ray.dtypes import chosen_dtype
-from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
+from alchemist_ray.errors import DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.node_jobs import SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
@@ -31,18 +25,6 @@ from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import Shape
 
-try:
-    import ray.data
-    from ray.data import Datasource, ReadTask
-    from ray.data.block import Block, BlockAccessor, BlockMetadata
-except ImportError as error:
-    raise LibraryLoadError(
-        f"Datasets need Ray Data on every node: pip install 'alchemist-on-ray[data]' ({error})"
-    ) from error
-
-
-BLOCK = 32 << 20  # 32 MiB: default size of a block of to_dataset
-TENSOR = "data"  # name of the column, as in ray.data.from_numpy
 TENSOR_TYPES = {"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor"}
 
 
@@ -67,11 +49,10 @@ class RowsDecoder:
     columns: tuple[tuple[str, int], ...] = ()
 
     def arrays(self, value: Any) -> list[NDArray[Any]]:
-        block = BlockAccessor.for_block(value)
-        if not block.num_rows():  # its columns may be untyped
+        if not len(value):  # its columns may be untyped
             return []
         names = _names(value)
-        found = [_column(value, block, name) for name in names]
+        found = [_column(value, name) for name in names]
         columns = tuple((n, a.shape[1]) for n, a in zip(names, found, strict=True))
         if self.columns and columns != self.columns:
             raise ShapeError(
@@ -81,7 +62,7 @@ class RowsDecoder:
 
     def about(self, value: Any, arrays: list[NDArray[Any]]) -> BlockInfo:
         if not arrays:
-            return BlockInfo(BlockAccessor.for_block(value).num_rows(), ())
+            return BlockInfo(len(value), ())
         columns = zip(_names(value), arrays, strict=True)
         return BlockInfo(len(arrays[0]), tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
 
@@ -90,7 +71,7 @@ def _names(value: Any) -> list[str]:
     return list(value.column_names) if hasattr(value, "column_names") else list(value.columns)
 
 
-def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
+def _column(value: Any, name: str) -> NDArray[Any]:
     """A column, shape (rows, width). Raises `DtypeError` or `ShapeError` with its name."""
     column = value[name]
     nulls = column.null_count if hasattr(column, "null_count") else int(column.isna().sum())
@@ -102,7 +83,7 @@ def _column(value: Any, block: Any, name: str) -> NDArray[Any]:
             f"column {name!r} has nulls ({nulls}), which a matrix cannot represent: fill them or "
             "drop their rows (pandas turns NaN into null)"
         )
-    array = np.asarray(block.to_numpy(name))
+    array = np.asarray(BlockAccessor.for_block(value).to_numpy(name))
     if array.dtype.kind == "O":
         first = array[0] if len(array) else None
         if isinstance(first, np.ndarray | list | tuple):
@@ -231,7 +212,7 @@ def _shown(columns: Iterable[tuple[str, int]]) -> str:
 
 
 def _declared(bundles: Sequence[Any]) -> list[BlockInfo] | None:
-    """What the schemas say about the blocks, which the decoder checks; None if it is too little."""
+    """The blocks as their schemas describe them, for the decoder to check; None if too little."""
     found: list[BlockInfo] = []
     for bundle in bundles:
         columns = _schema_columns(bundle.schema)
@@ -274,113 +255,3 @@ def _execute(dataset: Any) -> list[Any]:
         ) from error
     finally:
         options.preserve_order = before
-
-
-# --- the way back ---------------------------------------------------------------------------
-
-
-class _MatrixDatasource(Datasource):
-    """A datasource that reads a matrix in bands of rows."""
-
-    def __init__(self, handle: MatrixRef, columns: Sequence[str] | None) -> None:
-        super().__init__()
-        self._handle = handle
-        self._columns = columns
-
-    def get_name(self) -> str:
-        return "Alchemist"
-
-    def estimate_inmemory_data_size(self) -> int:
-        return self._handle.nbytes
-
-    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        (m, n), itemsize = self._handle.stored_shape, self._handle.dtype.itemsize
-        count = max(1, min(parallelism, m))
-        cuts = [m * k // count for k in range(count + 1)]
-        return [
-            ReadTask(
-                _BandReader(self._handle, start, stop, self._columns),
-                BlockMetadata(
-                    num_rows=stop - start,
-                    size_bytes=(stop - start) * n * itemsize,
-                    exec_stats=None,
-                    input_files=None,
-                ),
-            )
-            for start, stop in pairwise(cuts)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class _BandReader:
-    handle: MatrixRef
-    start: int
-    stop: int
-    columns: Sequence[str] | None
-
-    def __call__(self) -> Iterable[Block]:
-        return self.blocks()
-
-    def blocks(self) -> Iterator[Block]:
-        rows = fetch(self.handle, slice(self.start, self.stop))
-        if self.columns is None:
-            yield BlockAccessor.batch_to_block({TENSOR: rows})
-            return
-        rows = rows.reshape(len(rows), len(self.columns))
-        batch = {c: np.ascontiguousarray(rows[:, i]) for i, c in enumerate(self.columns)}
-        yield BlockAccessor.batch_to_block(batch)
-
-
-def to_dataset(
-    handle: MatrixRef,
-    columns: Sequence[str] | None = None,
-    *,
-    override_num_blocks: int | None = None,
-) -> Any:
-    """A lazy Ray Dataset of a matrix, its rows in order.
-
-    Parameters
-    ----------
-    handle : MatrixRef
-        Of a matrix of shape (m, n).
-    columns : sequence of str, optional
-        Names of the n columns. Default: the handle's, if they differ from each other; else one
-        column ``"data"`` with a row of the matrix in each row, as `ray.data.from_numpy` makes it.
-    override_num_blocks : int, optional
-        As in Ray's ``read_...`` functions. Default: blocks of 32 MiB.
-
-    Returns
-    -------
-    ray.data.Dataset
-
-    Raises
-    ------
-    ShapeError
-        If `columns` does not have n different names.
-    DtypeError
-        For a complex matrix: Arrow has no complex type.
-
-    Notes
-    -----
-    Nothing moves until the Dataset is consumed. Then the Ray task that reads a block fetches it
-    from the ranks directly. The handle is pickled, so the matrix stays until `Handle.free` or the
-    end of its gang. A transformed Dataset keeps the order of rows only
-    with ``DataContext.execution_options.preserve_order``.
-    """
-    _, n = handle.stored_shape
-    names = None if columns is None else [str(name) for name in columns]
-    if names is None and handle.columns and len(set(handle.columns)) == n:
-        names = list(handle.columns)
-    if names is not None and (len(names) != n or len(set(names)) != n):
-        raise ShapeError(
-            f"columns={columns!r}: they must be {n} different names, one for each column"
-        )
-    if handle.dtype.kind == "c":
-        raise DtypeError(
-            f"{handle.name} has dtype {handle.dtype}, and Arrow has no complex numbers: convert "
-            "its real and imaginary parts separately"
-        )
-    blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK))
-    return ray.data.read_datasource(
-        _MatrixDatasource(handle.keep(), names), override_num_blocks=blocks
-    )
