@@ -274,6 +274,7 @@ public final class Sender {
                     seen.put(Integer.toString(part.number), row - first);
                 }
             }
+            stored.flush();
             return seen;
         }
 

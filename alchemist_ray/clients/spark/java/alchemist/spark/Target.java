@@ -9,6 +9,7 @@ import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 
 /** A matrix on a gang as the session describes it, in JSON; see {@code jvm.py}. */
 final class Target {
@@ -69,6 +70,11 @@ final class Target {
         element = Element.of(json.get("dtype").asText());
         mapped = json.get("mapped").asBoolean();
         json.get("nodes").forEach(node -> nodes.add(new Node(node)));
+    }
+
+    /** All columns. */
+    int[] columns() {
+        return IntStream.range(0, cols).toArray();
     }
 
     /** The map of a PUT or GET. */
