@@ -84,7 +84,8 @@ def to_spark(
     -------
     DataFrame or distributed matrix
         Lazy: each use fetches the data again, so ``.cache()`` a result that is used twice or
-        must outlive the gang. Rows are in order, partition by partition.
+        must outlive the gang. Rows are in order, partition by partition. A query of a DataFrame
+        fetches the columns that it uses and the rows of its limit; a count fetches nothing.
 
     Raises
     ------

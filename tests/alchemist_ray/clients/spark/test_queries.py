@@ -74,9 +74,7 @@ def test_chosen_columns_of_every_dtype(
         np.testing.assert_array_equal(np.array(some.collect()), X[:, chosen])
 
 
-def test_a_condition_needs_its_own_columns_too(
-    als: AlchemistSession, spark: Any, jvm: Any
-) -> None:
+def test_a_condition_needs_its_own_columns_too(als: AlchemistSession, spark: Any, jvm: Any) -> None:
     X = values()
     some = als.send_matrix(X).to_spark(spark).where("c9 > c100").select("c3")
     assert scanned(some) == 3
@@ -122,6 +120,24 @@ def test_a_limit_is_the_source_s(
         assert some.count() == len(wanted)
         found = np.array(some.collect()).reshape(-1, 2)
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_counted_is_what_is_sent(
+    als: AlchemistSession, spark: Any, jvm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are counted by partitions in a query without columns."""
+    from alchemist_ray.clients.spark import results
+
+    monkeypatch.setattr(results, "PARTITION", 100_000)
+    X = values()
+    frame = als.send_matrix(X).to_spark(spark)
+    assert frame.rdd.getNumPartitions() == X.nbytes // 100_000
+    for some, wanted in (
+        (frame, X),
+        (frame.select("c5", "c3"), X[:, [5, 3]]),
+        (frame.offset(7).limit(1000), X[7:1007]),
+    ):
+        np.testing.assert_array_equal(als.send_matrix(some).fetch(), wanted)
 
 
 def test_a_limit_after_a_condition_or_an_order_is_spark_s(

@@ -121,7 +121,7 @@ final class Block implements Closeable {
     }
 
     /** Rows of columns on this node: tiles that are read once for all ranks. */
-    List<RankBlock.Part> parts(long row, int count) {
+    RankBlock.Part[] parts(long row, int count) {
         List<RankBlock.Part> found = new ArrayList<>();
         for (List<RankBlock> ranks : near) {
             if (ranks != null) {
@@ -133,7 +133,7 @@ final class Block implements Closeable {
                 }
             }
         }
-        return found;
+        return found.toArray(new RankBlock.Part[0]);
     }
 
     /** Elements were written to this node in so many nanoseconds. */
@@ -147,7 +147,7 @@ final class Block implements Closeable {
     void put(long[] region, byte[] stored) throws IOException {
         long began = System.nanoTime();
         int count = Math.toIntExact(region[1] - region[0]);
-        List<RankBlock.Part> parts = parts(region[0], count);
+        RankBlock.Part[] parts = parts(region[0], count);
         for (long col = region[2]; col < region[3]; col++) {
             int first = (int) (col - region[2]) * count * target.element.nbytes;
             for (RankBlock.Part part : parts) {

@@ -1,6 +1,5 @@
 package alchemist.spark;
 
-import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.IOException;
 import java.util.Arrays;
 import java.util.Collections;
@@ -46,7 +45,7 @@ public final class MatrixSource {
         Table table = new Matrix(spec, partitions, spark.sparkContext().defaultParallelism());
         Dataset<Row> frame = Dataset.ofRows(
                 spark, DataSourceV2Relation.create(table, Option.empty(), Option.empty()));
-        String[] all = new ObjectMapper().readValue(names, String[].class);
+        String[] all = Target.JSON.readValue(names, String[].class);
         return all.length > 0 ? frame.toDF(all) : frame;
     }
 
@@ -66,7 +65,7 @@ public final class MatrixSource {
         private final int count, least;
         private final StructType schema;
 
-        /** A scan of less than the matrix has at least {@code least} partitions, as it has. */
+        /** A scan of some of its rows has fewer partitions, but at least {@code least}. */
         Matrix(String spec, int partitions, int least) {
             this.spec = spec;
             target = Target.parse(spec);
@@ -173,11 +172,11 @@ public final class MatrixSource {
             return this;
         }
 
+        /** The same of any columns: rows are counted by partitions without columns, then sent. */
         @Override
         public InputPartition[] planInputPartitions() {
             long rows = stop - start;
-            double share = (double) rows * Math.max(1, schema.size())
-                    / Math.max(1, matrix.target.rows * matrix.target.cols);
+            double share = (double) rows / Math.max(1, matrix.target.rows);
             long wanted = Math.max(matrix.least, (long) Math.ceil(matrix.count * share));
             int count = (int) Math.max(1, Math.min(rows, wanted));
             InputPartition[] parts = new InputPartition[count];

@@ -2,9 +2,7 @@ package alchemist.spark;
 
 import java.io.Closeable;
 import java.io.IOException;
-import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.List;
 import java.util.stream.IntStream;
 import org.apache.spark.unsafe.Platform;
 
@@ -49,7 +47,7 @@ final class RankBlock implements Closeable {
     final class Part {
         private final long row, start, some; // the first, and how many are in the block from where
         private final int count, offset;
-        private final List<Share.Span> spans = new ArrayList<>();
+        private final Share.Span[] spans;
 
         private Part(long row, int count, int offset) {
             this.row = row;
@@ -57,7 +55,8 @@ final class RankBlock implements Closeable {
             this.offset = offset;
             start = rows.count(row);
             some = rows.count(row + count) - start;
-            rows.spans(row, row + count).forEach(span -> spans.add(span.joined()));
+            spans = rows.spans(row, row + count).stream()
+                    .map(Share.Span::joined).toArray(Share.Span[]::new);
         }
 
         private boolean has(long col) {

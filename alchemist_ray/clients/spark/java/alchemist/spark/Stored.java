@@ -1,16 +1,13 @@
 package alchemist.spark;
 
 import java.io.IOException;
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
-import java.util.ArrayList;
-import java.util.List;
 import org.apache.spark.sql.execution.columnar.ColumnAccessor$;
 import org.apache.spark.sql.execution.columnar.DefaultCachedBatch;
 import org.apache.spark.sql.execution.columnar.compression.PassThrough$;
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.unsafe.Platform;
 
 /**
  * Batches of Spark's cache, sent from where they are stored.
@@ -18,27 +15,9 @@ import org.apache.spark.sql.types.DataTypes;
  * <p>For each column the cache has the number of its nulls and their places, the number of an
  * encoding, and the encoded values, in the byte order of the machine. Values that are neither encoded
  * nor to be converted are sent as they are; Spark decodes others.
- *
- * <p>Batches of few rows are written together, some columns of all of them at a time: so much of the
- * ranks' memory stays in the processor's caches, where each batch writes little of each column.
  */
 final class Stored {
     private static final int HEADER_BYTES = 8; // without nulls
-    private static final int TOGETHER_BYTES = 16 << 20; // of batches
-    private static final int TOGETHER = 8; // columns
-
-    /** A batch, and where its rows are on this node. */
-    private static final class Waiting {
-        final DefaultCachedBatch batch;
-        final long row;
-        final List<RankBlock.Part> parts;
-
-        Waiting(DefaultCachedBatch batch, long row, List<RankBlock.Part> parts) {
-            this.batch = batch;
-            this.row = row;
-            this.parts = parts;
-        }
-    }
 
     private final Columns columns;
     private final Element element;
@@ -46,8 +25,6 @@ final class Stored {
     private final byte[][] decoded; // reused
     private final byte[][] values; // of a batch
     private final int[] first; // the place of each column's first element
-    private final List<Waiting> waiting = new ArrayList<>();
-    private long waitingBytes;
     private long direct; // columns of batches that were not decoded
 
     Stored(Columns columns, Element element, Block block) {
@@ -63,45 +40,30 @@ final class Stored {
         return direct;
     }
 
-    /** Send a batch, whose first row is {@code row} of the matrix; {@link #flush} follows. */
+    /** Send a batch, whose first row is {@code row} of the matrix. */
     void send(DefaultCachedBatch batch, long row) throws IOException {
-        waiting.add(new Waiting(batch, row, block.parts(row, batch.numRows())));
-        waitingBytes += (long) batch.numRows() * values.length * element.nbytes;
-        if (block.far() || waitingBytes >= TOGETHER_BYTES) {
-            flush();
-        }
-    }
-
-    void flush() throws IOException {
         long began = System.nanoTime();
-        for (int left = 0; left < values.length; left += TOGETHER) {
-            for (Waiting its : waiting) {
-                for (int k = left; k < Math.min(left + TOGETHER, values.length); k++) {
-                    find(its.batch, k);
-                    for (RankBlock.Part part : its.parts) {
-                        part.put(k, values[k], first[k]);
-                    }
-                }
+        RankBlock.Part[] parts = block.parts(row, batch.numRows());
+        for (int k = 0; k < values.length; k++) {
+            find(batch, k);
+            for (RankBlock.Part part : parts) {
+                part.put(k, values[k], first[k]);
             }
         }
         block.took(System.nanoTime() - began);
         if (block.far()) {
-            for (Waiting its : waiting) { // one: its values were found last
-                stream(its.row, its.batch.numRows());
-            }
+            stream(row, batch.numRows());
         }
-        waiting.clear();
-        waitingBytes = 0;
     }
 
     /** Find a column's values: as they are stored, or decoded. */
     private void find(DefaultCachedBatch batch, int k) throws IOException {
         byte[] stored = batch.buffers()[columns.ordinal(k)];
-        ByteBuffer header = ByteBuffer.wrap(stored).order(ByteOrder.nativeOrder());
-        if (header.getInt() > 0) {
+        if (Platform.getInt(stored, Block.BASE) > 0) {
             throw columns.nulls(k);
         }
-        if (columns.same(k) && header.getInt() == PassThrough$.MODULE$.typeId()) {
+        int encoding = Platform.getInt(stored, Block.BASE + 4);
+        if (columns.same(k) && encoding == PassThrough$.MODULE$.typeId()) {
             values[k] = stored;
             first[k] = HEADER_BYTES;
             direct++;

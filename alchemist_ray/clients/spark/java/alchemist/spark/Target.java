@@ -13,6 +13,8 @@ import java.util.stream.IntStream;
 
 /** A matrix on a gang as the session describes it, in JSON; see {@code jvm.py}. */
 final class Target {
+    static final ObjectMapper JSON = new ObjectMapper();
+
     /** The rows and columns that a rank holds. */
     static final class Held {
         final int rank;
@@ -95,7 +97,7 @@ final class Target {
 
     static Target parse(String json) {
         try {
-            return new Target(new ObjectMapper().readTree(json));
+            return new Target(JSON.readTree(json));
         } catch (IOException error) {
             throw new UncheckedIOException(error);
         }
