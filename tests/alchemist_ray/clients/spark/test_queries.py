@@ -25,15 +25,6 @@ def values(dtype: str = "float64") -> np.ndarray[Any, Any]:
     return drawn > 0 if dtype == "bool" else drawn.astype(dtype)
 
 
-@pytest.fixture
-def jvm(spark: Any) -> Any:
-    from alchemist_ray.clients.spark import jvm as module
-
-    if module.sender(spark) is None:
-        pytest.skip("no JDK: rows pass through Python workers")
-    return module
-
-
 @pytest.fixture(params=["shared memory", "TCP"])
 def route(request: pytest.FixtureRequest, jvm: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Executors on the ranks' node, and as on another one."""
