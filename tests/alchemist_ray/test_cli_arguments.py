@@ -46,6 +46,4 @@ def test_a_command_without_its_dashes_is_explained(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         cli.main(["slurm", "submit", "-N", "3", "python", "app.py"])
     assert ended.value.code == 2
-    assert "unrecognized arguments: python app.py: the command is given after --" in (
-        capsys.readouterr().err
-    )
+    assert "arguments: python app.py (COMMAND comes after --)" in capsys.readouterr().err

@@ -46,13 +46,10 @@ def main(argv: Sequence[str]) -> int:
     """Run a subcommand of ``alchemist slurm`` or ``alchemist pbs``. Returns the exit code."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
-    command = words[cut + 1 :]
-    parser = _parser(words[0])
-    options, unknown = parser.parse_known_args(words[1:cut])
+    options, unknown = (parser := _parser(words[0])).parse_known_args(words[1:cut])
     if unknown:
-        hint = "" if "--" in words else ": the command is given after --, as in `-- python app.py`"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    options.command = command
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (COMMAND comes after --)")
+    options.command = words[cut + 1 :]
     try:
         return int(options.do(options))
     except Terminated as ending:
