@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     if options.ranks < 1:
         raise ValueError(f"--ranks {options.ranks}: it must be at least 1")
     if not 0 < options.timeout < math.inf:
-        raise ValueError(f"--timeout {options.timeout}: it must be a number greater than 0")
+        raise ValueError(f"--timeout {options.timeout}: it must be a finite number greater than 0")
     spec = {
         "library": file.name.split(".")[0] if is_file else options.library,
         "path": str(file.absolute()) if is_file else None,
