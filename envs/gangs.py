@@ -79,11 +79,6 @@ class Gangs:
             part.copies = len(copies)
         self._threads = ThreadPoolExecutor(config.gangs) if config.gangs > 1 else None
 
-    @property
-    def running(self) -> bool:
-        """Whether any gang has an episode in progress."""
-        return any(part.running for part in self._parts)
-
     def without_episodes(self) -> list[int]:
         """The copies of gangs without an episode: new gangs, or gangs that have failed."""
         parts = zip(self._parts, self._ranges, strict=True)

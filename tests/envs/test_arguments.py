@@ -40,6 +40,10 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"lib_path": ""}, "lib_path'.='': it must be a path"),
     ({"lib_path": 5}, "lib_path'.=5: it must be a path"),
     ({"hostname": 5, "port": 6379}, "hostname'.=5: it must be a host name"),
+    ({"hostname": "h", "port": 70_000}, "port'.=70000: it must be 1 to 65535"),
+    ({"placement": {"labels": {"zone": 5}}}, "label 'zone': 5 must consist of two strings"),
+    ({"placement": {"resources": {"memory": "x"}}}, "resource 'memory'='x': it must be a number"),
+    ({"placement": {"resources": {"CPU": 2}}}, "by cpus_per_worker"),
 ]
 
 

@@ -105,7 +105,10 @@ def test_a_step_in_progress_is_waited_for_and_its_error_comes_from_the_wait(
             env.step_wait()
         env.reset(seed=1)
         env.step_async(action)
-        for call in (lambda: env.step(action), lambda: env.step_async(action), env.reset):
+        for call in (
+            lambda: env.step(action), lambda: env.step_async(action), env.reset,
+            env.save_state, lambda: env.load_state(np.zeros((1, 3))), env.field,
+        ):  # fmt: skip
             with pytest.raises(EnvError, match="step_wait"):
                 call()
         env.step_wait()
