@@ -97,7 +97,7 @@ def checked_seconds(
 def checked_cpus(name: str, value: Any, kind: type[Exception] = ValueError) -> float:
     """A number of CPUs greater than 0. Raises `kind`."""
     if not _is_number(value) or not 0 < value < math.inf:
-        raise kind(f"{name}={value!r}: it must be a number greater than 0")
+        raise kind(f"{name}={value!r}: it must be a finite number greater than 0")
     return float(value)
 
 
@@ -126,7 +126,7 @@ def checked_path(name: str, value: Any, kind: type[Exception] = BadArgumentError
     try:
         path = Path(value).expanduser()
     except (TypeError, RuntimeError):  # "~nobody": no such user
-        raise kind(f"{name}={value!r}: it must be a path of this machine") from None
+        raise kind(f"{name}={value!r}: it must be a path on this machine") from None
     if not str(value):
         raise kind(f"{name}='': it must be a path")
     return path.absolute()

@@ -15,7 +15,7 @@
     │       └── CallTimeoutError  it exceeded its time limit (also a TimeoutError)
     ├── MatrixError               a matrix or its handle
     │   ├── MatrixNotFoundError   it never existed, or was freed
-    │   ├── StaleHandleError      its gang has ended
+    │   ├── StaleHandleError      its gang has ended, or could not rebuild it
     │   ├── ShapeError            (also a ValueError)
     │   ├── LayoutError           (also a ValueError)
     │   ├── DtypeError            (also a TypeError)
@@ -23,7 +23,7 @@
     │   └── FileError             a file that cannot be read or written as a matrix
     ├── TransferError             data did not arrive
     ├── ResourceError             not enough CPUs or memory; nothing was allocated
-    ├── AuthError                 wrong token or protocol version
+    ├── AuthError                 wrong token, missing scope, or another protocol version
     ├── JobError                  Ray did not start, or was not found, in a batch job
     │   └── SiteError             unknown site, or an invalid site file (also a ValueError)
     └── SessionError              the session is closed or has no workers
@@ -98,7 +98,7 @@ class LibraryError(AlchemistError):
 
 
 class LibraryNotFoundError(LibraryError):
-    """There is no library of this name, or no file at this path."""
+    """No library has this name, no file is at this path, or the library's state was lost."""
 
 
 class LibraryLoadError(LibraryError):
@@ -114,7 +114,7 @@ class BadArgumentError(LibraryError, TypeError):
 
 
 class RoutineError(LibraryError):
-    """A routine raised on a rank. The gang and its matrices are unchanged."""
+    """A routine raised on a rank. The gang and its matrices stay; arguments may have changed."""
 
     def __str__(self) -> str:
         message = str(self.args[0])
@@ -124,7 +124,7 @@ class RoutineError(LibraryError):
 
 
 class CancelledError(LibraryError):
-    """The call was cancelled. The gang and its matrices are unchanged."""
+    """The call was cancelled. The gang and its matrices stay; arguments may have changed."""
 
 
 class CallTimeoutError(CancelledError, TimeoutError):
@@ -140,7 +140,7 @@ class MatrixNotFoundError(MatrixError):
 
 
 class StaleHandleError(MatrixError):
-    """The handle belongs to a gang that has ended."""
+    """The handle's gang has ended, or could not rebuild the matrix."""
 
 
 class ShapeError(MatrixError, ValueError):
@@ -175,7 +175,7 @@ class ResourceError(AlchemistError):
 
 
 class AuthError(AlchemistError):
-    """A wrong token, or another version of the protocol."""
+    """A wrong token, a missing scope, or another version of the protocol."""
 
 
 class JobError(AlchemistError):

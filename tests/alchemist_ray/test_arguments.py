@@ -36,7 +36,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_workers": 2.5}, ResourceError, "num_workers=2.5: it must be a whole number"),
     ({"address": 5}, SessionError, "address=5: it must be a string"),
     ({"checkpoint_folder": 5}, ValueError, "checkpoint_folder=5: it must be a path"),
-    ({"checkpoint_folder": "~nobody-here/x"}, ValueError, "must be a path of this machine"),
+    ({"checkpoint_folder": "~nobody-here/x"}, ValueError, "must be a path on this machine"),
     ({"checkpoint_folder": ""}, ValueError, "checkpoint_folder='': it must be a path"),
     ({"cpus_per_worker": "x"}, ValueError, "cpus_per_worker='x': it must be a number"),
     ({"cpus_per_worker": NAN}, ValueError, "cpus_per_worker=nan: it must be a number"),

@@ -39,4 +39,4 @@ def test_the_time_limit_of_a_routine_without_ray(value: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
     assert "--timeout" in done.stderr
-    assert "it must be a number greater than 0" in done.stderr
+    assert "it must be a finite number greater than 0" in done.stderr

@@ -206,6 +206,6 @@ def _check_block(
     if block.shape != due:
         raise Failure(
             "ShapeError",
-            f"block {where} has shape {block.shape}; in a {m} x {n} matrix of {down} x {across} "
-            f"blocks it must have {due}",
+            f"block {where} has shape {block.shape}; in a {m} x {n} matrix with blocks of "
+            f"{down} x {across} it must have {due}",
         )

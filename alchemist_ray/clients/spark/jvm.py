@@ -84,7 +84,7 @@ def _present(context: Any) -> bool:
     except Py4JError:
         return False
     if version != __version__:
-        raise NoJar(f"spark.jars has the jar of version {version}, and this is {__version__}")
+        raise NoJar(f"spark.jars has the jar of version {version}, not {__version__}")
     return True
 
 

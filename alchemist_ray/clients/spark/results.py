@@ -113,8 +113,8 @@ def to_spark(
     endpoints, (m, n) = connection.endpoints, handle.stored_shape
     if not n or (not m and kind != "DataFrame"):
         raise ShapeError(
-            f"{handle.name} has shape {handle.shape}: MLlib's matrices need a row and a column, "
-            "and a DataFrame needs a column"
+            f"{handle.name} has shape {handle.shape}: MLlib's matrices need at least one row "
+            "and column, a DataFrame a column"
         )
     handle.keep()  # Spark does not report when it is done with it
     spark = spark or SparkSession.builder.getOrCreate()

@@ -43,7 +43,7 @@ def test_names_vectors_and_matrices_without_rows(als: AlchemistSession, spark: A
     np.testing.assert_array_equal(np.array(vector.collect())[:, 0], X[:, 0])
     assert als.send_matrix(X[:0]).to_spark(spark).collect() == []
     for empty, kind in ((X[:, :0], "DataFrame"), (X[:0], "BlockMatrix")):
-        with pytest.raises(ShapeError, match="need a row and a column"):
+        with pytest.raises(ShapeError, match="need at least one row and column"):
             als.send_matrix(empty).to_spark(spark, kind)
 
 
