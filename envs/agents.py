@@ -97,6 +97,11 @@ class AgentsByName:
         """
         if not self.agents:
             raise EnvError("there is no episode: call reset() first")
+        if not isinstance(actions, Mapping):
+            raise BadActionError(
+                f"the actions are a {type(actions).__name__}; they must be a dict, with a key for "
+                "each agent"
+            )
         if set(actions) != set(self.agents):
             missing = sorted(set(self.agents) ^ set(actions))
             raise BadActionError(f"each of {self.agents} needs one action; check {missing}")

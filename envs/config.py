@@ -133,14 +133,15 @@ class EnvConfig:
             if key == "placement" and isinstance(value, Mapping):
                 _check_nodes(value)
                 continue
-            if value not in choices and not isinstance(value, Reservation):
+            known = isinstance(value, str) and value in choices
+            if not known and not isinstance(value, Reservation):
                 allowed = ", ".join(map(repr, choices))
                 raise EnvConfigError(f"config[{key!r}] must be one of {allowed}; got {value!r}")
         if not isinstance(given.get("check_finite", True), bool):
             raise EnvConfigError(
                 f"config['check_finite']={given['check_finite']!r}: it must be True or False"
             )
-        if not isinstance(given.get("hostname", ""), str | None):
+        if given.get("hostname") == "" or not isinstance(given.get("hostname"), str | None):
             raise EnvConfigError(
                 f"config['hostname']={given['hostname']!r}: it must be a host name or IP address"
             )

@@ -196,10 +196,11 @@ class Gangs:
 
     def _owner(self, copy: int) -> tuple[Simulation, int]:
         """The gang of a copy, and its number there."""
-        for part, copies in zip(self._parts, self._ranges, strict=True):
-            if copy in copies:
-                return part, copy - copies.start
-        raise EnvError(f"there is no copy {copy}: copies are numbered 0 to {self.copies - 1}")
+        if isinstance(copy, int | np.integer):
+            for part, copies in zip(self._parts, self._ranges, strict=True):
+                if copy in copies:
+                    return part, int(copy) - copies.start
+        raise EnvError(f"there is no copy {copy!r}: copies are numbered 0 to {self.copies - 1}")
 
     def close(self) -> None:
         """End all gangs."""

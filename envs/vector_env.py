@@ -327,7 +327,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             raise ValueError(f"seed={seed!r}: it must be an integer, or one per sub-environment")
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds for {self.num_envs} sub-environments")
-        return seeds[:: self._agents]
+        return [int(x) if isinstance(x, np.integer) else x for x in seeds[:: self._agents]]
 
     def _reseed(self, copy: int, seed: int | None) -> None:
         if seed is not None or self._random[copy] is None:
@@ -383,6 +383,9 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         The step count of its episode continues. The observation is that of the next step.
         """
         self._idle().load_state(state, copy)
+
+    def __del__(self) -> None:
+        """Does not close, as VectorEnv's: unpickling drops an object with the same gangs."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_envs}: {self._simulation or 'closed'}>"
