@@ -122,27 +122,52 @@ def cached_rows(spark: Any, handle: Any, partitions: int) -> Iterator[Any]:
         rows.unpersist(True)
 
 
-def _transfers(report: Report, als: AlchemistSession, spark: Any, columns: int, where: str) -> None:
-    """A DataFrame and a RowMatrix of few and of many partitions; back as both."""
-    from pyspark.sql import functions as F
+def _scan(spark: Any, source: Any) -> Callable[[], None]:
+    """The job of a send without sending: its tasks visit the same cached batches or vectors."""
+    from alchemist_ray.clients.spark import jvm
 
+    sender, cores = jvm.sender(spark), spark.sparkContext.defaultParallelism
+    if hasattr(source, "_jdf"):
+        rows = sender.stored(source._jdf).rdd()
+    else:
+        rows = source._java_matrix_wrapper._java_model.rows().toJavaRDD()
+
+    def count() -> None:
+        sender.forget(rows)
+        sender.count(rows, cores)
+
+    return count
+
+
+def _transfers(report: Report, als: AlchemistSession, spark: Any, columns: int, where: str) -> None:
+    """A DataFrame and a RowMatrix of few and of many partitions; back as both.
+
+    On the way back Spark makes every row (a count of a DataFrame would fetch nothing): of the
+    matrix, of one of 2 rows, and of its own cache. An empty job has as many tasks as partitions.
+    """
     A = np.random.default_rng(0).random(SHAPES[columns])
     handle, tiny = als.send_matrix(A), als.send_matrix(A[:FEW])
 
-    def back_as_frame(from_: Any) -> None:
-        from_.to_spark(spark).select(F.count("c0")).collect()
+    def make_rows(source: Any) -> None:
+        if hasattr(source, "write"):
+            source.write.format("noop").mode("overwrite").save()
+        else:
+            source._java_matrix_wrapper._java_model.rows().count()
 
-    def back_as_rows(from_: Any) -> None:
-        matrix = from_.to_spark(spark, kind="RowMatrix")
-        matrix._java_matrix_wrapper._java_model.rows().count()
+    def back(from_: Any, kind: str) -> None:
+        make_rows(from_.to_spark(spark, kind=kind))
+
+    numbers = spark._jvm.java.util.Collections.nCopies(MANY, 0)
+    empty = spark.sparkContext._jsc.parallelize(numbers, MANY)
 
     makers = {"DataFrame": cached_frame, "RowMatrix": cached_rows}
     for kind, cached in makers.items():
         with cached(spark, handle, FEW) as few, cached(spark, handle, MANY) as many:
-            back = back_as_frame if kind == "DataFrame" else back_as_rows
             works: dict[str, Callable[[], object]] = {
                 "numpy": _sending(als, A), "few": _sending(als, few), "many": _sending(als, many),
-                "fetch": handle.fetch, "back": partial(back, handle), "tiny": partial(back, tiny),
+                "scan few": _scan(spark, few), "scan many": _scan(spark, many),
+                "empty": empty.count, "fetch": handle.fetch, "back": partial(back, handle, kind),
+                "tiny": partial(back, tiny, kind), "own": partial(make_rows, few),
             }  # fmt: skip
             times = in_turns(works, ROUNDS)
         name = f"{where} → gang, {kind}, {columns} columns"
@@ -150,17 +175,19 @@ def _transfers(report: Report, als: AlchemistSession, spark: Any, columns: int, 
             report.add(
                 f"{name}, {parts} partitions", times["numpy"] / times[key], 0.3, "x NumPy's rate",
                 detail=f"{A.nbytes / times[key] / 1e6:.0f} MB/s; NumPy "
-                f"{A.nbytes / times['numpy'] / 1e6:.0f}",
+                f"{A.nbytes / times['numpy'] / 1e6:.0f}; {times[key]:.3f} s, the same job without "
+                f"sending {times[f'scan {key}']:.3f} s",
             )  # fmt: skip
         report.add(
             f"{name}, {MANY} partitions / {FEW}", times["many"] / times["few"], 1.5, "x the time",
-            at_most=True,
+            at_most=True, detail=f"an empty job of {MANY} tasks {times['empty']:.3f} s",
         )  # fmt: skip
         report.add(
-            f"gang → {where}, {kind}, {columns} columns, counted", times["fetch"] / times["back"],
+            f"gang → {where}, {kind}, {columns} columns, every row", times["fetch"] / times["back"],
             0.3, "x NumPy's rate",
             detail=f"{A.nbytes / times['back'] / 1e6:.0f} MB/s: {times['back']:.3f} s, of which a "
-            f"matrix of {FEW} rows takes {times['tiny']:.3f} s",
+            f"matrix of {FEW} rows takes {times['tiny']:.3f} s; Spark alone, of its own cache, "
+            f"{times['own']:.3f} s",
         )  # fmt: skip
     handle.free()
     tiny.free()

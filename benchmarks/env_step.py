@@ -17,6 +17,7 @@ import numpy as np
 import ray
 
 from ali import scaffold
+from benchmarks.bare_chain import work
 from benchmarks.harness import Report, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
 from mpi_workers.testing import local_gang
@@ -92,7 +93,7 @@ def _bare_exchange(processes: int) -> float:
     wait = ShortWait(poll)
 
     def exchange() -> None:
-        _work(CLIENT_S)
+        work(CLIENT_S)
         for sock in sockets:
             sock.sendall(bytes(128))
         wait(None)
@@ -111,15 +112,9 @@ def _obey(sock: socket.socket, *, answers: bool) -> None:
     poll.register(sock, select.POLLIN)
     wait = ShortWait(poll)
     while wait(None) and sock.recv(512):
-        _work(RANK_S)
+        work(RANK_S)
         if answers:
             sock.sendall(bytes(64))
-
-
-def _work(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
 
 
 def _field(report: Report, idle: str, size: int, wanted: float) -> None:

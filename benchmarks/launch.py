@@ -7,12 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 
 import alchemist_ray
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Report, Turns, in_turns, timed
+from benchmarks.harness import Report, Time, Turns, in_turns, timed
+
+SECOND_TURNS = 8
+# CPU time per message of the processes of a bare chain (`/proc/PID/schedstat`).
+SOCKETS_US = (8.0, 15.0, 21.0, 8.0)
+PAUSES_S = {"right after another": 0.0, "2 s after another": 2.0}
 
 
 def run() -> Report:
@@ -21,16 +27,11 @@ def run() -> Report:
     cold = timed(lambda: sessions.append(AlchemistSession(4, progress=False)))
     report.add("gang of 4 ready, cold cluster", cold, 5.0, "s", at_most=True, detail=
                "Ray runs; no agent, no fork server yet")  # fmt: skip
-    turns = Turns()
-    for turn in range(5):
-        if turn:
-            sessions.pop().close()
-        turns.add("second", timed(lambda: sessions.append(AlchemistSession(4, progress=False))))
-    beside = turns.times()["second"]
-    report.add(
-        "gang of 4 ready, a second session beside an open one", beside, 0.15, "s", at_most=True,
-        detail=f"{beside}; right after one another, in the GroupManager of the first",
-    )  # fmt: skip
+    for when, beside in _second_sessions().items():
+        report.add(
+            f"gang of 4 ready, a second session beside an open one, {when}", beside, 0.15, "s",
+            at_most=True, detail=f"{beside}; with both gangs no CPU of the cluster is free",
+        )  # fmt: skip
     for als in sessions:
         als.close()
 
@@ -45,17 +46,25 @@ def run() -> Report:
     )  # fmt: skip
     with AlchemistSession(2, progress=False) as als:
         echo = als.load_library("echo")
+        pids = [worker.pid for worker in als.list_workers()]
+        processes = [os.getpid(), _manager_pid(als), _parent(pids[0]), pids[0]]
+        before = [_cpu_s(pid) for pid in processes]
         batches = [sorted(timed(echo.nothing) for _ in range(1000)) for _ in range(6)]
+        after = [_cpu_s(pid) for pid in processes]
+        spent_us = [1e6 * (b - a) / 6000 for a, b in zip(before, after, strict=True)]
         times = min(batches, key=lambda batch: batch[500])
         bare_s = min(_bare_call() for _ in range(6))
+        work_us = [max(0.0, all_us - own) for all_us, own in zip(spent_us, SOCKETS_US, strict=True)]
+        busy_s = min(_bare_call(0.0, *work_us) for _ in range(6))
         worst = max(batch[500] for batch in batches)
         report.add(
             "empty routine, round trip p50, 2 ranks", times[500] * 1e3, 0.2, "ms", at_most=True,
             detail=f"best of 6 batches, p99 {times[990] * 1e3:.2f} ms; worst batch's p50 "
-            f"{worst * 1e3:.2f}; a bare chain of sockets {bare_s * 1e3:.2f}, a Ray actor call "
-            f"{_actor_call() * 1e3:.2f} ms",
+            f"{worst * 1e3:.2f}; CPU time of user's process, GroupManager, proxy, a rank: "
+            f"{', '.join(f'{us:.0f}' for us in spent_us)} µs; a bare chain of sockets "
+            f"{bare_s * 1e3:.2f}, with as much CPU time in each process {busy_s * 1e3:.2f}, "
+            f"a Ray actor call {_actor_call() * 1e3:.2f} ms",
         )  # fmt: skip
-        pids = [worker.pid for worker in als.list_workers()]
         report.add(
             "an idle gang's CPU", 100 * idle_share(pids), 1.0, "% of a core", at_most=True,
             detail="ranks and their proxy, over 5 s",
@@ -63,9 +72,23 @@ def run() -> Report:
     return report
 
 
-def _bare_call() -> float:
+def _second_sessions() -> dict[str, Time]:
+    """Starts of sessions, each after the end of the one before: at once, and after a pause."""
+    turns = Turns()
+    for turn in range(SECOND_TURNS):
+        for when, pause_s in PAUSES_S.items():
+            time.sleep(pause_s)
+            begin = time.perf_counter()
+            with AlchemistSession(4, progress=False):
+                seconds = time.perf_counter() - begin
+            if turn:  # before the first one no other has ended
+                turns.add(when, seconds)
+    return turns.times()
+
+
+def _bare_call(*options: float) -> float:
     """p50 of a message through as many sockets and processes, in seconds."""
-    command = [sys.executable, "-m", "benchmarks.bare_chain", "2", "1000"]
+    command = [sys.executable, "-m", "benchmarks.bare_chain", "2", "1000", *map(str, options)]
     return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
 
 
@@ -85,12 +108,20 @@ def _actor_call() -> float:
 
 def idle_share(pids: list[int], seconds: float = 5.0) -> float:
     """Share of a core that these ranks and their proxies use."""
-    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
-    parents = {int(stat.rpartition(")")[2].split()[1]) for stat in stats}
-    watched = [*pids, *parents]
+    watched = [*pids, *set(map(_parent, pids))]
     before = sum(map(_cpu_s, watched))
     time.sleep(seconds)
     return (sum(map(_cpu_s, watched)) - before) / seconds
+
+
+def _manager_pid(als: AlchemistSession) -> int:
+    actor: Any = als.connection.manager.actor
+    pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+    return pid
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _cpu_s(pid: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,10 @@ def _joined(blocks: Any, shape: Any) -> Any:
         first = resolved(block[0])
         if is_sparse(first):
             part = first.tocoo()
-            row0, col0 = int(block[1]), int(block[2])
+            try:
+                row0, col0 = map(operator.index, block[1:])
+            except TypeError:
+                raise BadArgumentError(f"a block of a sparse matrix: {FORMS}") from None
             own = (part.row.astype(np.int64) + row0, part.col.astype(np.int64) + col0, part.data)
             ends = [row0 + part.shape[0], col0 + part.shape[1]]
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from alchemist_ray.arguments import checked_mapping, checked_path
-from alchemist_ray.errors import BadArgumentError
+from alchemist_ray.errors import AlchemistError, BadArgumentError
 from alchemist_ray.functions.packing import new_name, pack, result_of
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import checked_timeout
@@ -123,8 +123,9 @@ def run_task(
                 reply = connection.request(body, bar)
                 if "file" in reply["value"]:
                     once.append(task["result"])
-            except KeyboardInterrupt:  # the result may have been written
-                once.append(task["result"])
+            except BaseException as error:
+                if not isinstance(error, AlchemistError):  # interrupted: it may have been written
+                    once.append(task["result"])
                 raise
             return result_of(reply, connection.handle, uploads.collect)
         finally:

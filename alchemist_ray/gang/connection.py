@@ -340,6 +340,8 @@ class GangConnection:
             )
         address = self.address
         if ref.gang != address.gang or not address.first_epoch <= ref.epoch <= address.epoch:
+            if self._closed and ref.epoch > address.epoch:
+                return ref  # of the session's next gang: `request` says that this one has ended
             raise StaleHandleError(
                 f"{ref.name} belonged to an earlier gang of session {ref.session}, whose "
                 "memory was freed: send or compute it again"
@@ -370,9 +372,8 @@ class GangConnection:
 
     def argument(self, ref: MatrixRef) -> int:
         """The id of a matrix for a call that may write to it. Raises as `check`."""
-        ident = self.check(ref).id
         ref.forget_elements()
-        return ident
+        return self.check(ref).id
 
     def keep_source(self, matrix: int, data: Any) -> bool:
         """Have data kept with which a matrix can be sent again; whether that is possible here."""

@@ -126,8 +126,9 @@ class SocketChannel:
                 else:
                     result: Body = answer["result"]
                     return result
-        except KeyboardInterrupt:
-            self._cancel(call)
+        except BaseException as error:
+            if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
+                self._cancel(call)
             raise
         finally:
             timeline.add(timeline.command_name(body), "command", begun)

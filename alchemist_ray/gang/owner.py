@@ -108,7 +108,7 @@ class GangOwner:
         self._begin(verbose=verbose, buffer_bytes=buffer_bytes)
         checked_flag("progress", progress, optional=True)
         checked_flag("output", output)
-        self._gangs = registry.access(address).open_gangs(
+        self._gangs = registry.access(address, token).open_gangs(
             self.id,
             None if num_workers is None else checked_workers(num_workers),
             address=address,

@@ -160,7 +160,7 @@ class RankChannel:
             raise
         except (frames.WireError, OSError):
             raise self._lost() from None
-        except KeyboardInterrupt:  # the ranks abandon the order and leave the routine
+        except BaseException:  # Ctrl-C, or another signal's handler: the ranks leave the routine
             self._cancel()
             self.hang_up()
             raise

@@ -30,10 +30,11 @@ _attached: dict[tuple[str, str], GangConnection] = {}  # by gang, and gateway or
 _connecting: dict[str, threading.Lock] = {}  # by gang
 
 
-def access(address: str | None = None) -> ModuleType:
+def access(address: str | None = None, token: str | None = None) -> ModuleType:
     """The module that reaches gangs at an address; None: of the environment.
 
-    It has `open_gangs`, `attach`, `list_gangs`, `stop_gang` and `connect_to_gang_of`.
+    It has `open_gangs`, `attach`, `list_gangs`, `stop_gang` and `connect_to_gang_of`. Raises
+    `SessionError` for a token without a gateway.
     """
     wanted = os.environ.get(ADDRESS_VARIABLE, "") if address is None else address
     if not isinstance(wanted, str):
@@ -42,6 +43,11 @@ def access(address: str | None = None) -> ModuleType:
             "'host:port' of a Ray cluster"
         )
     through_gateway = wanted.startswith(SCHEME) or importlib.util.find_spec("ray") is None
+    if token is not None and not through_gateway:
+        raise SessionError(
+            f"token= is for a gateway, and the address is {wanted or 'not given'}: give "
+            f"address='{SCHEME}host:port' or set {ADDRESS_VARIABLE}, or leave out the token"
+        )
     return importlib.import_module(GATEWAY if through_gateway else RAY)
 
 
@@ -101,9 +107,14 @@ def _connecting_to(gang: str) -> threading.Lock:
 
 
 def lease_of(ref: MatrixRef) -> MatrixLease | None:
-    """A lease on a matrix whose handle has just arrived; None if this process is not attached."""
-    connection = _known(ref)
-    return None if connection is None else connection.lease(ref.id)
+    """A lease on a matrix whose handle has just arrived: attaches this process to its gang.
+
+    None if that fails: the error comes when the handle is used.
+    """
+    try:
+        return gang_of(ref).lease(ref.id)
+    except Exception:  # an object of Ray must be readable
+        return None
 
 
 def gang_of(ref: MatrixRef) -> GangConnection:

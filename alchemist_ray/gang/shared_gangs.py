@@ -111,7 +111,7 @@ class SharedGangs(GangOwner):
         """
         checked_flag("progress", progress, optional=True)
         checked_flag("output", output)
-        gangs, connection = registry.access(address).attach(
+        gangs, connection = registry.access(address, token).attach(
             _checked_name(name),
             checked_seconds("timeout_s", timeout_s, most=MAX_SECONDS),
             address=address,
@@ -131,7 +131,7 @@ class SharedGangs(GangOwner):
 
         Raises `SessionError` if this process is in no Ray cluster and finds none.
         """
-        found: builtins.list[GangInfo] = registry.access(address).list_gangs(
+        found: builtins.list[GangInfo] = registry.access(address, token).list_gangs(
             address=address, token=token
         )
         return found
@@ -150,7 +150,7 @@ class SharedGangs(GangOwner):
         Returns when its processes have ended and its CPUs are free. Processes that wait for a
         call on it get a `SessionError`.
         """
-        registry.access(address).stop_gang(_checked_name(name), address=address, token=token)
+        registry.access(address, token).stop_gang(_checked_name(name), address=address, token=token)
 
     def serve(self, **options: Any) -> Any:
         """Start a gateway for clients without Ray in this session's cluster, or find it.

@@ -108,8 +108,9 @@ class GatewayGangs:
         try:
             workers = {"workers": num_workers}
             ask(self._known_address(), self._token, {"op": "resize_gang", **gang, **workers})
-        except KeyboardInterrupt:
-            ask(self._known_address(), self._token, {"op": "stop_resize", **gang})
+        except BaseException as error:
+            if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
+                ask(self._known_address(), self._token, {"op": "stop_resize", **gang})
             raise
 
     def end(self, *, running: bool) -> bool:
@@ -233,6 +234,8 @@ def open_gangs(
     gateway = _gateway(address)
     if gateway is not None:
         _checked(token)
+        if address is not None and num_workers is None:  # else the start of the gang tells
+            ask(gateway, token, {"op": "list_gangs"})
     return GatewayGangs(gateway, token, session, shown, options)
 
 

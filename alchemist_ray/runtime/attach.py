@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import GroupFailedError, SessionError
+from alchemist_ray.errors import GroupFailedError, SessionError, StaleHandleError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
@@ -45,10 +45,16 @@ def connect_to_gang_of(ref: MatrixRef) -> GangConnection | None:
     ------
     GroupFailedError
         If it was lost, with the cause.
+    StaleHandleError
+        If this process is in no Ray cluster.
     """
+    if not ray.is_initialized():
+        raise StaleHandleError(
+            f"{ref.name} is on a gang of session {ref.session}, and this process is in no Ray "
+            "cluster: if that gang still runs, join its cluster with ray.init(address=...), else "
+            "make the matrix again in another gang"
+        )
     try:
-        if not ray.is_initialized():
-            raise ValueError
         manager = find_gang(ref.gang)
         address: GangAddress = ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S)
         if address.session != ref.session:

@@ -22,6 +22,10 @@ from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import Reservation, check_capacity, not_free, reserved
 from alchemist_ray.runtime.ray_calls import result_of
 
+# Ray notices up to 0.1 s later that CPUs were given back, and tries a group that did not fit again
+# only after up to a second. So the group is asked for again, a few times.
+ASKED_AGAIN = 6
+AGAIN_S = 0.03
 FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
 THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
 
@@ -117,18 +121,19 @@ class GangCpus:
             where = there[0]
         divided = await in_thread(divisions, more, request.cpus, request.strategy, avoided)
         deadline = time.monotonic() + limit_s
-        for turn, ranks in enumerate(divided):
-            last = turn == len(divided) - 1
-            if await self._reserved(ranks, where, deadline, last=last, instead=turn > 0):
+        turns = [(divided[0], AGAIN_S)] * ASKED_AGAIN
+        turns += [(ranks, FIRST_LIMIT_S) for ranks in divided[:-1]] + [(divided[-1], limit_s)]
+        for turn, (ranks, most_s) in enumerate(turns):
+            if await self._reserved(ranks, where, deadline, most_s, instead=turn > 0):
                 return
         raise await in_thread(not_free, more, request.cpus, limit_s)
 
     async def _reserved(
-        self, ranks: Sequence[int], where: str, deadline: float, *, last: bool, instead: bool
+        self, ranks: Sequence[int], where: str, deadline: float, most_s: float, *, instead: bool
     ) -> bool:
         """Reserve CPUs for this many ranks in each bundle; False if they are not free in time.
 
-        `last`, `instead`: whether there is no other division, and whether another was tried before.
+        `instead`: whether others were asked for before, and given up.
         """
         held = _Held(next(self._names))
         self._held.append(held)  # before the Driver asks for it
@@ -137,8 +142,7 @@ class GangCpus:
             asking = self._asked(held.name, ranks, self._request.strategy, nodes, instead=instead)
             group = await asyncio.wait_for(asking, deadline - time.monotonic())
             left = max(0.0, deadline - time.monotonic())
-            limit = left if last else min(left, FIRST_LIMIT_S)
-            held.reservation = await in_thread(reserved, group, ranks, limit)
+            held.reservation = await in_thread(reserved, group, ranks, min(left, most_s))
         finally:
             if held.reservation is None:
                 self._forget(held)

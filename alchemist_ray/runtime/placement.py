@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,10 +93,11 @@ def reserved(group: PlacementGroup, ranks: Sequence[int], timeout_s: float) -> R
     None if they do not become free in time; nothing stays reserved then.
     """
     try:
-        if not group.wait(math.ceil(timeout_s)):  # it drops fractions of a second
+        ray.wait([group.ready()], timeout=timeout_s)  # `group.wait` drops fractions of a second
+        table: dict[str, Any] = ray.util.placement_group_table(group)
+        if table["state"] != "CREATED":
             remove_placement_group(group)
             return None
-        table: dict[str, Any] = ray.util.placement_group_table(group)
         places = table["bundles_to_node_id"]
         counts: Counter[str] = Counter()
         for index, count in enumerate(ranks):

@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.control_channel import OnProgress
 from alchemist_ray.runtime.gang_handle import GangHandle
 from alchemist_ray.runtime.ray_calls import ask_manager
@@ -29,8 +30,9 @@ class RayChannel:
             self._under_way.add(ref)
         try:
             result: Body = ask_manager(ref)
-        except KeyboardInterrupt:
-            ray.cancel(ref)
+        except BaseException as error:
+            if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
+                ray.cancel(ref)
             raise
         finally:
             with self._lock:

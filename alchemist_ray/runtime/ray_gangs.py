@@ -103,19 +103,19 @@ class RayGangs:
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
             address: GangAddress = ask_manager(manager.handle.launch.remote(request), limit_s)
-        except (KeyboardInterrupt, GetTimeoutError) as error:
+        except AlchemistError:
+            if self.detached:
+                self._manager = None  # it ends itself
+            raise
+        except BaseException as error:  # no answer, Ctrl-C, or another signal's handler raised
             self._manager = None
             manager.kill()
-            if isinstance(error, KeyboardInterrupt):
+            if not isinstance(error, GetTimeoutError):
                 raise
             raise LaunchError(
                 f"the gang's GroupManager did not answer within {limit_s:.0f} s: check "
                 "with `ray status` whether this node can start another process"
             ) from None
-        except AlchemistError:
-            if self.detached:
-                self._manager = None  # it ends itself
-            raise
         self._last = self.connect(address, manager.handle, owner=not self.detached)
         return self._last
 
@@ -127,8 +127,9 @@ class RayGangs:
         manager = connection.manager
         try:
             ask_manager(manager.resize.remote(connection.address.epoch, num_workers))
-        except KeyboardInterrupt:
-            self.stop_resize(connection)
+        except BaseException as error:
+            if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
+                self.stop_resize(connection)
             raise
 
     def stop_resize(self, connection: GangConnection) -> None:

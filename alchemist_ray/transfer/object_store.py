@@ -6,6 +6,7 @@ them: on the gang's nodes straight into the ranks' memory, on others over stream
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,9 +96,9 @@ def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:
     for i, block in enumerate(blocks):
         try:
             ref, row0, col0 = block
-            origin = (int(row0), int(col0))
+            origin = (operator.index(row0), operator.index(col0))
         except (TypeError, ValueError):
-            raise ShapeError(f"block {i} is {block!r}, not (ObjectRef, row, column)") from None
+            ref, origin = None, (0, 0)
         if not isinstance(ref, ray.ObjectRef) or min(origin) < 0:
             raise ShapeError(f"block {i} is {block!r}, not (ObjectRef, row >= 0, column >= 0)")
         refs.append(ref)

@@ -102,7 +102,14 @@ def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSourc
 
 
 def _is_block(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 3 and isinstance(item[0], ObjectRef)
+    """Whether an item is a block, or is meant as one. Raises `ShapeError` for an array in one."""
+    first = item[0] if isinstance(item, tuple) and item else item
+    if first is not item and getattr(first, "ndim", 0) == 2:
+        raise ShapeError(
+            f"a block is (ObjectRef, first row, first column), and the first one has a "
+            f"{type(first).__name__}: ray.put(array) makes an ObjectRef of an array"
+        )
+    return isinstance(first, ObjectRef)
 
 
 def _client_of(data: Any) -> str | None:

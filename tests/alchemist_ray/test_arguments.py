@@ -35,6 +35,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_workers": np.array([1, 2])}, ResourceError, "num_workers=array"),
     ({"num_workers": 2.5}, ResourceError, "num_workers=2.5: it must be a whole number"),
     ({"address": 5}, SessionError, "address=5: it must be a string"),
+    ({"token": "x"}, SessionError, r"token= is for a gateway, and the address is not given: give"),
     ({"checkpoint_folder": 5}, ValueError, "checkpoint_folder=5: it must be a path"),
     ({"checkpoint_folder": "~nobody-here/x"}, ValueError, "must be a path on this machine"),
     ({"checkpoint_folder": ""}, ValueError, "checkpoint_folder='': it must be a path"),

@@ -40,3 +40,12 @@ def test_the_time_limit_of_a_routine_without_ray(value: str) -> None:
     assert done.returncode == 1
     assert "--timeout" in done.stderr
     assert "it must be a finite number greater than 0" in done.stderr
+
+
+def test_a_command_without_its_dashes_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["slurm", "submit", "-N", "3", "python", "app.py"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: python app.py: the command is given after --" in (
+        capsys.readouterr().err
+    )

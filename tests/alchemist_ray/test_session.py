@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -87,6 +88,7 @@ def test_yielding_gives_the_cpus_back_and_the_session_goes_on(cluster: str) -> N
         assert wait_for_cpus(5)
         pids = [w.pid for w in als.list_workers()]
         old = als.send_matrix(np.eye(3))
+        linalg = als.load_library("linalg")
         als.yield_workers()
         assert wait_for_cpus(8)
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
@@ -96,7 +98,10 @@ def test_yielding_gives_the_cpus_back_and_the_session_goes_on(cluster: str) -> N
         als.request_workers(2)
         with pytest.raises(StaleHandleError, match="earlier gang"):
             old.fetch()
-        assert als.send_matrix(np.eye(3)).epoch == old.epoch + 1
+        new = als.send_matrix(np.eye(3))
+        assert new.epoch == old.epoch + 1
+        with pytest.raises(SessionError, match=r"ended, with its libraries.*load_library"):
+            linalg.norm(new)
 
 
 def test_workers_are_requested_once(session: AlchemistSession) -> None:
@@ -138,6 +143,14 @@ def test_calls_of_a_closed_session_are_refused(cluster: str) -> None:
         with pytest.raises(MatrixNotFoundError, match="is in the gang of session"):
             other.fetch_matrix(handle)
         np.testing.assert_array_equal(mine.fetch(), np.eye(3))
+
+
+def test_a_process_outside_of_the_cluster_is_told_to_join(session: AlchemistSession) -> None:
+    program = "import pickle, sys; pickle.load(sys.stdin.buffer).fetch()"
+    pickled = pickle.dumps(session.send_matrix(np.eye(2)))
+    run = [sys.executable, "-c", program]
+    ended = subprocess.run(run, input=pickled, capture_output=True, timeout=60, check=False)
+    assert b"this process is in no Ray cluster" in ended.stderr
 
 
 def test_libraries_are_listed_and_run_by_name(session: AlchemistSession) -> None:

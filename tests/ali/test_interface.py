@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -196,3 +198,9 @@ def test_echo_runs_on_the_ranks() -> None:
         "same matrix": True,
         "values": True,
     }
+
+
+def test_the_conformance_tests_are_an_attribute_of_the_package() -> None:
+    program = "import ali; print(ali.testing.LibraryTests.__name__, hasattr(ali, 'tests'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.split() == [b"LibraryTests", b"False"]

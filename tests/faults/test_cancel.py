@@ -113,6 +113,24 @@ def test_a_call_that_waits_for_another_can_be_cancelled(gang: Gang) -> None:
     ray.get(first)
 
 
+class Stop(Exception):
+    """Raised by a signal's handler."""
+
+
+def test_a_handler_of_another_signal_cancels_the_call_as_well(gang: Gang) -> None:
+    def stop(number: int, frame: Any) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Stop):
+            gang.session.run(hang)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert gang.session.run(lambda comm: comm.size, timeout_s=10) == 3
+
+
 def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
     start = time.monotonic()
     with pytest.raises(CancelledError) as caught:

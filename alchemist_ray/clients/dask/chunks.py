@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
@@ -27,8 +26,9 @@ from ray.util.dask.callbacks import CBS, RayCallback
 
 from alchemist_ray.clients import pandas
 from alchemist_ray.clients.dask import distributed
+from alchemist_ray.clients.free_cpu import wait_for_cpu
 from alchemist_ray.dtypes import chosen_dtype
-from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
+from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
@@ -39,7 +39,6 @@ from mpi_workers.matrix.layout import Shape
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
-FREE_CPU_S = 30.0  # time limit for a free CPU, which Dask's tasks need
 
 _DECODER = ArrayDecoder()
 
@@ -92,7 +91,7 @@ class ChunksSource:
                     _add(sender, blocks[i]._replace(source=value))
                 values = value = None
             else:
-                wait_for_cpu()
+                wait_for_cpu("Dask", "persist")
                 limit = _in_flight_limit(
                     max(m * n for m, n in self._shapes()) * self.dtype.itemsize
                 )
@@ -180,7 +179,7 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
     """Compute the sizes of the chunks: the array with known chunks, and the chunks' objects."""
     values: list[Any] = _computed(array) or []
     if not values:
-        wait_for_cpu()
+        wait_for_cpu("Dask", "persist")
         values = [None] * math.prod(array.numblocks)
         compute(array, values.__setitem__)
     labels = [f"chunk {index} of the dask array {array.name}" for index in np.ndindex(
@@ -268,16 +267,3 @@ def _in_flight_limit(chunk: int) -> int:
     """Bytes that may be in flight before another task is submitted."""
     store = ray.cluster_resources().get("object_store_memory", 0)
     return max(chunk, min(IN_FLIGHT, int(store) // STORE_SHARE) - chunk)
-
-
-def wait_for_cpu() -> None:
-    """Wait for a free CPU in the cluster. Raises `ResourceError` after `FREE_CPU_S`."""
-    deadline = time.monotonic() + FREE_CPU_S
-    while ray.available_resources().get("CPU", 0.0) < 1:
-        if time.monotonic() > deadline:
-            total = ray.cluster_resources().get("CPU", 0)
-            raise ResourceError(
-                f"Dask needs a CPU to compute the chunks, and all {total:g} of the cluster are in "
-                "use: request fewer workers, or persist() the array before starting the gang"
-            )
-        time.sleep(0.2)

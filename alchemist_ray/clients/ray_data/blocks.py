@@ -13,8 +13,10 @@ import pyarrow
 import ray.data
 from numpy.typing import NDArray
 from ray.data.block import BlockAccessor
+from ray.data.dataset import MaterializedDataset
 from ray.exceptions import RayError
 
+from alchemist_ray.clients.free_cpu import wait_for_cpu
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
@@ -175,6 +177,8 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
         For tensors of different shapes, blocks with different columns, or no rows.
     TransferError
         If a function of the Dataset raises; with its traceback.
+    ResourceError
+        If it has to be executed and gangs hold all CPUs.
     """
     if not isinstance(source, ray.data.Dataset):
         raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
@@ -242,6 +246,8 @@ def _schema_columns(schema: Any) -> tuple[tuple[str, int, str], ...] | None:
 
 def _execute(dataset: Any) -> list[Any]:
     """Execute a Dataset and return its blocks, in bundles, in the order of its rows."""
+    if not isinstance(dataset, MaterializedDataset):
+        wait_for_cpu("Ray Data", "materialize")
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.mllib.common import callMLlibFunc
@@ -83,7 +84,8 @@ def to_spark(
     -------
     DataFrame or distributed matrix
         Lazy: each use fetches the data again, so ``.cache()`` a result that is used twice or
-        must outlive the gang. Rows are in order, partition by partition.
+        must outlive the gang. Rows are in order, partition by partition. A query of a DataFrame
+        fetches the columns that it uses and the rows of its limit; a count fetches nothing.
 
     Raises
     ------
@@ -123,10 +125,10 @@ def to_spark(
     )
     down, across = block or (BLOCK, BLOCK)
     find = _by_python if jvm.sender(spark) is None else _by_jvm
-    found = find(spark, endpoints, target, kind, (down, across))
+    found = find(spark, endpoints, target, kind, (down, across), handle.columns)
     match kind:
         case "DataFrame":
-            return found.toDF(*handle.columns) if handle.columns else found
+            return found
         case "RowMatrix":
             return RowMatrix(found, m, n)
         case "IndexedRowMatrix":
@@ -137,7 +139,12 @@ def to_spark(
 
 
 def _by_jvm(
-    spark: Any, endpoints: DataEndpoints, target: TransferTarget, kind: str, block: Shape
+    spark: Any,
+    endpoints: DataEndpoints,
+    target: TransferTarget,
+    kind: str,
+    block: Shape,
+    names: Sequence[str],
 ) -> Any:
     """A DataFrame, or an object of MLlib in the JVM."""
     m, n = target.distribution.shape
@@ -146,7 +153,9 @@ def _by_jvm(
     rows = _partitions(spark, m, nbytes)
     if kind == "DataFrame":
         source = spark._jvm.alchemist.spark.MatrixSource
-        return DataFrame(source.frame(spark._jsparkSession, described, rows), spark)
+        # py4j would ask for each name
+        frame = source.frame(spark._jsparkSession, described, rows, json.dumps(names))
+        return DataFrame(frame, spark)
     context, matrices = spark.sparkContext._jsc, spark._jvm.alchemist.spark.Matrices
     match kind:
         case "RowMatrix":
@@ -160,7 +169,12 @@ def _by_jvm(
 
 
 def _by_python(
-    spark: Any, endpoints: DataEndpoints, target: TransferTarget, kind: str, block: Shape
+    spark: Any,
+    endpoints: DataEndpoints,
+    target: TransferTarget,
+    kind: str,
+    block: Shape,
+    names: Sequence[str],
 ) -> Any:
     """The same by Python workers; a RowMatrix as a DataFrame of vectors."""
     m, n = target.distribution.shape
@@ -179,7 +193,8 @@ def _by_python(
             # Arrow's batches are matched to the schema by names, which may occur twice.
             element = _TYPES[target.dtype.name]()
             schema = StructType([StructField(f"c{j}", element, False) for j in range(n)])
-            return numbers.mapInArrow(object_store_pull.columns(endpoints, target), schema)
+            found = numbers.mapInArrow(object_store_pull.columns(endpoints, target), schema)
+            return found.toDF(*names) if names else found
     found = numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
     if kind == "RowMatrix":
         return found.select("vector")

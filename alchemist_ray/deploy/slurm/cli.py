@@ -47,7 +47,11 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     command = words[cut + 1 :]
-    options = _parser(words[0]).parse_args(words[1:cut])
+    parser = _parser(words[0])
+    options, unknown = parser.parse_known_args(words[1:cut])
+    if unknown:
+        hint = "" if "--" in words else ": the command is given after --, as in `-- python app.py`"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.command = command
     try:
         return int(options.do(options))

@@ -183,6 +183,7 @@ def test_blocks_in_coordinate_form(session: AlchemistSession) -> None:
         ([(np.array([-1]), np.array([0]), np.array([1.0]))], None, "do not fit"),
         ([(np.array([0.5]), np.array([0]), np.array([1.0]))], None, "integers"),
         ([(np.array([0, 1]), np.array([0]), np.array([1.0]))], None, "row0, col0"),
+        ([(sp.eye_array(2), 0.5, 0)], None, "row0, col0"),
         (np.ones((3, 3)), (3, 3), "row0, col0"),
         ([(sp.csr_array(np.eye(3)), 1, 0)], (3, 3), "row 3"),
     ],

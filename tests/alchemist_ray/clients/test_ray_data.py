@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import DtypeError, ShapeError, TransferError
+from alchemist_ray.clients import free_cpu
+from alchemist_ray.errors import DtypeError, ResourceError, ShapeError, TransferError
 
 data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
 
@@ -30,6 +32,17 @@ def arrived(als: AlchemistSession, dataset: Any, expected: np.ndarray[Any, Any],
     assert handle.shape == expected.shape
     np.testing.assert_array_equal(handle.fetch(), expected)
     return handle
+
+
+def test_a_dataset_whose_tasks_find_no_cpu_is_refused(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_cpu, "FREE_CPU_S", 0.5)
+    computed = data.from_numpy(A).materialize()
+    with AlchemistSession(int(ray.available_resources()["CPU"])):
+        with pytest.raises(ResourceError, match=r"Ray Data needs a CPU.*materialize\(\)"):
+            als.send_matrix(data.range(100))
+        arrived(als, computed, A)
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 40])

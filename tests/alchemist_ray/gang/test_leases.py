@@ -151,6 +151,38 @@ def test_results_of_remote_calls_stay_with_their_reference(
     assert wait_for(lambda: held(session) == {A.id, Q.id})
 
 
+@ray.remote(num_cpus=0)
+class Receiver:
+    """A process that has not used the gang before."""
+
+    def take(self, refs: list[Any]) -> None:
+        self.result = ray.get(refs[0])
+
+    def sum(self) -> float:
+        return float(self.result.fetch().sum())
+
+    def drop(self) -> None:
+        del self.result
+        gc.collect()
+
+
+def test_a_result_of_a_remote_call_stays_with_the_process_that_gets_it(
+    session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_results, "POLL_INTERVAL_S", 0.05)
+    linalg = session.load_library("linalg")
+    A = session.send_matrix(np.ones((4, 4)))
+    receiver = Receiver.remote()
+    ref = linalg.matmul.remote(A, A)
+    ray.get(receiver.take.remote([ref]))
+    del ref
+    time.sleep(0.5)  # several looks at the references
+    assert len(held(session)) == 2
+    assert ray.get(receiver.sum.remote()) == 64
+    ray.get(receiver.drop.remote())
+    assert wait_for(lambda: held(session) == {A.id})
+
+
 def test_a_task_that_is_killed_gives_its_matrices_back(session: AlchemistSession) -> None:
     @ray.remote(max_retries=0)
     def make(handle: Handle) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
+    AuthError,
     BadArgumentError,
     CallTimeoutError,
     CancelledError,
@@ -312,6 +313,13 @@ def test_a_private_gang_ends_with_its_session(gateway: GatewayInfo, token: str) 
 def test_more_workers_than_there_are_cpus_are_refused(gateway: GatewayInfo, token: str) -> None:
     with pytest.raises(ResourceError, match="1000"):
         AlchemistSession(1000, address=gateway.address, token=token)
+
+
+def test_a_session_without_workers_needs_a_gateway_that_accepts_it(gateway: GatewayInfo) -> None:
+    with pytest.raises(AuthError):
+        AlchemistSession(address=gateway.address, token="wrong")
+    with pytest.raises(SessionError, match="no gateway answers"):
+        AlchemistSession(address="alchemist://127.0.0.1:1", token="x")
 
 
 def test_what_cannot_work_says_why(als: AlchemistSession, client: Client) -> None:

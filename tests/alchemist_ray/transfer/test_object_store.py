@@ -222,6 +222,10 @@ def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession, sende
         ([(ref, 1, 0)], IncompleteMatrixError, "rows 0 to 1"),
         ([(ref, 0, 0), (ref, -3, 0)], ShapeError, "row >= 0"),
         ([(ref, 0, 0), (ref, 3)], ShapeError, "block 1"),
+        ([(ref, 0)], ShapeError, "block 0 is .* not .ObjectRef, row"),
+        ([ref], ShapeError, "block 0 is .* not .ObjectRef, row"),
+        ([(ref, 0.5, 0)], ShapeError, "block 0 is .* not .ObjectRef, row"),
+        ([(np.eye(3), 0, 0)], ShapeError, "the first one has a ndarray: ray.put"),
         (
             [(ray.put(np.zeros((2, 2, 2))), 0, 0)],
             ShapeError,

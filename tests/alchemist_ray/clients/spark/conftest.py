@@ -27,3 +27,12 @@ def gang(cluster: str) -> Iterator[AlchemistSession]:
 def spark(sparks: Sparks) -> Any:
     """A local Spark."""
     return sparks.local()
+
+
+@pytest.fixture
+def jvm(spark: Any) -> Any:
+    """The module by which executors' JVMs move rows."""
+    module = pytest.importorskip("alchemist_ray.clients.spark.jvm")
+    if module.sender(spark) is None:
+        pytest.skip("no JDK: rows pass through Python workers")
+    return module

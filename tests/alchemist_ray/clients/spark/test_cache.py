@@ -46,11 +46,9 @@ class Reports:
 
 
 @pytest.fixture
-def reports(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    from alchemist_ray.clients.spark import jvm, sources
+def reports(jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Reports:
+    from alchemist_ray.clients.spark import sources
 
-    if jvm.sender(spark) is None:
-        pytest.skip("no JDK: rows pass through Python workers")
     noted = Reports()
     check = sources._check
 

@@ -26,15 +26,6 @@ def values(dtype: str, shape: tuple[int, int] = (307, 5)) -> np.ndarray[Any, Any
     return drawn > 0 if dtype == "bool" else drawn.astype(dtype)
 
 
-@pytest.fixture
-def jvm(spark: Any) -> Any:
-    from alchemist_ray.clients.spark import jvm as module
-
-    if module.sender(spark) is None:
-        pytest.skip("no JDK: rows pass through Python workers")
-    return module
-
-
 @pytest.mark.parametrize(
     ("dtype", "layout"),
     [("float64", layout) for layout in LAYOUTS] + [(dtype, "MC_MR") for dtype in DTYPES[1:]],

@@ -43,7 +43,8 @@ final class Block implements Closeable {
         try {
             for (Target.Node node : target.nodes) {
                 connections.add(Connection.open(node, target));
-                near.add(connections.get(connections.size() - 1).map(target, node, true));
+                Connection last = connections.get(connections.size() - 1);
+                near.add(last.map(target, node, target.columns(), true));
             }
         } catch (IOException | RuntimeException error) {
             close();
@@ -119,31 +120,41 @@ final class Block implements Closeable {
         return far;
     }
 
-    /** Write a part of a column on this node. */
-    void putColumn(long row, int count, long col, byte[] stored, int first) {
-        int itemsize = target.element.nbytes;
-        for (int k = 0; k < near.size(); k++) {
-            if (near.get(k) != null) {
-                long began = System.nanoTime();
-                int most = Math.max(NEAR_RUN * near.get(k).size(), TILE_BYTES / itemsize);
+    /** Rows of columns on this node: tiles that are read once for all ranks. */
+    RankBlock.Part[] parts(long row, int count) {
+        List<RankBlock.Part> found = new ArrayList<>();
+        for (List<RankBlock> ranks : near) {
+            if (ranks != null) {
+                int most = Math.max(NEAR_RUN * ranks.size(), TILE_BYTES / target.element.nbytes);
                 for (int start = 0; start < count; start += most) {
-                    int some = Math.min(most, count - start);
-                    for (RankBlock rank : near.get(k)) {
-                        rank.putColumn(row + start, some, col, stored, first + start * itemsize);
+                    for (RankBlock rank : ranks) {
+                        found.add(rank.part(row, start, Math.min(most, count - start)));
                     }
                 }
-                sent[2 * k + 1] += System.nanoTime() - began;
             }
+        }
+        return found.toArray(new RankBlock.Part[0]);
+    }
+
+    /** Elements were written to this node in so many nanoseconds. */
+    void took(long nanos) {
+        for (int k = 0; k < near.size(); k++) {
+            sent[2 * k + 1] += near.get(k) != null ? nanos : 0;
         }
     }
 
     /** Send a region that is stored by columns, without gaps. */
     void put(long[] region, byte[] stored) throws IOException {
+        long began = System.nanoTime();
         int count = Math.toIntExact(region[1] - region[0]);
+        RankBlock.Part[] parts = parts(region[0], count);
         for (long col = region[2]; col < region[3]; col++) {
             int first = (int) (col - region[2]) * count * target.element.nbytes;
-            putColumn(region[0], count, col, stored, first);
+            for (RankBlock.Part part : parts) {
+                part.put(col, stored, first);
+            }
         }
+        took(System.nanoTime() - began);
         if (far) {
             stream(region, false, stored, 0);
         }

@@ -28,6 +28,7 @@ final class Columns {
     private final boolean[] scalars;
     private final int[] ordinals; // of the columns in a batch
     private final Element element;
+    private final boolean[] same; // columns whose elements are stored as those of the matrix
     private final boolean words; // all columns are 8 bytes that are the element's own
 
     Columns(JsonNode json, Element element) {
@@ -39,7 +40,8 @@ final class Columns {
         scalars = new boolean[count];
         widths = new int[count];
         ordinals = new int[count];
-        boolean same = true;
+        same = new boolean[count];
+        boolean all = true;
         for (int k = 0; k < count; k++) {
             JsonNode column = json.get(k);
             names[k] = column.get("name").asText();
@@ -48,13 +50,10 @@ final class Columns {
             scalars[k] = column.get("kind").asText().equals("scalar");
             widths[k] = column.get("width").asInt();
             ordinals[k] = column.path("ordinal").asInt();
-            same &= scalars[k] && own(types[k]);
+            same[k] = types[k].equalsIgnoreCase(element.name());
+            all &= scalars[k] && same[k];
         }
-        words = same && element.nbytes == 8;
-    }
-
-    private boolean own(String type) {
-        return type.equalsIgnoreCase(element.name());
+        words = all && element.nbytes == 8;
     }
 
     int width() {
@@ -73,7 +72,7 @@ final class Columns {
 
     /** Whether a column's elements are stored as those of the matrix. */
     boolean same(int k) {
-        return own(types[k]);
+        return same[k];
     }
 
     /** Copy rows {@code [start, start + count)} of a batch of scalars to a block, by columns. */
@@ -202,7 +201,7 @@ final class Columns {
                 throw nulls(k);
             }
         }
-        if (list instanceof UnsafeArrayData && own(types[k])) {
+        if (list instanceof UnsafeArrayData && same[k]) {
             UnsafeArrayData packed = (UnsafeArrayData) list;
             long start = packed.getBaseOffset()
                     + UnsafeArrayData.calculateHeaderPortionInBytes(count);

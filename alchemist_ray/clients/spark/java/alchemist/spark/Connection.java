@@ -138,10 +138,11 @@ final class Connection implements Closeable {
     }
 
     /**
-     * The ranks' blocks of the matrix in this process's memory, to read them, or to write into them
-     * until {@link #beginUnmap}; null if this process is on another node.
+     * The ranks' blocks of the matrix in this process's memory, to read the chosen columns, or to
+     * write them until {@link #beginUnmap}; null if this process is on another node.
      */
-    List<RankBlock> map(Target target, Target.Node node, boolean write) throws IOException {
+    List<RankBlock> map(Target target, Target.Node node, int[] chosen, boolean write)
+            throws IOException {
         if (!near) {
             return null;
         }
@@ -156,7 +157,7 @@ final class Connection implements Closeable {
             for (int k = 0; k < node.held.size(); k++) {
                 long nbytes = (Long) ((List<?>) parts.get(k)).get(2);
                 found.add(new RankBlock(
-                        target, node.held.get(k), (String) paths.get(k), nbytes));
+                        target, node.held.get(k), chosen, (String) paths.get(k), nbytes));
             }
         } catch (IOException | RuntimeException error) {
             found.forEach(RankBlock::close);

@@ -6,31 +6,76 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Reads rows and regions of a matrix; connects at the first one.
+ * Reads rows, of all columns or of some, and regions of a matrix; connects at the first one.
  *
  * <p>On the ranks' own node it reads the ranks' memory; other nodes stream their share.
  */
 final class Fetcher implements Closeable {
     static final int BATCH_BYTES = 1 << 20; // of elements, fetched at once
+    private static final int GAP_SHARE = 4; // a request costs about as much as a quarter of a batch
 
     final Target target;
+    private final int[] chosen; // columns of the rows, ascending
+    private final List<int[]> runs = new ArrayList<>(); // chosen[from, to): read by one request
     private final List<Connection> connections = new ArrayList<>();
     private final List<List<RankBlock>> near = new ArrayList<>(); // of each node; null: another node
+    private byte[] gapped = {}; // rows of a run with columns that are not chosen
 
     Fetcher(Target target) {
+        this(target, target.columns());
+    }
+
+    Fetcher(Target target, int[] chosen) {
         this.target = target;
+        this.chosen = chosen;
+        for (int from = 0, to; from < chosen.length; from = to) {
+            for (to = from + 1; to < chosen.length; to++) {
+                if (chosen[to] - chosen[to - 1] - 1 > chosen.length / GAP_SHARE) {
+                    break;
+                }
+            }
+            runs.add(new int[] {from, to});
+        }
     }
 
     /** Rows [start, start + count): each begins {@code stride} bytes after the one before. */
     void rows(long start, int count, byte[] into, int first, int stride) throws IOException {
+        if (chosen.length == 0) {
+            return;
+        }
         connect();
+        if (near.contains(null)) {
+            for (int[] run : runs) {
+                receive(start, count, run, into, first + run[0] * target.element.nbytes, stride);
+            }
+        }
+        for (List<RankBlock> ranks : near) {
+            if (ranks != null) {
+                ranks.forEach(rank -> rank.getRows(start, count, into, first, stride));
+            }
+        }
+    }
+
+    /** The share of other nodes of a run of columns; elements of this node are undefined. */
+    private void receive(long start, int count, int[] run, byte[] into, int first, int stride)
+            throws IOException {
+        int nbytes = target.element.nbytes, left = chosen[run[0]], right = chosen[run[1] - 1] + 1;
+        boolean direct = right - left == run[1] - run[0];
+        int rowBytes = direct ? stride : Math.multiplyExact(right - left, nbytes);
+        if (!direct && gapped.length < (long) count * rowBytes) {
+            gapped = new byte[Math.multiplyExact(count, rowBytes)];
+        }
         for (int k = 0; k < connections.size(); k++) {
             if (near.get(k) == null) {
-                receive(k, new long[] {start, start + count, 0, target.cols}, true, into, first, stride);
-                continue;
+                receive(
+                        k, new long[] {start, start + count, left, right}, true,
+                        direct ? into : gapped, direct ? first : 0, rowBytes);
             }
-            for (RankBlock rank : near.get(k)) {
-                rank.getRows(start, count, into, first, stride);
+        }
+        for (int row = 0; !direct && row < count; row++) {
+            for (int k = run[0], to = first + row * stride; k < run[1]; k++, to += nbytes) {
+                int from = row * rowBytes + (chosen[k] - left) * nbytes;
+                System.arraycopy(gapped, from, into, to, nbytes);
             }
         }
     }
@@ -45,9 +90,9 @@ final class Fetcher implements Closeable {
                 continue;
             }
             for (RankBlock rank : near.get(k)) {
+                RankBlock.Part part = rank.part(region[0], 0, count);
                 for (long col = region[2]; col < region[3]; col++) {
-                    int first = (int) (col - region[2]) * stride;
-                    rank.getColumn(region[0], count, col, into, first);
+                    part.get(col, into, (int) (col - region[2]) * stride);
                 }
             }
         }
@@ -58,7 +103,7 @@ final class Fetcher implements Closeable {
             Target.Node node = target.nodes.get(near.size());
             Connection connection = Connection.open(node, target);
             connections.add(connection);
-            near.add(connection.map(target, node, false));
+            near.add(connection.map(target, node, chosen, false));
         }
     }
 

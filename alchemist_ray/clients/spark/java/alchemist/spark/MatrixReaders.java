@@ -25,14 +25,16 @@ final class MatrixReaders implements PartitionReaderFactory {
     }
 
     private final String target;
+    private final int[] columns; // that Spark needs, ascending
 
-    MatrixReaders(String target) {
+    MatrixReaders(String target, int[] columns) {
         this.target = target;
+        this.columns = columns;
     }
 
     @Override
     public PartitionReader<InternalRow> createReader(InputPartition partition) {
-        return new RowReader(Target.parse(target), (Rows) partition);
+        return new RowReader(Target.parse(target), columns, (Rows) partition);
     }
 
     /**
@@ -44,28 +46,30 @@ final class MatrixReaders implements PartitionReaderFactory {
     private static final class RowReader implements PartitionReader<InternalRow> {
         private static final int WORD = UnsafeRow.WORD_SIZE;
 
-        private final Target target;
+        private final int cols, itemsize;
         private final Fetcher fetcher;
         private final long stop;
         private long next; // to be fetched
+        private final int height; // rows that fit
         private final int head, stride; // bytes of a row's nulls, and of all
         private final byte[] rows;
         private final byte[] narrow; // elements of less than a word
         private int count, at; // rows that were fetched; the current one
         private final UnsafeRow row;
 
-        RowReader(Target target, Rows part) {
-            this.target = target;
-            fetcher = new Fetcher(target);
+        RowReader(Target target, int[] columns, Rows part) {
+            cols = columns.length;
+            itemsize = target.element.nbytes;
+            fetcher = new Fetcher(target, columns);
             next = part.start;
             stop = part.stop;
-            head = UnsafeRow.calculateBitSetWidthInBytes(target.cols);
-            stride = Math.addExact(head, Math.multiplyExact(WORD, target.cols));
-            int height = (int) Math.min(Math.max(1, Fetcher.BATCH_BYTES / stride), stop - next);
+            head = UnsafeRow.calculateBitSetWidthInBytes(cols);
+            stride = Math.addExact(head, Math.multiplyExact(WORD, cols));
+            int fitting = Fetcher.BATCH_BYTES / Math.max(WORD, stride);
+            height = (int) Math.min(Math.max(1, fitting), stop - next);
             rows = new byte[Math.multiplyExact(height, stride)];
-            int nbytes = target.element.nbytes;
-            narrow = nbytes == WORD ? null : new byte[height * target.cols * nbytes];
-            row = new UnsafeRow(target.cols);
+            narrow = itemsize == WORD ? null : new byte[height * cols * itemsize];
+            row = new UnsafeRow(cols);
         }
 
         @Override
@@ -82,11 +86,11 @@ final class MatrixReaders implements PartitionReaderFactory {
 
         private void fetch() throws IOException {
             at = 0;
-            count = (int) Math.min(rows.length / stride, stop - next);
+            count = (int) Math.min(height, stop - next);
             if (narrow == null) {
                 fetcher.rows(next, count, rows, head, stride);
             } else {
-                fetcher.rows(next, count, narrow, 0, target.cols * target.element.nbytes);
+                fetcher.rows(next, count, narrow, 0, cols * itemsize);
                 widen();
             }
             next += count;
@@ -96,8 +100,8 @@ final class MatrixReaders implements PartitionReaderFactory {
             long from = Block.BASE;
             for (int k = 0; k < count; k++) {
                 long to = Block.BASE + (long) k * stride + head;
-                for (int j = 0; j < target.cols; j++, to += WORD, from += target.element.nbytes) {
-                    if (target.element.nbytes == 4) {
+                for (int j = 0; j < cols; j++, to += WORD, from += itemsize) {
+                    if (itemsize == 4) {
                         Platform.putInt(rows, to, Platform.getInt(narrow, from));
                     } else {
                         Platform.putByte(rows, to, Platform.getByte(narrow, from));

@@ -1,10 +1,15 @@
 package alchemist.spark;
 
+import java.io.IOException;
+import java.util.Arrays;
 import java.util.Collections;
+import java.util.Objects;
+import java.util.OptionalLong;
 import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
@@ -13,6 +18,11 @@ import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
+import org.apache.spark.sql.connector.read.SupportsPushDownOffset;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
@@ -21,15 +31,22 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import scala.Option;
 
-/** A matrix as a DataFrame of columns c0, c1, ...; the session calls it through py4j. */
+/** A matrix as a DataFrame; the session calls it through py4j. */
 public final class MatrixSource {
     private MatrixSource() {}
 
-    /** Spark finds a source by its name in all its jars; a table needs no search. */
-    public static Dataset<Row> frame(SparkSession spark, String spec, int partitions) {
-        Table table = new Matrix(spec, partitions);
-        return Dataset.ofRows(
+    /**
+     * The columns have the names, a list in JSON; if it is empty, c0, c1, ...
+     *
+     * <p>Spark finds a source by its name in all its jars; a table needs no search.
+     */
+    public static Dataset<Row> frame(
+            SparkSession spark, String spec, int partitions, String names) throws IOException {
+        Table table = new Matrix(spec, partitions, spark.sparkContext().defaultParallelism());
+        Dataset<Row> frame = Dataset.ofRows(
                 spark, DataSourceV2Relation.create(table, Option.empty(), Option.empty()));
+        String[] all = Target.JSON.readValue(names, String[].class);
+        return all.length > 0 ? frame.toDF(all) : frame;
     }
 
     private static DataType type(Element element) {
@@ -42,17 +59,18 @@ public final class MatrixSource {
         }
     }
 
-    private static final class Matrix implements SupportsRead, ScanBuilder, Scan, Batch {
+    private static final class Matrix implements SupportsRead {
         private final String spec;
-        private final int count;
-        private final long rows;
+        private final Target target;
+        private final int count, least;
         private final StructType schema;
 
-        Matrix(String spec, int partitions) {
+        /** A scan of some of its rows has fewer partitions, but at least {@code least}. */
+        Matrix(String spec, int partitions, int least) {
             this.spec = spec;
+            target = Target.parse(spec);
             count = partitions;
-            Target target = Target.parse(spec);
-            rows = target.rows;
+            this.least = Math.min(least, partitions);
             StructField[] fields = new StructField[target.cols];
             for (int j = 0; j < fields.length; j++) {
                 fields[j] = DataTypes.createStructField("c" + j, type(target.element), false);
@@ -66,17 +84,7 @@ public final class MatrixSource {
         }
 
         @Override
-        public String description() {
-            return name();
-        }
-
-        @Override
         public StructType schema() {
-            return schema;
-        }
-
-        @Override
-        public StructType readSchema() {
             return schema;
         }
 
@@ -87,7 +95,44 @@ public final class MatrixSource {
 
         @Override
         public ScanBuilder newScanBuilder(CaseInsensitiveStringMap more) {
-            return this;
+            return new Part(this);
+        }
+    }
+
+    /** The rows and columns that a query needs. */
+    private static final class Part
+            implements ScanBuilder, SupportsPushDownRequiredColumns, SupportsPushDownLimit,
+            SupportsPushDownOffset, Scan, SupportsReportStatistics, Batch {
+        private final Matrix matrix;
+        private StructType schema;
+        private long start, stop; // rows
+
+        Part(Matrix matrix) {
+            this.matrix = matrix;
+            schema = matrix.schema;
+            stop = matrix.target.rows;
+        }
+
+        @Override
+        public void pruneColumns(StructType needed) {
+            schema = needed;
+        }
+
+        @Override
+        public boolean pushLimit(int limit) {
+            stop = Math.min(stop, start + limit);
+            return true;
+        }
+
+        @Override
+        public boolean isPartiallyPushed() {
+            return false; // Spark does not limit the rows again
+        }
+
+        @Override
+        public boolean pushOffset(int offset) {
+            start = Math.min(stop, start + offset);
+            return true;
         }
 
         @Override
@@ -96,22 +141,72 @@ public final class MatrixSource {
         }
 
         @Override
+        public String description() {
+            return matrix.name() + ", rows " + start + " to " + stop;
+        }
+
+        @Override
+        public StructType readSchema() {
+            return schema;
+        }
+
+        /** Of rows in Spark's form: it sends a small side of a join to all executors. */
+        @Override
+        public Statistics estimateStatistics() {
+            long rows = stop - start;
+            return new Statistics() {
+                @Override
+                public OptionalLong sizeInBytes() {
+                    return OptionalLong.of(rows * UnsafeRow.WORD_SIZE * (1 + schema.size()));
+                }
+
+                @Override
+                public OptionalLong numRows() {
+                    return OptionalLong.of(rows);
+                }
+            };
+        }
+
+        @Override
         public Batch toBatch() {
             return this;
         }
 
+        /** The same of any columns: rows are counted by partitions without columns, then sent. */
         @Override
         public InputPartition[] planInputPartitions() {
+            long rows = stop - start;
+            double share = (double) rows / Math.max(1, matrix.target.rows);
+            long wanted = Math.max(matrix.least, (long) Math.ceil(matrix.count * share));
+            int count = (int) Math.max(1, Math.min(rows, wanted));
             InputPartition[] parts = new InputPartition[count];
             for (int k = 0; k < count; k++) {
-                parts[k] = new MatrixReaders.Rows(rows * k / count, rows * (k + 1) / count);
+                parts[k] = new MatrixReaders.Rows(
+                        start + rows * k / count, start + rows * (k + 1) / count);
             }
             return parts;
         }
 
         @Override
         public PartitionReaderFactory createReaderFactory() {
-            return new MatrixReaders(spec);
+            return new MatrixReaders(matrix.spec, columns());
+        }
+
+        private int[] columns() {
+            return Arrays.stream(schema.fieldNames()).mapToInt(matrix.schema::fieldIndex).toArray();
+        }
+
+        /** Spark reads equal parts once for a query. */
+        @Override
+        public boolean equals(Object other) {
+            return other instanceof Part && ((Part) other).matrix == matrix
+                    && ((Part) other).schema.equals(schema)
+                    && ((Part) other).start == start && ((Part) other).stop == stop;
+        }
+
+        @Override
+        public int hashCode() {
+            return Objects.hash(matrix, schema, start, stop);
         }
     }
 }

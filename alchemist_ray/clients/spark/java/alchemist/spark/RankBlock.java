@@ -2,7 +2,7 @@ package alchemist.spark;
 
 import java.io.Closeable;
 import java.io.IOException;
-import java.util.List;
+import java.util.Arrays;
 import java.util.stream.IntStream;
 import org.apache.spark.unsafe.Platform;
 
@@ -11,24 +11,29 @@ final class RankBlock implements Closeable {
     private static final int GROUP = 8; // columns that fill a cache line, of 8 bytes each
 
     final int rank;
-    private final Share.Runs rows, cols;
+    private final Share.Runs rows;
     private final int itemsize;
     private final long height; // rows of the block
-    private final int[] columnFrom; // of each column here: its bytes in a row of the matrix
+    private final int[] places; // of the matrix's columns in the block, or -1
+    private final int[] columns; // of the chosen ones here: their places in the block
+    private final int[] columnFrom; // and their first bytes in a row
     private Segment segment; // null: closed
     private long written;
-    private long spansRow = -1, spansCount;
-    private List<Share.Span> spans; // of the rows of the last column
 
-    RankBlock(Target target, Target.Held held, String path, long nbytes) throws IOException {
+    /** Rows that are read or written have the {@code chosen} columns of the matrix. */
+    RankBlock(Target target, Target.Held held, int[] chosen, String path, long nbytes)
+            throws IOException {
         rank = held.rank;
         rows = held.rows;
-        cols = held.cols;
         itemsize = target.element.nbytes;
         height = rows.count(target.rows);
-        columnFrom = IntStream.range(0, target.cols)
-                .filter(cols::contains).map(col -> col * itemsize).toArray();
-        if (height * columnFrom.length * itemsize > nbytes) {
+        places = IntStream.range(0, target.cols)
+                .map(col -> (int) held.cols.position(col)).toArray();
+        int[] here = IntStream.range(0, chosen.length)
+                .filter(k -> places[chosen[k]] >= 0).toArray();
+        columns = Arrays.stream(here).map(k -> places[chosen[k]]).toArray();
+        columnFrom = Arrays.stream(here).map(k -> k * itemsize).toArray();
+        if (height * held.cols.count(target.cols) * itemsize > nbytes) {
             throw new IOException("rank " + rank + " has " + nbytes + " bytes for its block");
         }
         segment = Segment.open(path, nbytes);
@@ -38,37 +43,83 @@ final class RankBlock implements Closeable {
         return written;
     }
 
-    /** Write the elements of this rank of a part of a column, of which each element is given. */
-    void putColumn(long row, int count, long col, byte[] stored, int first) {
-        long place = cols.position(col);
-        if (row != spansRow || count != spansCount) { // as a rule those of the column before
-            spans = rows.spans(row, row + count);
-            spansRow = row;
-            spansCount = count;
+    /** Some rows of the matrix: those that this rank has are found once for all columns. */
+    final class Part {
+        private final long row, start, some; // the first, and how many are in the block from where
+        private final int count, offset;
+        private final Share.Span[] spans;
+
+        private Part(long row, int count, int offset) {
+            this.row = row;
+            this.count = count;
+            this.offset = offset;
+            start = rows.count(row);
+            some = rows.count(row + count) - start;
+            spans = rows.spans(row, row + count).stream()
+                    .map(Share.Span::joined).toArray(Share.Span[]::new);
         }
-        if (spans.isEmpty() || place < 0) {
-            return;
+
+        private boolean has(long col) {
+            return some > 0 && places[(int) col] >= 0;
         }
-        long start = rows.count(row), some = rows.count(row + count) - start;
-        if (first < 0 || first > stored.length - (long) count * itemsize) {
-            throw new IndexOutOfBoundsException(count + " elements at " + first);
+
+        private long address(long col) {
+            return segment.address((places[(int) col] * height + start) * itemsize, some * itemsize);
         }
-        long to = segment.address((place * height + start) * itemsize, some * itemsize);
-        for (Share.Span span : spans) {
-            Share.Span runs = span.joined();
-            long from = Block.BASE + first + (runs.start - row) * itemsize;
-            if (runs.width == 1) {
-                gather(stored, from, runs.period * itemsize, to, (int) runs.runs);
-            } else {
-                for (long k = 0; k < runs.runs; k++) {
-                    Platform.copyMemory(
-                            stored, from + k * runs.period * itemsize,
-                            null, to + k * runs.width * itemsize, runs.width * itemsize);
+
+        /** The first element's byte in an array, in which the column begins at {@code first}. */
+        private long at(int first, byte[] array) {
+            if (first < 0 || first + (long) offset > array.length - (long) count * itemsize) {
+                throw new IndexOutOfBoundsException(count + " elements at " + first);
+            }
+            return Block.BASE + first + offset;
+        }
+
+        /** Write the elements of this rank of a column, of which each element is given. */
+        void put(long col, byte[] stored, int first) {
+            if (!has(col)) {
+                return;
+            }
+            long base = at(first, stored), to = address(col);
+            for (Share.Span runs : spans) {
+                long from = base + (runs.start - row) * itemsize;
+                if (runs.width == 1) {
+                    gather(stored, from, runs.period * itemsize, to, (int) runs.runs);
+                } else {
+                    for (long k = 0; k < runs.runs; k++) {
+                        Platform.copyMemory(
+                                stored, from + k * runs.period * itemsize,
+                                null, to + k * runs.width * itemsize, runs.width * itemsize);
+                    }
+                }
+                to += runs.size() * itemsize;
+            }
+            written += some;
+        }
+
+        /** Read the elements of this rank of a column, each to its place. */
+        void get(long col, byte[] into, int first) {
+            if (!has(col)) {
+                return;
+            }
+            long base = at(first, into), from = address(col);
+            for (Share.Span runs : spans) {
+                long nbytes = runs.width * itemsize;
+                for (long k = 0; k < runs.runs; k++, from += nbytes) {
+                    long to = base + (runs.start + k * runs.period - row) * itemsize;
+                    if (runs.width == 1) {
+                        RankBlock.this.get(from, into, to);
+                    } else {
+                        Platform.copyMemory(null, from, into, to, nbytes);
+                    }
                 }
             }
-            to += runs.size() * itemsize;
         }
-        written += some;
+    }
+
+    /** A part of a column, which begins {@code start} rows after the first one in an array. */
+    Part part(long row, int start, int count) {
+        return new Part(row + start, count, start * itemsize);
     }
 
     private void gather(byte[] stored, long from, long step, long to, int count) {
@@ -169,9 +220,9 @@ final class RankBlock implements Closeable {
         }
     }
 
-    /** The address of some rows of the rank's column. */
-    private long column(int col, long low, long length) {
-        return segment.address(col * height * itemsize + low, length);
+    /** The address of some rows of a chosen column. */
+    private long column(int k, long low, long length) {
+        return segment.address(columns[k] * height * itemsize + low, length);
     }
 
     /** Read the elements of this rank of whole rows; the first row begins at {@code first}. */
@@ -222,30 +273,6 @@ final class RankBlock implements Closeable {
             Platform.putLong(into, row + toF, Platform.getLong(null, f + from));
             Platform.putLong(into, row + toG, Platform.getLong(null, g + from));
             Platform.putLong(into, row + toH, Platform.getLong(null, h + from));
-        }
-    }
-
-    /** Read the elements of this rank of a part of a column, each to its place. */
-    void getColumn(long row, int count, long col, byte[] into, int first) {
-        long start = rows.count(row), some = rows.count(row + count) - start;
-        if (some == 0 || !cols.contains(col)) {
-            return;
-        }
-        if (first < 0 || first > into.length - (long) count * itemsize) {
-            throw new IndexOutOfBoundsException(count + " elements at " + first);
-        }
-        long from = segment.address((cols.count(col) * height + start) * itemsize, some * itemsize);
-        for (Share.Span span : rows.spans(row, row + count)) {
-            Share.Span runs = span.joined();
-            long nbytes = runs.width * itemsize;
-            for (long k = 0; k < runs.runs; k++, from += nbytes) {
-                long to = Block.BASE + first + (runs.start + k * runs.period - row) * itemsize;
-                if (runs.width == 1) {
-                    get(from, into, to);
-                } else {
-                    Platform.copyMemory(null, from, into, to, nbytes);
-                }
-            }
         }
     }
 

@@ -1,7 +1,6 @@
 package alchemist.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
@@ -41,7 +40,6 @@ import scala.Tuple2;
  * rows would be written twice. Errors of the data's own computation fail the task as usual.
  */
 public final class Sender {
-    private static final ObjectMapper JSON = new ObjectMapper();
     private static final Map<RDD<?>, String> COUNTS =
             Collections.synchronizedMap(new WeakHashMap<>());
 
@@ -136,7 +134,7 @@ public final class Sender {
         if (known != null) {
             return known;
         }
-        String found = JSON.writeValueAsString(collect(rows, cores, (task, parts) -> {
+        String found = Target.JSON.writeValueAsString(collect(rows, cores, (task, parts) -> {
             List<long[]> pairs = new ArrayList<>();
             while (parts.hasNext()) {
                 Part part = parts.next();
@@ -210,11 +208,11 @@ public final class Sender {
             } else {
                 send(parts, report);
             }
-            return Collections.singleton(JSON.writeValueAsString(report)).iterator();
+            return Collections.singleton(Target.JSON.writeValueAsString(report)).iterator();
         }
 
         private void send(Iterator<Part> parts, Map<String, Object> report) throws IOException {
-            JsonNode json = JSON.readTree(spec);
+            JsonNode json = Target.JSON.readTree(spec);
             Target target = new Target(json);
             try (Block block = new Block(target)) {
                 if (form == BLOCKS) {

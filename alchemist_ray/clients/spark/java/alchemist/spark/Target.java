@@ -9,9 +9,12 @@ import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 
 /** A matrix on a gang as the session describes it, in JSON; see {@code jvm.py}. */
 final class Target {
+    static final ObjectMapper JSON = new ObjectMapper();
+
     /** The rows and columns that a rank holds. */
     static final class Held {
         final int rank;
@@ -71,6 +74,11 @@ final class Target {
         json.get("nodes").forEach(node -> nodes.add(new Node(node)));
     }
 
+    /** All columns. */
+    int[] columns() {
+        return IntStream.range(0, cols).toArray();
+    }
+
     /** The map of a PUT or GET. */
     Map<String, Object> request(Node node) {
         Map<String, Object> body = new LinkedHashMap<>();
@@ -89,7 +97,7 @@ final class Target {
 
     static Target parse(String json) {
         try {
-            return new Target(new ObjectMapper().readTree(json));
+            return new Target(JSON.readTree(json));
         } catch (IOException error) {
             throw new UncheckedIOException(error);
         }
