@@ -80,7 +80,7 @@ class SteppedEnv(Generic[S]):
             raise EnvError("no step is in progress: call step_async(action) first")
         try:
             return self._pending.result()
-        except KeyboardInterrupt:
+        except BaseException:  # of the step; or Ctrl-C, or another signal's handler, in the wait
             self._abandon_step()
             raise
         finally:
