@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.errors import BadActionError, EnvError
+from envs.errors import BadActionError, EnvConfigError, EnvError
 from envs.vector_env import HPCSimulatorVectorEnv
 
 Agent = str
@@ -30,6 +30,13 @@ class AgentsByName:
         The result of `render`.
     **options
         The keys of the config; they override `config`.
+
+    Raises
+    ------
+    EnvConfigError
+        For an invalid key or value, also for more than one of ``copies``.
+    AlchemistError
+        If no gang can be started, or the library is not a simulator.
 
     Attributes
     ----------
@@ -53,7 +60,14 @@ class AgentsByName:
         render_mode: str | None = None,
         **options: Any,
     ) -> None:
-        self._env = HPCSimulatorVectorEnv(config, render_mode=render_mode, **options, copies=1)
+        given = {**config, **options} if isinstance(config, Mapping) else options
+        if given.get("copies") not in (None, 1):
+            raise EnvConfigError(
+                f"config['copies']={given['copies']!r}: {type(self).__name__} has one "
+                "simulation; HPCSimulatorVectorEnv has copies of it"
+            )
+        options["copies"] = 1
+        self._env = HPCSimulatorVectorEnv(config, render_mode=render_mode, **options)
         self.render_mode = render_mode
         env = self._env
         self.possible_agents: list[Agent] = [f"agent_{i}" for i in range(env.num_envs)]
@@ -83,6 +97,11 @@ class AgentsByName:
         """
         if not self.agents:
             raise EnvError("there is no episode: call reset() first")
+        if not isinstance(actions, Mapping):
+            raise BadActionError(
+                f"the actions are a {type(actions).__name__}; they must be a dict, with a key for "
+                "each agent"
+            )
         if set(actions) != set(self.agents):
             missing = sorted(set(self.agents) ^ set(actions))
             raise BadActionError(f"each of {self.agents} needs one action; check {missing}")

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.arguments import checked_cpus, checked_path, near
+from alchemist_ray.arguments import (
+    MAX_PORT,
+    MAX_SECONDS,
+    checked_cpus,
+    checked_path,
+    checked_seconds,
+    near,
+)
 from alchemist_ray.gang.owner import START_TIMEOUT_S
 from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
@@ -114,7 +121,9 @@ class EnvConfig:
             given["max_restarts"] = _integer("max_restarts", given["max_restarts"], 0)
         for key in ("step_timeout_s", "start_timeout_s"):
             if key in given:
-                given[key] = _seconds(key, given[key])
+                given[key] = checked_seconds(
+                    f"config[{key!r}]", given[key], EnvConfigError, most=MAX_SECONDS
+                )
         if given.get("cpus_per_worker") is not None:
             given["cpus_per_worker"] = checked_cpus(
                 "config['cpus_per_worker']", given["cpus_per_worker"], EnvConfigError
@@ -124,17 +133,20 @@ class EnvConfig:
             if key == "placement" and isinstance(value, Mapping):
                 _check_nodes(value)
                 continue
-            if value not in choices and not isinstance(value, Reservation):
+            known = isinstance(value, str) and value in choices
+            if not known and not isinstance(value, Reservation):
                 allowed = ", ".join(map(repr, choices))
                 raise EnvConfigError(f"config[{key!r}] must be one of {allowed}; got {value!r}")
         if not isinstance(given.get("check_finite", True), bool):
             raise EnvConfigError(
                 f"config['check_finite']={given['check_finite']!r}: it must be True or False"
             )
-        if not isinstance(given.get("hostname", ""), str | None):
+        if given.get("hostname") == "" or not isinstance(given.get("hostname"), str | None):
             raise EnvConfigError(
                 f"config['hostname']={given['hostname']!r}: it must be a host name or IP address"
             )
+        if (given.get("port") or 0) > MAX_PORT:
+            raise EnvConfigError(f"config['port']={given['port']}: it must be 1 to {MAX_PORT}")
         if (given.get("hostname") is None) != (given.get("port") is None):
             raise EnvConfigError(
                 "config needs both 'hostname' and 'port' of a Ray cluster, or neither"
@@ -189,6 +201,15 @@ def _check_nodes(placement: Mapping[str, Any]) -> None:
             f"config['placement']={dict(placement)!r}: for nodes of your choice it must be "
             "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of the two"
         )
+    for key, value in placement.get("labels", {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise EnvConfigError(
+                f"config['placement']: the label {key!r}: {value!r} must consist of two strings"
+            )
+    for name, amount in placement.get("resources", {}).items():
+        if name == "CPU":
+            raise EnvConfigError("config['placement']: give the CPUs of a rank by cpus_per_worker")
+        checked_cpus(f"config['placement']: the resource {name!r}", amount, EnvConfigError)
 
 
 def _plain(value: Any) -> Any:
@@ -208,12 +229,6 @@ def _integer(key: str, value: Any, least: int) -> int:
             f"config[{key!r}]={value!r}: it must be an integer, at least {least}"
         ) from None
     return number
-
-
-def _seconds(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise EnvConfigError(f"config[{key!r}]={value!r}: it must be a positive number of seconds")
-    return float(value)
 
 
 def _path(value: Any) -> str:

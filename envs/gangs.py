@@ -79,11 +79,6 @@ class Gangs:
             part.copies = len(copies)
         self._threads = ThreadPoolExecutor(config.gangs) if config.gangs > 1 else None
 
-    @property
-    def running(self) -> bool:
-        """Whether any gang has an episode in progress."""
-        return any(part.running for part in self._parts)
-
     def without_episodes(self) -> list[int]:
         """The copies of gangs without an episode: new gangs, or gangs that have failed."""
         parts = zip(self._parts, self._ranges, strict=True)
@@ -201,10 +196,11 @@ class Gangs:
 
     def _owner(self, copy: int) -> tuple[Simulation, int]:
         """The gang of a copy, and its number there."""
-        for part, copies in zip(self._parts, self._ranges, strict=True):
-            if copy in copies:
-                return part, copy - copies.start
-        raise EnvError(f"there is no copy {copy}: copies are numbered 0 to {self.copies - 1}")
+        if isinstance(copy, int | np.integer):
+            for part, copies in zip(self._parts, self._ranges, strict=True):
+                if copy in copies:
+                    return part, int(copy) - copies.start
+        raise EnvError(f"there is no copy {copy!r}: copies are numbered 0 to {self.copies - 1}")
 
     def close(self) -> None:
         """End all gangs."""

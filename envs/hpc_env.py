@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,14 +17,14 @@ from envs.pictures import check_mode, coloured
 from envs.records import Records
 from envs.simulation import Simulation
 from envs.spec import ActionCheck
-from envs.stepping import AsyncSteps
+from envs.stepping import SteppedEnv
 
 SEEDS = 1 << 31
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
-class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
+class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle):
     """An environment over a simulator that runs on a gang of MPI ranks.
 
     Parameters
@@ -65,10 +65,9 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
         **options: Any,
     ) -> None:
         EzPickle.__init__(self, config, render_mode=render_mode, **options)
-        self._simulation: Simulation | None = None
         checked = EnvConfig.checked(config, options, vector=False)
-        self._simulation = Simulation(checked)
-        spec = self.simulator = self._simulation.spec
+        simulation = self._simulation = Simulation(checked)
+        spec = self.simulator = simulation.spec
         try:
             if spec.agents > 1:
                 raise EnvConfigError(
@@ -104,10 +103,9 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
         ResourceError, LaunchError
             If a new gang is needed and cannot be started.
         """
-        self._check_idle()
+        simulation = self._idle()
         super().reset(seed=seed)
         number = int(self.np_random.integers(SEEDS)) if seed is None else seed % SEEDS
-        simulation = self._open()
         attempts = 1 + (simulation.config.max_restarts if self._truncates else 0)
         for left in reversed(range(attempts)):
             try:
@@ -148,7 +146,7 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
         GangLostError, StepTimeoutError
             A rank died, or the step took longer than ``step_timeout_s``. The gang is gone.
         """
-        self._check_idle()
+        self._idle()
         return self._step(action)
 
     def _step(self, action: Any) -> Step:
@@ -194,7 +192,7 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
 
     def field(self) -> NDArray[np.float32]:
         """The field that `render` colours, as the simulator returns it; in any mode."""
-        return self._open().picture(0)
+        return self._idle().picture(0)
 
     def save_state(self) -> NDArray[Any]:
         """The state of the simulation, for `load_state`, if the simulator supports it.
@@ -204,34 +202,8 @@ class HPCSimulatorEnv(AsyncSteps, gymnasium.Env[Any, Any], EzPickle):
         AlchemistError
             NoSuchRoutineError, if it does not.
         """
-        return self._open().save_state()
+        return self._idle().save_state()
 
     def load_state(self, state: NDArray[Any]) -> None:
         """Restore a state of `save_state`. The step count of the episode continues."""
-        self._open().load_state(state)
-
-    def _open(self) -> Simulation:
-        if self._simulation is None:
-            raise EnvError("the environment is closed: make another one")
-        return self._simulation
-
-    def _interrupt(self) -> None:
-        self._open().interrupt()
-
-    def close(self) -> None:
-        """End the gang. Closing twice is allowed."""
-        self._end_stepper()
-        simulation, self._simulation = self._simulation, None
-        if simulation is not None:
-            simulation.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._simulation or 'closed'}>"
-
-    __str__ = __repr__
+        self._idle().load_state(state)

@@ -88,6 +88,7 @@ class Simulation:
         self._attached = 0  # copies on the gang
         self._channel: RankChannel | None = None
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._begun = False  # an episode on this gang
         self._running = False
         self._closed = False
         self._lost = False  # the last gang: the next one is a restart
@@ -120,7 +121,7 @@ class Simulation:
         if self._channel is None:
             self._open_channel()
         records = self._records(self._call("begin", which, seeds), which)
-        self._running = True
+        self._begun = self._running = True
         return records
 
     def advance(
@@ -166,6 +167,7 @@ class Simulation:
 
     def picture(self, copy: int) -> NDArray[np.float32]:
         """The rendered field of a copy, shape (height, width); the first row is the top."""
+        self._need_episode("render")
         height, width, raw = self._call("render", copy)
         return np.frombuffer(raw, np.float32).reshape(height, width)
 
@@ -179,10 +181,10 @@ class Simulation:
         AlchemistError
             If the simulator has no routine for it.
         """
+        self._need_episode("save_state")
         if self.copies > 1:
             shape, dtype, elements = self._call("save_copy", copy)
             return np.frombuffer(elements, dtype).reshape(shape).copy()
-        self._need_episode("save_state")
         with self._without_channel():
             handle = self._call("save_state")
             state: NDArray[Any] = handle.fetch()
@@ -191,6 +193,7 @@ class Simulation:
 
     def load_state(self, state: NDArray[Any], copy: int = 0) -> None:
         """Restore in a copy a state that `save_state` of this or another gang returned."""
+        self._need_episode("load_state")
         array = np.asarray(state)
         if array.dtype.kind not in "biufc":
             raise EnvError(
@@ -200,7 +203,6 @@ class Simulation:
         if self.copies > 1:
             self._call("load_copy", copy, list(array.shape), array.dtype.str, array.tobytes())
             return
-        self._need_episode("load_state")
         with self._without_channel():
             assert self._session is not None
             handle = self._session.send_matrix(state)
@@ -215,11 +217,10 @@ class Simulation:
         self._open_channel()
 
     def _need_episode(self, routine: str) -> None:
-        if not self._routines:
+        if not self._begun:
             raise EnvError(f"cannot {routine}: there is no episode; call reset() first")
 
     def _call(self, routine: str, *arguments: Any) -> Any:
-        self._need_episode(routine)
         try:
             if self._channel is None:
                 return self._routines[routine](*arguments)
@@ -329,6 +330,7 @@ class Simulation:
                 "'sim' options only"
             )
         self._attached = self.copies
+        self._begun = False
         self._routines = {
             name: getattr(library, name).options(timeout_s=config.step_timeout_s)
             for name in ROUTINES
@@ -352,7 +354,7 @@ class Simulation:
         return error
 
     def _give_up(self) -> None:
-        self._running = False
+        self._begun = self._running = False
         self._routines = {}
         self._drop_channel()
         self._lost = True
@@ -376,7 +378,7 @@ class Simulation:
 
     def _end(self) -> None:
         self.losses.export()
-        self._running = False
+        self._begun = self._running = False
         self._routines = {}
         channel, self._channel = self._channel, None
         if channel is not None and not channel.close() and self._session is not None:

@@ -1,16 +1,27 @@
-"""``step_async`` and ``step_wait``: environments of one process that step at the same time."""
+"""Shared by single and vector environments: ``step_async``, ``step_wait``, opening, closing."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from envs.errors import EnvError
 
 
-class AsyncSteps:
-    """Adds ``step_async`` and ``step_wait`` to an environment.
+class OnGangs(Protocol):
+    """A simulation on one or more gangs."""
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=OnGangs)
+
+
+class SteppedEnv(Generic[S]):
+    """An environment over a simulation, until it is closed.
 
     Each environment steps in a thread of its own, which waits for its gang, so that the gangs of
     several environments compute at the same time::
@@ -18,8 +29,14 @@ class AsyncSteps:
         for env, action in zip(envs, actions):
             env.step_async(action)
         results = [env.step_wait() for env in envs]
+
+    Attributes
+    ----------
+    closed : bool
     """
 
+    closed = False
+    _simulation: S | None = None
     _pending: Future[Any] | None = None
     _stepper: ThreadPoolExecutor | None = None
 
@@ -27,13 +44,17 @@ class AsyncSteps:
     def _step(self, action: Any) -> Any:
         """Advance by a time step."""
 
-    @abstractmethod
-    def _open(self) -> Any:
-        """Raises `EnvError` if the environment is closed."""
+    def _open(self) -> S:
+        """The simulation. Raises `EnvError` if the environment is closed."""
+        if self._simulation is None:
+            raise EnvError("the environment is closed: make another one")
+        return self._simulation
 
-    @abstractmethod
-    def _interrupt(self) -> None:
-        """End the step in progress, from another thread."""
+    def _idle(self) -> S:
+        """The simulation, between two steps. Raises `EnvError`."""
+        if self._pending is not None:
+            raise EnvError("a step is in progress: call step_wait() first")
+        return self._open()
 
     def step_async(self, action: Any) -> None:
         """Begin a step; `step_wait` must come next.
@@ -43,8 +64,7 @@ class AsyncSteps:
         EnvError
             If a step is in progress, or the environment is closed.
         """
-        self._check_idle()
-        self._open()
+        self._idle()
         self._stepper = self._stepper or ThreadPoolExecutor(1)
         self._pending = self._stepper.submit(self._step, action)
 
@@ -60,25 +80,38 @@ class AsyncSteps:
             raise EnvError("no step is in progress: call step_async(action) first")
         try:
             return self._pending.result()
-        except KeyboardInterrupt:
+        except BaseException:  # of the step; or Ctrl-C, or another signal's handler, in the wait
             self._abandon_step()
             raise
         finally:
             self._pending = None
 
-    def _check_idle(self) -> None:
-        if self._pending is not None:
-            raise EnvError("a step is in progress: call step_wait() first")
-
     def _abandon_step(self) -> None:
         """End a step in progress; its result is lost."""
         if self._pending is not None and not self._pending.done():
-            self._interrupt()
+            self._open().interrupt()
             wait([self._pending])
         self._pending = None
 
-    def _end_stepper(self) -> None:
+    def close(self, **_: Any) -> None:
+        """End the gangs. Closing twice is allowed."""
+        self.closed = True
         self._abandon_step()
         if self._stepper is not None:
             self._stepper.shutdown(wait=False)
             self._stepper = None
+        simulation, self._simulation = self._simulation, None
+        if simulation is not None:
+            simulation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._simulation or 'closed'}>"
+
+    def __str__(self) -> str:
+        return repr(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from envs.gangs import Gangs, Outcome
 from envs.hpc_env import SEEDS
 from envs.pictures import check_mode, coloured
 from envs.spec import ActionCheck
-from envs.stepping import AsyncSteps
+from envs.stepping import SteppedEnv
 
 Flags = NDArray[np.bool_]
 Step = tuple[Any, NDArray[np.float64], Flags, Flags, dict[str, Any]]
 
 
-class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPickle):
+class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]], EzPickle):
     """A gymnasium VectorEnv over one or more gangs of MPI ranks.
 
     Its sub-environments are the agents (the heaters of a plate, for example) of all copies of a
@@ -76,13 +77,12 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
         **options: Any,
     ) -> None:
         EzPickle.__init__(self, config, num_envs=num_envs, render_mode=render_mode, **options)
-        self._gangs: Gangs | None = None
         if config is not None and not isinstance(config, Mapping):
             raise EnvConfigError(f"config is a {type(config).__name__}; it must be a dict")
         given = {**(config or {}), **options}
         num_envs = given.pop("num_envs", num_envs)
         checked = EnvConfig.checked(given, {}, vector=True)
-        gangs = self._gangs = Gangs(checked, num_envs)
+        gangs = self._simulation = Gangs(checked, num_envs)
         spec = self.simulator = gangs.spec
         self._copies, self._agents = gangs.copies, spec.agents
         self.num_envs = self._copies * self._agents
@@ -120,6 +120,7 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
         self._seeds = [-1] * self._copies
         self._steps = np.zeros(self._copies, np.int64)
         self._over = np.zeros(self._copies, bool)
+        self._lost: dict[int, EnvError] = {}
         self._observations = [
             np.zeros((self._copies, leaf.count), leaf.dtype) for leaf in spec.observed.leaves
         ]
@@ -149,15 +150,16 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
         SimulationError, GangLostError, StepTimeoutError, RestartLimitError
             As `HPCSimulatorEnv.reset`.
         """
-        self._check_idle()
+        gangs = self._idle()
         if options is not None and not isinstance(options, Mapping):
             raise ValueError(f"options={options!r}: it must be a dict, for example with reset_mask")
         which = set(self._masked((options or {}).get("reset_mask")).tolist())
         seeds = self._given(seed)
-        which.update(self._open().without_episodes())  # a new gang has no episodes to continue
+        which.update(gangs.without_episodes())  # a new gang has no episodes to continue
         ordered = sorted(which)
         for copy in ordered:
             self._reseed(copy, seeds[copy])
+            self._lost.pop(copy, None)
         self._begin({copy: self._drawn(copy, seeds[copy]) for copy in ordered})
         self._steps[ordered] = 0
         self._over[ordered] = False
@@ -173,6 +175,8 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
                 return
             if not left:
                 self._raise(outcome)
+            # Episodes that were in progress on a gang that is lost now: the next step says so.
+            self._lost |= {c: why for c, why in outcome.failures.items() if c not in seeds}
             seeds = {copy: seeds[copy] for copy in outcome.failures if copy in seeds}
 
     def step(self, actions: Any) -> Step:
@@ -183,16 +187,21 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
         BadActionError, SimulationError, GangLostError, StepTimeoutError
             As `HPCSimulatorEnv.step`.
         """
-        self._check_idle()
+        self._idle()
         return self._step(actions)
 
     def _step(self, actions: Any) -> Step:
         gangs = self._open()
-        if not gangs.running and not (self._truncates and self._over.all()):
+        without = gangs.without_episodes()
+        if without and not (self._truncates and self._over[without].all()):
             raise EnvError("there is no episode: call reset() first")
         numbers = self._check_action(actions)
         fresh = np.flatnonzero(self._over).tolist()
-        outcome = gangs.advance(numbers, {copy: self._drawn(copy, None) for copy in fresh})
+        lost = {copy: why for copy, why in self._lost.items() if not self._over[copy]}
+        begun = {copy: self._drawn(copy, None) for copy in (*fresh, *lost)}
+        outcome = gangs.advance(numbers, begun)
+        if self._lost:
+            outcome, self._lost = replace(outcome, failures=outcome.failures | lost), {}
         if outcome.failures and not self._truncates:
             self._raise(outcome)
         failed = np.zeros(self._copies, bool)
@@ -318,7 +327,7 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
             raise ValueError(f"seed={seed!r}: it must be an integer, or one per sub-environment")
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds for {self.num_envs} sub-environments")
-        return seeds[:: self._agents]
+        return [int(x) if isinstance(x, np.integer) else x for x in seeds[:: self._agents]]
 
     def _reseed(self, copy: int, seed: int | None) -> None:
         if seed is not None or self._random[copy] is None:
@@ -356,7 +365,7 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
 
     def field(self, copy: int = 0) -> NDArray[np.float32]:
         """The field that `render` colours, of one copy, as the simulator returns it."""
-        return self._open().picture(copy)
+        return self._idle().picture(copy)
 
     def save_state(self, copy: int = 0) -> NDArray[Any]:
         """The state of a copy, for `load_state`, if the simulator supports it.
@@ -366,35 +375,17 @@ class HPCSimulatorVectorEnv(AsyncSteps, VectorEnv[Any, Any, NDArray[Any]], EzPic
         AlchemistError
             NoSuchRoutineError, if it does not.
         """
-        return self._open().save_state(copy)
+        return self._idle().save_state(copy)
 
     def load_state(self, state: NDArray[Any], copy: int = 0) -> None:
         """Restore in a copy a state of `save_state`, of any copy of any environment.
 
         The step count of its episode continues. The observation is that of the next step.
         """
-        self._open().load_state(state, copy)
+        self._idle().load_state(state, copy)
 
-    def _open(self) -> Gangs:
-        if self._gangs is None:
-            raise EnvError("the environment is closed: make another one")
-        return self._gangs
-
-    def _interrupt(self) -> None:
-        self._open().interrupt()
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the gangs; `close` calls it."""
-        self._end_stepper()
-        gangs, self._gangs = self._gangs, None
-        if gangs is not None:
-            gangs.close()
-
-    def __enter__(self) -> HPCSimulatorVectorEnv:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __del__(self) -> None:
+        """Does not close, as VectorEnv's: unpickling drops an object with the same gangs."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.num_envs}: {self._gangs or 'closed'}>"
+        return f"<{type(self).__name__} of {self.num_envs}: {self._simulation or 'closed'}>"

@@ -47,12 +47,12 @@ def episodes(
         nothing = np.empty((0, host.spec.actions))
         episode = [kept(host.run(ctx, copy_seeds, nothing), f"episode {number}, reset")]
         for step in range(steps):
-            actions = np.tile(_action(spec["action"], host.spec.choices, random), (copies, 1))
+            actions = np.tile(_action(spec["action"], spec["agents"], random), (copies, 1))
             episode.append(kept(host.run(ctx, {}, actions), f"episode {number}, step {step}"))
         digests.append(episode)
     restored = None
     if copies == 1 and host.has("save_state") and host.has("load_state"):
-        action = _action(spec["action"], host.spec.choices, np.random.default_rng(8))[None]
+        action = _action(spec["action"], spec["agents"], np.random.default_rng(8))[None]
         state = host.save(ctx)
         first = kept(host.run(ctx, {}, action), "after save_state")
         host.run(ctx, {}, action)
@@ -65,13 +65,13 @@ def episodes(
     }  # fmt: skip
 
 
-def _action(space: dict[str, Any], choices: Any, random: np.random.Generator) -> Any:
-    """A random action within the bounds."""
+def _action(space: dict[str, Any], agents: int, random: np.random.Generator) -> Any:
+    """A random action of all agents within the bounds."""
     if "dict" in space or "tuple" in space:
         parts = space["dict"].values() if "dict" in space else space["tuple"]
-        return np.concatenate([_action(part, None, random) for part in parts])
+        return np.concatenate([_action(part, agents, random) for part in parts])
     if "n" in space or "nvec" in space:
-        counts = choices if choices is not None else np.array(space.get("nvec", [space.get("n")]))
+        counts = np.tile(space.get("nvec", [space.get("n")]), agents)
         return np.floor(random.random(len(counts)) * counts)
     size = int(np.prod(space["shape"]))
     low, high = (np.resize(0.0 if x is None else x, size) for x in (space["low"], space["high"]))

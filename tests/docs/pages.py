@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(python|c|cpp)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"(?:#|//) (\w+\.(?:py|c|cpp))\n")
+BLOCK = re.compile(r"^```(python|c|cpp|fortran)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"(?:#|//|!) (\w+\.(?:py|c|cpp|f90))\n")
 NOT_RUN = re.compile(r"# Not run by the tests: \w")
 NOTEBOOK = re.compile(r"# Notebook (\d)")
-BUILD = re.compile(r"^.* -o (\w+(?:\.so)?) .*$", re.MULTILINE)
+BUILD = re.compile(r"(?:^.*\\\n)?^.* -o (\w+(?:\.so)?) .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs import BadActionError, EnvError
+from envs import BadActionError, EnvConfigError, EnvError
 from tests.envs.conftest import PENDULUM
 from tests.envs.local import LocalPendulum
 from tests.envs.test_faults import pids
@@ -165,4 +165,8 @@ def test_agents_act_by_name(parallel: Any, make_vector: Any) -> None:
     env.reset(seed=2)
     with pytest.raises(BadActionError, match="agent_1"):
         env.step({"agent_0": [0.0]})
+    with pytest.raises(BadActionError, match="must be a dict"):
+        env.step([[0.0], [0.0]])
     assert env.render().shape == (4, 6, 3)
+    with pytest.raises(EnvConfigError, match=r"copies.\]=2: HPCSimulatorParallelEnv has one"):
+        parallel({"agents": 2}, copies=2)

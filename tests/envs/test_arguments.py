@@ -40,6 +40,12 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"lib_path": ""}, "lib_path'.='': it must be a path"),
     ({"lib_path": 5}, "lib_path'.=5: it must be a path"),
     ({"hostname": 5, "port": 6379}, "hostname'.=5: it must be a host name"),
+    ({"hostname": "h", "port": 70_000}, "port'.=70000: it must be 1 to 65535"),
+    ({"hostname": "", "port": 6379}, "hostname'.='': it must be a host name"),
+    ({"out_of_bounds": np.zeros(2)}, "out_of_bounds'. must be one of"),
+    ({"placement": {"labels": {"zone": 5}}}, "label 'zone': 5 must consist of two strings"),
+    ({"placement": {"resources": {"memory": "x"}}}, "resource 'memory'='x': it must be a finite"),
+    ({"placement": {"resources": {"CPU": 2}}}, "by cpus_per_worker"),
 ]
 
 
@@ -68,7 +74,10 @@ def test_more_copies_than_memory(cluster: str) -> None:
 
 
 def test_actions_and_states_of_one_environment(make: Any) -> None:
-    env = make()
+    env = make({"length": 22})  # its spec is not known, so the gang is there before the first reset
+    for call in (env.save_state, env.field, lambda: env.load_state(np.zeros((1, 3)))):
+        with pytest.raises(EnvError, match=r"there is no episode; call reset\(\) first"):
+            call()
     env.reset(seed=1)
     with pytest.raises(BadActionError, match="complex"):
         env.step(np.zeros(1, complex))
@@ -92,6 +101,12 @@ def test_seeds_and_options_of_a_vector_environment(make_vector: Any) -> None:
             envs.reset(seed=seed)
     with pytest.raises(ValueError, match="options=5: it must be a dict"):
         envs.reset(options=5)
+    expected = envs.reset(seed=[4, 5])[0]
+    np.testing.assert_array_equal(envs.reset(seed=np.arange(4, 6))[0], expected)
+    for copy in (1.0, "1", None, 2, -1):
+        with pytest.raises(EnvError, match=rf"there is no copy {copy!r}: copies are numbered 0 to"):
+            envs.save_state(copy)
+    assert envs.step(np.zeros((2, 1)))[1].all()
 
 
 @pytest.mark.parametrize("gangs", [1, 2])

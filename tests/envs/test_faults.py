@@ -46,7 +46,7 @@ def pids(env: Any) -> list[int]:
 
 def simulations(env: Any) -> list[Any]:
     """The gangs of an environment."""
-    return [env._simulation] if hasattr(env, "_simulation") else env._gangs._parts
+    return getattr(env._simulation, "_parts", [env._simulation])
 
 
 def gone(ranks: list[int]) -> bool:

@@ -306,7 +306,7 @@ def test_agents_train_with_shared_and_with_own_policies(
 
 def gang(runner: Any) -> Any:
     """The session of a multi-agent runner's environment."""
-    (simulation,) = runner.env.envs[0].unwrapped._env._gangs._parts
+    (simulation,) = runner.env.envs[0].unwrapped._env._simulation._parts
     return simulation._session
 
 

@@ -135,6 +135,42 @@ def test_a_vector_environment_with_one_gang_truncates_all_and_goes_on(make_vecto
     assert env.step(actions)[1].all()
 
 
+def test_episodes_that_a_partial_reset_finds_lost_are_truncated(make_vector: Any) -> None:
+    """A reset of one copy finds the gang dead, and with it the episodes of the others."""
+    env = make_vector(copies=3, num_workers=2, on_failure="truncate")
+    env.reset(seed=1)
+    actions = np.full((3, 1), 0.1)
+    last = env.step(actions)[0]
+    os.kill(pids(env)[1], signal.SIGKILL)
+    first = env.reset(seed=[None, 7, None], options={"reset_mask": np.arange(3) == 1})[0]
+    np.testing.assert_array_equal(first[[0, 2]], last[[0, 2]])
+    found = env.step(actions)
+    assert found[3].tolist() == [True, False, True]
+    assert found[4]["gang_lost"].tolist() == [True, False, True]
+    assert found[1][[0, 2]].tolist() == [0.0, 0.0]
+    np.testing.assert_array_equal(found[0][[0, 2]], last[[0, 2]])
+    local = LocalPendulum()
+    local.reset(seed=7)
+    np.testing.assert_array_equal(found[0][1], local.step(actions[1])[0])
+    found = env.step(actions)  # these begin an episode
+    assert not found[3].any()
+    assert abs(found[0][[0, 2]]).max() <= 0.5
+    np.testing.assert_array_equal(found[0][1], local.step(actions[1])[0])
+    assert not env.step(actions)[3].any()
+
+
+def test_a_gang_that_is_lost_between_steps_must_be_reset(make_vector: Any) -> None:
+    env = make_vector(copies=2, gangs=2, on_failure="truncate")
+    env.reset(seed=1)
+    os.kill(pids_of(simulations(env)[1])[0], signal.SIGKILL)
+    with pytest.raises(GangLostError):
+        env.save_state(1)
+    with pytest.raises(EnvError, match="reset"):  # the copy on the other gang has an episode
+        env.step(np.zeros((2, 1)))
+    env.reset(options={"reset_mask": np.arange(2) == 1})
+    assert not env.step(np.zeros((2, 1)))[3].any()
+
+
 def test_raising_is_the_default_and_gangs_are_for_vector_environments(make_vector: Any) -> None:
     env = make_vector(copies=2, gangs=2)
     env.reset(seed=1)

@@ -105,7 +105,10 @@ def test_a_step_in_progress_is_waited_for_and_its_error_comes_from_the_wait(
             env.step_wait()
         env.reset(seed=1)
         env.step_async(action)
-        for call in (lambda: env.step(action), lambda: env.step_async(action), env.reset):
+        for call in (
+            lambda: env.step(action), lambda: env.step_async(action), env.reset,
+            env.save_state, lambda: env.load_state(np.zeros((1, 3))), env.field,
+        ):  # fmt: skip
             with pytest.raises(EnvError, match="step_wait"):
                 call()
         env.step_wait()
@@ -120,17 +123,25 @@ def test_a_step_in_progress_is_waited_for_and_its_error_comes_from_the_wait(
     waits(make_vector(copies=2), np.zeros((2, 1)))
 
 
-def test_a_wait_that_is_interrupted_or_closed_ends_its_step(make: Make) -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_a_wait_that_is_interrupted_or_closed_ends_its_step(
+    make: Make, kind: type[BaseException]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise kind
+
     env = make({"hang_at": 2}, step_timeout_s=30.0)
     env.reset(seed=1)
     env.step(ACTION)
     env.step_async(ACTION)
     me = threading.main_thread().ident
     assert me is not None
-    threading.Timer(0.5, signal.pthread_kill, (me, signal.SIGINT)).start()
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    threading.Timer(0.5, signal.pthread_kill, (me, signal.SIGUSR2)).start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         env.step_wait()
+    signal.signal(signal.SIGUSR2, before)
     assert time.monotonic() - start < 5.0
     env.reset(seed=1)
     env.step(ACTION)

@@ -149,6 +149,7 @@ def test_losses_and_recoveries_are_counted_by_cause(exported: Samples) -> None:
 def test_steps_and_restarts_of_simulations_are_counted(exported: Samples) -> None:
     assert total(exported, "alchemist_env_steps_total", simulator=SIMULATOR) >= 3
     assert total(exported, "alchemist_env_gang_restarts_total", simulator=SIMULATOR) == 1
+    assert total(exported, "alchemist_env_dropped_steps_total", simulator=SIMULATOR) == 1
 
 
 @pytest.mark.timeout(150)
