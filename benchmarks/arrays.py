@@ -22,7 +22,7 @@ SMALL = (100, 10)
 VALUES = 10_000_000
 MANY = 100_000_000
 SHARES = [5, 50, 95]
-ROUNDS = 15
+ROUNDS = 10
 
 
 def run() -> Report:
@@ -69,27 +69,20 @@ def run() -> Report:
 
 
 def _many(als: AlchemistSession) -> str:
-    """Sort and percentiles of many values, against NumPy and Dask.
-
-    Dask has no sort of an array: that of its data frames is exact, with an index that moves along.
-    Its percentiles are approximate.
-    """
+    """Sort and percentiles of many values, against NumPy and Dask, whose are approximate."""
     a = np.random.default_rng(0).random(MANY)
     A, D = als.send_matrix(a), dask.array.from_array(a, chunks=MANY // 16)
     np.testing.assert_array_equal(np.sort(A)[:: MANY // 100], np.sort(a)[:: MANY // 100])
-    frame = dask.dataframe.from_array(a, chunksize=MANY // 16, columns="value").to_frame()
     sorts = in_turns({"ours": lambda: np.sort(A), "numpy": lambda: np.sort(a)}, 5)
-    sorts |= in_turns({"dask": lambda: _consumed(frame.sort_values("value"))}, 5)
     shares = in_turns({
         "ours": lambda: np.percentile(A, SHARES), "numpy": lambda: np.percentile(a, SHARES),
         "dask": lambda: dask.array.percentile(D, SHARES).compute(),
     }, 5)  # fmt: skip
     told = []
     for name, times in (("`np.sort`", sorts), ("`np.percentile` (three)", shares)):
-        told.append(
-            f"{name} {times['ours'] / times['numpy']:.2f} ({times['ours']:.2f} s; numpy "
-            f"{times['numpy']:.2f}; Dask's {times['dask']:.2f})"
-        )
+        dasks = f"; Dask's {times['dask']:.2f}" if "dask" in times else ""
+        ours, numpys = times["ours"], times["numpy"]
+        told.append(f"{name} {ours / numpys:.2f} ({ours:.2f} s; numpy {numpys:.2f}{dasks})")
         print(told[-1], flush=True)
     return f"Of a vector of {MANY:.0e} float64, x numpy: " + "; ".join(told) + "."
 
@@ -100,9 +93,21 @@ def _consumed(frame: Any) -> None:
 
 
 def _ordering(als: AlchemistSession) -> str:
-    """Functions that need the order of all elements of a vector, against NumPy and Dask."""
+    """Functions that need the order of all elements of a vector, against NumPy and Dask.
+
+    Dask has no sort of an array: that of its data frames is exact, with an index that moves along.
+    Its percentiles are approximate.
+    """
     a = np.random.default_rng(0).random(VALUES)
     A, D = als.send_matrix(a), dask.array.from_array(a, chunks=VALUES // 8)
+    frame = dask.dataframe.from_array(a, chunksize=VALUES // 8, columns="value").to_frame()
+    dasks: dict[str, tuple[str, Any]] = {
+        "`np.sort`": ("sort", lambda: _consumed(frame.sort_values("value"))),
+        "`np.percentile` (three)": (
+            "approximation",
+            lambda: dask.array.percentile(D, SHARES).compute(),
+        ),
+    }
     works: dict[str, tuple[Any, Any]] = {
         "`np.sort`": (lambda: np.sort(A), lambda: np.sort(a)),
         "stable `np.argsort`": (lambda: np.argsort(A), lambda: np.argsort(a, kind="stable")),
@@ -116,14 +121,12 @@ def _ordering(als: AlchemistSession) -> str:
     }
     told = []
     for name, (ours, numpys) in works.items():
-        works_here = {"ours": ours, "numpy": numpys}
-        if "percentile" in name:  # Dask's is an approximation; it has no sort
-            works_here["dask"] = lambda: dask.array.percentile(D, SHARES).compute()
-        times = in_turns(works_here, 5)
+        what, its = dasks.get(name, ("", None))
+        times = in_turns({"ours": ours, "numpy": numpys} | ({"dask": its} if its else {}), 5)
         ratio = times["ours"] / times["numpy"]
         told.append(f"{name} {ratio:.2f} ({_detail(times)})")
-        if "dask" in times:
-            told[-1] += f", {times['ours'] / times['dask']:.2f} x Dask's approximation"
+        if its:
+            told[-1] += f", {times['ours'] / times['dask']:.2f} x Dask's {what}"
         print(told[-1], flush=True)
     return f"Of a vector of {VALUES:.0e} float64, x numpy: " + "; ".join(told) + "."
 

@@ -17,7 +17,7 @@ from alchemist_ray.observe.bench.hpc import Measure, measure, result
 from benchmarks.harness import Report
 from mpi_workers.testing import local_gang
 
-RANKS, ROUNDS, SECONDS = 2, 5, 0.5
+RANKS, ROUNDS, SECONDS = 2, 5, 0.3
 AT_LEAST, AT_MOST = 0.9, 1.2  # ratios of rates, of times
 LEFT_OUT = ("slowest rank", " 1.0 kB", " 65.5 kB", " 4.2 MB")  # of messages: two sizes are shown
 

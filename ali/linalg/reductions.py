@@ -49,7 +49,7 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
     Notes
     -----
-    ``m n / ranks`` flops in one pass, in double precision: up to 1024 elements of a column are
+    ``m n / ranks`` flops in one pass, in double precision: up to 128 elements of a column are
     added one after another, their sums pairwise. Ranks add their sums in a tree: ``2 log2(ranks)``
     messages of the result's local part. MD and CIRC layouts are redistributed to VC_STAR first.
 

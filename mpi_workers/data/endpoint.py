@@ -127,8 +127,8 @@ class _InParts:
         self._parts = [loan.part() for loan in loans]
         self._stream = sum(part.local.nbytes for part in self._parts) > copy_kernels.CACHED_BYTES
 
-    def view(self, piece: Box) -> None:
-        return None
+    def views(self, piece: Box) -> tuple[()]:
+        return ()
 
     def copy(self, packed: np.ndarray[Any, Any], piece: Box, *, out: bool) -> None:
         stream = self._stream and not out  # a piece stays in the cache until it is sent

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
-from mpi_workers.data.streams import InArray, Share, receive_stream, send_stream
+from mpi_workers.data.row_stacks import InStack, RowStack
+from mpi_workers.data.streams import Elements, InArray, Share, receive_stream, send_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
@@ -204,7 +205,7 @@ class NodeConnection:
         connection = self.open(stream)
         connection.sock.settimeout(STALL_TIMEOUT_S)
         share = _share(target, ranks, region, array)
-        elements = InArray(array, region)
+        elements = _elements(array, region)
         with _refusals(connection):
             body = _request(target, ranks, region=list(region), order=share.order)
             times = send_stream(connection, Kind.PUT, body, share, elements, stop_on_reply=True)
@@ -245,7 +246,7 @@ class NodeConnection:
                 f"the node sent {frame.payload_nbytes} bytes instead of {share.nbytes}"
             )
         connection.sock.settimeout(STALL_TIMEOUT_S)
-        times = receive_stream(connection, share, InArray(array, region))
+        times = receive_stream(connection, share, _elements(array, region))
         return NodeTimes(
             self.node,
             self.route,
@@ -278,6 +279,10 @@ def _refusals(connection: Connection) -> Iterator[None]:
         except (frames.WireError, OSError):
             raise lost from None
         raise
+
+
+def _elements(array: Array | RowStack, region: Region) -> Elements:
+    return InStack(array, region) if isinstance(array, RowStack) else InArray(array, region)
 
 
 def _share(target: TransferTarget, ranks: list[int], region: Region, array: Array) -> Share:

@@ -8,7 +8,7 @@ a transpose, or not at all where a piece is contiguous; the node's end splits pi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,8 @@ from mpi_workers.wire.frames import Body, ConnectionLost, Kind
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
+
+IN_PLACE_BYTES = 64 << 10  # 64 KiB: less is copied together, which costs less than a system call
 
 
 class Share(NamedTuple):
@@ -65,17 +67,25 @@ class Share(NamedTuple):
             return packed.reshape(piece.shape)
         return packed.reshape(piece.transposed().shape).transpose(2, 3, 0, 1)
 
-    def flat(self, elements: Array) -> Array | None:
-        """The 1-D view of a 4-D piece if it is contiguous in the order of travel, else None."""
-        ordered = elements if self.order == "C" else elements.transpose(2, 3, 0, 1)
-        return ordered.reshape(-1) if ordered.flags.c_contiguous else None
+    def in_place(self, elements: Elements, group: Sequence[Box]) -> list[Array]:
+        """The elements of some pieces as 1-D views, if each is contiguous and not small."""
+        if len(group) > 1:
+            return []
+        found = []
+        for view in elements.views(group[0]):
+            ordered = view if self.order == "C" else view.transpose(2, 3, 0, 1)
+            if view.dtype != self.dtype or not ordered.flags.c_contiguous:
+                return []
+            found.append(ordered.reshape(-1))
+        least = IN_PLACE_BYTES * (len(found) - 1)
+        return found if group[0].size * self.dtype.itemsize >= least else []
 
 
 class Elements(Protocol):
     """Where the elements of a share are, at one end of a stream."""
 
-    def view(self, piece: Box) -> Array | None:
-        """A 4-D view of a piece, if they can be taken from there; None: use `copy`."""
+    def views(self, piece: Box) -> Iterable[Array]:
+        """A piece in the order of travel, as 4-D views; nothing: use `copy`."""
 
     def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
         """Copy a piece into (`out`) or from a 4-D buffer."""
@@ -88,14 +98,15 @@ class InArray:
         self._array = array
         self._region = region
 
-    def view(self, piece: Box) -> Array:
-        return piece.view(self._array, self._region.row0, self._region.col0)
+    def views(self, piece: Box) -> list[Array]:
+        return [piece.view(self._array, self._region.row0, self._region.col0)]
 
     def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
+        (view,) = self.views(piece)
         if out:
-            packed[...] = self.view(piece)
+            packed[...] = view
         else:
-            self.view(piece)[...] = packed
+            view[...] = packed
 
 
 class StreamTimes(NamedTuple):
@@ -139,21 +150,21 @@ def send_stream(
     staging = np.empty(0, share.dtype)
     clock = time.perf_counter()
     for group in _together(share.pieces(), share.chunk // share.dtype.itemsize):
-        whole = elements.view(group[0]) if len(group) == 1 else None
-        packed = share.flat(whole) if whole is not None and whole.dtype == share.dtype else None
-        if packed is None:
+        parts = share.in_place(elements, group)
+        if not parts:
             size = sum(piece.size for piece in group)
             if staging.size < size:
                 staging = np.empty(size, share.dtype)
-            packed, filled = staging[:size], 0
+            parts, filled = [staging[:size]], 0
             for piece in group:
-                part = packed[filled : filled + piece.size]
+                part = staging[filled : filled + piece.size]
                 elements.copy(share.shaped(part, piece), piece, out=True)
                 filled += piece.size
         packed_at = time.perf_counter()
         if stop_on_reply and connection.readable():
             raise ConnectionLost("the other end refused the data")
-        connection.write(packed.view(np.uint8).data)
+        for part in parts:
+            connection.write(part.view(np.uint8).data)
         now = time.perf_counter()
         copying += packed_at - clock
         moving += now - packed_at
@@ -173,20 +184,20 @@ def receive_stream(connection: Connection, share: Share, elements: Elements) -> 
     staging = np.empty(0, share.dtype)
     clock = time.perf_counter()
     for group in _together(share.pieces(), share.chunk // share.dtype.itemsize):
-        whole = elements.view(group[0]) if len(group) == 1 else None
-        raw = share.flat(whole) if whole is not None and whole.dtype == share.dtype else None
-        in_place = raw is not None
-        if raw is None:
+        parts = share.in_place(elements, group)
+        in_place = bool(parts)
+        if not in_place:
             size = sum(piece.size for piece in group)
             if staging.size < size:
                 staging = np.empty(size, share.dtype)
-            raw = staging[:size]
-        connection.read_into(raw.view(np.uint8).data)
+            parts = [staging[:size]]
+        for part in parts:
+            connection.read_into(part.view(np.uint8).data)
         arrived = time.perf_counter()
         if not in_place:
             filled = 0
             for piece in group:
-                part = raw[filled : filled + piece.size]
+                part = staging[filled : filled + piece.size]
                 elements.copy(share.shaped(part, piece), piece, out=False)
                 filled += piece.size
         now = time.perf_counter()

@@ -18,7 +18,9 @@ from typing import Any, Self
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.node_connection import Array, NodeConnection, attribute_errors, closed
 from mpi_workers.data.node_connections import NodeConnections
+from mpi_workers.data.row_stacks import stackable, stacked
 from mpi_workers.data.steps import Step, steps_of
+from mpi_workers.data.streams import IN_PLACE_BYTES
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.regions import Region
@@ -238,6 +240,9 @@ class _Transfer:
             for part in parts:
                 self._run(connection, part.holders(self._target, ranks), part, action, stream)
 
+        if not nodes:
+            return
+        steps = stacked(steps, self._target.dtype)
         nbytes = sum(step.array.nbytes for step in steps)
         for connection, ranks in nodes:
             streams = connection.streams if nbytes >= MIN_STREAM_BYTES * len(nodes) else 1
@@ -310,11 +315,13 @@ class MatrixWriter(_Transfer):
 
         True if it is small for each rank, and if it has few rows: ranks store columns, and only
         few elements of each would be contiguous. False if the compiled kernel copies its rows.
+        To other nodes, blocks of the same columns are streamed as one, from where they are.
         """
         m, n = map(int, array.shape)
         itemsize = self._target.dtype.itemsize
-        if self._far:
-            return m * n * itemsize < MIN_STREAM_BYTES
+        if self._far and not (self._near and stackable(array, self._target.dtype)):
+            least = IN_PLACE_BYTES if stackable(array, self._target.dtype) else MIN_STREAM_BYTES
+            return m * n * itemsize < least
         if n * itemsize >= copy_kernels.KERNEL_ROW_BYTES and copy_kernels.stackable(
             array, self._target.dtype
         ):

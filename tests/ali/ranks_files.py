@@ -52,6 +52,7 @@ def small() -> pytest.MonkeyPatch:
     patch.setattr(raw, "STRIP", 100)
     patch.setattr(raw, "APART", 20)
     patch.setattr(own_elements, "PIECE", 200)
+    patch.setattr(own_elements, "DIRECT_PIECE", 200)
     patch.setattr(zarr3, "CHUNK", 120)
     patch.setattr(zarr3, "PLAIN", 1)
     patch.setattr(text, "BLOCK", 50)

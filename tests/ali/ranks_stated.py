@@ -186,6 +186,7 @@ def files(gang: Gang) -> dict[str, float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boxes, "PIECE", PANEL)
         patch.setattr(own_elements, "PIECE", PANEL)
+        patch.setattr(own_elements, "DIRECT_PIECE", PANEL)
         patch.setattr(exchange, "MESSAGE", PANEL)
         patch.setattr(zarr3, "CHUNK", PANEL)
         for suffix in FORMATS:

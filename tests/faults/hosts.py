@@ -261,7 +261,7 @@ class Hosts:
             self._switch.kill()
             self._switch.wait()
 
-    def start_ray(self, cpus: Sequence[int]) -> None:
+    def start_ray(self, cpus: Sequence[int], store_bytes: int = 200_000_000) -> None:
         """A Ray cluster over the first hosts, with this many CPUs each; the first one is its head.
 
         Ray counts a host that does not answer as lost after 15 s (by default, 65 s).
@@ -271,7 +271,7 @@ class Hosts:
         def start(number: int) -> None:
             host = self._hosts[number]
             role = [f"--address={NETWORK}.1:{GCS_PORT}"] if number else head
-            size = [f"--num-cpus={cpus[number]}", "--object-store-memory=200000000"]
+            size = [f"--num-cpus={cpus[number]}", f"--object-store-memory={store_bytes}"]
             where = f"--node-ip-address={host.ip}"
             if number:
                 host.wait_for_port(GCS_PORT)

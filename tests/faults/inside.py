@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import ipaddress
 import json
 import os
 import sys
@@ -114,18 +115,48 @@ def dask_blocks(name: str, host: str, count: int) -> dict[str, Any]:
     """Send a Dask array whose chunks are all in the object store of one host."""
     import dask.array as da  # noqa: PLC0415
 
-    @ray.remote(num_cpus=0)
+    @ray.remote
     def put(first: int, last: int, rows: int) -> list[Any]:
         return [[ray.put(block(i, rows)) for i in range(first, last)], os.uname().nodename]
 
-    (node,) = (n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == host)
-    there, rows = NodeAffinitySchedulingStrategy(node, soft=False), 1_000
-    refs, where = ray.get(put.options(scheduling_strategy=there).remote(0, count, rows))
+    rows = 1_000
+    refs, where = ray.get(put.options(**task_on(host)).remote(0, count, rows))
     graph = {("chunks", i, 0): ref for i, ref in enumerate(refs)}
     array = da.Array(graph, "chunks", ((rows,) * count, (20,)), dtype="float64")
+    before = connections_from(host, sessions[name])
     A = sessions[name].send_matrix(array)
+    opened = connections_from(host, sessions[name]) - before
     expected = np.concatenate([block(i, rows) for i in range(count)])
-    return {"host": where, "equal": bool(np.array_equal(A.fetch(), expected))}
+    equal = bool(np.array_equal(A.fetch(), expected))
+    return {"host": where, "equal": equal, "opened": len(opened)}
+
+
+def task_on(host: str) -> dict[str, Any]:
+    """The options of a task that runs on a host, given by its address, and needs no CPU."""
+    (node,) = (n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == host)
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": strategy}
+
+
+def connections_from(host: str, session: AlchemistSession) -> set[str]:
+    """The TCP connections of a host to the data endpoints of a gang, also those just closed."""
+    connection = session.connection
+    assert connection is not None
+    addresses = {where for node in connection.endpoints.nodes for where in node.addresses}
+
+    @ray.remote
+    def look() -> set[str]:
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {own for _, own, other, *_ in lines if _address(other) in addresses}
+
+    found: set[str] = ray.get(look.options(**task_on(host)).remote())
+    return found
+
+
+def _address(text: str) -> str:
+    """``tcp:10.77.0.1:80`` from ``01004D0A:0050`` of /proc/net/tcp."""
+    host, _, port = text.partition(":")
+    return f"tcp:{ipaddress.IPv4Address(bytes.fromhex(host)[::-1])}:{int(port, 16)}"
 
 
 def block(i: int, rows: int) -> np.ndarray[Any, Any]:

@@ -273,8 +273,10 @@ def test_small_blocks_are_reported_for_joining(
             assert writer.is_small(low_rows[:, :127])
             assert writer.is_small(low_rows.astype("f4"))  # NumPy casts
         with MatrixWriter(gangs["far"], target) as writer:
-            assert writer.is_small(np.empty((1023, 1024)))
-            assert not writer.is_small(np.empty((1024, 1024)))
+            assert writer.is_small(np.empty((1023, 1024), order="F"))
+            assert not writer.is_small(np.empty((1024, 1024), order="F"))
+            assert writer.is_small(np.empty((7, 1024)))  # joined without a copy if they are larger
+            assert not writer.is_small(np.empty((8, 1024)))
         host.free(target.matrix)
 
 
