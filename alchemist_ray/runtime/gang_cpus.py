@@ -22,7 +22,7 @@ from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.placement import Reservation, check_capacity, not_free, reserved
 from alchemist_ray.runtime.ray_calls import result_of
 
-# Ray notices up to 0.1 s later that CPUs were given back, and tries a group that did not fit again
+# Ray may notice 0.1 s later that CPUs were given back, and tries a group that did not fit again
 # only after up to a second. So the group is asked for again, a few times.
 ASKED_AGAIN = 6
 AGAIN_S = 0.03

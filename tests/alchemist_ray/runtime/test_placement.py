@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import ray
@@ -18,8 +17,6 @@ from alchemist_ray.runtime import autoscaling
 from alchemist_ray.runtime.agent import Agent
 from alchemist_ray.runtime.autoscaling import VARIABLE, Growth, Retirement
 from alchemist_ray.runtime.driver import start_actor
-from alchemist_ray.runtime.group_manager import GroupManager
-from alchemist_ray.runtime.names import reservation_name
 from alchemist_ray.runtime.placement import check_capacity
 
 # Two nodes of 2 CPUs on this machine; the third comes when a gang waits, as with an autoscaler.
@@ -83,35 +80,6 @@ def test_strategies_hold_on_present_and_added_nodes() -> None:
     assert "room for 2 on one node (strategy='STRICT_PACK')" in told["too close"]
     assert "can grow to 6 CPUs on 3 nodes, room for 3, one to a node" in told["too far apart"]
     assert "may grow to 3 nodes of 2 CPUs: increase start_timeout_s" in told["does not come"]
-
-
-def test_cpus_that_were_just_given_back_are_reserved_soon(cluster: str) -> None:
-    cpus = ray.cluster_resources()["CPU"] / 2
-
-    async def tries(gang: Any, begin: str) -> list[int]:
-        found = []
-        for _ in range(5):
-            await gang.cpus.reserve(2, 30.0)  # now no CPU is free
-            table: dict[str, Any] = ray.util.placement_group_table()
-            its = [group for group in table.values() if group["name"].startswith(begin)]
-            held = [group["stats"] for group in its if group["state"] == "CREATED"]
-            found.append(max(stats["scheduling_attempt"] for stats in held))
-            await gang.cpus.keep(1)
-        return found
-
-    def in_its_loop(manager: GroupManager, gang: str, begin: str) -> list[int]:
-        running: Any = manager.gang(gang)._gang
-        loop = running._tasks[0].get_loop()
-        return asyncio.run_coroutine_threadsafe(tries(running, begin), loop).result(60.0)
-
-    with AlchemistSession(1, cpus_per_worker=cpus) as als:
-        address, actor = als.connection.address, als.connection.manager.actor
-        name = reservation_name(address.gang, address.incarnation)
-        asked = actor.__ray_call__.remote(in_its_loop, address.gang, name)
-        found = ray.get(asked, timeout=90)
-    # Ray itself waits for up to a second before it tries a second time.
-    assert found[0] == 1, found
-    assert found.count(1) >= 3, found
 
 
 def test_a_strategy_that_cannot_be_is_refused_at_once(cluster: str) -> None:
