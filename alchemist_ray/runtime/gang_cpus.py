@@ -23,8 +23,8 @@ from alchemist_ray.runtime.placement import Reservation, check_capacity, not_fre
 from alchemist_ray.runtime.ray_calls import result_of
 
 # Ray may notice 0.1 s later that CPUs were given back, and tries a group that did not fit again
-# only after up to a second. So the group is asked for again, a few times.
-ASKED_AGAIN = 6
+# only after up to a second. So the group is asked for again, for a while.
+ASKED_AGAIN_S = 0.2
 AGAIN_S = 0.03
 FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
 THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
@@ -121,19 +121,34 @@ class GangCpus:
             where = there[0]
         divided = await in_thread(divisions, more, request.cpus, request.strategy, avoided)
         deadline = time.monotonic() + limit_s
-        turns = [(divided[0], AGAIN_S)] * ASKED_AGAIN
-        turns += [(ranks, FIRST_LIMIT_S) for ranks in divided[:-1]] + [(divided[-1], limit_s)]
-        for turn, (ranks, most_s) in enumerate(turns):
-            if await self._reserved(ranks, where, deadline, most_s, instead=turn > 0):
+        asked_again = time.monotonic() + ASKED_AGAIN_S
+        instead = False
+        while time.monotonic() < asked_again:
+            if await self._reserved(
+                divided[0], where, deadline, FIRST_LIMIT_S, instead=instead, patient=False
+            ):
+                return
+            instead = True
+            await asyncio.sleep(AGAIN_S)
+        for ranks in divided:
+            most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
+            if await self._reserved(ranks, where, deadline, most_s, instead=True):
                 return
         raise await in_thread(not_free, more, request.cpus, limit_s)
 
     async def _reserved(
-        self, ranks: Sequence[int], where: str, deadline: float, most_s: float, *, instead: bool
+        self,
+        ranks: Sequence[int],
+        where: str,
+        deadline: float,
+        most_s: float,
+        *,
+        instead: bool,
+        patient: bool = True,
     ) -> bool:
         """Reserve CPUs for this many ranks in each bundle; False if they are not free in time.
 
-        `instead`: whether others were asked for before, and given up.
+        `instead`: whether others were asked for before, and given up. `patient`: `reserved`.
         """
         held = _Held(next(self._names))
         self._held.append(held)  # before the Driver asks for it
@@ -142,7 +157,10 @@ class GangCpus:
             asking = self._asked(held.name, ranks, self._request.strategy, nodes, instead=instead)
             group = await asyncio.wait_for(asking, deadline - time.monotonic())
             left = max(0.0, deadline - time.monotonic())
-            held.reservation = await in_thread(reserved, group, ranks, min(left, most_s))
+            limit = min(left, most_s)
+            held.reservation = await in_thread(
+                lambda: reserved(group, ranks, limit, patient=patient)
+            )
         finally:
             if held.reservation is None:
                 self._forget(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from alchemist_ray.runtime.bundles import room
 PLACEMENTS = ("own", "inherit")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's, over ranks
 NODE_LABEL = "ray.io/node-id"  # every node has it
+POLL_INTERVAL_S = 0.005  # 5 ms
+NOT_FREE = ("NO_RESOURCES", "INFEASIBLE")  # Ray has tried to place the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +90,17 @@ def ask_for(
     return group
 
 
-def reserved(group: PlacementGroup, ranks: Sequence[int], timeout_s: float) -> Reservation | None:
+def reserved(
+    group: PlacementGroup, ranks: Sequence[int], timeout_s: float, *, patient: bool = True
+) -> Reservation | None:
     """Wait for a group's CPUs, for this many ranks in each bundle.
 
-    None if they do not become free in time; nothing stays reserved then.
+    None if they do not become free in time, or, if not `patient`, are in use now; nothing stays
+    reserved then.
     """
     try:
-        ray.wait([group.ready()], timeout=timeout_s)  # `group.wait` drops fractions of a second
-        table: dict[str, Any] = ray.util.placement_group_table(group)
-        if table["state"] != "CREATED":
+        table = _created(group, timeout_s, patient)
+        if table is None:
             remove_placement_group(group)
             return None
         places = table["bundles_to_node_id"]
@@ -106,6 +111,22 @@ def reserved(group: PlacementGroup, ranks: Sequence[int], timeout_s: float) -> R
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+def _created(group: PlacementGroup, timeout_s: float, patient: bool) -> dict[str, Any] | None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        table: dict[str, Any] = ray.util.placement_group_table(group)
+        if table["state"] == "CREATED":
+            return table
+        left = deadline - time.monotonic()
+        tried = table["stats"]["scheduling_state"] in NOT_FREE
+        if left <= 0 or (tried and not patient):
+            return None
+        if patient and left >= 1:
+            group.wait(int(left))  # it knows whole seconds only
+        else:
+            time.sleep(POLL_INTERVAL_S)
 
 
 def not_free(workers: int, cpus: float, timeout_s: float) -> ResourceError:
