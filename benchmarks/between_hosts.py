@@ -78,7 +78,7 @@ def _add_blocks(report: Report, found: dict[str, Any]) -> None:
     for count, took in zip(BLOCKS, (few, many), strict=True):
         report.add(
             f"Dask array of {count} blocks on the other host", times["plain"] / took, 0.9,
-            f"x {node_connection.STREAMS} plain streams",
+            "x as many plain streams",
             detail=f"{8e-9 * math.prod(TALL) / took:.2f} GB/s; {took}",
         )  # fmt: skip
     report.add(
