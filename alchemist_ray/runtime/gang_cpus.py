@@ -121,7 +121,7 @@ class GangCpus:
             where = there[0]
         divided = await in_thread(divisions, more, request.cpus, request.strategy, avoided)
         deadline = time.monotonic() + limit_s
-        asked_again = time.monotonic() + ASKED_AGAIN_S
+        asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
         instead = False
         while time.monotonic() < asked_again:
             if await self._reserved(
