@@ -59,7 +59,8 @@ class EnvConfig:
     cpus_per_worker : float, optional
         CPUs of each rank. Default: 1.
     max_restarts : int
-        How many gangs may be lost within an hour.
+        How many gangs may be lost within an hour, by this environment and by those that it
+        replaces: closed ones of the same simulator whose last gang was lost.
     on_failure : {"raise", "truncate"}
         After a failed simulation or a lost gang: raise, or end the episode with
         ``truncated=True`` and ``info["gang_lost"]``.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,9 +47,9 @@ NEXT_START = "the next reset(), or another environment, starts a new one"
 NAMES = {"begin": "reset", "advance": "step"}  # of routines, for users
 
 _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this process has used
-# Gangs lost by this process: RLlib replaces a failed environment by a new one.
-_rates: dict[tuple[Any, ...], RestartRate] = defaultdict(RestartRate)
-_to_replace: Counter[tuple[Any, ...]] = Counter()
+# Of simulations that were closed with a lost gang, for those that replace them: RLlib closes a
+# failed environment and makes a new one, and both count as one.
+unreplaced: dict[tuple[Any, ...], list[RestartRate]] = defaultdict(list)
 
 
 class Simulation:
@@ -91,11 +90,16 @@ class Simulation:
         self._begun = False  # an episode on this gang
         self._running = False
         self._closed = False
-        self._lost = False  # the last gang: the next one is a restart
-        self._rate = RestartRate()
+        inherited = unreplaced[config.simulator()]
+        self._lost = bool(inherited)  # the last gang: the next one is a restart
+        self._rate = inherited.pop() if inherited else RestartRate()
         known = _specs.get(config.simulator())
         if known is None:
-            self._start()
+            try:
+                self._start()
+            except BaseException:
+                self.close()
+                raise
             known = _specs[config.simulator()]
         self.spec: SimulatorSpec = known
         self._decoder = Decoder(known, config)
@@ -282,7 +286,7 @@ class Simulation:
 
     def _start(self) -> None:
         """Start a gang with the simulator. Raises `RestartLimitError`, `AlchemistError`."""
-        lost = self._recent_losses()
+        lost = self._rate.recent()
         if lost > self.config.max_restarts:
             raise RestartLimitError(
                 f"gangs of simulator {self.config.lib_name!r} were lost {lost} times within an "
@@ -304,7 +308,8 @@ class Simulation:
         except BaseException:
             self._end()
             raise
-        if self._replaces_a_lost_gang():
+        if self._lost:
+            self._lost = False
             self.losses.add(RESTARTS, 1, "a new gang replaces the lost one")
 
     def _attach(self) -> None:
@@ -359,22 +364,8 @@ class Simulation:
         self._drop_channel()
         self._lost = True
         self._rate.add()
-        _rates[self.config.simulator()].add()
-        _to_replace[self.config.simulator()] += 1
         if self._session is not None:
             self._session.kill_workers("its simulation failed")
-
-    def _replaces_a_lost_gang(self) -> bool:
-        key = self.config.simulator()
-        lost = _to_replace[key] > 0 if "ray.rllib" in sys.modules else self._lost
-        _to_replace[key] = max(0, _to_replace[key] - 1)
-        self._lost = False
-        return lost
-
-    def _recent_losses(self) -> int:
-        """Gangs lost within the last hour; under RLlib those of all environments here."""
-        rate = _rates[self.config.simulator()] if "ray.rllib" in sys.modules else self._rate
-        return rate.recent()
 
     def _end(self) -> None:
         self.losses.export()
@@ -389,6 +380,8 @@ class Simulation:
 
     def close(self) -> None:
         """End the gang. Closing twice is allowed."""
+        if self._lost and not self._closed:
+            unreplaced[self.config.simulator()].append(self._rate)
         self._closed = True
         self._end()
 

@@ -10,9 +10,14 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
 
-from envs import HPCSimulatorEnv, HPCSimulatorVectorEnv
+from envs import HPCSimulatorEnv, HPCSimulatorVectorEnv, simulation
 
 PENDULUM = str(Path(__file__).with_name("pendulum.py"))
+
+
+@pytest.fixture(autouse=True)
+def _does_not_replace_what_other_tests_lost() -> None:
+    simulation.unreplaced.clear()
 
 
 def _made(kind: type[Any]) -> Iterator[Callable[..., Any]]:

@@ -169,6 +169,22 @@ def test_restarts_are_capped(cluster: str) -> None:
         assert "max_restarts is 2" in str(error)
 
 
+def test_losses_count_for_the_environment_that_replaces_a_closed_one(cluster: str) -> None:
+    def lose(env: HPCSimulatorEnv) -> dict[str, int]:
+        info = env.reset()[1]
+        told_of(GangLostError, lambda: env.step(ACTION))
+        return info
+
+    with new(sim={"exit_at": 1}, max_restarts=1) as other:
+        with new(sim={"exit_at": 1}, max_restarts=1) as first:
+            assert lose(first) == {}
+        with new(sim={"exit_at": 1}, max_restarts=1) as second:
+            assert lose(second) == {"gang_restarts": 1, "step_timeouts": 0, "dropped_steps": 0}
+        with new(sim={"exit_at": 1}, max_restarts=1) as third:
+            told_of(RestartLimitError, third.reset)
+        assert lose(other) == {}  # it has lost nothing before
+
+
 def test_the_group_manager_of_an_environment_dies(bystander: HPCSimulatorEnv) -> None:
     with new(num_workers=2) as env:
         env.reset()
