@@ -11,7 +11,7 @@ from alchemist_ray.errors import DtypeError
 from mpi_workers.matrix import dist_matrix
 from mpi_workers.matrix.dist_matrix import DTYPES
 
-__all__ = ["DTYPES", "check_range", "chosen_dtype"]
+__all__ = ["DTYPES", "check_range", "check_unmasked", "chosen_dtype"]
 
 ADVICE = {  # for elements that a dtype cannot hold
     "int32": "choose int64",
@@ -45,6 +45,17 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         return dist_matrix.chosen_dtype(source, wanted)
     except ValueError as error:
         raise DtypeError(str(error)) from None
+
+
+def check_unmasked(array: Any, what: str) -> None:
+    """Refuse a masked array of which elements have no value: `numpy.asarray` takes what is below.
+
+    Raises
+    ------
+    DtypeError
+    """
+    if isinstance(array, np.ma.MaskedArray) and array.mask.any():
+        raise DtypeError(f"{what} is masked, and has elements without a value: fill them first")
 
 
 def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
