@@ -40,15 +40,16 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         raise DtypeError(str(error)) from None
 
 
-def check_unmasked(array: Any, what: str) -> None:
-    """Refuse a masked array of which elements have no value: `numpy.asarray` takes what is below.
+def check_unmasked(data: Any, what: str) -> None:
+    """Refuse masked elements, also of a list of arrays: `numpy.asarray` takes what is below a mask.
 
     Raises
     ------
     DtypeError
     """
-    if isinstance(array, np.ma.MaskedArray) and array.mask.any():
-        raise DtypeError(f"{what} is masked, and has elements without a value: fill them first")
+    for array in data if isinstance(data, list | tuple) else (data,):
+        if isinstance(array, np.ma.MaskedArray) and array.mask.any():
+            raise DtypeError(f"{what} is masked, and has elements without a value: fill them first")
 
 
 def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:

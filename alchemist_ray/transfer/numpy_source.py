@@ -75,8 +75,8 @@ class NumPySource:
 
 
 def _as_array(data: Any) -> NDArray[Any]:
+    check_unmasked(data, "the array")
     if isinstance(data, np.ndarray):
-        check_unmasked(data, "the array")
         return np.asarray(data)
     if hasattr(data, "tocsr"):
         raise DtypeError("a sparse matrix cannot be one of several blocks: send it alone")

@@ -267,6 +267,49 @@ def test_a_transfer_that_cannot_connect_ends_with_the_gang(lost_node: str, reaso
     ranks.close()
 
 
+def test_a_second_interruption_leaves_no_lock(host: support.Host) -> None:
+    """Ctrl-C twice: the first ends the transfer, the second the wait for its threads."""
+
+    class CtrlCError(Exception): ...
+
+    def interrupt(number: int, frame: object) -> None:
+        raise CtrlCError
+
+    distribution = distribution_of("VC_STAR", (40, 10))
+    target, array = new(host, distribution), numbers((40, 10))
+    ranks = NodeConnections(host.endpoints("far"))
+    entered, resumed = threading.Event(), threading.Event()
+
+    def progress(nbytes: int) -> None:  # on a thread of a stream
+        entered.set()
+        resumed.wait(WAIT_S)
+
+    def send_interrupted() -> None:
+        with MatrixWriter(ranks, target, progress) as writer:
+            writer.write_block(array, (0, 0))
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+        with pytest.raises(CtrlCError) as caught:
+            send_interrupted()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert entered.is_set()
+        assert isinstance(caught.value.__context__, CtrlCError)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    resumed.set()
+    sending = threading.Thread(target=send, args=(ranks, target, (array, (0, 0))), daemon=True)
+    sending.start()
+    sending.join(5)
+    assert not sending.is_alive()
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(ranks, target, np.empty_like(array)), array)
+    ranks.close()
+    host.free(target.matrix)
+
+
 def test_a_node_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_connection, "STALL_TIMEOUT_S", 0.3)
     with UnresponsiveNode() as node:
