@@ -213,8 +213,9 @@ def _rows_of(engine: Engine, name: str, m: Any) -> Any:
 @implements(np.take)
 def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
     if axis is None:
-        return (a if a.ndim == 1 else engine.reshape(a, -1))[indices]
-    return a[indices] if rules.axis_index(axis, a.ndim) == 0 else a[:, indices]
+        return (a if a.ndim == 1 else engine.reshape(a, -1))[indices].mark_copy()
+    found = a[indices] if rules.axis_index(axis, a.ndim) == 0 else a[:, indices]
+    return found.mark_copy()
 
 
 @implements(np.flip)

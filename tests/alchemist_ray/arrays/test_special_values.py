@@ -104,7 +104,19 @@ def test_what_numpy_refuses_is_refused(make: Any, code: str) -> None:
             evaluated(code, one)
 
 
-def test_clip_without_bounds_is_a_copy(make: Any) -> None:
-    A = make([1, 2])
-    assigned(np.clip(A, None, None), 9)
-    same(A, [1, 2])
+def test_results_that_numpy_copies_can_be_assigned_to(make: Any) -> None:
+    A = make([[1, 2], [3, 4]])
+    for found in (np.clip(A, None, None), np.take(A, 0, axis=1), np.take(A, 1)):
+        same(assigned(found, 9), np.full(found.shape, 9))
+    same(A, [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_quantiles_of_many_columns_with_different_counts_of_nan(make: Any, skip: bool) -> None:
+    a = np.random.default_rng(0).normal(size=(7, 400))
+    a[np.arange(7)[:, None] < np.arange(400) % 9 - 1] = np.nan
+    for method in ("linear", "lower", "inverted_cdf", "midpoint"):
+        work = f"np.{'nan' * skip}quantile(X, [0.1, 0.5, 0.9], axis=0, method='{method}')"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            same(eval(work, {"np": np, "X": make(a)}), eval(work, {"np": np, "X": a}))
