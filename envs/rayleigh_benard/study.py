@@ -34,7 +34,7 @@ from envs.rayleigh_benard.baselines import (
 METHODS = ("ppo-agents", "ppo", "sac")
 # Nodes for a Rayleigh number; the default cell is 96 x 31.
 CELLS: dict[float, dict[str, int]] = {3.2e5: {"height": 47, "width": 144}}
-# Of P-control, velocity and temperature: the best that `gains` finds; at 8e4 these are the defaults.
+# Of P-control, velocity and temperature: the best of `gains`; at 8e4 these are the defaults.
 GAINS = {1e4: (48.0, -24.0), 3.2e5: (8.0, -8.0)}
 VALIDATION_SEEDS = (11, 12)
 TEST_SEEDS = range(1000, 1050)
