@@ -185,7 +185,7 @@ def test_no_operation_fetches_a_whole_matrix_implicitly(
             work(A)
     assert peak() - before < nbytes // 2  # a row was read from C, a quarter, where it is mapped
     A.fetch()
-    assert peak() - before > nbytes
+    assert peak() - before > nbytes // 2
 
 
 def test_a_copy_is_a_matrix_of_its_own(session: AlchemistSession) -> None:
