@@ -12,12 +12,14 @@ import weakref
 from collections.abc import Mapping
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, AuthError, ResourceError, SessionError
 from alchemist_ray.runtime.placement import Reservation, inherited, not_free, reserved, within
 from alchemist_ray.runtime.ray_cluster import check, join_ray
+from alchemist_ray.runtime.ray_connection import while_connected
 from envs.config import EnvConfig
 from envs.errors import EnvError
 
@@ -181,7 +183,7 @@ class _Reaper:
             if isinstance(item, threading.Event):
                 item.set()
             else:
-                with contextlib.suppress(AlchemistError, ray.exceptions.RayError):
+                with while_connected(), contextlib.suppress(AlchemistError, RayError):
                     close_session(item)
             del item
 

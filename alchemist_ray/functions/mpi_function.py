@@ -28,6 +28,7 @@ from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_options import GangOptions
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.ray_connection import connection_id, while_connected
 
 IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
@@ -241,6 +242,7 @@ class _Pool:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
         key = replace(options, timeout_s=None, idle_s=0.0)
         with self._lock:
+            self._forget_lost()
             host = self._host(key, options)
             request = key.gang.request(key.num_workers, f"f{uuid.uuid4().hex[:10]}")
             host.manager.launched = True
@@ -253,8 +255,6 @@ class _Pool:
 
     def _host(self, key: FunctionOptions, options: FunctionOptions) -> _Host:
         hosts = self._hosts.setdefault(key, [])
-        here = ray.get_runtime_context().get_node_id()
-        hosts[:] = [host for host in hosts if host.manager.home == here]  # else of another cluster
         for host in hosts:
             host.settle()
         free = min(hosts, key=lambda host: len(host.calls), default=None)
@@ -264,6 +264,12 @@ class _Pool:
             hosts.append(free)
         free.idle_s = options.idle_s
         return free
+
+    def _forget_lost(self) -> None:
+        """Remove the hosts of an earlier connection to Ray, which has ended them."""
+        here = connection_id()
+        for hosts in self._hosts.values():
+            hosts[:] = [host for host in hosts if host.manager.connection == here]
 
     def _room(self) -> float:
         """Free CPUs, less those of young gangs that Ray does not report as taken yet."""
@@ -280,11 +286,11 @@ class _Pool:
     def _watch(self) -> None:
         while True:
             time.sleep(POLL_INTERVAL_S)
-            with self._lock:
+            with self._lock, while_connected() as connected:
                 idle: list[_Host] = []
-                with contextlib.suppress(Exception):  # Ray is being shut down
-                    idle = self._idle() if ray.is_initialized() else []
-                if not ray.is_initialized():
+                with contextlib.suppress(Exception):  # the cluster does not answer
+                    idle = self._idle() if connected else []
+                if not connected:
                     self._hosts.clear()
                 self._watched = more = any(self._hosts.values())
             for host in idle:
@@ -294,6 +300,7 @@ class _Pool:
 
     def _idle(self) -> list[_Host]:
         """Remove the hosts that have been idle for long enough."""
+        self._forget_lost()
         now = time.monotonic()
         found = []
         for hosts in self._hosts.values():
@@ -315,11 +322,13 @@ class _Pool:
 
 def _end(host: _Host) -> None:
     """Give a gang's CPUs back, and keep its manager for the next session."""
-    with contextlib.suppress(Exception):  # a manager that does not answer is killed
-        ray.get(host.manager.handle.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
-        manager_pool.give_back(host.manager)
-        return
-    host.manager.kill()
+    with while_connected() as connected:
+        with contextlib.suppress(Exception):  # a manager that does not answer is killed
+            if connected:  # else it has ended
+                ray.get(host.manager.handle.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
+            manager_pool.give_back(host.manager)
+            return
+        host.manager.kill()
 
 
 _pool = _Pool()

@@ -27,6 +27,7 @@ from alchemist_ray.runtime.driver import start_actor
 from alchemist_ray.runtime.gang_handle import GangHandle
 from alchemist_ray.runtime.group_manager import GroupManager
 from alchemist_ray.runtime.names import NAMESPACE, group_name
+from alchemist_ray.runtime.ray_connection import connection_id, while_connected
 
 READY_TIMEOUT_S = 30.0
 UNUSED_KEPT_S = 300.0
@@ -39,7 +40,7 @@ class _Shared:
     owner: str
     ident: str  # begins the ids of its gangs
     actor: ActorHandle
-    home: str
+    connection: tuple[str, str]
     gangs: int = 0
     unused: threading.Timer | None = None  # ends it
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -51,7 +52,7 @@ class Manager:
 
     actor: ActorHandle
     gang: str
-    home: str  # node of this process at that time: another node means another cluster
+    connection: tuple[str, str]  # of this process to Ray at that time
     shared: _Shared | None = None
     launched: bool = False  # whether it has been asked for a gang
     ended: bool = False
@@ -63,7 +64,7 @@ class Manager:
 
     def alive(self) -> bool:
         """Whether it can start a gang."""
-        return not self.ended and _answers(self.actor)
+        return not self.ended and self.connection == connection_id() and _answers(self.actor)
 
     def kill(self) -> None:
         """End the gang at once, and the GroupManager if it has no other gang."""
@@ -87,11 +88,11 @@ class _Managers:
 
     def take(self, owner: str) -> Manager:
         """A place in the owner's GroupManager; a new one may still be starting."""
-        here = ray.get_runtime_context().get_node_id()
+        here = connection_id()
         while True:
             with self._lock:
                 shared = self._open.get(owner)
-                new = shared is None or shared.home != here
+                new = shared is None or shared.connection != here
                 if shared is None or new:
                     shared = self._open[owner] = _start_shared(owner, here)
                 shared.gangs += 1
@@ -125,8 +126,8 @@ class _Managers:
                     others = True
                 elif not others:
                     self._close(shared)
-        if ray.is_initialized():  # `ray.kill` would start Ray
-            with contextlib.suppress(Exception):
+        with while_connected() as connected, contextlib.suppress(Exception):
+            if connected:  # else `ray.kill` would start Ray
                 if others:
                     manager.actor.forget.remote(manager.gang)
                 else:
@@ -142,8 +143,8 @@ class _Managers:
             if shared.gangs or self._open.get(shared.owner) is not shared:
                 return
             self._close(shared)
-        if ray.is_initialized():
-            with contextlib.suppress(Exception):
+        with while_connected() as connected, contextlib.suppress(Exception):
+            if connected:
                 ray.kill(shared.actor)
 
 
@@ -162,20 +163,20 @@ def give_back(manager: Manager) -> None:
 
 def take_named(name: str, *, detached: bool) -> Manager:
     """A GroupManager for a gang with a name. Raises `ValueError` if the name is in use."""
-    here = ray.get_runtime_context().get_node_id()
-    actor = _start(name, here, f"g{uuid.uuid4().hex[:10]}", detached=detached)
-    manager = Manager(actor, name, here)
+    actor = _start(name, f"g{uuid.uuid4().hex[:10]}", detached=detached)
+    manager = Manager(actor, name, connection_id())
     if detached:
         manager.handle.expect_launch.remote()
     return manager
 
 
-def _start_shared(owner: str, here: str) -> _Shared:
+def _start_shared(owner: str, here: tuple[str, str]) -> _Shared:
     ident = f"g{uuid.uuid4().hex[:8]}"
-    return _Shared(owner, ident, _start(ident, here), here)
+    return _Shared(owner, ident, _start(ident), here)
 
 
-def _start(name: str, here: str, ident: str = "", *, detached: bool = False) -> ActorHandle:
+def _start(name: str, ident: str = "", *, detached: bool = False) -> ActorHandle:
+    here = ray.get_runtime_context().get_node_id()
     options: dict[str, Any] = {
         "name": group_name(name),
         "namespace": NAMESPACE,

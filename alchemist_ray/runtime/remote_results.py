@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.runtime.ray_connection import while_connected
 from mpi_workers.wire.frames import Body
 
 POLL_INTERVAL_S = 1.0
@@ -47,10 +48,11 @@ class RemoteResults:
     def _watch(self) -> None:
         while True:
             time.sleep(POLL_INTERVAL_S)
-            if self._connection.closed or not ray.is_initialized():
-                return
-            worker: Any = ray._private.worker.global_worker
-            alive = worker.core_worker.get_all_reference_counts()
+            with while_connected() as connected:
+                if self._connection.closed or not connected:
+                    return
+                worker: Any = ray._private.worker.global_worker
+                alive = worker.core_worker.get_all_reference_counts()
             with self._lock:
                 over = [ref for ref in self._tokens if ref not in alive]
                 tokens = [self._tokens.pop(ref) for ref in over]

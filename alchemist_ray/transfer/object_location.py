@@ -15,6 +15,7 @@ from alchemist_ray.errors import TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.ray_calls import ask
+from alchemist_ray.runtime.ray_connection import connection_id
 from alchemist_ray.transfer.node_jobs import (
     OPENED,
     BlockDecoder,
@@ -121,14 +122,16 @@ def inspect_objects(
     return found
 
 
-_agents: dict[str, ActorHandle] = {}  # the handle of an actor stays valid through restarts
+# By connection and node. The handle of an actor stays valid through restarts.
+_agents: dict[tuple[tuple[str, str], str], ActorHandle] = {}
 
 
 def agent_of(node: str) -> Any:
     """The agent of a node."""
-    if node not in _agents:
-        ((_agents[node], _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
-    return _agents[node]
+    key = connection_id(), node
+    if key not in _agents:
+        ((_agents[key], _),) = ask(find_driver().agents.remote([node]), timeout_s=120)
+    return _agents[key]
 
 
 def answer_of(ref: Any, node: str) -> Any:

@@ -43,6 +43,8 @@ class _GangRunner:
         cause = sys.exc_info()[1]
         if isinstance(cause, AlchemistError) and not isinstance(cause, TRANSIENT):
             raise cause
+        if self._reported is None:  # what this process has lost before is not this runner's
+            self._reported = in_this_process.copy()
         settings = dict(self.config.env_config)
         if cause is not None:
             self._count_failure(cause, settings.get("max_restarts", MAX_RESTARTS))
@@ -81,12 +83,10 @@ class _GangRunner:
 
     def get_metrics(self) -> Any:
         """RLlib's metrics, and the losses of this process's environments."""
-        reported = self._reported if self._reported is not None else Counter()
+        reported, self._reported = self._reported or Counter(), in_this_process.copy()
         for name in EVENTS:
-            total = in_this_process[name]
-            self.metrics.log_value(name, total - reported[name], reduce="lifetime_sum")
-            reported[name] = total
-        self._reported = reported
+            added = self._reported[name] - reported[name]
+            self.metrics.log_value(name, added, reduce="lifetime_sum")
         return super().get_metrics()  # type: ignore[misc]
 
     def apply(self, func: Any, *args: Any, **kwargs: Any) -> Any:

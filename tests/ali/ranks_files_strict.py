@@ -17,7 +17,7 @@ import zarr
 from ali.files import exchange, folders, own_elements, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_files import BASE, SUFFIXES, Checks, bits, values, written_by_others
+from tests.ali.ranks_files import BASE, SUFFIXES, USUAL, Checks, bits, values, written_by_others
 from tests.support.layouts import SOME_LAYOUTS
 
 M, N = BASE.shape
@@ -140,7 +140,7 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
     for number, (value, have, want) in enumerate((*TOO_LARGE, *FITS)):
         array = np.ones((M, N), have)
         array[M - 2, 3] = value
-        for way in (0, own_elements.EXCHANGE, 1000):
+        for way in (0, USUAL, 1000):
             own_elements.EXCHANGE = way
             for suffix in (".npy", ".h5"):
                 path = folder / f"{number}{way}{suffix}"
@@ -169,7 +169,6 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
                     good = np.array_equal(check.whole(found), array.astype(want), equal_nan=True)
                 if not good:
                     wrong.append(f"{value} from {have} to {want}, {suffix} {way}: {said}")
-    own_elements.EXCHANGE = 3
     return wrong
 
 

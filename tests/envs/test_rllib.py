@@ -221,12 +221,22 @@ def test_too_few_cpus_are_said_before_anything_starts(cluster: str) -> None:
     assert time.monotonic() - started < 10.0
 
 
-def test_an_evaluation_in_the_driver_has_a_gang_of_its_own(training: Any) -> None:
+def test_an_evaluation_in_the_driver_has_its_own_gang_and_losses(
+    training: Any, tmp_path: Path
+) -> None:
+    sim = {"fault": "kill", "at": 1, "times": 1, "marks": str(tmp_path / "marks")}
+    with HPCSimulatorEnv(settings(1, sim=sim)) as env:
+        env.reset()
+        with pytest.raises(GangLostError):
+            env.step(env.action_space.sample())
+        env.reset()
     config = ppo(HPCSimulatorEnv, settings())
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0, evaluation_duration=1)
     result = training(config).train()
     assert sampled(result) == BATCH
-    assert result["evaluation"]["env_runners"]["num_episodes"] == 1
+    evaluated = result["evaluation"]["env_runners"]
+    assert evaluated["num_episodes"] == 1
+    assert (evaluated["gang_restarts"], evaluated["dropped_steps"]) == (0, 0)
 
 
 def test_a_permanent_error_is_raised_at_once_and_not_tried_again(training: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,22 @@ def pid_of(actor: Any) -> int:
     """Process id of an actor."""
     pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=10)
     return pid
+
+
+@contextlib.contextmanager
+def variables(actor: Any, module: ModuleType, **wanted: Any) -> Iterator[None]:
+    """Set variables of a module in an actor's process, which serves later tests too."""
+
+    def swap(_: Any, values: dict[str, Any]) -> dict[str, Any]:
+        before = {name: getattr(module, name) for name in values}
+        vars(module).update(values)
+        return before
+
+    before = ray.get(actor.__ray_call__.remote(swap, wanted), timeout=10)
+    try:
+        yield
+    finally:
+        ray.get(actor.__ray_call__.remote(swap, before), timeout=10)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -20,7 +20,15 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
 from alchemist_ray.observe.status import table
 from alchemist_ray.runtime import nodes
-from tests.faults.conftest import ERROR_LIMIT_S, Gang, inject_and_retry, inject_during, kill, record
+from tests.faults.conftest import (
+    ERROR_LIMIT_S,
+    Gang,
+    inject_and_retry,
+    inject_during,
+    kill,
+    record,
+    variables,
+)
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
@@ -169,25 +177,21 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
         if comm.rank == 0:
             MPI.COMM_WORLD.recv(source=1, tag=5)
 
-    def drain(seconds: float) -> None:
-        ray.get(gang.manager.__ray_call__.remote(lambda _: setattr(nodes, "DRAIN_S", seconds)))
-
-    drain(1.0)
-    start = time.monotonic()
-    with pytest.raises(CallTimeoutError, match=r"rank 0 is still in \S*stuck") as caught:
-        gang.session.run(stuck, timeout_s=0.2)
-    assert time.monotonic() - start < ERROR_LIMIT_S
-    assert "the gang continues" not in str(caught.value)
-    assert re.search(r"rank 0 is in .*libmpi.* < \S*stuck \(test_cancel.py", str(caught.value))
-    (shown,) = (
-        one for one in AlchemistSession.list() if one.name == gang.session.connection.address.gang
-    )
-    assert [call.name.rpartition(".")[2] for call in shown.calls] == ["stuck"]  # not our clean-up
-    assert shown.calls[0].state == "cancelled, but ranks are still in it"
-    assert f" ({shown.calls[0].state})" in table([shown])
-    outcome = inject_and_retry(lambda: None, gang.session.list_workers)
-    assert isinstance(outcome.error, GroupFailedError)
-    drain(30.0)
+    with variables(gang.manager, nodes, DRAIN_S=1.0):
+        start = time.monotonic()
+        with pytest.raises(CallTimeoutError, match=r"rank 0 is still in \S*stuck") as caught:
+            gang.session.run(stuck, timeout_s=0.2)
+        assert time.monotonic() - start < ERROR_LIMIT_S
+        assert "the gang continues" not in str(caught.value)
+        assert re.search(r"rank 0 is in .*libmpi.* < \S*stuck \(test_cancel.py", str(caught.value))
+        name = gang.session.connection.address.gang
+        (shown,) = (one for one in AlchemistSession.list() if one.name == name)
+        # Not our clean-up:
+        assert [call.name.rpartition(".")[2] for call in shown.calls] == ["stuck"]
+        assert shown.calls[0].state == "cancelled, but ranks are still in it"
+        assert f" ({shown.calls[0].state})" in table([shown])
+        outcome = inject_and_retry(lambda: None, gang.session.list_workers)
+        assert isinstance(outcome.error, GroupFailedError)
     gang.lost(
         "  cancelled, stuck in native MPI: DRAIN_S later",
         outcome,

@@ -18,6 +18,7 @@ from tests.faults.conftest import (
     inject_during,
     kill,
     record,
+    variables,
 )
 
 pytestmark = pytest.mark.timeout(40, func_only=True)
@@ -127,19 +128,17 @@ def test_ranks_that_return_late_from_a_failed_call_keep_their_gang(gang: Gang) -
     assert time.monotonic() - start > 1.4
 
 
-def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(
-    gang: Gang, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(nodes, "DRAIN_S", 1.0)))
-    start = time.monotonic()
-    with pytest.raises(RoutineError, match=r"before the barrier.* \(other ranks have") as caught:
-        gang.lib.stuck(1)
-    seconds = time.monotonic() - start
-    assert seconds < ERROR_LIMIT_S
-    assert caught.value.rank == 1
-    record("exception on one rank, others stuck in native MPI", seconds, None, caught.value)
-    outcome = inject_and_retry(lambda: None, gang.session.list_workers)
-    ray.get(gang.manager.__ray_call__.remote(lambda self: setattr(nodes, "DRAIN_S", 30.0)))
+def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(gang: Gang) -> None:
+    with variables(gang.manager, nodes, DRAIN_S=1.0):
+        start = time.monotonic()
+        words = r"before the barrier.* \(other ranks have"
+        with pytest.raises(RoutineError, match=words) as caught:
+            gang.lib.stuck(1)
+        seconds = time.monotonic() - start
+        assert seconds < ERROR_LIMIT_S
+        assert caught.value.rank == 1
+        record("exception on one rank, others stuck in native MPI", seconds, None, caught.value)
+        outcome = inject_and_retry(lambda: None, gang.session.list_workers)
     gang.lost(
         "  then, DRAIN_S (30 s, here 1 s) later", outcome, "ranks 0, 2 did not return", "native"
     )

@@ -153,5 +153,5 @@ def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> N
     B = session.send_blocks(made(), shape=(m, n))
     assert B.nbytes == 200_000_000
     assert max(used) - used[0] < 48 << 20
-    assert max(store) - min(store) < 20 << 20
+    assert store[0] - min(store) < 20 << 20  # more, if objects of an earlier test went
     assert B.fetch(rows=slice(0, m, height))[:, 0].tolist() == list(range(0, m, height))

@@ -28,6 +28,11 @@ class Recovering:
         self._first = self.als.connection.address.epoch
 
     @property
+    def manager(self) -> Any:
+        """The actor of its GroupManager, which later sessions of this process use too."""
+        return self.als._gangs._manager.actor
+
+    @property
     def ranks(self) -> list[int]:
         """Process ids of the ranks, once the gang is there."""
         return [worker.pid for worker in self.als.list_workers()]

@@ -17,6 +17,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
 from alchemist_ray.runtime import automatic_checkpoints
+from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import Recovering
 from tests.faults.recovery.test_recovery import LIBRARY, X
 from tests.support import traces
@@ -105,26 +106,22 @@ def _limit_files(comm: Any, nbytes: int) -> None:
 def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     saving: Recovering, tmp_path: Path
 ) -> None:
-    def eager(manager: Any) -> None:
-        automatic_checkpoints.LEAST_S = 0.5
-
-    ray.get(saving.als._gangs._manager.actor.__ray_call__.remote(eager))
     lib = saving.als.load_library("counting", LIBRARY)
     A = saving.als.send_matrix(LARGE, durable=True)
-    B = lib.slow(A, 0.1)
-    time.sleep(1.5)
-    assert not (tmp_path / "checkpoint").exists()  # 0.1 s are repeated
-    for _ in range(3):
-        B = lib.slow(B, 0.3)
-    wrote = tmp_path / "checkpoint" / "manifest.json"
-    assert traces.wait_until(wrote.exists, 10) is not None
+    with variables(saving.manager, automatic_checkpoints, LEAST_S=0.5):
+        B = lib.slow(A, 0.1)
+        time.sleep(1.5)
+        assert not (tmp_path / "checkpoint").exists()  # 0.1 s are repeated
+        for _ in range(3):
+            B = lib.slow(B, 0.3)
+        wrote = tmp_path / "checkpoint" / "manifest.json"
+        assert traces.wait_until(wrote.exists, 10) is not None
     time.sleep(0.5)
     begin = time.monotonic()
     saving.kill()
     np.testing.assert_allclose(B.fetch(), LARGE + 4)
     name = saving.als.connection.address.gang
-    call = saving.als._gangs._manager.actor.__ray_call__
-    log: list[str] = ray.get(call.remote(_made_by, name), timeout=30)
+    log: list[str] = ray.get(saving.manager.__ray_call__.remote(_made_by, name), timeout=30)
     assert log == ["files.load"] * 2, time.monotonic() - begin
 
 

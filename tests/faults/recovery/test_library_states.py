@@ -13,6 +13,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryLoadError, LibraryNotFoundError, RoutineError
 from alchemist_ray.runtime import kept_copies
+from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import Recovering
 from tests.support import traces
 from tests.support.build import needs_compiler, shared_object
@@ -36,7 +37,7 @@ def stands(lib: Any, steps: int, wanted: np.ndarray[Any, Any]) -> None:
 def repeated(gang: Recovering) -> list[str]:
     """The commands that would rebuild the state."""
     name = gang.als.connection.address.gang
-    return ray.get(gang.als._gangs._manager.actor.__ray_call__.remote(_history, name))
+    return ray.get(gang.manager.__ray_call__.remote(_history, name))
 
 
 def _history(manager: Any, gang: str) -> list[str]:
@@ -101,16 +102,13 @@ def test_a_failed_call_ends_what_can_be_repeated_until_the_state_is_saved(
 
 
 def test_a_state_that_cannot_be_rebuilt(gang: Recovering) -> None:
-    def copy_nothing(manager: Any) -> None:
-        kept_copies.POLL_INTERVAL_S = 1000.0
-
-    ray.get(gang.als._gangs._manager.actor.__ray_call__.remote(copy_nothing))
-    time.sleep(3 * kept_copies.POLL_INTERVAL_S)
-    lib, A = walker(gang), gang.als.send_matrix(X)
-    lib.step(A)
-    with pytest.raises(RoutineError, match="half done"):
-        lib.stumble()
-    gang.back_s(gang.kill)
+    with variables(gang.manager, kept_copies, POLL_INTERVAL_S=1000.0):  # nothing is copied
+        time.sleep(3 * kept_copies.POLL_INTERVAL_S)
+        lib, A = walker(gang), gang.als.send_matrix(X)
+        lib.step(A)
+        with pytest.raises(RoutineError, match="half done"):
+            lib.stumble()
+        gang.back_s(gang.kill)
     with pytest.raises(LibraryNotFoundError, match=r"'walking' must be loaded again: its state"):
         lib.look()
     np.testing.assert_array_equal(A.fetch(), X)

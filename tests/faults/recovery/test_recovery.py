@@ -349,7 +349,7 @@ def _history(gang: Recovering) -> int:
         gc.collect()
         return sum(isinstance(o, LoggedCommand) for o in gc.get_objects())
 
-    found: int = ray.get(gang.als._gangs._manager.actor.__ray_call__.remote(count), timeout=30)
+    found: int = ray.get(gang.manager.__ray_call__.remote(count), timeout=30)
     return found
 
 

@@ -42,10 +42,10 @@ def test_slow_peers_cost_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         wait = polled(ours)
-        before = time.process_time()
+        before = time.thread_time()
         for _ in range(200):
             assert wait(6.0) == []
-        assert time.process_time() - before < 0.2  # polling all the time: 1 s
+        assert time.thread_time() - before < 0.2  # polling all the time: 1 s
 
 
 def test_a_peer_that_becomes_quick_is_polled_for_again() -> None:
@@ -59,6 +59,6 @@ def test_a_peer_that_becomes_quick_is_polled_for_again() -> None:
         found = [wait(0.0) for _ in range(begin)]
         assert all(found)
         ours.recv(1)
-        before = time.process_time()
+        before = time.thread_time()
         wait(0.2)
-        assert time.process_time() - before > 0.5 * short_waits.SPIN_S
+        assert time.thread_time() - before > 0.5 * short_waits.SPIN_S

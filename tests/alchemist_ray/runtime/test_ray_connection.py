@@ -1,0 +1,74 @@
+"""Programs that leave Ray, and join the same cluster again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIMIT_S = 100.0
+
+# What is used before `ray.shutdown()` is remembered in the process, and must not be used after it.
+AGAIN = """
+import sys
+import ray
+from alchemist_ray import AlchemistSession, mpi_function
+from alchemist_ray.transfer.object_location import agent_of
+
+@mpi_function(num_workers=1)
+def size(comm):
+    return comm.size
+
+def join():
+    ray.init(address=sys.argv[1], log_to_driver=False)
+
+join()
+old = AlchemistSession(1)
+for _ in range(2):
+    with AlchemistSession(2) as als:
+        assert als.run(lambda comm: comm.size) == 2
+    node = ray.get_runtime_context().get_node_id()
+    assert ray.get(agent_of(node).ready.remote())
+    assert ray.get(size.remote()) == 1
+    ray.shutdown()
+    join()
+old.request_workers(1)
+assert old.run(lambda comm: comm.size) == 1
+old.close()
+print("done")
+"""
+
+# The thread that looks after the calls finds Ray in the middle of its end.
+SHUTDOWN = """
+import sys, time
+import ray
+from alchemist_ray import mpi_function
+from alchemist_ray.functions import mpi_function as functions
+
+functions.POLL_INTERVAL_S = 0.03
+
+@mpi_function(num_workers=1)
+def wait(comm, seconds):
+    time.sleep(seconds)
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+ray.get(wait.remote(0.0))
+wait.remote(60.0)
+ray.shutdown()
+print("done")
+"""
+
+
+def runs(program: str, cluster: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program, cluster],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stderr
+
+
+def test_a_program_joins_a_cluster_again(cluster: str) -> None:
+    runs(AGAIN, cluster)
+
+
+def test_a_program_leaves_ray_during_a_call(cluster: str) -> None:
+    runs(SHUTDOWN, cluster)
