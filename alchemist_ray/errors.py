@@ -11,12 +11,14 @@
     │   ├── NoSuchRoutineError    (also an AttributeError)
     │   ├── BadArgumentError      (also a TypeError)
     │   ├── RoutineError          an exception on a rank; the gang continues
+    │   │   └── LinAlgError       singular, not definite, NaN, no convergence (also NumPy's)
     │   └── CancelledError        the call was cancelled; the gang continues
     │       └── CallTimeoutError  it exceeded its time limit (also a TimeoutError)
     ├── MatrixError               a matrix or its handle
     │   ├── MatrixNotFoundError   it never existed, or was freed
     │   ├── StaleHandleError      its gang has ended, or could not rebuild it
     │   ├── ShapeError            (also a ValueError)
+    │   │   └── BadIndexError     a subscript (also an IndexError)
     │   ├── LayoutError           (also a ValueError)
     │   ├── DtypeError            (also a TypeError)
     │   ├── IncompleteMatrixError elements are missing or duplicate
@@ -35,6 +37,8 @@ Every message names the thing at fault and what to do about it. Details are attr
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from mpi_workers.failures import Failure
 
@@ -123,6 +127,10 @@ class RoutineError(LibraryError):
         return message
 
 
+class LinAlgError(RoutineError, np.linalg.LinAlgError):
+    """A matrix for which a routine has no result: singular, not positive definite, NaN."""
+
+
 class CancelledError(LibraryError):
     """The call was cancelled. The gang and its matrices stay; arguments may have changed."""
 
@@ -145,6 +153,10 @@ class StaleHandleError(MatrixError):
 
 class ShapeError(MatrixError, ValueError):
     """The shape does not fit."""
+
+
+class BadIndexError(ShapeError, IndexError):
+    """A subscript that selects nothing: out of range, or not an index."""
 
 
 class LayoutError(MatrixError, ValueError):

@@ -90,9 +90,10 @@ class Simulation:
         self._begun = False  # an episode on this gang
         self._running = False
         self._closed = False
-        inherited = unreplaced[config.simulator()]
-        self._lost = bool(inherited)  # the last gang: the next one is a restart
-        self._rate = inherited.pop() if inherited else RestartRate()
+        self._lost, self._rate = False, RestartRate()  # of the last gang: the next is a restart
+        with contextlib.suppress(IndexError):
+            self._rate = unreplaced[config.simulator()].pop()
+            self._lost = True
         known = _specs.get(config.simulator())
         if known is None:
             try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.errors import MatrixError, ShapeError
+from alchemist_ray.errors import BadIndexError, MatrixError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
 WHOLE = slice(None)
@@ -163,11 +163,11 @@ def _whole_mask(engine: Engine, A: Any, key: Any) -> Any:
         return None
     if key.shape != A.shape:
         if A.ndim == 1:
-            raise ShapeError(
+            raise BadIndexError(
                 f"a mask of {key.shape[0]} elements does not fit {A.shape[0]} rows: give one "
                 "element for each"
             )
-        raise ShapeError(f"a mask of shape {key.shape} does not fit an array of shape {A.shape}")
+        raise BadIndexError(f"a mask of shape {key.shape} does not fit an array of shape {A.shape}")
     return engine.matrix(key)
 
 
@@ -207,10 +207,10 @@ def _expanded(A: Any, key: Any) -> tuple[list[Any], list[int]]:
     keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, one in enumerate(keys) if one is Ellipsis]
     if len(dots) > 1:
-        raise ShapeError("an index can have only one ellipsis (...)")
+        raise BadIndexError("an index can have only one ellipsis (...)")
     given = sum(one is not None and one is not Ellipsis for one in keys)
     if given > A.ndim:
-        raise ShapeError(f"{given} indices for an array of shape {A.shape}")
+        raise BadIndexError(f"{given} indices for an array of shape {A.shape}")
     fill = [WHOLE] * (A.ndim - given)
     if dots:
         keys[dots[0] : dots[0] + 1] = fill
@@ -259,7 +259,7 @@ def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
     try:
         rows, cols = np.broadcast_arrays(*lists)
     except ValueError:
-        raise ShapeError(
+        raise BadIndexError(
             f"lists of {lists[0].shape} rows and {lists[1].shape} columns do not broadcast: "
             "write A[np.ix_(rows, cols)] for whole rows and columns"
         ) from None
@@ -270,7 +270,7 @@ def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
 
 
 def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int:
-    """One index, checked; raises `ShapeError`."""
+    """One index, checked; raises `BadIndexError`."""
     what, length = AXES[axis], A.shape[axis]
     if isinstance(given, slice):
         try:
@@ -279,7 +279,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
             raise ShapeError(f"{what}: {error}") from None
     if isinstance(given, MatrixRef) and given.shape:
         if len(given.shape) != 1 or given.dtype.kind not in "bi":
-            raise ShapeError(
+            raise BadIndexError(
                 f"{what} cannot be selected by a {given.dtype} array of shape {given.shape}: give "
                 "a vector of integers or of bool"
             )
@@ -287,25 +287,25 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
     if _is_list(given):
         index = _list(given, length, what)
         if index.ndim != 1:
-            raise ShapeError(
+            raise BadIndexError(
                 f"{what} cannot be selected by an array of shape {index.shape}: give a list or a "
                 "1-D mask"
             )
         return index if index.nbytes <= rules.SMALL else engine.sent(index)
     if isinstance(given, bool | np.bool_):
-        raise ShapeError(
+        raise BadIndexError(
             f"{given} does not select {what}: give a comparison such as A[A > 0], or a mask of "
             f"{length} elements"
         )
     try:
         return range(length)[operator.index(given)]
     except TypeError:
-        raise ShapeError(
+        raise BadIndexError(
             f"{what} are selected by slices, integers, lists of integers and masks, not by a "
             f"{type(given).__name__}"
         ) from None
     except IndexError:
-        raise ShapeError(f"index {given} is out of range for {length} {what}") from None
+        raise BadIndexError(f"index {given} is out of range for {length} {what}") from None
 
 
 def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
@@ -313,7 +313,7 @@ def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
     given = np.asarray(listed)
     if given.dtype.kind == "b" and given.ndim == 1:
         if given.size != length:
-            raise ShapeError(
+            raise BadIndexError(
                 f"a mask of {given.size} elements does not fit {length} {what}: give one element "
                 "for each"
             )
@@ -321,11 +321,11 @@ def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
     if not given.size and not isinstance(listed, np.ndarray):  # an empty list has no dtype
         return given.astype(np.int64)
     if given.dtype.kind not in "iu":
-        raise ShapeError(f"{what} are selected by integers, not by {given.dtype}")
+        raise BadIndexError(f"{what} are selected by integers, not by {given.dtype}")
     index = given.astype(np.int64)
     wrong = (index < -length) | (index >= length)
     if wrong.any():
-        raise ShapeError(f"index {index[wrong][0]} is out of range for {length} {what}")
+        raise BadIndexError(f"index {index[wrong][0]} is out of range for {length} {what}")
     return np.where(index < 0, index + length, index)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.errors import ShapeError
+from alchemist_ray.errors import BadIndexError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
@@ -91,7 +91,7 @@ def _selected(wanted: slice | int | None, length: int, what: str) -> range:
             return range(length)[wanted]
         index = range(length)[wanted]
     except IndexError:
-        raise ShapeError(f"{what}={wanted} is outside a matrix with {length} {what}") from None
+        raise BadIndexError(f"{what}={wanted} is outside a matrix with {length} {what}") from None
     except TypeError:
         raise ShapeError(
             f"{what} must be an integer or a slice of integers, not {wanted!r}"

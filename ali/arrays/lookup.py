@@ -243,7 +243,7 @@ def take_along_axis(
     bad = np.concatenate(gathered(ctx, asked[wrong][:1]))
     require(
         not bad.size,
-        "ShapeError",
+        "BadIndexError",
         f"take_along_axis: index {bad[0] if bad.size else 0} is out of range for {length} elements",
     )
     asked = np.where(asked < 0, asked + length, asked)

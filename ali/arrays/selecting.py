@@ -301,7 +301,7 @@ def _selected(
     if vector.dtype.kind == "b":
         require(
             values.size == length,
-            "ShapeError",
+            "BadIndexError",
             f"a mask of {values.size} elements does not fit {length} {what}: give one element for "
             "each",
         )
@@ -310,7 +310,7 @@ def _selected(
     wrong = (index < -length) | (index >= length)
     require(
         not wrong.any(),
-        "ShapeError",
+        "BadIndexError",
         f"index {index[wrong][0] if wrong.any() else 0} is out of range for {length} {what}",
     )
     return np.where(index < 0, index + length, index)
@@ -319,6 +319,6 @@ def _selected(
 def _require_mask(A: DistMatrix, mask: DistMatrix) -> None:
     require(
         mask.array_shape == A.array_shape,
-        "ShapeError",
+        "BadIndexError",
         f"a mask of shape {mask.array_shape} for an array of shape {A.array_shape}",
     )

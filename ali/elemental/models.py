@@ -159,7 +159,7 @@ def rpca(
     left = math.sqrt(rest / whole)
     require(
         left <= 2 * tol,
-        "RoutineError",
+        "LinAlgError",
         f"rpca: after {max_iterations} iterations ||A - L - S|| is {left:.1e} ||A||, above "
         f"tol={tol}: increase max_iterations or tol",
     )

@@ -171,7 +171,7 @@ class Elemental:
         good = all(bool(np.isfinite(m.local).all()) for m in matrices)
         everywhere = np.array([good], np.int32)
         self.ctx.comm.Allreduce(everywhere.copy(), everywhere, MPI.MIN)
-        require(bool(everywhere[0]), "RoutineError", f"{name}: a matrix contains NaN or infinity")
+        require(bool(everywhere[0]), "LinAlgError", f"{name}: a matrix contains NaN or infinity")
 
     def _check_size(self, shape: tuple[int, int], layout: str) -> None:
         """Check sizes against ElInt, also for the copies in MC_MR that Elemental makes."""

@@ -61,7 +61,7 @@ def kmeans(
         If A is complex.
     BadArgumentError
         If k, max_iterations or tol is out of range.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or its squares overflow in float64.
 
     Notes
@@ -142,7 +142,7 @@ class _Rows:
             total = float(sum_over_ranks(ctx.comm, squares)[0])
         require(
             math.isfinite(total),
-            "RoutineError",
+            "LinAlgError",
             "kmeans: A contains NaN or infinity, or its squares overflow",
         )
         size = math.sqrt(total / m / n)

@@ -52,7 +52,7 @@ def eigh(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix,
         If `method` is unknown.
     LibraryNotFoundError, LibraryLoadError
         If the native library is not there.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or LAPACK does not converge.
 
     Notes
@@ -79,7 +79,7 @@ def eigh(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix,
     scale = frobenius(ctx, rows)
     require(
         np.isfinite(scale) and scale <= float(np.finfo(dtype).max),
-        "RoutineError",
+        "LinAlgError",
         f"eigh: A contains NaN or infinity, or is too large (its norm is {scale})",
     )
     if n <= (ON_ONE_RANK if ctx.size > 1 else LAPACK_LIMIT):
@@ -107,6 +107,6 @@ def _on_one_rank(ctx: Context, rows: DistMatrix) -> tuple[DistMatrix, DistMatrix
         except scipy.linalg.LinAlgError as error:
             failure = str(error)
     failure = ctx.comm.bcast(failure)
-    require(not failure, "RoutineError", f"eigh: {failure}")
+    require(not failure, "LinAlgError", f"eigh: {failure}")
     ctx.comm.Bcast(W)
     return ctx.new_replicated(W), ctx.to_layout(V, "VC_STAR")

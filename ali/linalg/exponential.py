@@ -47,7 +47,7 @@ def expm(ctx: Context, A: DistMatrix) -> DistMatrix:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or X overflows.
 
     Notes
@@ -67,7 +67,7 @@ def expm(ctx: Context, A: DistMatrix) -> DistMatrix:
     size = float(sums.max(initial=0))
     require(
         math.isfinite(size),
-        "RoutineError",
+        "LinAlgError",
         f"expm: A contains NaN or infinity (its norm is {size})",
     )
     limit, coefficients = PADE[kind.itemsize]
@@ -80,7 +80,7 @@ def expm(ctx: Context, A: DistMatrix) -> DistMatrix:
     largest = float(np.abs(block(X)).max(initial=0)) if n else 0.0
     require(
         all(map(math.isfinite, ctx.comm.allgather(largest))),
-        "RoutineError",
+        "LinAlgError",
         f"expm: the exponential overflows {X.dtype}; the 1-norm of A is {size}",
     )
     return X
@@ -107,7 +107,7 @@ def _pade(ctx: Context, X: DistMatrix, b: tuple[float, ...]) -> DistMatrix:
     block(U)[...] = right
     found = eliminate(ctx, low_even, U, into=U)
     assert found.Y is not None
-    require(found.failure == 0, "RoutineError", "expm: the denominator is singular")
+    require(found.failure == 0, "LinAlgError", "expm: the denominator is singular")
     triangular_solve(ctx, found.U, found.Y, lower=False)
     return found.Y
 

@@ -63,7 +63,7 @@ def conjugate_gradient(
         If A is not square, or B has another number of rows.
     BadArgumentError
         If tol is 0 or max_iterations is negative.
-    RoutineError
+    LinAlgError
         If A is found not to be positive definite, if A or B contains NaN or infinity, or if
         max_iterations or the precision do not suffice for tol; the message states the residual
         reached. The attainable residual is about epsilon times the condition number.
@@ -168,7 +168,7 @@ def search(
     Raises
     ------
     Failure
-        RoutineError, on every rank.
+        LinAlgError, on every rank.
     """
     _refuse_nonfinite(name, largest)
     # Powers of two, so that scaling is exact.
@@ -191,7 +191,7 @@ def search(
                 else "rounding errors prevent a smaller one"
             )
             raise Failure(
-                "RoutineError",
+                "LinAlgError",
                 f"{name}: did not converge: a relative residual of {worst:.1e} after {count} "
                 f"iterations, and tol is {tol:.1e}: {why}, or choose a larger tol",
             )
@@ -231,7 +231,7 @@ def _descend(
         going = now > (0.1 * tol) ** 2 * scale
         require(
             bool((curvature[going] > 0).all()),
-            "RoutineError",
+            "LinAlgError",
             f"{name}: A is not positive definite (or tol={tol:.1e} is below what its condition "
             "allows)",
         )
@@ -251,6 +251,6 @@ def _descend(
 def _refuse_nonfinite(name: str, values: Array) -> None:
     require(
         bool(np.isfinite(values).all()),
-        "RoutineError",
+        "LinAlgError",
         f"{name}: the matrices contain NaN or infinity, or their products overflow",
     )

@@ -123,7 +123,7 @@ def random_features_ridge(
         If X and Y differ in their numbers of rows.
     BadArgumentError
         If features, sigma, lam, tol, max_iterations or keep_bytes is out of range.
-    RoutineError
+    LinAlgError
         If X or Y contains NaN or infinity, or max_iterations or the precision do not suffice for
         tol.
 

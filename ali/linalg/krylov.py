@@ -54,7 +54,7 @@ def right_vectors(
     Raises
     ------
     Failure
-        RoutineError on every rank, if ARPACK does not converge.
+        LinAlgError on every rank, if ARPACK does not converge.
 
     Notes
     -----
@@ -85,7 +85,7 @@ def right_vectors(
             ctx.comm.Reduce(_gram_times(local, message[:n], scale), None)
     failure = ctx.comm.bcast(failure)
     if failure:
-        raise Failure("RoutineError", f"truncated_svd: {failure}")
+        raise Failure("LinAlgError", f"truncated_svd: {failure}")
     ctx.comm.Bcast(found)
     return found
 

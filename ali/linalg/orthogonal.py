@@ -86,7 +86,7 @@ def lstsq(
     ------
     ShapeError
         If A and B differ in their numbers of rows.
-    RoutineError
+    LinAlgError
         If A or B contains NaN or infinity.
 
     Notes
@@ -136,7 +136,7 @@ def least_squares(
     ------
     ShapeError
         If A and B differ in their numbers of rows.
-    RoutineError
+    LinAlgError
         If A or B contains NaN or infinity.
 
     Notes
@@ -215,7 +215,7 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
         If A and B differ in their numbers of rows.
     BadArgumentError
         If lam is not above 0.
-    RoutineError
+    LinAlgError
         If A or B contains NaN or infinity.
 
     Notes
@@ -274,4 +274,4 @@ def _refuse_nonfinite(ctx: Context, name: str, *arrays: Array) -> None:
     bad = np.array([not np.isfinite(array).all() for array in arrays], np.int64)
     found = sum_over_ranks(ctx.comm, bad)
     for letter, count in zip("AB", found.tolist(), strict=True):
-        require(count == 0, "RoutineError", f"{name}: {letter} contains NaN or infinity")
+        require(count == 0, "LinAlgError", f"{name}: {letter} contains NaN or infinity")

@@ -46,7 +46,7 @@ def polar(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or its norm is too large for its dtype.
 
     Notes
@@ -87,7 +87,7 @@ def unitary_factor(ctx: Context, name: str, A: DistMatrix) -> DistMatrix:
     scale = frobenius(ctx, A)
     require(
         math.isfinite(scale) and scale <= float(np.finfo(A.dtype).max),
-        "RoutineError",
+        "LinAlgError",
         f"{name}: A contains NaN or infinity, or is too large (its norm is {scale})",
     )
     m, n = A.shape

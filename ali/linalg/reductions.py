@@ -300,7 +300,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     ------
     BadArgumentError
         If `ord` is unknown.
-    RoutineError
+    LinAlgError
         "2" and "nuc": if A contains NaN or infinity.
 
     Notes

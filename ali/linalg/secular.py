@@ -97,7 +97,7 @@ class RankOne:
             nearest = int(np.abs(delta).argmin())
             mine[:, at] = value, nearest, delta[nearest]
             failure = failure or info
-        require(not any(ctx.comm.allgather(failure)), "RoutineError", "eigh: a root was not found")
+        require(not any(ctx.comm.allgather(failure)), "LinAlgError", "eigh: a root was not found")
         both = np.empty((3, k))
         for q, part in enumerate(ctx.comm.allgather(mine)):
             both[:, q :: ctx.size] = part

@@ -62,7 +62,7 @@ def svd(
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or its norm is too large for its dtype.
 
     Notes
@@ -132,7 +132,7 @@ def truncated_svd(
     ------
     BadArgumentError
         If rank, tol, max_iterations, method, oversampling or power_iterations is out of range.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or ARPACK does not converge.
 
     Notes
@@ -212,7 +212,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or its norm is too large for its dtype.
 
     Notes
@@ -244,7 +244,7 @@ def pinv(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> DistMatrix:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -284,7 +284,7 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -322,7 +322,7 @@ def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:
     scale = frobenius(ctx, A)
     require(
         math.isfinite(scale) and scale <= float(np.finfo(tall.dtype).max),
-        "RoutineError",
+        "LinAlgError",
         f"{name}: A contains NaN or infinity, or is too large (its norm is {scale})",
     )
     return tall, scale

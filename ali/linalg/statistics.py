@@ -67,7 +67,7 @@ def pca(
         If A has only one row.
     BadArgumentError
         If k or `method` is out of range.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity or its squares overflow, or ARPACK does not converge.
 
     Notes
@@ -100,7 +100,7 @@ def pca(
         squares = squares if center else squares + m * found[1] ** 2
     require(
         bool(np.isfinite(squares).all()),
-        "RoutineError",
+        "LinAlgError",
         "pca: A contains NaN or infinity, or its squares overflow",
     )
     mean = found[1] if center else np.zeros(n)

@@ -55,7 +55,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If a leading minor is not positive definite (the message states its order), or A holds
         NaN.
 
@@ -99,7 +99,7 @@ def solve(
         If A is not square, or the numbers of rows differ.
     BadArgumentError
         If `assume` is unknown.
-    RoutineError
+    LinAlgError
         If a pivot is exactly zero, A contains NaN or infinity, or A is not positive definite with
         "positive". A nearly singular A is not detected: see `condest`.
 
@@ -158,7 +158,7 @@ def solve_triangular(
     ------
     ShapeError
         If A is not square, or the numbers of rows differ.
-    RoutineError
+    LinAlgError
         If the diagonal of A holds a zero.
 
     Notes
@@ -175,7 +175,7 @@ def solve_triangular(
     zero = triangular_solve(ctx, as_rows(ctx, A, dtype), X, lower=lower, adjoint=adjoint)
     require(
         zero == 0,
-        "RoutineError",
+        "LinAlgError",
         f"solve_triangular: A is singular: element ({zero - 1}, {zero - 1}) of its diagonal is 0",
     )
     return X
@@ -197,7 +197,7 @@ def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If a pivot is exactly zero, or A contains NaN or infinity.
 
     Notes
@@ -229,7 +229,7 @@ def det(ctx: Context, A: DistMatrix) -> complex:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -270,7 +270,7 @@ def slogdet(ctx: Context, A: DistMatrix) -> tuple[complex, float]:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -305,7 +305,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
         If `ord` is neither "1" nor "2".
     ShapeError
         For "1", if A is not square.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -344,7 +344,7 @@ def _cholesky(
     minor = cholesky_in_place(ctx, L)
     require(
         minor == 0,
-        "RoutineError",
+        "LinAlgError",
         f"{name}: A is not positive definite: its leading minor of order {minor} is not "
         "positive, or contains NaN or infinity",
     )
@@ -376,12 +376,10 @@ def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:
 
 
 def _refuse_singular(name: str, elimination: Elimination) -> None:
-    require(
-        elimination.failure != NOT_FINITE, "RoutineError", f"{name}: A contains NaN or infinity"
-    )
+    require(elimination.failure != NOT_FINITE, "LinAlgError", f"{name}: A contains NaN or infinity")
     require(
         elimination.failure == 0,
-        "RoutineError",
+        "LinAlgError",
         f"{name}: A is singular: pivot {elimination.failure} of {elimination.U.shape[0]} is "
         "exactly zero (lstsq takes singular matrices)",
     )

@@ -116,7 +116,7 @@ def bidiagonal_svd(ctx: Context, d: Array, e: Array) -> tuple[Array, DistMatrix,
             form.z, form.poles, form.givptr, form.givcol, n, form.perm, form.givnum, form.c,
             form.s, work, places, failure,
         )  # fmt: skip
-    require(not ctx.comm.bcast(failure.value), "RoutineError", "svd: dlasda does not converge")
+    require(not ctx.comm.bcast(failure.value), "LinAlgError", "svd: dlasda does not converge")
     for array in form:
         ctx.comm.Bcast(array.T)
     _leaves(ctx, form, levels, U, V)

@@ -40,7 +40,7 @@ def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
     mine = np.array([all(_finite(matrix) for matrix in matrices)], np.int32)
     every = np.zeros(1, np.int32)
     ctx.comm.Allreduce(mine, every, MPI.MIN)
-    require(bool(every[0]), "RoutineError", f"{routine}: a matrix contains NaN or infinity")
+    require(bool(every[0]), "LinAlgError", f"{routine}: a matrix contains NaN or infinity")
 
 
 def _finite(matrix: DistMatrix) -> bool:

@@ -45,7 +45,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     ------
     ShapeError, BadArgumentError
         If A is not square; for any other ord.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes

@@ -38,7 +38,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -98,7 +98,7 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes
@@ -146,7 +146,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ------
     ShapeError
         If A and B differ in their number of rows.
-    RoutineError
+    LinAlgError
         If A has not full rank: the smallest diagonal element of its triangular factor is
         within ``max(m, n)`` roundings of the largest. For such an A take `svd`. Also if a matrix
         contains NaN or infinity.
@@ -172,7 +172,7 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     limit = max(m, n) * float(np.finfo(dtype).eps) * float(lengths.max())
     require(
         float(lengths.min()) > limit,
-        "RoutineError",
+        "LinAlgError",
         f"lstsq: A ({shape_text(A)}) does not have full rank, to within rounding: use svd",
     )
     return call.result(b) if m <= n else call.leading(b, n, k)

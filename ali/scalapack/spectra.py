@@ -44,7 +44,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
@@ -74,7 +74,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     )
     require(
         info == 0,
-        "RoutineError",
+        "LinAlgError",
         f"eigh: no convergence (p?syevd returned {info}); try linalg.eigh",
     )
     ctx.comm.Bcast(w)  # for a matrix within one block, ranks without elements get no values
@@ -100,7 +100,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
@@ -178,7 +178,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or the iteration does not converge.
 
     Notes
@@ -214,7 +214,7 @@ def _values(call: Call, a: Cyclic, unused: Cyclic) -> Array:
         info = 0 if most[0] <= 10 * len(S) * np.finfo(S.dtype).eps * S[0] else info
     require(
         info == 0,
-        "RoutineError",
+        "LinAlgError",
         f"svdvals: no convergence (p?gesvd returned {info}); try linalg.svdvals",
     )
     return S

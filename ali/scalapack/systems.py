@@ -32,7 +32,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     ------
     ShapeError
         If A is not square, or B has another number of rows.
-    RoutineError
+    LinAlgError
         If A is singular (a pivot is exactly zero), or a matrix contains NaN or infinity. An A that
         is singular but for rounding passes: see `condest`.
 
@@ -52,7 +52,7 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     call = Call(ctx, dtype, "getrf", n, A, B)
     a, b = call.copy(A), call.copy(B)
     info = call.run("p?gesv", n, B.shape[1], *a.submatrix, a.pivots(), *b.submatrix)
-    require(info == 0, "RoutineError", f"solve: A is singular: pivot {info} of {n} is zero")
+    require(info == 0, "LinAlgError", f"solve: A is singular: pivot {info} of {n} is zero")
     return call.result(b)
 
 
@@ -75,7 +75,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     ------
     ShapeError
         If A is not square.
-    RoutineError
+    LinAlgError
         If A is not positive definite, or contains NaN or infinity.
 
     Notes
@@ -94,7 +94,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     info = call.run("p?potrf", "L", n, *a.submatrix)
     require(
         info == 0,
-        "RoutineError",
+        "LinAlgError",
         f"cholesky: A is not positive definite: its leading {info} x {info} part is not",
     )
     L = call.result(a)
@@ -124,7 +124,7 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
 
     Raises
     ------
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity.
 
     Notes

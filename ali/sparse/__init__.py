@@ -131,7 +131,7 @@ def truncated_svd(
     ------
     BadArgumentError
         If the rank is out of range.
-    RoutineError
+    LinAlgError
         If A contains NaN or infinity, or ARPACK does not converge.
 
     Notes
@@ -153,7 +153,7 @@ def truncated_svd(
     wide = (A.data[part].astype(complex) for part in panels(A.data.size, CHUNK // 16))
     squares = np.array([sum(float(np.vdot(x, x).real) for x in wide)])
     scale = float(np.sqrt(sum_over_ranks(ctx.comm, squares)[0]))
-    require(np.isfinite(scale), "RoutineError", "truncated_svd: A contains NaN or infinity")
+    require(np.isfinite(scale), "LinAlgError", "truncated_svd: A contains NaN or infinity")
     V = right_vectors(ctx, A, rank, scale or 1.0, tol, max_iterations)
     S, U, W = svd(ctx, ctx.new_from_rows(np.asarray(A @ V), m))
     turned = V @ ctx.to_layout(W, "STAR_STAR").local
@@ -194,7 +194,7 @@ def conjugate_gradient(
     ------
     ShapeError
         If A is not square, or B does not have n rows.
-    RoutineError
+    LinAlgError
         If A is not positive definite, or the iteration does not converge.
 
     Notes

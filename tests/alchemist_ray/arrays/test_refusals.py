@@ -1,0 +1,59 @@
+"""Programs that handle NumPy's errors handle ours as well."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadIndexError, LinAlgError
+
+A = np.arange(12.0).reshape(4, 3)
+SINGULAR, NAN = np.zeros((3, 3)), np.array([[np.nan, 1.0], [1.0, 2.0]])
+
+SUBSCRIPTS: list[Callable[[Any], Any]] = [
+    lambda a: a[4], lambda a: a[:, -4], lambda a: a[1, 2, 0], lambda a: a[[0, 4]],
+    lambda a: a[[0, 1], [0, 3]], lambda a: a[[0, 1], [0, 1, 2]], lambda a: a[1.0], lambda a: a["x"],
+    lambda a: a[[True, False]], lambda a: a[np.ones((3, 4), bool)], lambda a: a[[0.5]],
+    lambda a: a[..., ...], lambda a: a.__setitem__(9, 0), lambda a: a.__setitem__((0, [7]), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("of", SUBSCRIPTS)
+def test_a_wrong_subscript_is_an_index_error(als: AlchemistSession, of: Any) -> None:
+    with pytest.raises(IndexError):
+        of(A.copy())
+    with pytest.raises(BadIndexError):
+        of(als.send_matrix(A))
+
+
+def test_subscripts_on_the_ranks_are_checked_there(als: AlchemistSession) -> None:
+    a = als.send_matrix(A)
+    for wrong in (als.send_matrix(np.array([0, 4])), als.send_matrix(np.ones(3, bool))):
+        with pytest.raises(BadIndexError):
+            a[wrong]
+
+
+@pytest.mark.parametrize(
+    ("function", "matrix"),
+    [
+        (np.linalg.inv, SINGULAR), (lambda a: np.linalg.solve(a, a), SINGULAR),
+        (np.linalg.cholesky, -np.eye(3)), (np.linalg.svd, NAN), (np.linalg.eigh, NAN),
+    ],
+    ids=["inv", "solve", "cholesky", "svd of nan", "eigh of nan"],
+)  # fmt: skip
+def test_a_matrix_without_the_result_is_a_linalg_error(
+    als: AlchemistSession, function: Callable[[Any], Any], matrix: np.ndarray
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if function is not np.linalg.eigh:  # LAPACK's result is nan
+            with pytest.raises(np.linalg.LinAlgError):
+                function(matrix)
+    with pytest.raises(LinAlgError) as caught:
+        function(als.send_matrix(matrix))
+    assert isinstance(caught.value, np.linalg.LinAlgError)
