@@ -72,6 +72,7 @@ class ManagedGang:
         self._starting: asyncio.Future[GangAddress] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._created = time.time()
+        self._resizes = 0  # that a process waits for
 
     # --- start ---
 
@@ -122,7 +123,13 @@ class ManagedGang:
 
     async def resize(self, epoch: int, workers: int) -> None:
         """Move the gang to this many ranks. Raises `AlchemistError`; see `RunningGang.resize`."""
-        await (await self._of_epoch(epoch)).resize(workers)
+        gang = await self._of_epoch(epoch)
+        self._resizes += 1
+        try:
+            await gang.resize(workers)
+        finally:
+            self._resizes -= 1
+            gang.dispatcher.used()
 
     async def stop_resize(self) -> None:
         """End a resize that is under way: its caller no longer waits."""
@@ -370,7 +377,7 @@ class ManagedGang:
     async def _end_when_idle(self, gang: RunningGang, limit_s: float) -> None:
         """End the gang when no command has come for the idle timeout."""
         while gang is self._gang and gang.failure is None:
-            idle_s = gang.dispatcher.idle_s
+            idle_s = 0.0 if self._resizes else gang.dispatcher.idle_s
             if idle_s >= limit_s:
                 await self.end(
                     f"gang {self._name} was ended after {limit_s:g} s without a command "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -126,6 +127,18 @@ def test_a_killed_rank_fails_its_call_and_the_next_gets_a_fresh_gang() -> None:
     os.kill(before[1], signal.SIGKILL)
     with pytest.raises(GroupFailedError, match="SIGKILL"):
         ray.get(late, timeout=10)
+    after = ray.get(pids.remote(), timeout=30)
+    assert not set(before) & set(after)
+
+
+def test_the_next_call_after_the_death_of_the_manager_gets_a_fresh_gang() -> None:
+    before = ray.get(pids.remote())
+    ((host,),) = filter(None, _pool._hosts.values())
+    actor: Any = host.manager.actor
+    os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    late = pids.remote()
+    with contextlib.suppress(ray.exceptions.RayActorError):  # sent before the death was known
+        ray.get(late, timeout=30)
     after = ray.get(pids.remote(), timeout=30)
     assert not set(before) & set(after)
 
