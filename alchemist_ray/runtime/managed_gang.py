@@ -73,6 +73,7 @@ class ManagedGang:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._created = time.time()
         self._resizes = 0  # that a process waits for
+        self._dropped = False
 
     # --- start ---
 
@@ -89,6 +90,8 @@ class ManagedGang:
         return await self._in_background(self._launch(request))
 
     async def _launch(self, request: GangRequest) -> GangAddress:
+        if self._dropped:
+            raise GroupFailedError(f"gang {self._name} was ended before the call had its turn")
         if self._gang is not None and self._gang.state in STATES:
             raise GroupError(f"gang {self._name} {STATES[self._gang.state]}")
         if self._gang is not None:
@@ -313,9 +316,9 @@ class ManagedGang:
 
         The manager of a detached gang ends too.
         """
-        await self._started()
         if self._gang is not None and self._gang.state == "starting":
             raise GroupError(f"gang {self._name} {STATES['starting']}: wait until it is ready")
+        await self._started()
         while self._gang is not None and self._gang.state == "ending":
             await asyncio.sleep(POLL_INTERVAL_S)
         if self._gang is not None:
@@ -335,6 +338,7 @@ class ManagedGang:
 
     async def drop(self) -> None:
         """End the gang at once, also if it is being started; it is not used again."""
+        self._dropped = True  # calls of `function` may wait for their turn
         for task in self._tasks:
             task.cancel()
         if self._tasks:

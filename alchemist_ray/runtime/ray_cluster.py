@@ -68,14 +68,12 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
     AuthError
         If that cluster requires a token that this process does not have.
     """
-    if ray.is_initialized():
-        return False
     with _joining:
         return _joined(workers, start=start)
 
 
 def _joined(workers: int | None, *, start: bool) -> bool:
-    if ray.is_initialized():  # by another thread meanwhile
+    if ray.is_initialized():
         return False
     tighten()
     if adopt(os.environ):
@@ -112,8 +110,8 @@ def _joined(workers: int | None, *, start: bool) -> bool:
 def start_ray(cpus: int) -> None:
     """Start a Ray cluster for this process, in a folder that only this user can enter.
 
-    Its processes end with the thread that has started them: one that does not end is that of the
-    caller only if it is the main thread.
+    Linux ends Ray's processes with the thread that has started them. If the caller is not the main
+    thread, a thread that does not end starts them.
     """
     if threading.current_thread() is threading.main_thread():
         _start(cpus)
