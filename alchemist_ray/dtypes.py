@@ -11,14 +11,7 @@ from alchemist_ray.errors import DtypeError
 from mpi_workers.matrix import dist_matrix
 from mpi_workers.matrix.dist_matrix import DTYPES
 
-__all__ = ["DTYPES", "check_range", "chosen_dtype"]
-
-ADVICE = {  # for elements that a dtype cannot hold
-    "int32": "choose int64",
-    "int64": "choose float64, which rounds, or subtract an offset",
-    "float32": "choose float64",
-    "complex64": "choose complex128",
-}
+__all__ = ["DTYPES", "check_range", "check_unmasked", "chosen_dtype"]
 
 
 def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
@@ -47,6 +40,18 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         raise DtypeError(str(error)) from None
 
 
+def check_unmasked(data: Any, what: str) -> None:
+    """Refuse masked elements, also of a list of arrays: `numpy.asarray` takes what is below a mask.
+
+    Raises
+    ------
+    DtypeError
+    """
+    for array in data if isinstance(data, list | tuple) else (data,):
+        if isinstance(array, np.ma.MaskedArray) and array.mask.any():
+            raise DtypeError(f"{what} is masked, and has elements without a value: fill them first")
+
+
 def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     """Refuse an array with an element that a dtype cannot hold; rounding is accepted.
 
@@ -67,26 +72,7 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     -----
     Nothing is read where the dtype holds every element of the array's dtype.
     """
-    if not array.size or np.can_cast(array.dtype, dtype, "safe"):
-        return
-    if dtype.kind == "i":
-        limits = np.iinfo(dtype)
-        for value in (int(array.min()), int(array.max())):
-            if not limits.min <= value <= limits.max:
-                raise _out_of_range(what, value, dtype)
-    elif array.dtype.kind in "fc" and np.finfo(array.dtype).max > np.finfo(dtype).max:
-        parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
-        for part in parts:
-            finite = np.isfinite(part)
-            low = np.min(part, where=finite, initial=0.0)
-            high = np.max(part, where=finite, initial=0.0)
-            worst = low if -low > high else high
-            if abs(worst) > np.finfo(dtype).max:
-                raise _out_of_range(what, float(worst), dtype)
-
-
-def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> DtypeError:
-    return DtypeError(
-        f"{what} has the element {value!r}, which {dtype} cannot hold: "
-        + ADVICE.get(dtype.name, "scale the elements")
-    )
+    try:
+        dist_matrix.check_range(array, dtype, what)
+    except ValueError as error:
+        raise DtypeError(str(error)) from None

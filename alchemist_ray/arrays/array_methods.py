@@ -25,14 +25,14 @@ class ArrayMethods(FetchedValues):
         """Indices of the first smallest elements, see `argmax`."""
         return np.argmin(self, axis, keepdims=keepdims)
 
-    def argsort(self, axis: Any = -1, *, stable: bool = True) -> Any:
-        """Indices that sort along an axis; equal elements keep their order.
+    def argsort(self, axis: Any = -1, kind: Any = None, *, stable: bool = True) -> Any:
+        """Indices that sort along an axis; equal elements keep their order in every `kind`.
 
         Each element crosses the network three times, of many lines once; ``m log(m)`` comparisons.
         """
         return np.argsort(self, axis)
 
-    def sort(self, axis: Any = -1) -> None:
+    def sort(self, axis: Any = -1, kind: Any = None, *, stable: bool = True) -> None:
         """Sort in place, as in NumPy; ``np.sort(A)`` gives a new array. See `argsort`."""
         self[...] = np.sort(self, axis)  # type: ignore[index]
 

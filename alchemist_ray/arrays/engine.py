@@ -66,10 +66,13 @@ class Engine:
         reflected = isinstance(right, MatrixRef)
         A, other = (right, left) if reflected else (left, right)
         value = rules.number(other)
-        if isinstance(value, int) and abs(value) > rules.EXACT and A.dtype == np.int64:
-            if not -(1 << 63) <= value < 1 << 63:
+        if isinstance(value, int) and A.dtype.kind in "bi" and rules.is_large(value, A.dtype):
+            if rules.counts_as_float(op, A.dtype, reflected=reflected):
+                value = float(value)
+            elif not -(1 << 63) <= value < 1 << 63:
                 return self._beyond_int64(op, A, value, reflected=reflected)
-            other, value = np.asarray(value), None
+            elif A.dtype != np.int32:
+                other, value = np.asarray(value), None
         if value is not None:
             kind = type(value).__name__
             return self.call(

@@ -80,11 +80,18 @@ class FetchedValues(MatrixRef):
             yield from self.fetch(slice(start, start + step))
 
     def item(self, *index: int) -> Any:
-        """One element as a Python number: the only one, or that at an index."""
+        """One element as a Python number: the only one, or that at an index.
+
+        As in NumPy, a single index counts the elements in C order.
+        """
         if not index and math.prod(self.shape) != 1:
             raise ValueError(
                 f"an array of shape {self.shape} is not a single number, and its truth value "
                 "is ambiguous: use .any(), .all() or .fetch()"
+            )
+        if len(index) == 1 and len(self.shape) == 2:
+            index = tuple(
+                map(int, np.unravel_index(range(math.prod(self.shape))[index[0]], self.shape))
             )
         return self.fetch(*index).item()
 

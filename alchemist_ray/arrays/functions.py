@@ -6,6 +6,7 @@ refuses the rest by name. Reductions are in `reductions.py`, those of `numpy.lin
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -151,6 +152,8 @@ def _column_stack(engine: Engine, tup: Sequence[Any]) -> Any:
 def _stack(engine: Engine, arrays: Sequence[Any], axis: int = 0) -> Any:
     if any(len(np.shape(x)) > 1 for x in arrays):
         raise ShapeError("np.stack: the result would have three dimensions; use np.concatenate")
+    if len({np.shape(x) for x in arrays}) > 1:
+        raise ShapeError("np.stack: all arrays must have the same shape")
     along = rules.axis_index(axis, len(np.shape(arrays[0])) + 1)
     ndim = len(np.shape(arrays[0])) + 1
     parts = [_with_axes(engine, x, ndim, front=along == 0) for x in arrays]
@@ -210,8 +213,9 @@ def _rows_of(engine: Engine, name: str, m: Any) -> Any:
 @implements(np.take)
 def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
     if axis is None:
-        return (a if a.ndim == 1 else engine.reshape(a, -1))[indices]
-    return a[indices] if rules.axis_index(axis, a.ndim) == 0 else a[:, indices]
+        return (a if a.ndim == 1 else engine.reshape(a, -1))[indices].mark_copy()
+    found = a[indices] if rules.axis_index(axis, a.ndim) == 0 else a[:, indices]
+    return found.mark_copy()
 
 
 @implements(np.flip)
@@ -259,17 +263,16 @@ def _clip(engine: Engine, a: Any, a_min: Any = None, a_max: Any = None, *,
           min: Any = None, max: Any = None) -> Any:  # fmt: skip
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     found = a if low is None else np.maximum(a, low)
-    return found if high is None else np.minimum(found, high)
+    if high is not None:
+        return np.minimum(found, high)
+    return engine.copy(a) if low is None else found
 
 
 @implements(np.round)
 def _round(engine: Engine, a: Any, decimals: int = 0) -> Any:
-    if a.dtype.kind == "i" and decimals >= 0:
-        return engine.copy(a)
-    if decimals == 0:
-        return engine.unary("rint", a)
-    scale = 10.0 ** abs(decimals)
-    return np.rint(a * scale) / scale if decimals > 0 else np.rint(a / scale) * scale
+    if a.dtype.kind == "b":  # as NumPy, which gives float16
+        a = engine.astype(a, np.float32)
+    return engine.call("round", a, operator.index(decimals))
 
 
 # --- like another -----------------------------------------------------------------------

@@ -93,8 +93,12 @@ def _columns(A: Any, parsed: _Parsed) -> list[str]:
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     """See `Handle.__setitem__`."""
     mask = _whole_mask(engine, A, key)
+    if isinstance(value, int | np.integer):  # as NumPy: an error if it is out of range
+        value = bool(value) if A.dtype.kind == "b" else int(value)
+    elif getattr(value, "dtype", None) == np.uint64:
+        value = value.astype(A.dtype)  # float64, its common dtype with int64, would lose digits
     if A.dtype.kind in "if" and np.iscomplexobj(value):
-        if isinstance(value, complex):  # as NumPy, which warns of arrays
+        if type(value) is complex:  # as NumPy, which warns of arrays and of its own numbers
             raise TypeError(f"{value} cannot be an element of an array of {A.dtype}")
         text = "an assignment discards the imaginary parts"
         warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=3)
@@ -217,6 +221,8 @@ def _expanded(A: Any, key: Any) -> tuple[list[Any], list[int]]:
         if one is None:
             new.append(position)
         position += one is None or not _is_integer(one)
+    if len(keys) == 3 and _is_integer(keys[0]) and keys[1] is None and _is_list(keys[2]):
+        new = [1]  # as NumPy: an axis between two indices moves what they select to the front
     return [one for one in keys if one is not None], new
 
 

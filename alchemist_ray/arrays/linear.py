@@ -140,8 +140,10 @@ def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
             f"np.linalg.cond with p={p!r}",
             "als.load_library('linalg').condest(A) estimates it in the 1-norm",
         )
+    if not x.size:
+        raise ShapeError(f"np.linalg.cond of an array of shape {x.shape}: it has no elements")
     values = np.asarray(_svdvals(engine, x))
-    return values[0] / values[-1]
+    return values[0] / values[-1] if values[0] else values.dtype.type(np.inf)
 
 
 # --- products ---------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
 
 @implements(np.dot, np.linalg.matmul)
 def _dot(engine: Engine, a: Any, b: Any, /) -> Any:
-    if rules.number(a) is not None or rules.number(b) is not None:
+    if not np.ndim(a) or not np.ndim(b):
         return engine.binary("multiply", a, b)
     return engine.matmul(a, b)
 
@@ -212,7 +214,9 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
 @implements(np.linalg.vecdot)
 def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Sums along an axis of the conjugate of `x1` times `x2`."""
-    left = np.conj(x1)  # a handle's own, or NumPy's
+    if not np.ndim(x1) or not np.ndim(x2):
+        raise ShapeError("vecdot: a number is not a vector: use * to multiply by it")
+    left = np.conj(x1) if np.iscomplexobj(x1) else x1
     product = engine.binary("multiply", left, x2)
     return engine.astype(engine.reduce("sum", product, axis), product.dtype, copy=False)
 
@@ -280,22 +284,18 @@ def _vector_norm(
 ) -> Any:
     if rules.axis_of(axis, x.ndim) is None and ord == 2:
         return _matrix_norm(engine, x, keepdims=keepdims)
-    size = abs(x)
+    size = abs(x if x.dtype.kind in "fc" else x.astype(np.float64))
     match ord:
         case 1:
             return engine.reduce("sum", size, axis, keepdims=keepdims)
         case np.inf:
             return engine.reduce("max", size, axis, keepdims=keepdims)
         case 0:
-            return np.count_nonzero(x, axis, keepdims=keepdims)
+            return np.count_nonzero(x, axis, keepdims=keepdims).astype(size.dtype)
         case 2:
-            return np.sqrt(engine.reduce("sum", _squares(size), axis, keepdims=keepdims))
+            return np.sqrt(engine.reduce("sum", np.square(size), axis, keepdims=keepdims))
         case _ if ord == -np.inf:
             return engine.reduce("min", size, axis, keepdims=keepdims)
         case int() | float():
             return engine.reduce("sum", size**ord, axis, keepdims=keepdims) ** (1 / ord)
     raise ShapeError(f"vector_norm: ord={ord!r}; it must be a number")
-
-
-def _squares(size: Any) -> Any:
-    return np.square(size.astype(np.float64) if size.dtype.kind in "bi" else size)

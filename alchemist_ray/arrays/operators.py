@@ -274,8 +274,8 @@ class ArrayOperators(ArrayMethods):
         return found
 
     def dot(self, other: Any) -> Any:
-        """Matrix product."""
-        return self @ other
+        """Matrix product; a number is a factor."""
+        return np.dot(self, other)
 
     # --- reductions ---
 

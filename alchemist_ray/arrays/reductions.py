@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays import creation
+from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -51,6 +52,8 @@ def _total(name: str) -> Implementation:
         engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False,
         initial: Any = None, where: Any = True,
     ) -> Any:  # fmt: skip
+        if op != name and dtype is not None and a.dtype.kind in "fc":  # nan cannot be cast
+            a = _kept(engine, a, _not_nan(engine, a, True), IDENTITY[op])
         whole = _cast(engine, a, dtype)
         if where is not True:
             whole = _kept(engine, whole, _mask(name, a, where), IDENTITY[op])
@@ -59,7 +62,7 @@ def _total(name: str) -> Implementation:
         if initial is None:
             return found
         join = "add" if op == "sum" else "multiply"
-        return engine.binary(join, found, np.full((), initial, found.dtype))
+        return engine.binary(join, found, np.array(initial, found.dtype))
 
     return total
 
@@ -77,16 +80,16 @@ def _extreme(name: str) -> Implementation:
             )
         if initial is None:
             return engine.reduce(name, a, axis, keepdims=bool(keepdims))
-        start = np.full((), initial, a.dtype)
+        start = np.array(initial, a.dtype)
         mask = True if where is True else _mask(name, a, where)
         if op != name and a.dtype.kind in "fc":
             mask = _not_nan(engine, a, mask)
         whole = a if mask is True else _kept(engine, a, mask, start)
         if not a.size:  # a reduction of nothing has no smallest element
             like = np.any(np.empty(a.shape, bool), axis=axis, keepdims=bool(keepdims))
-            return engine.call("filled", list(like.shape), complex(start), a.dtype.name)
+            return creation.filled(engine, like.shape, start[()], a.dtype, LAYOUT)
         found = engine.reduce(op, whole, axis, keepdims=bool(keepdims))
-        return engine.binary(f"{op}imum", found, start)
+        return engine.binary(f"{op}imum" if op == name else f"f{op}", found, start)
 
     return extreme
 
@@ -140,9 +143,11 @@ def _mean(name: str) -> Implementation:
     ) -> Any:  # fmt: skip
         whole, keep = _cast(engine, a, dtype), bool(keepdims)
         if where is True:
-            return engine.reduce(name, whole, axis, keepdims=keep)
-        whole, mask = _selected(engine, name, whole, where)
-        return _mean_of(engine, whole, mask, axis, keep)
+            found = engine.reduce(name, whole, axis, keepdims=keep)
+        else:
+            whole, mask = _selected(engine, name, whole, where)
+            found = _mean_of(engine, whole, mask, axis, keep)
+        return _cast(engine, found, dtype)
 
     return mean
 
@@ -162,13 +167,14 @@ def _mean_of(engine: Engine, a: Any, mask: Any, axis: Any, keepdims: bool) -> An
     return engine.astype(engine.binary("divide", total, count), a.dtype, copy=False)
 
 
-def _deviation(name: str) -> Implementation:
-    op = name.removeprefix("nan")
+def _deviation(given: str) -> Implementation:
+    op = given.removeprefix("nan")
 
     def deviation(
         engine: Engine, a: Any, axis: Any = None, dtype: Any = None, *, ddof: Any = 0,
         correction: Any = None, keepdims: Any = False, where: Any = True,
     ) -> Any:  # fmt: skip
+        name = given if a.dtype.kind in "fc" else op  # as NumPy: also in what has no variance
         a, keep = _cast(engine, a, dtype), bool(keepdims)
         less = ddof if correction is None else correction
         if where is True and less == int(less) and less >= 0:

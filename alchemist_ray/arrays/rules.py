@@ -30,7 +30,7 @@ UNARY = frozenset({
     "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan",
     "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "trunc", "rint",
     "isnan", "isinf", "isfinite", "signbit", "logical_not",
-    "invert", "cbrt", "exp2", "degrees", "radians",
+    "invert", "cbrt", "exp2", "degrees", "radians", "fabs",
 })  # fmt: skip
 Number = int | float | complex
 
@@ -43,6 +43,18 @@ def number(value: Any) -> Number | None:
     if isinstance(value, np.generic) or not isinstance(value, int | float | complex):
         return None
     return value
+
+
+def is_large(value: int, beside: np.dtype[Any]) -> bool:
+    """Whether a float64, or integers of the dtype `beside`, cannot hold an integer."""
+    return abs(value) > (np.iinfo(beside).max if beside == np.int32 else EXACT)
+
+
+def counts_as_float(op: str, beside: np.dtype[Any], *, reflected: bool) -> bool:
+    """Whether a binary function takes a Python integer beside integers as a float."""
+    types = (int, beside, None) if reflected else (beside, int, None)
+    kinds: Any = getattr(np, op).resolve_dtypes(types)
+    return bool(kinds[0].kind == "f")
 
 
 def is_array(value: Any) -> bool:

@@ -244,6 +244,10 @@ def _interp(
     if period is not None:
         raise rules.unsupported("np.interp with period=", "np.interp(A % period, xp, fp)")
     places, values = engine.matrix(xp), engine.matrix(fp)
+    if places.ndim > 1 or values.ndim > 1:
+        raise ShapeError(
+            f"np.interp: points of shapes {places.shape} and {values.shape}; they must be vectors"
+        )
     return engine.call("interp", engine.matrix(x), places, values, left, right)
 
 

@@ -10,7 +10,7 @@ from alchemist_ray.arrays import linear, outputs, rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
-OURS = {"absolute": "abs", "conjugate": "conj", "true_divide": "divide", "fabs": "abs"}
+OURS = {"absolute": "abs", "conjugate": "conj", "true_divide": "divide"}
 REDUCTIONS: dict[str, Any] = {  # of ufunc.reduce
     "add": np.sum, "multiply": np.prod, "minimum": np.min, "maximum": np.max,
     "logical_and": np.all, "logical_or": np.any,

@@ -65,6 +65,31 @@ def _plain(dtype: Any) -> np.dtype[Any] | None:
     return dtype if isinstance(dtype, np.dtype) and dtype.kind in "biufc" else None
 
 
+def partition(frame: Any, columns: list[str], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values of a part of Dask's data frame, in a dtype of their own.
+
+    Parameters
+    ----------
+    columns, dtype
+        As the whole declares them; of a series, its name.
+
+    Raises
+    ------
+    DtypeError
+        See `common_dtype` and `matrix`.
+    ShapeError
+        If the part has other columns.
+    """
+    if not len(frame):  # its columns may be untyped
+        return np.empty((0, len(columns)), dtype)
+    if frame.ndim == 2 and names(frame) != columns:
+        raise ShapeError(
+            f"it has the columns {', '.join(names(frame))}, and the data frame "
+            f"{', '.join(columns)}: check that a function that was mapped over it returns these"
+        )
+    return matrix(frame, common_dtype(frame))
+
+
 def matrix(frame: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The values of a pandas DataFrame or Series, shape (m, n), without the index.
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.errors import AlchemistError, BadArgumentError
 from alchemist_ray.functions import user_modules
+from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.result_arrays import result_array
 from alchemist_ray.object_refs import ObjectRef
@@ -117,6 +118,12 @@ class _Pickler(Pickler):
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
         if isinstance(value, MatrixRef):
             return ("matrix", self._matrix(value))
+        if isinstance(value, Library | Routine):
+            name = value.name if isinstance(value, Library) else value.__qualname__
+            raise BadArgumentError(
+                f"{name!r} is called by processes outside of the gang, and its call would wait for "
+                "this one: call the library's Python functions on the ranks instead"
+            )
         if isinstance(value, ObjectRef):
             if self._refs is None:
                 raise BadArgumentError(

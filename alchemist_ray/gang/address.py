@@ -5,9 +5,22 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from mpi_workers.data.description import NodeAddress
+
+
+class OnGang(Protocol):
+    """What a gang holds, a matrix or a library, and an incarnation of the gang that holds it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def session(self) -> str: ...
+    @property
+    def gang(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

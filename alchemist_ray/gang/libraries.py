@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from types import GenericAlias
 from typing import Any
 
@@ -22,6 +23,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.narration import call_text, narrated
 from alchemist_ray.gang.progress import RoutineBar
+from alchemist_ray.gang.registry import gang_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature
@@ -68,6 +70,27 @@ def results_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
     if len(values) == 1:
         return values[0]
     return _named(*reply["names"])(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """The connection of a library that was pickled: its process connects when it is used."""
+
+    name: str
+    session: str
+    gang: str
+    epoch: int
+    handle_type: type[MatrixRef]
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(gang_of(self), attribute)
+
+
+def _for_other_processes(connection: GangConnection | _Received, library: str) -> _Received:
+    if isinstance(connection, _Received):
+        return connection
+    of = connection.address
+    return _Received(f"library {library}", of.session, of.gang, of.epoch, connection.handle_type)
 
 
 class Routine:
@@ -168,6 +191,11 @@ class Routine:
             **({"columns": list(self._columns)} if self._columns else {}),
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = partial(Routine, columns=self._columns, read_only=self._read_only)
+        connection = _for_other_processes(self._connection, self._library)
+        return make, (connection, self._library, self._routine, self._timeout_s)
+
     def __repr__(self) -> str:
         return f"<routine {self._library}.{self._routine}>"
 
@@ -181,6 +209,9 @@ def checked_timeout(timeout_s: Any) -> float | None:
 
 class Library:
     """A library that is loaded on a gang; its routines are attributes.
+
+    Libraries and routines can be pickled, for example into a Ray task: the process that gets one
+    connects to the gang at the first call.
 
     Attributes
     ----------
@@ -200,6 +231,7 @@ class Library:
     ) -> None:
         self.name: str = described["name"]
         self.__doc__ = described["doc"]
+        self._made_of = connection, described, read_only
         self._routines = {
             fields["name"]: Routine(
                 connection, self.name, Signature.from_map(fields), read_only=read_only
@@ -221,6 +253,11 @@ class Library:
         if name.startswith("_"):
             raise AttributeError(name)
         return self.routine(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        connection, described, read_only = self._made_of
+        received = _for_other_processes(connection, self.name)
+        return partial(Library, read_only=read_only), (received, described)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._routines]

@@ -13,7 +13,7 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from alchemist_ray.arguments import (
     MAX_SECONDS,
@@ -302,6 +302,12 @@ class GangOwner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a session cannot be pickled: pass handles and libraries to other processes, or attach "
+            "to a session that has a name (AlchemistSession.attach)"
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "no workers"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from alchemist_ray.errors import SessionError, StaleHandleError
-from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.address import GangAddress, OnGang
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.leases import MatrixLease
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -127,8 +127,8 @@ def lease_of(ref: MatrixRef) -> MatrixLease | None:
         return None
 
 
-def gang_of(ref: MatrixRef) -> GangConnection:
-    """The connection to a matrix's gang, opened at first use in this process. Thread-safe.
+def gang_of(ref: OnGang) -> GangConnection:
+    """The connection to the gang of a matrix or library, opened at first use. Thread-safe.
 
     Raises
     ------
@@ -147,14 +147,15 @@ def gang_of(ref: MatrixRef) -> GangConnection:
             if connection is None:
                 raise StaleHandleError(
                     f"{ref.name} belonged to a gang of session {ref.session}, which has ended: "
-                    "make the matrix again in another gang"
+                    "make or load it again in another gang"
                 )
-            connection.check(ref)
+            if isinstance(ref, MatrixRef):  # a gang says itself which libraries it has
+                connection.check(ref)
             attach(connection)
         return connection
 
 
-def _known(ref: MatrixRef) -> GangConnection | None:
+def _known(ref: OnGang) -> GangConnection | None:
     with _lock:
         found = [connection for (gang, _), connection in _attached.items() if gang == ref.gang]
     for connection in found:

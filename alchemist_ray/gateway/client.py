@@ -10,10 +10,10 @@ from typing import Any
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import AlchemistError, AuthError, SessionError, from_failure
 from alchemist_ray.gang import registry
+from alchemist_ray.gang.address import OnGang
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import SocketChannel
 from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.owner import Workers
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
@@ -262,8 +262,8 @@ def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     ask(_known(address), token, {"op": "stop_gang", "name": name})
 
 
-def connect_to_gang_of(ref: MatrixRef) -> GangConnection | None:
-    """A connection to the gang of a handle from another process; None if it has ended."""
+def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
+    """A connection to the gang of what came from another process; None if it has ended."""
     gateway = _known(None)
     try:
         described = ask(gateway, None, {"op": "find_gang", "gang": ref.gang})

@@ -8,10 +8,9 @@ import ray
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import GroupFailedError, SessionError, StaleHandleError
-from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.address import GangAddress, OnGang
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.gang_handle import GangHandle, find_gang
 from alchemist_ray.runtime.ray_calls import ask_manager
@@ -38,8 +37,8 @@ def connect(address: GangAddress, manager: GangHandle, **options: Any) -> GangCo
     )
 
 
-def connect_to_gang_of(ref: MatrixRef) -> GangConnection | None:
-    """A connection to the gang that holds a matrix; None if that gang has ended.
+def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
+    """A connection to the gang of a matrix or library; None if that gang has ended.
 
     Raises
     ------
@@ -52,7 +51,7 @@ def connect_to_gang_of(ref: MatrixRef) -> GangConnection | None:
         raise StaleHandleError(
             f"{ref.name} is on a gang of session {ref.session}, and this process is in no Ray "
             "cluster: if that gang still runs, join its cluster with ray.init(address=...), else "
-            "make the matrix again in another gang"
+            "make or load it again in another gang"
         )
     try:
         manager = find_gang(ref.gang)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import check_range, chosen_dtype
+from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -147,6 +147,7 @@ class IteratorSource:
     def _checked(self) -> Iterator[Array]:
         (m, n), row = self.shape, 0
         for number, block in enumerate(_theirs(self._blocks)):
+            check_unmasked(block, f"block {number} (row {row})")
             try:
                 array = np.asarray(block)
             except (ValueError, TypeError) as error:

@@ -18,7 +18,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from alchemist_ray.dtypes import check_range
+from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
 from alchemist_ray.transfer.block_joining import panels
@@ -67,8 +67,7 @@ class ArrayDecoder:
     """For objects that are arrays."""
 
     def arrays(self, value: Any) -> list[Array]:
-        if isinstance(value, np.ma.MaskedArray) and value.mask.any():
-            raise DtypeError("it is masked, and has elements without a value: fill them first")
+        check_unmasked(value, "it")
         if hasattr(value, "tocsr") or hasattr(value, "todense"):
             raise DtypeError("it is sparse: make it dense first")
         array = np.asarray(value)

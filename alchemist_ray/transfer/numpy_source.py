@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import DTYPES, check_range, chosen_dtype
+from alchemist_ray.dtypes import DTYPES, check_range, check_unmasked, chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.description import NodeTimes, TransferTarget
@@ -75,9 +75,8 @@ class NumPySource:
 
 
 def _as_array(data: Any) -> NDArray[Any]:
+    check_unmasked(data, "the array")
     if isinstance(data, np.ndarray):
-        if isinstance(data, np.ma.MaskedArray) and data.mask.any():
-            raise DtypeError("a masked array has elements without a value: fill them first")
         return np.asarray(data)
     if hasattr(data, "tocsr"):
         raise DtypeError("a sparse matrix cannot be one of several blocks: send it alone")

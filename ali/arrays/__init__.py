@@ -4,7 +4,7 @@ A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 """
 
 from ali.arrays.counting import bincount, histogram
-from ali.arrays.lookup import interp, isin, nan_to_num, searchsorted, take_along_axis
+from ali.arrays.lookup import interp, isin, nan_to_num, round, searchsorted, take_along_axis
 from ali.arrays.operands import array, choose, combine, filled, plan, progression, reduce
 from ali.arrays.paired_indices import pick, put_elements
 from ali.arrays.quantiles import quantile
@@ -27,6 +27,6 @@ __all__ = [
     "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "choose", "combine",
     "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",
     "nonzero", "outer", "part", "pick", "plan", "progression", "put_elements", "quantile",
-    "reduce", "repeat", "reshape", "roll", "searchsorted", "sort", "take_along_axis", "tile",
-    "unique", "unique_all",
+    "reduce", "repeat", "reshape", "roll", "round", "searchsorted", "sort", "take_along_axis",
+    "tile", "unique", "unique_all",
 ]  # fmt: skip

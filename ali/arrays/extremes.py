@@ -191,7 +191,8 @@ def _place(
 def _better(y: Array, j: Array, x: Array, i: Array, better: np.ufunc) -> Array:
     """Where (value y, index j) comes before (x, i): nan first, then larger, then earlier."""
     no_x, no_y = np.isnan(x), np.isnan(y)
-    ahead = (no_y & ~no_x) | (~no_x & better(y, x))
+    with np.errstate(invalid="ignore"):  # of complex numbers with nan
+        ahead = (no_y & ~no_x) | (~no_x & better(y, x))
     equal = (no_x & no_y) | (x == y)
     found: Array = (j >= 0) & ((i < 0) | ahead | (equal & (j < i)))
     return found

@@ -177,6 +177,31 @@ def nan_to_num(
 
 
 @routine("B")
+def round(ctx: Context, A: DistMatrix, decimals: int = 0) -> DistMatrix:
+    """A copy with elements rounded to a number of decimals, halves to even.
+
+    Parameters
+    ----------
+    A : array of numbers
+    decimals : int
+        Below 0: of digits before the point.
+
+    Returns
+    -------
+    B : array, shape, dtype and layout of A
+
+    Notes
+    -----
+    One local pass.
+    """
+    B = ctx.empty_like(A)
+    if B.local.size:
+        with np.errstate(all="ignore"):
+            B.local[...] = np.round(A.local, decimals)
+    return replied(ctx, B)
+
+
+@routine("B")
 def take_along_axis(
     ctx: Context, A: DistMatrix, indices: DistMatrix, axis: int | None = None
 ) -> DistMatrix:

@@ -106,5 +106,5 @@ def put_elements(
 
 
 def castable(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Without imaginary parts if `dtype` has none."""
-    return values if dtype.kind == "c" else values.real
+    """Without imaginary parts if `dtype` has none; as bool an imaginary part counts."""
+    return values if dtype.kind in "bc" else values.real

@@ -8,7 +8,7 @@ import numpy as np
 
 from ali.arrays.dimensions import with_shape
 from ali.arrays.row_blocks import gathered, replied, whole_columns
-from ali.blocks import Array, block, require_choice
+from ali.blocks import CHUNK, Array, block, panels, require_choice
 from ali.interface import Context, routine
 from ali.linalg.views import operand
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
@@ -84,17 +84,17 @@ def quantile(
         whole = whole_columns(ctx, work)
         if whole is not None:
             Q = ctx.empty((len(q), work.shape[1]), dtype, whole.layout)
+            columns = block(whole)
+            width = max(1, CHUNK // max(1, columns.shape[0] * columns.itemsize))
             with np.errstate(all="ignore"):
-                for j in range(Q.local.shape[1]):
-                    column = np.array(block(whole)[:, j])
-                    low, high, share = _in_column(column, q, method, skip_nan)
-                    Q.local[:, j] = _interpolated(low, high, share, method)
+                for part in panels(Q.local.shape[1], width):
+                    _of_columns(columns[:, part], Q.local[:, part], q, method, skip_nan)
             return with_shape(ctx, replied(ctx, Q), shape)
         rows = ctx.to_layout(work, "VC_STAR")
-        columns = [
+        lines = [
             _interpolated(*_selected(ctx, x, q, method, skip_nan), method) for x in block(rows).T
         ]
-        values = np.stack(columns, axis=1)
+        values = np.stack(lines, axis=1)
     with np.errstate(all="ignore"):
         return with_shape(ctx, ctx.new_replicated(values.astype(dtype)), shape)
 
@@ -155,20 +155,19 @@ def _nothing(kind: np.dtype[Any], q: list[float]) -> tuple[Array, Array, Array]:
     return nan, nan, np.zeros(len(q))
 
 
-def _in_column(
-    column: Array, q: list[float], method: str, skip_nan: bool
-) -> tuple[Array, Array, Array]:
-    """Of the elements of an array, which is overwritten."""
-    missing = np.isnan(column)
-    if missing.any():
-        if not skip_nan:
-            return _nothing(column.dtype, q)
-        column = column[~missing]
-    if not column.size:
-        return _nothing(column.dtype, q)
-    low, high, share = _positions(column.size, q, method)
-    column.partition(np.unique([*low, *high]))
-    return column[low], column[high], share
+def _of_columns(columns: Array, found: Array, q: list[float], method: str, skip_nan: bool) -> None:
+    """Of each column, into those of another array: columns with as many nan at once."""
+    missing = np.isnan(columns).sum(axis=0)
+    for count in np.unique(missing).tolist():
+        chosen = np.flatnonzero(missing == count)
+        left = len(columns) - count
+        if not left or (count and not skip_nan):
+            found[:, chosen] = np.nan
+            continue
+        some = np.array(columns[:, chosen], order="F")
+        low, high, share = _positions(left, q, method)
+        some.partition(np.unique([*low, *high]), axis=0)  # nan come last
+        found[:, chosen] = _interpolated(some[low], some[high], share[:, None], method)
 
 
 def _selected(

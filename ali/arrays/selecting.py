@@ -246,7 +246,7 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         "ShapeError",
         f"a value of shape {value.array_shape} for {count} selected elements",
     )
-    values = castable(ctx.to_layout(value, "STAR_STAR").local[:, 0], A.dtype)
+    values = castable(ctx.to_layout(value, "STAR_STAR").local.reshape(-1), A.dtype)
     chosen = numbers >= 0
     with np.errstate(all="ignore"):
         block(rows)[chosen] = values[numbers[chosen]].astype(A.dtype)

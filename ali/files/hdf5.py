@@ -57,9 +57,13 @@ class Hdf5(RawFormat):
             plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
             if offset is None or not plain or remote is not None or dataset.external:
                 return ChunkedSource(file, dataset, remote)
+            if dataset.file.filename != file.filename:  # an external link: its own offsets
+                return ChunkedSource(file, dataset, remote)
             dtype = dataset.dtype
         except BaseException:
             file.close()
+            if remote is not None:
+                remote.close()
             raise
         file.close()
         return RawSource(place.open(), offset, shape, dtype, by_columns=False)

@@ -47,7 +47,7 @@ class Lines(NamedTuple):
 
 
 class RawSource:
-    """A C- or Fortran-ordered matrix at an offset of a file.
+    """A C- or Fortran-ordered matrix at an offset of a file, which is closed with this object.
 
     Its lines are rows, or columns in Fortran's order. `read` reads whole lines and selects from
     them; `take` skips long gaps.
@@ -59,6 +59,7 @@ class RawSource:
         self._ndim, shape = len(shape), stored_shape(shape)
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if file.size < offset + nbytes:
+            file.close()
             raise Failure(
                 "FileError",
                 f"{file.path} is truncated: {shape[0]} x {shape[1]} elements of {dtype} from byte "

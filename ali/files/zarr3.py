@@ -151,11 +151,7 @@ class PlainChunks(ZarrSource):
             file = Place(name).open()
         except FileNotFoundError:
             return None
-        try:
-            return RawSource(file, 0, array.chunks, array.dtype, by_columns=False)
-        except BaseException:
-            file.close()
-            raise
+        return RawSource(file, 0, array.chunks, array.dtype, by_columns=False)
 
 
 def _cells(indices: range, width: int) -> Iterator[tuple[int, slice, range]]:

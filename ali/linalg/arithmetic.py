@@ -235,7 +235,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
         negative, abs, sign, conj, real, imag, square, sqrt, reciprocal, exp, expm1, log, log1p,
         log2, log10, sin, cos, tan, arcsin, arccos, arctan, sinh, cosh, tanh, arcsinh, arccosh,
         arctanh, floor, ceil, trunc, rint; isnan, isinf, isfinite, signbit, logical_not,
-        invert, cbrt, exp2, degrees, radians: NumPy's
+        invert, cbrt, exp2, degrees, radians, fabs: NumPy's
         functions with these names.
     A : matrix, shape (m, n)
 

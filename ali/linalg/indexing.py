@@ -12,6 +12,7 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.index_transfer import IndexMap, transfer
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import clip
+from mpi_workers.matrix.runs import Indices
 
 
 @routine("B")
@@ -268,8 +269,7 @@ def triu(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     B = _copied(ctx, A)
-    for j, col in enumerate(B.cols):
-        block(B)[_rows_below(B, col - k + 1) :, j] = 0
+    _keep_triangle(block(B), B.rows, B.cols, k, upper=True)
     return B
 
 
@@ -294,8 +294,7 @@ def tril(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     B = _copied(ctx, A)
-    for j, col in enumerate(B.cols):
-        block(B)[: _rows_below(B, col - k), j] = 0
+    _keep_triangle(block(B), B.rows, B.cols, k, upper=False)
     return B
 
 
@@ -348,9 +347,14 @@ def _copied(ctx: Context, A: DistMatrix) -> DistMatrix:
     return B
 
 
-def _rows_below(A: DistMatrix, row: int) -> int:
-    """How many of this rank's rows have a smaller index than `row`."""
-    return len(clip(A.rows, 0, row))
+def _keep_triangle(local: Array, rows: Indices, cols: Indices, k: int, *, upper: bool) -> None:
+    """Set the elements below (`upper`) or above the k-th diagonal to zero."""
+    if local.shape[0] < local.shape[1]:  # few long rows: the other triangle of the transpose
+        _keep_triangle(local.T, cols, rows, -k, upper=not upper)
+        return
+    for j, col in enumerate(cols):
+        first = len(clip(rows, 0, col - k + upper))
+        (local[first:] if upper else local[:first])[:, j] = 0
 
 
 def diagonal_of(ctx: Context, A: DistMatrix) -> Array:

@@ -315,7 +315,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
         return frobenius(ctx, A)
     if ord in ("2", "nuc"):
         values = singular_values(ctx, "norm", A).astype(np.float64)
-        return float(values[0] if ord == "2" else values.sum())
+        return float(values[:1].sum() if ord == "2" else values.sum())
     if ord == "max":
 
         def measure(part: Array, axis: int | None) -> Array:
@@ -334,7 +334,7 @@ def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
     sums_of = result_matrix(ctx, values, np.float64, layout, shape)
     measure, nothing, join = extreme_measure(np.dtype(np.float64), largest=True)
     found, _, _ = reduce_matrix(ctx, sums_of, None, measure, nothing, join)
-    return float(found[0, 0])
+    return float(found[0, 0]) if all(A.shape) else 0.0
 
 
 def _extreme(ctx: Context, name: str, A: DistMatrix, axis: int | None, largest: bool) -> DistMatrix:

@@ -31,6 +31,8 @@ class _Joined(NamedTuple):
     def times(self, part: Array, count: int) -> Array:
         """``Q @ part``, and below it `count` rows."""
         (multiply,) = scipy.linalg.get_lapack_funcs(("tpmqrt",), (self.below,))
+        if not part.size:  # SciPy's takes no array without columns
+            return np.zeros((len(part) + count, part.shape[1]), part.dtype)
         rest = np.zeros((count, part.shape[1]), part.dtype, order="F")
         edge = self.below.shape[1] if self.triangular else 0
         top, low, _ = multiply(

@@ -31,7 +31,7 @@ UNARY: dict[str, Any] = {
     "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "isnan": np.isnan,
     "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
     "trunc": np.trunc, "signbit": np.signbit, "invert": np.invert, "cbrt": np.cbrt,
-    "exp2": np.exp2, "degrees": np.degrees, "radians": np.radians,
+    "exp2": np.exp2, "degrees": np.degrees, "radians": np.radians, "fabs": np.fabs,
 }  # fmt: skip
 PARTS = ("real", "imag")  # not ufuncs in NumPy
 WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.float16): np.dtype(np.float32)}

@@ -34,7 +34,7 @@ class ProportionalControl:
     Parameters
     ----------
     velocity_gain, temperature_gain : float
-        The defaults are the best of a search on the default cell (docs/rayleigh-benard.md).
+        The defaults are for the default cell; `gains` searches those for another Rayleigh number.
     """
 
     velocity_gain: float = 12.0

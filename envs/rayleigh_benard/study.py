@@ -22,11 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rayleigh_benard.baselines import HEATERS, POLICIES, Policy, agent_views, play
+from envs.rayleigh_benard.baselines import (
+    HEATERS,
+    POLICIES,
+    Policy,
+    ProportionalControl,
+    agent_views,
+    play,
+)
 
 METHODS = ("ppo-agents", "ppo", "sac")
 # Nodes for a Rayleigh number; the default cell is 96 x 31.
 CELLS: dict[float, dict[str, int]] = {3.2e5: {"height": 47, "width": 144}}
+# Of P-control, velocity and temperature: the best of `gains`; at 8e4 these are the defaults.
+GAINS = {1e4: (48.0, -24.0), 3.2e5: (8.0, -8.0)}
 VALIDATION_SEEDS = (11, 12)
 TEST_SEEDS = range(1000, 1050)
 VALIDATE_EVERY = 1000  # control steps
@@ -162,7 +171,9 @@ def test(case: Case, policy: Policy, episodes: int) -> dict[str, Any]:
 
 
 def best_policy(case: Case, folder: Path) -> Policy:
-    """The policy that a training has kept."""
+    """The policy that a training has kept, or a baseline for this Rayleigh number."""
+    if case.method == "p" and case.rayleigh in GAINS:
+        return ProportionalControl(*GAINS[case.rayleigh])
     if case.method in POLICIES:
         return POLICIES[case.method]
     from stable_baselines3 import PPO, SAC  # noqa: PLC0415

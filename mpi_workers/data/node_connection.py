@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ class NodeConnection:
         self._address = found[0] if found else None
         self.near = bool(found) and found[0].startswith("unix:")
         self._streams: list[Connection | None] = [None] * (1 if self.near else STREAMS)
+        self._opening: dict[int, socket.socket] = {}  # by stream
         self.shut = threading.Event()  # until `close`
         self._mappings: dict[int, dict[int, Array]] = {}  # by rank and segment, oldest use first
         self._used = 0.0  # time of the last use
@@ -75,14 +77,18 @@ class NodeConnection:
         self._used = time.monotonic()
         connection = self._streams[stream]
         if connection is None:
-            if self.shut.is_set():
-                raise closed()
             if self._address is None:
                 raise Failure(
                     "TransferError",
                     f"{self.name} has no address that this process can reach: check the network "
                     "between the two (alchemist doctor)",
                 )
+
+            def begun(sock: socket.socket) -> None:
+                self._opening[stream] = sock  # from now on `hang_up` ends it
+                if self.shut.is_set():
+                    raise closed()
+
             try:
                 connection, _ = connect(
                     self._address,
@@ -90,11 +96,16 @@ class NodeConnection:
                     {"role": "data"},
                     timeout_s=sockets.DATA.timeout_s,
                     keepalive=sockets.DATA,
+                    begun=begun,
                 )
             except (OSError, frames.WireError) as error:
+                if self.shut.is_set():
+                    raise closed() from error
                 raise Failure(
                     "TransferError", f"cannot connect to {self.name} at {self._address}: {error}"
                 ) from error
+            finally:
+                self._opening.pop(stream, None)
             self._streams[stream] = connection
             if self.shut.is_set():  # by another thread, while the connection was opened
                 connection.hang_up()
@@ -111,6 +122,8 @@ class NodeConnection:
     def hang_up(self) -> None:
         """End the connections for any thread that uses or opens them, until `close`."""
         self.shut.set()
+        for sock in list(self._opening.values()):
+            sockets.hang_up(sock)
         for connection in self._streams:
             if connection is not None:
                 connection.hang_up()

@@ -121,7 +121,16 @@ class _Transfer:
         self._mapped.clear()
         for connection in self._locked:
             connection.hang_up()
-        wait([future for future in self._running if not future.cancel()])
+        running = [future for future in self._running if not future.cancel()]
+        try:
+            wait(running)
+        except BaseException:  # a second Ctrl-C
+            threading.Thread(target=self._end, args=(running,), daemon=True).start()
+            raise
+        self._end(running)
+
+    def _end(self, running: Sequence[Future[None]]) -> None:
+        wait(running)
         for connection in self._locked:
             connection.close()
         self._release()

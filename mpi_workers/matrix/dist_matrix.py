@@ -24,6 +24,12 @@ DTYPES: tuple[str, ...] = (
     "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
 )  # fmt: skip
 REPLY_NBYTES = 1 << 16  # 64 KiB: elements of results up to this size travel with the reply
+ADVICE = {  # for elements that a dtype cannot hold
+    "int32": "choose int64",
+    "int64": "choose float64, which rounds, or subtract an offset",
+    "float32": "choose float64",
+    "complex64": "choose complex128",
+}
 
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
@@ -53,6 +59,36 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
     if have.kind not in "biufc" or not np.can_cast(have, dtype, "same_kind"):
         raise ValueError(f"elements of dtype {have} cannot become {dtype} without loss")
     return np.dtype(dtype.name)
+
+
+def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
+    """Refuse an array (`what`) with an element that a dtype cannot hold; rounding is accepted.
+
+    Raises `ValueError`. Nothing is read where the dtype holds every element of the array's dtype.
+    """
+    if not array.size or np.can_cast(array.dtype, dtype, "safe"):
+        return
+    if dtype.kind == "i":
+        limits = np.iinfo(dtype)
+        for value in (int(array.min()), int(array.max())):
+            if not limits.min <= value <= limits.max:
+                raise _out_of_range(what, value, dtype)
+    elif array.dtype.kind in "fc" and np.finfo(array.dtype).max > np.finfo(dtype).max:
+        parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+        for part in parts:
+            finite = np.isfinite(part)
+            low = np.min(part, where=finite, initial=0.0)
+            high = np.max(part, where=finite, initial=0.0)
+            worst = low if -low > high else high
+            if abs(worst) > np.finfo(dtype).max:
+                raise _out_of_range(what, float(worst), dtype)
+
+
+def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:
+    return ValueError(
+        f"{what} has the element {value!r}, which {dtype} cannot hold: "
+        + ADVICE.get(dtype.name, "scale the elements")
+    )
 
 
 def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) -> int:

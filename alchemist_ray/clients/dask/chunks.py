@@ -166,10 +166,10 @@ def _is_frame(source: Any) -> bool:
 def _as_array(frame: Any) -> Any:
     """The partitions of a data frame or series as an array with unknown chunk sizes."""
     dtype = pandas.common_dtype(frame)
-    columns = len(pandas.names(frame))
-    to_matrix = delayed(pandas.matrix, pure=True)
+    columns = pandas.names(frame)
+    to_matrix = delayed(pandas.partition, pure=True)
     parts = [
-        da.from_delayed(to_matrix(part, dtype), (math.nan, columns), dtype)
+        da.from_delayed(to_matrix(part, columns, dtype), (math.nan, len(columns)), dtype)
         for part in frame.to_delayed()
     ]
     return da.concatenate(parts, allow_unknown_chunksizes=True)
@@ -199,7 +199,7 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         index = tuple(map(int, wrong[0]))
         raise ShapeError(
             f"chunk {index} of the dask array {array.name} has shape {tuple(grid[index].tolist())}"
-            f", but the array declares {(rows[index[0]], cols[index[1]])} for this chunk"
+            f", but the array declares {(int(rows[index[0]]), int(cols[index[1]]))} for this chunk"
         )
     known = da.Array(
         array.__dask_graph__(), array.name, (tuple(rows.tolist()), tuple(cols.tolist())),

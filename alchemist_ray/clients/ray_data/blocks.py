@@ -76,7 +76,7 @@ def _names(value: Any) -> list[str]:
 def _column(value: Any, name: str) -> NDArray[Any]:
     """A column, shape (rows, width). Raises `DtypeError` or `ShapeError` with its name."""
     column = value[name]
-    nulls = column.null_count if hasattr(column, "null_count") else int(column.isna().sum())
+    nulls = _arrow_nulls(column) if hasattr(column, "chunks") else int(column.isna().sum())
     if not nulls and _is_tensor(getattr(column, "type", None)) and column.num_chunks == 1:
         return _tensor_rows(column.chunk(0))
     floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
@@ -103,13 +103,31 @@ def _column(value: Any, name: str) -> NDArray[Any]:
     return array.reshape(len(array), -1)
 
 
-def _is_tensor(kind: Any) -> bool:
-    """Whether it is the Arrow type of tensors of one shape, of numbers that fill bytes."""
-    return (
-        isinstance(kind, pyarrow.BaseExtensionType)
-        and kind.extension_name in TENSOR_TYPES
-        and not pyarrow.types.is_boolean(kind.value_type)
+def _arrow_nulls(column: Any) -> int:
+    """How many rows are null, and how many elements of lists and tensors."""
+    return sum(map(_nulls_within, column.chunks))
+
+
+def _nulls_within(part: Any) -> int:
+    if isinstance(part.type, pyarrow.BaseExtensionType):
+        return _nulls_within(part.storage)
+    inner = _nulls_within(part.flatten()) if _is_list(part.type) else 0
+    return int(part.null_count) + inner
+
+
+def _is_list(kind: Any) -> bool:
+    types = pyarrow.types
+    return any(
+        is_kind(kind) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list)
     )
+
+
+def _is_tensor(kind: Any) -> bool:
+    """Whether it is the Arrow type of tensors in C order, of one shape and numbers in bytes."""
+    if not isinstance(kind, pyarrow.BaseExtensionType) or kind.extension_name not in TENSOR_TYPES:
+        return False
+    order = getattr(kind, "permutation", None)
+    return not pyarrow.types.is_boolean(kind.value_type) and (not order or order == sorted(order))
 
 
 def _tensor_rows(chunk: Any) -> NDArray[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import check_range
 
 Array = Any
 
@@ -22,19 +23,34 @@ SPARSE, DENSE = 0, 1  # values of the field `type` of a vector or a matrix
 def rows_of(
     columns: list[Any], names: list[str], kinds: list[str], widths: list[int], dtype: Any
 ) -> Array:
-    """A batch of rows as an array of shape (k, sum of widths). Raises `Failure`."""
+    """A batch of rows as an array of shape (k, sum of widths), to be sent as `dtype`.
+
+    Raises `Failure`.
+    """
     if len(columns) == 1 and kinds[0] != SCALAR:
-        return _wide(columns[0], names[0], kinds[0], widths[0])
+        return fitting(
+            _wide(columns[0], names[0], kinds[0], widths[0]), dtype, f"column {names[0]!r}"
+        )
     block = np.empty((len(columns[0]), sum(widths)), dtype, order="F")
     start = 0
     for column, name, kind, width in zip(columns, names, kinds, widths, strict=True):
         if kind == SCALAR:
             _no_nulls(column, name)
-            block[:, start] = column.to_numpy(zero_copy_only=False)
+            values = column.to_numpy(zero_copy_only=False)[:, np.newaxis]
         else:
-            block[:, start : start + width] = _wide(column, name, kind, width)
+            values = _wide(column, name, kind, width)
+        block[:, start : start + width] = fitting(values, dtype, f"column {name!r}")
         start += width
     return block
+
+
+def fitting(values: Array, dtype: Any, what: str) -> Array:
+    """The values of a column or block, if the dtype can hold them. Raises `Failure`."""
+    try:
+        check_range(values, np.dtype(dtype), what)
+    except ValueError as error:
+        raise Failure("DtypeError", str(error)) from None
+    return values
 
 
 def _no_nulls(column: Any, name: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alchemist_ray.clients.spark.arrow import blocks_of, rows_of
+from alchemist_ray.clients.spark.arrow import blocks_of, fitting, rows_of
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.row_transfers import RowWriter
@@ -141,7 +141,7 @@ def _write(writer: RowWriter, block: Any, rows: Any) -> None:
         writer.write_block(block[first:last], (int(rows[first]), 0))
 
 
-def numbered_rows(name: str, width: int, height: int) -> Push:
+def numbered_rows(name: str, width: int, height: int, dtype: Any) -> Push:
     """Send rows with numbers; the columns are the number and a vector."""
 
     def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
@@ -150,7 +150,7 @@ def numbered_rows(name: str, width: int, height: int) -> Push:
             if not batch.num_rows:
                 continue
             rows = batch.column(0).to_numpy(zero_copy_only=False)
-            block = rows_of([batch.column(1)], [name], ["vector"], [width], np.float64)
+            block = rows_of([batch.column(1)], [name], ["vector"], [width], dtype)
             if rows.min() < 0 or rows.max() >= height:
                 raise Failure(
                     "ShapeError",
@@ -179,7 +179,7 @@ def _duplicate(what: str) -> Failure:
     )
 
 
-def numbered_blocks(rows_per_block: int, cols_per_block: int) -> Push:
+def numbered_blocks(rows_per_block: int, cols_per_block: int, dtype: Any) -> Push:
     """Send blocks with numbers; the columns are a pair of numbers and a matrix."""
 
     def push(writer: RowWriter, batches: Batches) -> tuple[dict[str, Any], Any]:
@@ -191,7 +191,8 @@ def numbered_blocks(rows_per_block: int, cols_per_block: int) -> Push:
                 if where in places:
                     raise _duplicate(f"block {where}")
                 _check_block(writer, where, block, rows_per_block, cols_per_block)
-                writer.write_block(block, (where[0] * rows_per_block, where[1] * cols_per_block))
+                origin = where[0] * rows_per_block, where[1] * cols_per_block
+                writer.write_block(fitting(block, dtype, f"block {where}"), origin)
                 places[where] = None
         return {}, np.array(list(places), np.int64)
 

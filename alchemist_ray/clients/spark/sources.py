@@ -323,7 +323,7 @@ class NumberedSource(SparkSource):
         return answers
 
     def _push(self) -> Push:
-        return numbered_rows("vector", self.shape[1], self.shape[0])
+        return numbered_rows("vector", self.shape[1], self.shape[0], self.dtype)
 
     def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         m, n = self.shape
@@ -373,7 +373,7 @@ class BlocksSource(SparkSource):
         return max(1, BATCH // (self._block[0] * self._block[1] * 8))
 
     def _push(self) -> Push:
-        return numbered_blocks(*self._block)
+        return numbered_blocks(*self._block, self.dtype)
 
     def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         seen: set[tuple[int, int]] = set()

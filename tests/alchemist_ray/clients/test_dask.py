@@ -308,6 +308,38 @@ def test_data_frames_of_numbers(als: AlchemistSession) -> None:
     assert np.isnan(filled.fetch()[:, 1]).all()
 
 
+@pytest.mark.parametrize(
+    ("part", "kind", "words"),
+    [
+        ({"a": [0.5, 1.0], "b": [1.0, 2.0]}, DtypeError, r"chunk \(1, 0\).*float64.*int32"),
+        ({"a": [1, 2**40], "b": [1, 2]}, DtypeError, "1099511627776"),
+        ({"a": ["3", "4"], "b": [1, 2]}, DtypeError, r"chunk \(1, 0\).*'a'"),
+        ({"b": [5, 6], "a": [3, 4]}, ShapeError, r"chunk \(1, 0\).*columns b, a.*a, b"),
+        ({"a": [3, 4]}, ShapeError, r"chunk \(1, 0\).*columns a"),
+    ],
+    ids=["fractions", "large", "text", "order", "missing"],
+)
+def test_a_partition_that_is_not_as_declared_is_refused(
+    als: AlchemistSession, part: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    """NumPy would cut off fractions and high bits, and pandas would parse text."""
+    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+    pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
+    whole = pd.DataFrame({"a": [1, 1, 2, 2, 3, 3], "b": 4}, dtype="int32")
+    untyped = pd.DataFrame({"a": [], "b": []}, dtype=object)
+
+    def parts(replaced: dict[int, Any]) -> Any:
+        return dd.from_pandas(whole, npartitions=3).map_partitions(
+            lambda some: replaced.get(some.a.iloc[0], some), meta=whole, enforce_metadata=False
+        )
+
+    with pytest.raises(kind, match=words):
+        als.send_matrix(parts({2: pd.DataFrame(part)}))
+    sent = als.send_matrix(parts({2: untyped}))  # no rows
+    assert sent.dtype == np.int32
+    np.testing.assert_array_equal(sent.fetch(), whole[whole.a != 2])
+
+
 # --- an example ---------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from alchemist_ray.clients import free_cpu
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError, TransferError
 
 data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
+pa = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
 
 A = np.random.default_rng(6).standard_normal((300, 6))
 
@@ -147,6 +148,28 @@ def test_nulls_and_other_columns_in_a_later_block_are_reported(
             with pytest.raises(error, match=words):
                 als.send_matrix(dataset)
             assert als.list_matrices() == []
+
+
+def test_tensors_and_lists_with_nulls_inside_are_refused(als: AlchemistSession) -> None:
+    pairs = pa.array([[1.0, None], [3.0, 4.0]], pa.list_(pa.float64(), 2))
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float64(), [2]), pairs)
+    for column in (pairs, tensors, pa.chunked_array([tensors, tensors])):
+        with pytest.raises(DtypeError, match="'t' has nulls"):
+            als.send_matrix(data.from_arrow(pa.table({"t": column})))
+
+
+def test_tensors_whose_axes_are_stored_in_another_order(als: AlchemistSession) -> None:
+    """Their elements are sent as NumPy shows them, from one piece of memory or several."""
+    kind = pa.fixed_shape_tensor(pa.float64(), [2, 3], permutation=[1, 0])
+    stored = pa.array(np.arange(12.0).reshape(2, 6).tolist(), pa.list_(pa.float64(), 6))
+    tensors = pa.ExtensionArray.from_storage(kind, stored)
+    want = tensors.to_numpy_ndarray().reshape(2, 6)
+    assert want[0, 1] == 3
+    one = als.send_matrix(data.from_arrow(pa.table({"t": tensors})))
+    np.testing.assert_array_equal(one.fetch(), want)
+    both = pa.table({"t": pa.chunked_array([tensors, tensors])})
+    two = als.send_matrix(data.from_arrow(both))
+    np.testing.assert_array_equal(two.fetch(), np.concatenate([want, want]))
 
 
 def _broken(batch: Any) -> Any:

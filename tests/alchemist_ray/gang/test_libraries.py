@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,15 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import (
+    AlchemistError,
     BadArgumentError,
+    CallTimeoutError,
     LibraryLoadError,
     LibraryNotFoundError,
     NoSuchRoutineError,
     RoutineError,
     SessionError,
+    StaleHandleError,
 )
 
 
@@ -217,6 +222,48 @@ def test_remote_returns_at_once_and_raises_the_same_errors(session: AlchemistSes
         echo.fail.remote("x")
     calls = [echo.who.remote() for _ in range(20)]
     assert ray.get(calls) == [[0, 1]] * 20
+
+
+def test_a_library_and_its_routines_work_in_ray_tasks(session: AlchemistSession) -> None:
+    echo = session.load_library("echo")
+    short = echo.sleep.options(timeout_s=0.5)
+    A = session.send_matrix(np.eye(3))
+
+    @ray.remote(num_cpus=0)
+    def called(library: Any) -> tuple[Any, str]:
+        with pytest.raises(CallTimeoutError):
+            short(60.0)
+        twin, *_ = echo.echo(A)  # the closure's own
+        return (library.who(), *library.echo(twin)), library.who.__doc__
+
+    (ranks, twin, *_), text = ray.get(called.remote(echo))
+    assert ranks == [0, 1]
+    assert text == echo.who.__doc__
+    np.testing.assert_array_equal(twin.fetch(), np.eye(3))
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(echo))))
+    assert again.who() == [0, 1]
+    assert repr(again) == repr(echo)
+
+
+def test_what_cannot_be_pickled_says_what_to_pass_instead(session: AlchemistSession) -> None:
+    with pytest.raises(TypeError, match="a session cannot be pickled: pass handles and libraries"):
+        pickle.dumps(session)
+    echo = session.load_library("echo")
+    with pytest.raises(BadArgumentError, match="'echo' is called by processes outside"):
+        session.run(lambda comm: echo.who())
+    with pytest.raises(BadArgumentError, match=r"'echo\.who' is called by processes outside"):
+        session.run(lambda comm, who: who(), echo.who)
+
+
+def test_a_library_in_a_task_of_a_gang_that_has_ended(cluster: str) -> None:
+    with AlchemistSession(1) as als:
+        pickled = pickle.dumps(als.load_library("echo"))
+        als.yield_workers()
+        als.request_workers(1)
+        with pytest.raises(AlchemistError, match="'echo' is not loaded"):
+            pickle.loads(pickled).who()
+    with pytest.raises(StaleHandleError, match=r"library echo .* has ended: make or load it"):
+        pickle.loads(pickled).who()
 
 
 def test_a_library_of_a_yielded_gang_is_refused(cluster: str) -> None:

@@ -69,6 +69,7 @@ def broken() -> Iterator[np.ndarray[Any, Any]]:
         (lambda: [[[1, 2], [3]]], ShapeError, "block 0 is not an array"),
         (lambda: [A[:5] + 1j], DtypeError, "block 0.*without loss"),
         (lambda: [A[:5].astype(str)], DtypeError, "block 0"),
+        (lambda: [A[:5], np.ma.masked_less(A[:5], 0)], DtypeError, r"block 1 \(row 5\).*masked"),
         (lambda: A, ShapeError, "an iterable of arrays, not a ndarray"),
         (lambda: 3, ShapeError, "an iterable of arrays, not a int"),
         (broken, OSError, "the tape is torn"),

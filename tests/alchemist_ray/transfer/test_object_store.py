@@ -118,6 +118,7 @@ def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
         (None, DtypeError, "NoneType"),
         ({1: 2}, DtypeError, "dict"),
         (np.ma.masked_less(np.arange(4.0).reshape(2, 2), 1), DtypeError, "masked"),
+        ([np.arange(2.0), np.ma.masked_less(np.arange(2.0), 1)], DtypeError, "masked"),
     ],
 )
 def test_input_that_is_not_a_matrix_is_refused_before_sending(

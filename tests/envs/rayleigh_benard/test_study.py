@@ -13,7 +13,9 @@ pytest.importorskip(
     "stable_baselines3", reason="needs stable-baselines3: pip install 'alchemist-on-ray[sb3]'"
 )
 
-from envs.rayleigh_benard.study import METHODS
+from envs.rayleigh_benard import gains
+from envs.rayleigh_benard.baselines import P_CONTROL, ProportionalControl
+from envs.rayleigh_benard.study import GAINS, METHODS, Case, best_policy
 from tests.support.build import needs_compiler
 
 
@@ -49,3 +51,15 @@ def test_every_method_trains_is_tested_and_goes_on_where_it_stopped(
     table = study(cluster, tmp_path, "--report")
     assert "| 8.0e+04 | SAC, one policy for the cell | 1 | 800 | " in table
     assert (tmp_path / "results" / "study.png").stat().st_size > 5000
+
+
+@needs_compiler
+def test_gains_are_searched_and_used_at_their_rayleigh_number(cluster: str, tmp_path: Path) -> None:
+    (best, found), (worse, other) = gains.search(8e4, (12.0,), (-8.0, 24.0))
+    assert found == P_CONTROL
+    assert best == pytest.approx(4.07, abs=0.05)
+    assert other == ProportionalControl(12.0, 24.0)
+    assert worse > best
+    for rayleigh, pair in GAINS.items():
+        assert best_policy(Case(rayleigh, "p", 0), tmp_path) == ProportionalControl(*pair)
+    assert best_policy(Case(8e4, "p", 0), tmp_path) == P_CONTROL

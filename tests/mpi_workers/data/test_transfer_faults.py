@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -225,6 +227,87 @@ def test_a_refusal_of_one_node_ends_the_wait_for_the_others(host: support.Host, 
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
         assert time.monotonic() - start < 2
         ranks.close()
+
+
+@pytest.fixture
+def lost_node(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a node to which no connection gets ready: it answers nothing.
+
+    "suspended": its kernel accepts connections. "gone": no packet comes back.
+    """
+    with contextlib.ExitStack() as stack:
+        listener, address = sockets.listen_tcp("127.0.0.1")
+        stack.enter_context(listener)
+        if request.param == "gone":
+            listener.listen(0)  # the queue has room for one, and the kernel ignores others
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        yield address
+
+
+@pytest.mark.parametrize("lost_node", ["suspended", "gone"], indirect=True)
+@pytest.mark.parametrize("reason", ["the gang fails", "close"])
+def test_a_transfer_that_cannot_connect_ends_with_the_gang(lost_node: str, reason: str) -> None:
+    """A connection is given up after two minutes only: the gang knows of the loss before."""
+
+    class GangFailedError(Exception): ...
+
+    def watch() -> None:
+        if reason == "the gang fails":
+            raise GangFailedError
+
+    ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, 1, (lost_node,)),)), watch=watch)
+    target = TransferTarget(1, distribution_of("VC_STAR", (40, 10), 1), np.dtype("float64"))
+    timer = threading.Timer(0.3 if reason == "close" else 10.0, ranks.close)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises((GangFailedError, Failure), match=r"^$|were closed"):
+        send(ranks, target, (np.zeros((40, 10)), (0, 0)))
+    assert time.monotonic() - start < 4
+    timer.cancel()
+    ranks.close()
+
+
+def test_a_second_interruption_leaves_no_lock(host: support.Host) -> None:
+    """Ctrl-C twice: the first ends the transfer, the second the wait for its threads."""
+
+    class CtrlCError(Exception): ...
+
+    def interrupt(number: int, frame: object) -> None:
+        raise CtrlCError
+
+    distribution = distribution_of("VC_STAR", (40, 10))
+    target, array = new(host, distribution), numbers((40, 10))
+    ranks = NodeConnections(host.endpoints("far"))
+    entered, resumed = threading.Event(), threading.Event()
+
+    def progress(nbytes: int) -> None:  # on a thread of a stream
+        entered.set()
+        resumed.wait(WAIT_S)
+
+    def send_interrupted() -> None:
+        with MatrixWriter(ranks, target, progress) as writer:
+            writer.write_block(array, (0, 0))
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+        with pytest.raises(CtrlCError) as caught:
+            send_interrupted()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert entered.is_set()
+        assert isinstance(caught.value.__context__, CtrlCError)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    resumed.set()
+    sending = threading.Thread(target=send, args=(ranks, target, (array, (0, 0))), daemon=True)
+    sending.start()
+    sending.join(5)
+    assert not sending.is_alive()
+    host.seal(target.matrix)
+    assert np.array_equal(fetch(ranks, target, np.empty_like(array)), array)
+    ranks.close()
+    host.free(target.matrix)
 
 
 def test_a_node_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,36 @@ def test_dtypes(als: AlchemistSession, spark: Any) -> None:
         als.send_matrix(frame, dtype="int64")
 
 
+@pytest.mark.parametrize("way", ["JVM", "Python"])
+def test_numbers_that_a_narrower_dtype_cannot_hold_are_refused(
+    als: AlchemistSession, spark: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.ml.linalg import Vectors
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    from alchemist_ray.clients.spark import jvm
+
+    if way == "Python":
+        monkeypatch.setattr(jvm, "sender", lambda spark: None)
+    elif jvm.sender(spark) is None:
+        pytest.skip("the jar cannot be built")
+    rows = spark.sparkContext.parallelize([IndexedRow(0, [1.0, 1e300])], 1)
+    one = IndexedRowMatrix(rows, 1, 2)
+    for large, dtype in (
+        (spark.createDataFrame([(1, 2), (3, 2**40)], "a long, b long"), "int32"),
+        (spark.createDataFrame([([1, 2**40],)], "l array<long>"), "int32"),
+        (spark.createDataFrame([(1.0, 1e300)], "a double, b double"), "float32"),
+        (spark.createDataFrame([(Vectors.dense([1e300]),)], ["v"]), "float32"),
+        (one, "float32"),
+        (one.toBlockMatrix(2, 2), "float32"),
+    ):
+        with pytest.raises(DtypeError, match=rf"(1e\+300|1.0E300|{2**40}).*{dtype}"):
+            als.send_matrix(large, dtype=dtype)
+    small = spark.createDataFrame([(1, float("inf")), (2**24 + 1, 0.1)], "a long, b double")
+    want = np.array([[1, np.inf], [2**24 + 1, 0.1]], np.float32)  # rounded
+    np.testing.assert_array_equal(als.send_matrix(small, dtype="float32").fetch(), want)
+
+
 def refused(als: AlchemistSession, source: Any, kind: type[Exception], *words: str) -> None:
     with pytest.raises(kind) as caught:
         als.send_matrix(source)
