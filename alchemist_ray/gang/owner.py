@@ -292,8 +292,7 @@ class GangOwner:
                 finally:
                     self._changing.release()
         finally:
-            # After Ctrl-C, or if another thread still starts workers, they end at once.
-            self._gangs.close(reusable=reusable)
+            self._gangs.close(reusable=reusable)  # not after Ctrl-C, or during another's start
 
     stop = close
 
