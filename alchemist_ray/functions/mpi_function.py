@@ -258,6 +258,10 @@ class _Pool:
         for host in hosts:
             host.settle()
         free = min(hosts, key=lambda host: len(host.calls), default=None)
+        while free is not None and not free.calls and not free.manager.alive():
+            hosts.remove(free)
+            free.manager.kill()
+            free = min(hosts, key=lambda host: len(host.calls), default=None)
         if free is None or (free.calls and self._room() >= options.num_workers * options.gang.cpus):
             find_driver().prewarm.remote()
             free = _Host(manager_pool.take(options.gang.owner), options.idle_s)

@@ -150,7 +150,7 @@ class GangConnection:
     def _open_channel(self) -> ControlChannel:
         with self._lock:
             if self._channel is None:
-                self._channel = self._open()
+                self._channel = self._transport.open_channel(self._hello(), self.on_renewal)
                 if self._channel is None and self._fallback is not None:
                     self._channel = self._fallback(self._process_id)
                 if self._channel is None:
@@ -159,9 +159,6 @@ class GangConnection:
                         f"{os.getpid()}: {', '.join(self.address.addresses)}"
                     )
             return self._channel
-
-    def _open(self) -> ControlChannel | None:
-        return self._transport.open_channel(self._hello(), self.on_renewal)
 
     def on_renewal(self, fields: Body) -> None:
         """The dispatcher has told that the gang has other ranks now: started again, or resized."""
@@ -190,6 +187,14 @@ class GangConnection:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    @property
+    def over(self) -> bool:
+        """Whether the gang is known to have ended, and no session uses the connection."""
+        channel = self._channel
+        lost = channel.known_loss() if isinstance(channel, SocketChannel) else None
+        resumable = lost and lost.facts.get("cause") == MANAGER_GONE and self.address.lease_grace_s
+        return self._sessions <= 0 and lost is not None and not resumable
 
     def begin_session(self) -> None:
         """One more session of this process uses the connection."""
@@ -286,16 +291,11 @@ class GangConnection:
                 if time.monotonic() >= deadline:
                     raise error
                 time.sleep(POLL_INTERVAL_S)
-                self._look_up()
+                now = self.address if self._current is None else self._current()
+                if now.epoch > self.address.epoch:
+                    self.renew(now)  # it has been started again
             self._channel = channel
         channel.tell({"op": "resume", "matrices": self.leases.live()})
-
-    def _look_up(self) -> None:
-        """Ask the GroupManager where the gang is: it may have been started again."""
-        if self._current is not None:
-            address = self._current()
-            if address.epoch > self.address.epoch:
-                self.renew(address)
 
     def ping(self, *, wait: bool = False) -> None:
         """Raise what ended the gang, if it has ended.

@@ -282,16 +282,17 @@ class GangOwner:
             return
         self._closed = True
         _sessions.discard(self)
-        reusable = self._changing.acquire(timeout=END_TIMEOUT_S)
-        if reusable:
-            try:
-                if self._detaches:
-                    self._drop_client()
-                reusable = self._end_gang()
-            finally:
-                self._changing.release()
-        # Else another thread still starts workers: they end with what manages them.
-        self._gangs.close(reusable=reusable)
+        reusable = False
+        try:
+            if self._changing.acquire(timeout=END_TIMEOUT_S):
+                try:
+                    if self._detaches:
+                        self._drop_client()
+                    reusable = self._end_gang()
+                finally:
+                    self._changing.release()
+        finally:
+            self._gangs.close(reusable=reusable)  # not after Ctrl-C, or during another's start
 
     stop = close
 
@@ -365,9 +366,10 @@ class GangOwner:
 
     def _end_gang(self) -> bool:
         """End the gang, if there is one; whether its manager is fit for another."""
-        fit = self._gangs.end(running=self._connection is not None)
-        self._drop_client()
-        return fit
+        try:
+            return self._gangs.end(running=self._connection is not None)
+        finally:
+            self._drop_client()
 
 
 def checked_workers(value: Any) -> Workers:

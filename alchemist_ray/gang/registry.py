@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 
@@ -27,7 +28,8 @@ GATEWAY_ACTOR = "alchemist_ray.gateway.server.actor"
 
 _lock = threading.Lock()  # guards the two tables
 _attached: dict[tuple[str, str], GangConnection] = {}  # by gang, and gateway or ""
-_connecting: dict[str, threading.Lock] = {}  # by gang
+# By gang, while a thread has it.
+_connecting: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 
 
 def access(address: str | None = None, token: str | None = None) -> ModuleType:
@@ -63,13 +65,21 @@ def _key(address: GangAddress) -> tuple[str, str]:
 
 
 def attach(connection: GangConnection) -> None:
-    """Let handles in this process find their gang. A connection to an earlier epoch is closed."""
+    """Let handles in this process find their gang.
+
+    A connection to an earlier epoch is closed, and so are those to gangs that have ended: a process
+    that gets handles of one session after the other keeps neither their sockets nor their threads.
+    """
     key = _key(connection.address)
     with _lock:
         old = _attached.get(key)
         _attached[key] = connection
+        others = [found for found in _attached.values() if found is not connection]
     if old is not None and old is not connection:
         old.close()
+    for other in others:
+        if other.over:
+            detach(other)
 
 
 def detach(connection: GangConnection) -> None:

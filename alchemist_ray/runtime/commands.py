@@ -23,10 +23,10 @@ from alchemist_ray.runtime.nodes import Nodes
 from alchemist_ray.runtime.user_limits import ByteQuota
 from alchemist_ray.runtime.worker_table import table_of
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.wire.frames import Body
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
-
 FREE_DELAY_S = 0.02  # in which the next command may take a free along
 
 
@@ -114,7 +114,8 @@ class Commands:
 
     async def _reserve(self, **fields: Any) -> Body:
         """Check that a matrix is allowed and that its memory is there; fields of its command."""
-        nbytes = math.prod(fields["shape"]) * np.dtype(fields["dtype"]).itemsize
+        check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
+        nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
         self.quota.check(self.matrices.values(), nbytes)
         if self.nodes.count == 1:  # the node checks its memory when it gets the command
             return {**fields, "reserve": True}

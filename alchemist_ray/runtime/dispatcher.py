@@ -22,7 +22,7 @@ from alchemist_ray.runtime.command_table import checked
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands
 from alchemist_ray.runtime.gang_measures import GangMeasures
 from alchemist_ray.runtime.job_queue import JobQueue
-from alchemist_ray.runtime.jobs import Job, calls_of, late
+from alchemist_ray.runtime.jobs import MALFORMED, Job, calls_of, late
 from alchemist_ray.runtime.listeners import Listeners, NodePeer
 from alchemist_ray.runtime.matrix_locks import MatrixLocks
 from alchemist_ray.runtime.nodes import DRAIN_S, Nodes
@@ -219,7 +219,7 @@ class Dispatcher:
         except Failure as failure:
             job.answer(failure)
             return
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             job.answer(job.malformed(error))
             return
         if len(self._queue) >= QUEUE_LIMIT:
@@ -280,8 +280,10 @@ class Dispatcher:
             return failure
         except AlchemistError as error:
             return None if self._outage.recovering else to_failure(error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             return job.malformed(error)
+        except Exception as error:  # such as OSError: the next command runs
+            return Failure("GroupError", f"{job.name} failed: {error!r}")
         finally:
             self._locks.end_write()
 

@@ -52,7 +52,8 @@ class GroupManager:
 
     async def gangs(self, *, memory: bool = False) -> list[Body]:
         """The entries of all gangs in the catalogue; see `ManagedGang.about`."""
-        return [await gang.about(memory=memory) for gang in list(self._gangs.values())]
+        asked = (gang.about(memory=memory) for gang in self._gangs.values())
+        return list(await asyncio.gather(*asked))
 
     async def forget(self, name: str) -> None:
         """End a gang at once, also one that is being started: its session is closed."""

@@ -18,6 +18,9 @@ from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Kind
 
+# What a handler raises if a field of its command has a wrong type or value.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 @dataclass(slots=True, eq=False)
 class Job:

@@ -72,6 +72,8 @@ class ManagedGang:
         self._starting: asyncio.Future[GangAddress] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._created = time.time()
+        self._resizes = 0  # that a process waits for
+        self._dropped = False
 
     # --- start ---
 
@@ -88,6 +90,8 @@ class ManagedGang:
         return await self._in_background(self._launch(request))
 
     async def _launch(self, request: GangRequest) -> GangAddress:
+        if self._dropped:
+            raise GroupFailedError(f"gang {self._name} was ended before the call had its turn")
         if self._gang is not None and self._gang.state in STATES:
             raise GroupError(f"gang {self._name} {STATES[self._gang.state]}")
         if self._gang is not None:
@@ -122,7 +126,13 @@ class ManagedGang:
 
     async def resize(self, epoch: int, workers: int) -> None:
         """Move the gang to this many ranks. Raises `AlchemistError`; see `RunningGang.resize`."""
-        await (await self._of_epoch(epoch)).resize(workers)
+        gang = await self._of_epoch(epoch)
+        self._resizes += 1
+        try:
+            await gang.resize(workers)
+        finally:
+            self._resizes -= 1
+            gang.dispatcher.used()
 
     async def stop_resize(self) -> None:
         """End a resize that is under way: its caller no longer waits."""
@@ -306,9 +316,9 @@ class ManagedGang:
 
         The manager of a detached gang ends too.
         """
-        await self._started()
         if self._gang is not None and self._gang.state == "starting":
             raise GroupError(f"gang {self._name} {STATES['starting']}: wait until it is ready")
+        await self._started()
         while self._gang is not None and self._gang.state == "ending":
             await asyncio.sleep(POLL_INTERVAL_S)
         if self._gang is not None:
@@ -328,6 +338,7 @@ class ManagedGang:
 
     async def drop(self) -> None:
         """End the gang at once, also if it is being started; it is not used again."""
+        self._dropped = True  # calls of `function` may wait for their turn
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -370,7 +381,7 @@ class ManagedGang:
     async def _end_when_idle(self, gang: RunningGang, limit_s: float) -> None:
         """End the gang when no command has come for the idle timeout."""
         while gang is self._gang and gang.failure is None:
-            idle_s = gang.dispatcher.idle_s
+            idle_s = 0.0 if self._resizes else gang.dispatcher.idle_s
             if idle_s >= limit_s:
                 await self.end(
                     f"gang {self._name} was ended after {limit_s:g} s without a command "

@@ -101,8 +101,12 @@ class _Managers:
                     shared.unused = None
                 gang = f"{shared.ident}{next(shared.numbers):04x}"
             manager = Manager(shared.actor, gang, here, shared)
-            if new or _answers(shared.actor):
-                return manager
+            try:
+                if new or _answers(shared.actor):
+                    return manager
+            except BaseException:  # Ctrl-C: its place is not left occupied
+                self.end(manager, reusable=True)
+                raise
             with self._lock:
                 self._close(shared)
             manager.kill()

@@ -249,7 +249,7 @@ class Nodes:
 
     def unstage(self, names: list[str]) -> None:
         """Remove files from the gang's folders on all nodes."""
-        self._send_all({"op": "unstage", "names": names})
+        self._send_all({"op": "unstage", "names": [str(name) for name in names]})
 
     def _ask_who_runs(self, seq: int) -> None:
         self._stuck = StuckRanks()

@@ -14,6 +14,8 @@ import os
 import platform
 import stat
 import tempfile
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,28 @@ RAY_FOLDER = "r"  # in the private folder: Ray opens its own folder to every use
 SOCKET_PATH = "r/session_2026-11-22_00-00-00_000000_0000000/sockets/plasma_store"
 
 log = logging.getLogger(__name__)
+_joining = threading.RLock()  # `ray.init` in two threads ends the program
+
+
+def join_named(address: str | None) -> None:
+    """Join the cluster of an address (``host:port``). Raises `SessionError` in another one."""
+    if address is None:
+        return
+    with _joining:
+        if not ray.is_initialized():
+            check(address, f"the address {address}")
+            ray.init(address=address)
+    current = ray.get_runtime_context().gcs_address
+    if current != address:
+        raise SessionError(
+            f"this process is in the Ray cluster at {current}, not at {address}: call "
+            "ray.shutdown() before making the session. The address of a gateway begins with "
+            "alchemist://"
+        )
 
 
 def join_ray(workers: int | None, *, start: bool = True) -> bool:
-    """Join a Ray cluster, or start one; whether one was started.
+    """Join a Ray cluster, or start one; whether one was started. Safe for use by several threads.
 
     A new one has a CPU for every core, and at least `LAPTOP_CPUS` (or `workers`): on a small
     machine ranks share cores.
@@ -48,6 +68,11 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
     AuthError
         If that cluster requires a token that this process does not have.
     """
+    with _joining:
+        return _joined(workers, start=start)
+
+
+def _joined(workers: int | None, *, start: bool) -> bool:
     if ray.is_initialized():
         return False
     tighten()
@@ -83,7 +108,30 @@ def join_ray(workers: int | None, *, start: bool = True) -> bool:
 
 
 def start_ray(cpus: int) -> None:
-    """Start a Ray cluster for this process, in a folder that only this user can enter."""
+    """Start a Ray cluster for this process, in a folder that only this user can enter.
+
+    Linux ends Ray's processes with the thread that has started them. If the caller is not the main
+    thread, a thread that does not end starts them.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _start(cpus)
+        return
+    started: Future[None] = Future()
+
+    def start_and_stay() -> None:
+        try:
+            _start(cpus)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        threading.Event().wait()
+
+    threading.Thread(target=start_and_stay, name="alchemist-ray", daemon=True).start()
+    started.result()
+
+
+def _start(cpus: int) -> None:
     tighten()
     folder = private_folder()
     options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}

@@ -28,7 +28,7 @@ from alchemist_ray.runtime.gang_lifetime import GangLifetime
 from alchemist_ray.runtime.gang_options import GangOptions, least_of
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_calls import ask_manager
-from alchemist_ray.runtime.ray_cluster import check, join_ray
+from alchemist_ray.runtime.ray_cluster import check, join_named, join_ray
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
 
@@ -116,7 +116,12 @@ class RayGangs:
                 f"the gang's GroupManager did not answer within {limit_s:.0f} s: check "
                 "with `ray status` whether this node can start another process"
             ) from None
-        self._last = self.connect(address, manager.handle, owner=not self.detached)
+        try:
+            self._last = self.connect(address, manager.handle, owner=not self.detached)
+        except BaseException:  # the session would neither have the gang nor be able to start one
+            self._manager = None
+            manager.kill()
+            raise
         return self._last
 
     def connect(self, address: GangAddress, manager: GangHandle, *, owner: bool) -> GangConnection:
@@ -219,33 +224,17 @@ def open_gangs(
         checkpoint_folder=checkpoint_folder,
         owner=owner,
     )
-    _join_named(address)
+    join_named(address)
     opened = RayGangs(session, options, shown)
     opened.join(None if num_workers is None else least_of(num_workers))
     return opened
-
-
-def _join_named(address: str | None) -> None:
-    """Join the cluster of an address (``host:port``). Raises `SessionError` in another one."""
-    if address is None:
-        return
-    if not ray.is_initialized():
-        check(address, f"the address {address}")
-        ray.init(address=address)
-    current = ray.get_runtime_context().gcs_address
-    if current != address:
-        raise SessionError(
-            f"this process is in the Ray cluster at {current}, not at {address}: call "
-            "ray.shutdown() before making the session. The address of a gateway begins with "
-            "alchemist://"
-        )
 
 
 def attach(
     name: str, timeout_s: float, *, address: str | None, token: str | None, shown: dict[str, Any]
 ) -> tuple[RayGangs, GangConnection]:
     """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
-    _join_named(address)
+    join_named(address)
     join_ray(None, start=False)
     manager = catalogue.find_manager(name)
     try:
@@ -261,13 +250,13 @@ def attach(
 
 def list_gangs(*, address: str | None, token: str | None) -> list[GangInfo]:
     """See `AlchemistSession.list`."""
-    _join_named(address)
+    join_named(address)
     join_ray(None, start=False)
     return catalogue.list_gangs()
 
 
 def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     """See `AlchemistSession.stop_gang`."""
-    _join_named(address)
+    join_named(address)
     join_ray(None, start=False)
     catalogue.stop(name)

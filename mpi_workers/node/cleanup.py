@@ -79,9 +79,9 @@ class PrivateFolder:
         return str(self.path / f"{name}.sock")
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Remove files that others have put here; missing ones are ignored."""
+        """Remove files that others have put here; others, and bad names, are ignored."""
         for name in names:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # such as a null character
                 (self.path / Path(name).name).unlink()
 
     def remove(self) -> None:

@@ -6,11 +6,13 @@ time (UTC), its stream (``out`` or ``err``) and its text.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from mpi_workers.node.cleanup import runs_here
 from mpi_workers.node.output_lines import STDERR, Line
 
 FILE_LIMIT = 10 << 20  # 10 MiB
@@ -71,7 +73,7 @@ def log_file(folder: str, rank: int) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a gang's folder, and remove those of the oldest gangs if there are many."""
+    """Make a gang's folder, and remove those of the oldest that have ended if there are many."""
     if folder.is_dir():
         return
     folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -80,8 +82,11 @@ def make_folder(folder: Path) -> None:
             f"{folder.parent} belongs to another user: remove it, or start Ray with --temp-dir"
         )
     folder.mkdir(mode=0o700, exist_ok=True)
-    others = sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-    for old in others[:-FOLDERS_KEPT]:
-        for file in old.iterdir():
-            file.unlink(missing_ok=True)
-        old.rmdir()
+    with contextlib.suppress(OSError):  # another gang that starts removes them, too
+        others = sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in others[:-FOLDERS_KEPT]:
+            gang = old.name.rpartition(".")[2]  # after a name
+            if not any(runs_here(f"{own}{gang}.*") for own in ("", "manager-")):
+                for file in old.iterdir():
+                    file.unlink(missing_ok=True)
+                old.rmdir()

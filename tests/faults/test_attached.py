@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -145,6 +147,62 @@ def test_close_does_not_wait_for_a_start_in_another_thread(
     thread.join(30)
     assert [type(error) for error in errors] == [GroupFailedError]
     assert als.run(lambda comm: comm.size) == 2
+
+
+# --- one session after the other ---
+
+
+@ray.remote(num_cpus=0)
+class User:
+    """An actor that gets handles."""
+
+    def total(self, handle: Handle) -> float:
+        return float(handle.fetch().sum())
+
+    def kept(self) -> tuple[int, int]:
+        """Its sockets and threads."""
+        sockets = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the folder
+                sockets += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        return sockets, threading.active_count()
+
+
+def test_a_process_keeps_nothing_of_gangs_that_have_ended(als: AlchemistSession) -> None:
+    user: Any = User.remote()
+    known, kept = len(registry._connecting), []
+    for _ in range(4):
+        with AlchemistSession(1) as session:
+            assert ray.get(user.total.remote(session.send_matrix(np.ones((2, 2))))) == 4.0
+        kept.append(ray.get(user.kept.remote()))
+    time.sleep(0.5)  # threads end
+    for now, first in zip(ray.get(user.kept.remote()), kept[0], strict=True):
+        assert now <= first, kept
+    assert len(registry._connecting) <= known
+
+
+# --- malformed commands ---
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"op": "create", "shape": [3, 3], "dtype": "float64", "layout": "NONE"},
+        {"op": "create", "shape": [-3, 3], "dtype": "float64", "layout": "VC_STAR"},
+        {"op": "create", "shape": [math.inf], "dtype": "float64", "layout": "VC_STAR"},
+        {"op": "redistribute", "source": 0, "layout": "NONE"},
+        {"op": "redistribute", "source": 0, "layout": None},
+        {"op": "remove_files", "names": None},
+        {"op": "remove_files", "names": [None, 1.5, [], "\0"]},
+        {"op": "discard", "names": [{}]},
+    ],
+)
+def test_a_malformed_command_fails_alone(als: AlchemistSession, body: dict[str, Any]) -> None:
+    A = als.send_matrix(np.ones((2, 2)))
+    with contextlib.suppress(GroupError):
+        als.connection.request({**body, **({"source": A.id} if "source" in body else {})})
+    assert als.run(lambda comm: comm.size) == 2
+    np.testing.assert_array_equal(A.fetch(), np.ones((2, 2)))
 
 
 # --- forked children ---

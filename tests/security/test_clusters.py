@@ -174,6 +174,32 @@ def test_a_dead_RAY_ADDRESS_is_one_clear_error(cluster: str) -> None:
     assert "InvalidAuthToken" not in done.stderr
 
 
+def test_threads_that_start_a_cluster_share_it_and_it_outlives_them(tmp_path: Path) -> None:
+    program = """
+        import threading, time
+        import ray
+        from alchemist_ray.runtime.ray_cluster import join_ray
+        started = []
+        threads = [threading.Thread(target=lambda: started.append(join_ray(1))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        time.sleep(0.5)
+        print(sorted(started), ray.get(ray.remote(lambda: 7).remote(), timeout=30))
+    """
+    folder = Path("/tmp") / tmp_path.name  # of a short path
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            env=os.environ | {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(folder)},
+            capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.stdout.splitlines()[-1:] == ["[False, True] 7"], done.stderr
+
+
 # --- folders and tokens ---
 
 

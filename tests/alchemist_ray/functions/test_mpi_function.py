@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -19,12 +20,14 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     BadArgumentError,
     CallTimeoutError,
+    GroupError,
     GroupFailedError,
     ResourceError,
     RoutineError,
 )
 from alchemist_ray.functions.mpi_function import _pool
 from tests.alchemist_ray.test_session import wait_for_cpus
+from tests.support import traces
 
 IDLE_S = 1.0
 
@@ -128,6 +131,34 @@ def test_a_killed_rank_fails_its_call_and_the_next_gets_a_fresh_gang() -> None:
         ray.get(late, timeout=10)
     after = ray.get(pids.remote(), timeout=30)
     assert not set(before) & set(after)
+
+
+def test_the_next_call_after_the_death_of_the_manager_gets_a_fresh_gang() -> None:
+    before = ray.get(pids.remote())
+    ((host,),) = filter(None, _pool._hosts.values())
+    actor: Any = host.manager.actor
+    os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    late = pids.remote()
+    with contextlib.suppress(ray.exceptions.RayActorError):  # sent before the death was known
+        ray.get(late, timeout=30)
+    after = ray.get(pids.remote(), timeout=30)
+    assert not set(before) & set(after)
+
+
+def test_calls_that_wait_for_a_gang_that_is_stopped_start_no_other() -> None:
+    with AlchemistSession(8):
+        calls = [pids.remote(), pids.remote()]
+        ((host,),) = filter(None, _pool._hosts.values())
+
+        def starting() -> bool:
+            found = AlchemistSession.list()
+            return any((g.name, g.state) == (host.manager.gang, "starting") for g in found)
+
+        assert traces.wait_until(starting, 20, 0.1) is not None
+        AlchemistSession.stop_gang(host.manager.gang)
+        for call in calls:
+            with pytest.raises(GroupError):
+                ray.get(call, timeout=30)
 
 
 def test_the_pool_is_empty_when_nothing_runs() -> None:

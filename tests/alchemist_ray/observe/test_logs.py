@@ -17,6 +17,7 @@ from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.observe import logs, logs_command
 from mpi_workers.node import rank_logs
+from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.node.output_lines import STDERR, STDOUT
 
 
@@ -155,6 +156,22 @@ def test_folders_of_old_gangs_go(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
         os.utime(tmp_path / "alchemist" / f"g{i}", (i, i))
     assert len(list((tmp_path / "alchemist").iterdir())) == 3
     assert (tmp_path / "alchemist" / "g5").is_dir()
+
+
+@pytest.mark.parametrize("owner", ["", "manager-"])
+def test_folders_of_old_gangs_stay_while_they_run(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    monkeypatch.setattr(rank_logs, "FOLDERS_KEPT", 1)
+    running = PrivateFolder(f"{owner}g0123456789.2")
+    names = ["a.b.g0123456789", "g1", "g2"]
+    try:
+        for i, name in enumerate(names):
+            rank_logs.make_folder(tmp_path / "alchemist" / name)
+            os.utime(tmp_path / "alchemist" / name, (i, i))
+        assert {path.name for path in (tmp_path / "alchemist").iterdir()} == {names[0], names[2]}
+    finally:
+        running.remove()
 
 
 def test_a_disk_that_fails_ends_the_logging_only(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -13,7 +18,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.process_name import this_process
-from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime import attach, catalogue, manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_options import GangOptions
 from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name, reservation_name
@@ -81,6 +86,23 @@ def test_the_sessions_of_a_process_share_a_manager(wait_for: Callable[[int], set
         with AlchemistSession(1, name="apart") as third:
             assert pid_of(third) != pid_of(first)
             wait_for(2)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process does nothing in the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def interrupted(action: Callable[[], Any]) -> None:
+    """Ctrl-C during an action that waits."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        action()
 
 
 def starts_again_beside(first: AlchemistSession, second: AlchemistSession) -> None:
@@ -186,3 +208,63 @@ def test_a_task_with_a_session_starts_one_manager(wait_for: Callable[[int], set[
             return len(managers() - before)
 
     assert ray.get(work.remote()) == 1
+
+
+# --- Ctrl-C ---
+
+
+def test_ctrl_c_during_close_ends_the_gang(wait_for: Callable[[int], set[str]]) -> None:
+    als = AlchemistSession(1)
+    with stopped(pid_of(als)):
+        interrupted(als.close)
+    wait_for(0)
+
+
+def test_ctrl_c_while_a_manager_does_not_answer_takes_no_place_in_it(
+    wait_for: Callable[[int], set[str]],
+) -> None:
+    with AlchemistSession(1) as als, stopped(pid_of(als)):
+        interrupted(AlchemistSession)
+    without_unused()
+    wait_for(0)
+
+
+def interrupted_in(code: CodeType) -> Callable[[FrameType, str, Any], None]:
+    """For `sys.setprofile`: Ctrl-C when the function begins."""
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code is code:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    return profile
+
+
+def test_ctrl_c_before_the_connection_leaves_no_gang(wait_for: Callable[[int], set[str]]) -> None:
+    with AlchemistSession() as als:
+        sys.setprofile(interrupted_in(attach.connect.__code__))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                als.request_workers(1)
+        finally:
+            sys.setprofile(None)
+        als.request_workers(1)
+        assert sizes(als) == [1]
+
+
+# --- the catalogue ---
+
+
+def test_gangs_on_a_node_that_does_not_answer_are_listed(
+    wait_for: Callable[[int], set[str]],
+) -> None:
+    with AlchemistSession(1), AlchemistSession(1), AlchemistSession(1) as als:
+        node = ray.get_runtime_context().get_node_id()
+        ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
+        begun = time.monotonic()
+        with stopped(ray.get(agent.pids.remote(), timeout=30)["agent"]):
+            found = {gang.name: gang for gang in catalogue.list_gangs(memory=True)}
+        assert time.monotonic() - begun < catalogue.ANSWER_S
+        assert len(found) == 3
+        about = found[als.connection.address.gang]
+        assert (about.state, about.free_nbytes) == ("ready", None)

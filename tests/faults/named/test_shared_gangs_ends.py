@@ -241,6 +241,15 @@ def test_a_long_call_is_no_idleness(nothing_of_it_left: None) -> None:
         assert als.run(lambda comm: comm.size) == 1
 
 
+def test_a_resize_that_waits_is_no_idleness(nothing_of_it_left: None) -> None:
+    rest = AlchemistSession(7)
+    with AlchemistSession(1, name="waits", lifetime="detached", idle_timeout_s=1.5) as als:
+        thread = threading.Timer(2.5, rest.close)
+        thread.start()
+        assert len(als.resize(2)) == 2
+        thread.join()
+
+
 # --- faults ---
 
 
