@@ -27,6 +27,7 @@ from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape, stored_shape
 
 BLOCK = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
+BAND = 8  # times BLOCK: a row of chunks that is larger is read in several pieces
 ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
 
 Array = NDArray[Any]
@@ -109,20 +110,25 @@ class IteratorSource:
         Nothing of the gang is held while the next is made: it may be made from matrices there.
         """
         times: dict[int, NodeTimes] = {}
-        row = 0
-        for rows in self._gathered():
+        for block, place in self._placed():
             with MatrixWriter(
                 connection.nodes, target, progress, connection.buffer_bytes
             ) as writer:
-                writer.write_block(rows, (row, 0))
-            row += len(rows)
+                writer.write_block(block, place)
             for rank, part in writer.times.items():
                 times.setdefault(rank, NodeTimes(rank, part.route)).add(part)
+        return times
+
+    def _placed(self) -> Iterator[tuple[Array, Shape]]:
+        """Blocks as they are sent, with row and column of the first element."""
+        row = 0
+        for rows in self._gathered():
+            yield rows, (row, 0)
+            row += len(rows)
         if row < self.shape[0] and self.shape[1]:
             raise IncompleteMatrixError(
                 f"the blocks have {row} rows in total; shape= has {self.shape[0]}"
             )
-        return times
 
     def _gathered(self) -> Iterator[Array]:
         """Blocks as they are sent: large ones as they come, small ones several at once."""
@@ -186,7 +192,39 @@ def on_disk(source: Any) -> bool:
     return type(source).__module__.partition(".")[0] in ON_DISK and hasattr(source, "__getitem__")
 
 
-def disk_source(source: Any, wanted: Any) -> IteratorSource:
+class DiskSource(IteratorSource):
+    """An `h5py.Dataset` or a `zarr.Array`, read in pieces of whole chunks (`disk_source`)."""
+
+    def _placed(self) -> Iterator[tuple[Array, Shape]]:
+        source: Any = self._blocks
+        for rows, cols in pieces(source, self.shape, BLOCK):
+            name = f"rows {rows.start} to {rows.stop} of {source!r}"
+            try:
+                piece = np.asarray(source[(rows, cols)[: self.ndim]])
+            except AlchemistError:
+                raise
+            except Exception as error:  # of the file library
+                raise FileError(f"{name} cannot be read: {error}") from error
+            check_range(piece, self.dtype, name)
+            yield piece.reshape(rows.stop - rows.start, -1), (rows.start, cols.start)
+
+
+def pieces(source: Any, shape: Shape, block: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of pieces: whole chunks, of about `block` bytes if chunks are smaller."""
+    chunks: Sequence[int] = getattr(source, "shards", None) or source.chunks or (1,)
+    height, width = (*chunks, 1)[:2]
+    m, n = shape
+    nbytes = source.dtype.itemsize
+    rows = max(1, block // max(1, n * nbytes) // height) * height
+    cols = n
+    if height * n * nbytes > BAND * block:  # tall chunks, for example of one column each
+        cols = max(1, block // (height * nbytes) // width) * width
+    for row in range(0, m, rows):
+        for col in range(0, n, max(1, cols)):
+            yield slice(row, min(row + rows, m)), slice(col, min(col + cols, n))
+
+
+def disk_source(source: Any, wanted: Any) -> DiskSource:
     """How to send an `h5py.Dataset` or a `zarr.Array`. Raises `ShapeError`, `DtypeError`."""
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     name = f"{source!r}"
@@ -199,20 +237,4 @@ def disk_source(source: Any, wanted: Any) -> IteratorSource:
     whole = (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
     chosen = chosen_dtype(np.dtype(dtype), wanted)
     origin = {"from": type(source).__module__.partition(".")[0], "array": name}
-    return IteratorSource(_pieces(source, whole, name), whole, chosen, origin, len(shape))
-
-
-def _pieces(source: Any, shape: Shape, name: str) -> Iterator[Array]:
-    """Stretches of rows, of whole chunks where those are smaller."""
-    chunks: Sequence[int] = getattr(source, "shards", None) or source.chunks or (1,)
-    rows = max(1, BLOCK // max(1, shape[1] * source.dtype.itemsize))
-    rows = max(1, rows // chunks[0]) * chunks[0]
-    for start in range(0, shape[0], rows):
-        stop = min(start + rows, shape[0])
-        try:
-            piece = np.asarray(source[start:stop])
-        except AlchemistError:
-            raise
-        except Exception as error:  # of the file library
-            raise FileError(f"rows {start} to {stop} of {name} cannot be read: {error}") from error
-        yield piece.reshape(stop - start, shape[1])
+    return DiskSource(source, whole, chosen, origin, len(shape))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, FileError, IncompleteMatrixError, ShapeError
+from alchemist_ray.transfer import iterators
 
 A = np.random.default_rng(3).standard_normal((100, 7))
 
@@ -129,6 +133,31 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
     ids = [handle.id for handle in (C, B, Z, M)]
     sources = connection.request({"op": "sources", "matrices": ids})["sources"]
     assert [source["from"] for source in sources] == ["h5py", "h5py", "zarr", "array"]
+
+
+@given(*(st.integers(0, 60) for _ in range(2)), *(st.integers(1, 70) for _ in range(2)))
+def test_pieces_of_arrays_on_disk_are_whole_chunks_and_cover_all(
+    m: int, n: int, height: int, width: int
+) -> None:
+    stored = SimpleNamespace(chunks=(height, width), dtype=np.dtype("int8"))
+    seen = np.zeros((m, n), int)
+    for rows, cols in iterators.pieces(stored, (m, n), 100):
+        seen[rows, cols] += 1
+        assert rows.start % height == cols.start % width == 0
+        chunks = -(-seen[rows].shape[0] // height) * -(-seen[:, cols].shape[1] // width)
+        assert seen[rows, cols].size <= 800 or chunks == 1
+    assert (seen == 1).all()
+
+
+def test_tall_chunks_are_read_some_columns_at_a_time(
+    session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr(iterators, "BLOCK", 600)
+    with h5py.File(tmp_path / "tall.h5", "w") as file:
+        tall = file.create_dataset("tall", data=A, chunks=(len(A), 1))
+        assert max(A[piece].nbytes for piece in iterators.pieces(tall, A.shape, 600)) == 800
+        assert np.array_equal(session.send_matrix(tall, dtype="float32").fetch(), A.astype("f4"))
 
 
 def private_bytes() -> int:
