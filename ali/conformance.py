@@ -247,7 +247,7 @@ class _Checker:
             self.library = registry.load(self.suite.library, self.suite.path)
 
     def tried(self, case: Case, layout: str) -> list[str]:
-        """Call a case that should work; its faults, as found on one rank."""
+        """Call a case that should work; its faults, the same on all ranks."""
         print(f"rank {self.gang.rank}: {case.routine}, matrices in {layout}", flush=True)
         self.renew_library(case)
         wrong: list[str] = []
@@ -260,11 +260,11 @@ class _Checker:
             local_gang.interrupt(self.calls)  # the others may wait for this rank
             kind = error.kind if isinstance(error, Failure) else type(error).__name__
             broken = f"it failed on rank {self.gang.rank}: {kind}: {error}"
-        everyone = MPI.COMM_WORLD.allgather(broken)
-        if any(everyone):
+        everyone = MPI.COMM_WORLD.allgather((broken, wrong))
+        if any(words for words, _ in everyone):
             self.renew()
-            return [max(everyone, key=lambda words: words.startswith("it failed"))]
-        return wrong
+            return [max((w for w, _ in everyone), key=lambda words: words.startswith("it failed"))]
+        return max((faults for _, faults in everyone), key=len)  # the same on all ranks
 
     def results_of(self, case: Case, layout: str) -> list[str]:
         """Call a case; the faults of its results."""
@@ -289,6 +289,8 @@ class _Checker:
                         wrong.append(f"{result.name} differs between ranks: {sorted(everyone)}")
                         continue
                     whole = self.whole(value)
+                elif self.gang.rank != 0:
+                    continue  # values that are not matrices are those of rank 0
                 if wanted is not None and not _equal(whole, wanted, case.rtol):
                     wrong.append(f"{result.name} is\n{whole}\nand not\n{wanted}")
             for name in self.matrices(case):

@@ -121,6 +121,8 @@ class Frame:
                 return complex(*stored.complex_number)
             case "string":
                 if not stored.pointer:
+                    if self.context.rank != 0:  # only rank 0 must set what is not a matrix
+                        return ""
                     raise Failure("RoutineError", "was not set on this rank")
                 return text_of(ctypes.string_at(stored.pointer))
         if stored.count < 0 or (stored.count and not stored.pointer):

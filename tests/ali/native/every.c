@@ -113,6 +113,15 @@ static int bad(alchemist_call *call, const alchemist_value *in, alchemist_value 
     return ALCHEMIST_OK;
 }
 
+/* Values on rank 0 only, as the header allows. */
+static int at_rank_0(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)in;
+    if (call->rank != 0) return ALCHEMIST_OK;
+    out[0].string = "from rank 0";
+    out[1].integer = 7;
+    return ALCHEMIST_OK;
+}
+
 static void closed(void *state) {
     const char *path = getenv("EVERY_CLOSED");
     FILE *file = path ? fopen(path, "a") : NULL;
@@ -166,6 +175,8 @@ static const alchemist_routine routines[] = {
      .parameters = ALCHEMIST_PARAMETERS({"seconds", ALCHEMIST_FLOAT, "s", "0.02"})},
     {.name = "bad", .doc = "Returns what is no matrix.", .run = bad,
      .results = ALCHEMIST_RESULTS({"A", ALCHEMIST_MATRIX, "not really"})},
+    {.name = "at_rank_0", .doc = "Values of rank 0.", .run = at_rank_0,
+     .results = ALCHEMIST_RESULTS({"text", ALCHEMIST_STRING, "words"}, {"i", ALCHEMIST_INT, "7"})},
     {0}};
 
 ALCHEMIST_LIBRARY_CLOSED("every", "Everything that the C ABI can do.", routines, closed)
