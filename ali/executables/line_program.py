@@ -80,6 +80,7 @@ class LineProgram:
         except OSError as error:
             raise Failure("LibraryLoadError", f"cannot start {command[0]!r}: {error}") from None
         self._buffer = b""
+        self._late = 0  # answers to questions whose wait was interrupted
         self._noted = False
 
     @property
@@ -97,8 +98,14 @@ class LineProgram:
         Interrupted
             If the call has failed on another rank or was cancelled.
         """
+        while self._late:  # not the answer to this question
+            self.read(ctx)
+            self._late -= 1
         self.tell(line)
-        return self.read(ctx)
+        self._late += 1
+        found = self.read(ctx)
+        self._late -= 1
+        return found
 
     def tell(self, line: str) -> None:
         """Send a line. Raises as `ask`."""

@@ -180,6 +180,11 @@ class Program:
                 "script that begins with #!",
             ) from error
 
+    @property
+    def agreeing(self) -> bool:
+        """Whether the process has reached a barrier of PMI or its end, and others may not have."""
+        return self._agreement.under_way
+
     def turn(self, limit_s: float = CHECK_S) -> list[int] | None:
         """Wait, at most `limit_s`, and serve the process; the exit codes of all ranks at the end.
 

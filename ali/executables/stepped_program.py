@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from ali.executables.process import ready
 from ali.executables.program import Program, Streams
 from mpi_workers.failures import Failure, Interrupted
 
@@ -157,9 +158,13 @@ class SteppedProgram:
                 self._watch()
                 return
             self._send(line.encode() + b"\n")
+            ended = False
             while not complete():
-                if self._program.turn() is not None or self._program.ended:
+                if ended and not self._has_output():
                     raise Failure("RoutineError", f"program {self._name} has ended with code 0")
+                ended = self._program.turn() is not None or self._program.ended
+            while self._program.agreeing:  # the others may wait for this rank: MPI_Finalize, end
+                self._program.turn()
             for rank in range(1, self._size):
                 self._comm.Send([b"", MPI.BYTE], rank, ANSWERED)
 
@@ -188,6 +193,10 @@ class SteppedProgram:
             self._program.turn(interval_s)
             interval_s = min(2 * interval_s, LOOK_LIMIT_S)
         self._comm.Recv([bytearray(), MPI.BYTE], 0, ANSWERED)
+
+    def _has_output(self) -> bool:
+        """Whether the program has written what has not been read."""
+        return self._output in self._program.serve and bool(ready([self._output], 0.0))
 
     def _send(self, line: bytes) -> None:
         rest = memoryview(line)

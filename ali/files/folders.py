@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from ali.files.paths import Place, agree_on, hidden, remove, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
+
+MATRIX = re.compile(r"\d+\.npy")  # the file of a matrix in a checkpoint
 
 
 @routine("folder")
@@ -136,11 +139,14 @@ def manifest(ctx: Context, path: str) -> str:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is empty, or its manifest.json is one of a checkpoint."""
+    """Whether a folder is empty, or holds a checkpoint and nothing else."""
     if not folder.is_dir():
         return False
-    if not os.listdir(folder):
+    names = os.listdir(folder)
+    if not names:
         return True
+    if not all(name == MANIFEST or MATRIX.fullmatch(name) for name in names):
+        return False
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import stored_shape
 
 CHUNK = 8 << 20  # 8 MiB
+# In the folder of an array: metadata, and chunks or folders of them (zarr.json: "c/0/0", "c.0.0").
+MEMBER = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c|\d+)(\.\d+)*")
 PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file directly
 
 
@@ -87,9 +90,11 @@ class Zarr:
             together(ctx, path, lambda: publish(path, _created(spec)) if ctx.rank == 0 else None)
 
     def owns(self, folder: str) -> bool:
-        names = set(os.listdir(folder))
+        names = os.listdir(folder)
+        if not all(map(MEMBER.fullmatch, names)):
+            return False
         if not names or ".zarray" in names:
-            return ".zgroup" not in names
+            return True
         try:
             node = json.loads(Path(folder, "zarr.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from decimal import Decimal
 from pathlib import Path
@@ -40,6 +41,8 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         (A, "group3.zarr", {}, "other contents"),
         (A, "array.zarr", {"dataset": "x"}, "no data sets"),
         (A, "damaged.zarr", {}, "other contents"),
+        (A, "notes2.zarr", {}, "other contents"),
+        (A, "notes3.zarr", {}, "other contents"),
         (A, "tables.parquet", {}, "other contents"),
         (C, "table.parquet", {}, "no complex numbers"),
         (A, "table.parquet", {"columns": ["a", "a"]}, "different names"),
@@ -56,9 +59,10 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         said = check.said(routines.save, check.ctx, matrix, str(folder / name), **options)
         if words not in said or contents(folder) != before:
             wrong.append(f"{name} {options}: {said}")
-    said = check.said(lambda: folders.begin_folder(check.ctx, str(folder / "app"), "t"))
-    if "is not a checkpoint" not in said or contents(folder) != before:
-        wrong.append(f"checkpoint: {said}")
+    for other in ("app", "notes"):
+        said = check.said(lambda: folders.begin_folder(check.ctx, str(folder / other), "t"))
+        if "is not a checkpoint" not in said or contents(folder) != before:
+            wrong.append(f"{other}: {said}")
     place = str(folder / "checkpoint")
     for number, fails in enumerate((False, True)):
         folders.begin_folder(check.ctx, place, "t")
@@ -88,6 +92,9 @@ def existing(folder: Path) -> None:
     for version in (2, 3):
         group = zarr.open_group(str(folder / f"group{version}.zarr"), mode="w", zarr_format=version)
         group.create_array("inner", data=BASE)
+        array = str(folder / f"notes{version}.zarr")
+        zarr.create_array(array, data=BASE, zarr_format=version)
+        (folder / array / "notes.txt").write_text("how it was measured")
     zarr.create_array(str(folder / "array.zarr"), data=BASE)
     (folder / "damaged.zarr").mkdir()
     (folder / "damaged.zarr" / "zarr.json").write_text("{")
@@ -101,6 +108,9 @@ def existing(folder: Path) -> None:
     for name in ("folder.npy", "folder.h5", "folder.csv"):
         (folder / name).mkdir()
         np.save(folder / name / "inner.npy", BASE)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "manifest.json").write_text(json.dumps({"format": folders.CHECKPOINT_FORMAT}))
+    (folder / "notes" / "notes.txt").write_text("how it was computed")
     (folder / "app").mkdir()
     (folder / "app" / "manifest.json").write_text('{"name": "a web application"}')
 

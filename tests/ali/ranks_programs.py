@@ -1,0 +1,56 @@
+"""Rank side of test_programs.py."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from ali.executables.line_program import LineProgram
+from ali.executables.stepped_program import SteppedProgram
+from ali.interface import Context
+from mpi_workers.failures import Interrupted
+from mpi_workers.rank.gang import Gang
+from mpi_workers.testing import local_gang
+
+ECHO = """
+import sys, time
+for line in sys.stdin:
+    time.sleep(0.4 if line == "slow\\n" else 0)
+    print(line.strip(), flush=True)
+"""
+LAST_ANSWER = """
+import time
+print("first", flush=True)
+time.sleep(0.1)
+print("last", flush=True)
+"""
+
+
+def late_answer(gang: Gang) -> list[str]:
+    """Answers to questions after one whose wait was interrupted."""
+    ctx = Context(gang, {})
+    program = LineProgram([sys.executable, "-S", "-c", ECHO])
+    try:
+        local_gang.begin(1)
+        threading.Timer(0.1, local_gang.interrupt, [1]).start()
+        try:
+            program.ask(ctx, "slow")
+        except Interrupted:
+            local_gang.begin(2)
+            return [program.ask(ctx, "second"), program.ask(ctx, "third")]
+        return ["not interrupted"]
+    finally:
+        program.close()
+
+
+def last_answer(gang: Gang) -> list[object]:
+    """Answers of a program that has ended before its last answer is read; whether it runs."""
+    ctx = Context(gang, {})
+    program = SteppedProgram(ctx, [sys.executable, "-S", "-c", LAST_ANSWER])
+    answers: list[object] = [program.ask("one")]
+    time.sleep(0.5)
+    answers.append(program.ask("two"))
+    running: list[bool] = gang.comm.allgather(program.running)  # no other collective is under way
+    program.end()
+    return [*answers, *running]

@@ -1,0 +1,19 @@
+"""Programs that simulators ask step by step: which answer belongs to which question."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpi_workers.testing import local_gang
+
+RANKS = "tests.ali.ranks_programs:"
+
+
+def test_the_answer_to_an_interrupted_question_is_not_that_to_the_next() -> None:
+    assert local_gang.run(RANKS + "late_answer", 1) == ["second", "third"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_program_may_end_with_its_last_answer(ranks: int) -> None:
+    found = local_gang.run(RANKS + "last_answer", ranks)
+    assert found == ["first", "last", *[False] * ranks]
