@@ -222,7 +222,8 @@ def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
 def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
     """Set up a script's `__main__`, argv, path, folder, environment, MPI.COMM_WORLD.
 
-    The ranks outlive the script: MPI stays initialised, and all settings are restored.
+    The ranks outlive the script: MPI stays initialised, all settings are restored, and the modules
+    of its folder are forgotten, because another script may have others of the same names.
     """
     from mpi4py import MPI  # noqa: PLC0415  (imported with ali, it would initialise MPI)
 
@@ -261,9 +262,21 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
             setattr(owner, name, value)
         put_back.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = main
+        put_back.callback(_forget_modules, folder, set(sys.modules))
         try:
             yield main
         finally:
             while at_exit:
                 function, args, kwargs = at_exit.pop()
                 function(*args, **kwargs)
+
+
+def _forget_modules(folder: str, kept: set[str]) -> None:
+    """Forget the Python modules and packages that were found in this folder, except `kept`."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in kept or "." in name or not file or not file.endswith(".py"):
+            continue
+        if os.path.dirname(file) in (folder, os.path.join(folder, name)):
+            for inner in [each for each in sys.modules if each.partition(".")[0] == name]:
+                del sys.modules[inner]

@@ -77,7 +77,7 @@ def as_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
         raise BadArgumentError(f"{path!r} is not a path")
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    return text if "://" in text else str(Path(os.path.expanduser(text)).absolute())
 
 
 @contextlib.contextmanager

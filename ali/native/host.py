@@ -37,6 +37,7 @@ class Frame:
         self.context = context
         self.failure: BaseException | None = None
         self.refused = False
+        self.ended = False  # the library was told that the call is over
         self.message: str | None = None
         self.spans: list[Any] = []  # that have begun
         self._kept: list[Any] = []
@@ -193,6 +194,8 @@ class Host:
             if self.frame is not None:
                 self.frame.context.check()
         except Interrupted:
+            if self.frame is not None:
+                self.frame.ended = True
             return ENDED
         return OK
 

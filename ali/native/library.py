@@ -210,17 +210,18 @@ class NativeLibrary:
                 self._judge(routine, code, frame, call.rank)
 
     def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
-        if code == ENDED:
-            raise Interrupted
         if code == OK and frame.failure is None:
             return
+        # Whatever the library says then, the cause is on another rank.
+        if code == ENDED or frame.ended or isinstance(frame.failure, Interrupted):
+            raise Interrupted
         what = f"{self._name}.{routine}"
         if frame.message is not None and frame.refused:
             raise Failure("BadArgumentError", f"{what}: {frame.message}")
         what = f"{what} failed on rank {rank}"
         if frame.message is not None:
             raise Failure("RoutineError", f"{what}: {frame.message}")
-        if isinstance(frame.failure, Failure | Interrupted | MemoryError):
+        if isinstance(frame.failure, Failure | MemoryError):
             raise frame.failure
         if frame.failure is not None:
             trace = "".join(traceback.format_exception(frame.failure))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from pathlib import Path
 
 from ali.executables.line_program import LineProgram
 from ali.executables.stepped_program import SteppedProgram
 from ali.interface import Context
+from ali.run import Programs
 from mpi_workers.failures import Interrupted
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing import local_gang
@@ -54,3 +56,23 @@ def last_answer(gang: Gang) -> list[object]:
     running: list[bool] = gang.comm.allgather(program.running)  # no other collective is under way
     program.end()
     return [*answers, *running]
+
+
+def scripts(gang: Gang, folder: str) -> str:
+    """What two scripts wrote that import modules of the same names from their own folders."""
+    out = Path(folder, "out")
+    for name in ("one", "two"):
+        own = Path(folder, name)
+        (own / "package").mkdir(parents=True)
+        (own / "package" / "__init__.py").touch()
+        (own / "package" / "inner.py").write_text(f"NAME = {name!r}")
+        (own / "helper.py").write_text(f"NAME = {name!r}")
+        code = "import sys, helper, package.inner\n"
+        code += "open(sys.argv[1], 'a').write(f'{helper.NAME} {package.inner.NAME} ')"
+        Path(gang.folder, name).write_text(code)
+        task = {
+            "kind": "script", "name": name, "path": str(own / "script.py"), "argv": [str(out)],
+            "env": {}, "cwd": None, "cwd_needed": False, "code": name, "result": "result",
+        }  # fmt: skip
+        Programs().run(gang, task, lambda which: which)
+    return out.read_text()

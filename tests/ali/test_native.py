@@ -93,6 +93,7 @@ class TestEverythingInC(LibraryTests):
         Case("even", {"m": 0}, [np.zeros(0, bool)]),
         Case("even", {"m": 2, "dimensions": 0}, raises="its result 'B' has 0 dimensions, and 2"),
         Case("even", {"m": 2, "dimensions": 3}, raises="its result 'B' has 3 dimensions"),
+        Case("work", {"words": True}, []),
         Case("at_rank_0", {}, ["from rank 0", 7]),
         Case("bad", {}, raises="its result 'A' is not a matrix of this call"),
         Case("fail", {"how": "silent"}, raises="it returned 77 without a message"),

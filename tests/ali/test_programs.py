@@ -1,6 +1,8 @@
-"""Programs that simulators ask step by step: which answer belongs to which question."""
+"""Programs that simulators ask step by step, and scripts, of which nothing is left."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +19,7 @@ def test_the_answer_to_an_interrupted_question_is_not_that_to_the_next() -> None
 def test_a_program_may_end_with_its_last_answer(ranks: int) -> None:
     found = local_gang.run(RANKS + "last_answer", ranks)
     assert found == ["first", "last", *[False] * ranks]
+
+
+def test_a_script_gets_the_modules_of_its_own_folder(tmp_path: Path) -> None:
+    assert local_gang.run(RANKS + "scripts", 1, str(tmp_path)) == "one one two two "

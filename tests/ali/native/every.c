@@ -96,7 +96,7 @@ static int work(alchemist_call *call, const alchemist_value *in, alchemist_value
     (void)out;
     for (int i = 0; i < (int)(in[0].number * 1000); i++) {
         int code = alchemist_check(call);
-        if (code) return code;
+        if (code) return in[1].flag ? alchemist_fail(call, "stopped") : code;
         alchemist_progress(call, i / (in[0].number * 1000), "working");
         const struct timespec millisecond = {0, 1000000};
         nanosleep(&millisecond, NULL);
@@ -172,7 +172,8 @@ static const alchemist_routine routines[] = {
      .parameters = ALCHEMIST_PARAMETERS({"rank", ALCHEMIST_INT, "or -1", "-1"},
                                         {"how", ALCHEMIST_STRING, "words", "\"really\""})},
     {.name = "work", .doc = "Works for the given time.", .run = work,
-     .parameters = ALCHEMIST_PARAMETERS({"seconds", ALCHEMIST_FLOAT, "s", "0.02"})},
+     .parameters = ALCHEMIST_PARAMETERS({"seconds", ALCHEMIST_FLOAT, "s", "0.02"},
+                                        {"words", ALCHEMIST_BOOL, "when stopped", "false"})},
     {.name = "bad", .doc = "Returns what is no matrix.", .run = bad,
      .results = ALCHEMIST_RESULTS({"A", ALCHEMIST_MATRIX, "not really"})},
     {.name = "at_rank_0", .doc = "Values of rank 0.", .run = at_rank_0,
