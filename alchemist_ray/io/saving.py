@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from alchemist_ray.arguments import checked_path
 from alchemist_ray.errors import BadArgumentError, GroupFailedError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
@@ -77,7 +78,7 @@ def as_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
         raise BadArgumentError(f"{path!r} is not a path")
-    return text if "://" in text else str(Path(os.path.expanduser(text)).absolute())
+    return text if "://" in text else str(checked_path("path", text))
 
 
 @contextlib.contextmanager

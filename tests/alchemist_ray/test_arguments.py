@@ -20,6 +20,7 @@ from alchemist_ray.errors import (
     SessionError,
     ShapeError,
 )
+from alchemist_ray.io.saving import as_path
 from alchemist_ray.runtime.placement import within
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
@@ -184,3 +185,8 @@ def test_columns_of_a_file(als: AlchemistSession, tmp_path: Path, columns: Any) 
 def test_numbers_of_numpy_are_numbers(als: AlchemistSession) -> None:
     assert als.run(f, timeout_s=np.float32(20)) == 3
     assert als.load_library("echo").who.options(timeout_s=np.int64(20))() == [0, 1, 2]
+
+
+def test_the_file_of_an_unknown_user_is_refused() -> None:
+    with pytest.raises(BadArgumentError, match="must be a path on this machine"):
+        as_path("~nobody-here/x.npy")
