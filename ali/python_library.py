@@ -140,6 +140,8 @@ class PythonLibrary:
     def close(self) -> None:
         """Call the module's ``close(state)``, if it has one, and clear the state."""
         close = getattr(self._module, "close", None)
-        if callable(close):
-            close(self._state)
-        self._state.clear()
+        try:
+            if callable(close):
+                close(self._state)
+        finally:
+            self._state.clear()

@@ -6,6 +6,7 @@ computes each copy; with fewer, the ranks are distributed over the copies.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class Simulations:
         self._first, self._last, roots = _distributed(copies, ctx.size, ctx.rank)
         gang = ctx.gang if self._whole else ctx.gang.part(self._first)
         self._leads = gang.rank == 0
+        self._answers = ctx.rank == 0
         self._counts = [last - first for first, last in roots]
         self._instances: list[Instance] = []
         try:
@@ -64,20 +66,24 @@ class Simulations:
                 self._instances.append(Instance(gang, load(), name, config))
                 if len(self._instances) == 1:  # before many others are set up
                     np.empty(copies, self._instances[0].spec.layout)
+            self.spec: Spec = self._instances[0].spec
+            self._check_specs(ctx, name)
+            self.share(None)
         except MemoryError as error:
-            self.close()
+            self._abandon()
             raise Failure(
                 "ResourceError", f"{copies} copies of simulator {name!r} do not fit: {error}"
             ) from None
         except BaseException:
-            self.close()
+            self._abandon()
             raise
-        self.spec: Spec = self._instances[0].spec
-        for other in self._instances:
-            if other.spec != self.spec:
-                raise Failure("LibraryLoadError", f"simulator {name!r}: its copies' specs differ")
-        self._answers = ctx.rank == 0
-        self.share(None)
+
+    def _check_specs(self, ctx: Context, name: str) -> None:
+        """Refuse copies with different records, of this rank or of others."""
+        told = {instance.spec.text for instance in self._instances}
+        everyone = told if self._whole else set().union(*ctx.comm.allgather(told))
+        if len(everyone) > 1:
+            raise Failure("LibraryLoadError", f"simulator {name!r}: its copies' specs differ")
 
     def share(self, memory: np.ndarray[Any, Any] | None) -> None:
         """Leave records in bytes that rank 0 shares with the client; None: return them."""
@@ -182,9 +188,15 @@ class Simulations:
             if not self._whole:
                 self._instances[0].renew()  # all instances of this rank share it
 
+    def _abandon(self) -> None:
+        with contextlib.suppress(Exception):  # the first error is reported
+            self.close()
+
     def close(self) -> None:
-        for instance in self._instances:
-            instance.close()
+        """Close all instances, also after one has raised."""
+        with contextlib.ExitStack() as closing:
+            for instance in self._instances:
+                closing.callback(instance.close)
 
 
 def _distributed(copies: int, size: int, rank: int) -> tuple[int, int, Sequence[tuple[int, int]]]:

@@ -20,6 +20,7 @@ parts (``dict``, ``tuple``) is one list: the numbers of the parts, in the order 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,15 @@ class Instance:
         self._gang = gang
         self._library = library
         self._name = name
+        try:
+            self._set_up(config)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is reported
+                library.close()  # its setup may have started programs
+            raise
+
+    def _set_up(self, config: str) -> None:
+        gang, library, name = self._gang, self._library, self._name
         described = library.describe()["routines"]
         self._parameters = _checked(name, described)
         setup = next((found for found in described if found["name"] == "setup"), None)

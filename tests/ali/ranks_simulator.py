@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,65 @@ def context(gang: Gang) -> list[Any]:
     whole = ctx.to_layout(matrix, "STAR_STAR").local.tolist()
     part.renew()
     return [[r, s, w] for r, s, w in gang.comm.allgather([ctx.rank, part.comm.size, whole])]
+
+
+SIMULATOR = """
+import json
+from pathlib import Path
+from ali import Context, routine
+
+@routine()
+def setup(ctx: Context, config: str) -> None:
+    ctx.state.update(json.loads(config))
+
+@routine("spec")
+def spec(ctx: Context) -> str:
+    return json.dumps({"observation": {"shape": [ctx.size]}, "action": ctx.state["action"]})
+
+@routine()
+def reset(ctx: Context) -> None: ...
+
+@routine()
+def step(ctx: Context, action: list[float]) -> None: ...
+
+@routine("x")
+def get_state(ctx: Context) -> list[float]:
+    return [0.0] * ctx.size
+
+@routine("score")
+def get_score(ctx: Context) -> list[float]:
+    return [0.0]
+
+def close(state):
+    if state:
+        with open(state["log"], "a") as log:
+            log.write("closed ")
+        raise OSError("cannot be closed")
+"""
+
+
+def closings(gang: Gang, folder: str) -> list[list[str]]:
+    """What was closed after a wrong spec, and of copies whose close raises; the errors."""
+    path, host = Path(folder, "closing.py"), Host(gang)
+    told: list[list[str]] = []
+    path.write_text(SIMULATOR)
+    for copies, action in ((1, {"shape": "wrong"}), (3, {"shape": [1], "low": -1, "high": 1})):
+        log = Path(folder, f"log{copies}")
+        config = json.dumps({"log": str(log), "action": action})
+        try:
+            host.attach(str(path), config, copies)
+            host.attach(str(path), config, copies)
+        except (Failure, OSError) as error:
+            told.append([str(error), *(log.read_text() if log.exists() else "").split()])
+    return told
+
+
+def different(gang: Gang, folder: str) -> list[str]:
+    """What a simulator is refused with whose record depends on the number of ranks of a copy."""
+    path = Path(folder, "closing.py")
+    if gang.rank == 0:
+        path.write_text(SIMULATOR)
+    gang.comm.Barrier()
+    action = {"shape": [1], "low": -1, "high": 1}
+    config = json.dumps({"log": str(Path(folder, "log")), "action": action})
+    return refusal(lambda: Host(gang).attach(str(path), config, 2))

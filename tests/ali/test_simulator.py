@@ -94,3 +94,17 @@ def test_a_step_that_fails_on_one_rank_is_left_by_all(spring: str, ranks: int, c
 def test_a_part_of_a_gang_is_a_gang() -> None:
     whole = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     assert local_gang.run(RANKS + "context", 3) == [[0, 2, whole], [0, 1, whole], [1, 2, whole]]
+
+
+def test_every_copy_is_closed_also_after_an_error(tmp_path: Path) -> None:
+    wrong, several = local_gang.run(RANKS + "closings", 1, str(tmp_path))
+    assert "its spec has action shape 'wrong'" in wrong[0]
+    assert wrong[1:] == ["closed"]
+    assert several == ["cannot be closed", *["closed"] * 3]
+
+
+def test_copies_on_different_ranks_have_the_same_spec(tmp_path: Path) -> None:
+    kind, message = local_gang.run(RANKS + "different", 3, str(tmp_path))
+    assert kind == "LibraryLoadError"
+    assert "its copies' specs differ" in message
+    assert (tmp_path / "log").read_text().split() == ["closed"] * 3
