@@ -37,7 +37,8 @@ EXTRA = "pip install 'alchemist-on-ray[files]'"
 def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
     """Run `work` on every rank; if it fails on one, fail on all with the same error. Collective.
 
-    `work` must not communicate. The error is that of the lowest rank, and names it.
+    `work` must not communicate. The error is that of the lowest rank, and names it. A file that
+    `work` has opened on another rank is closed then.
 
     Raises
     ------
@@ -64,6 +65,10 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
         if about is not None:
             about["facts"].update(rank=rank, path=path, agreed=True)
             about["message"] = f"{about['message']} (rank {rank})"
+            for value in values:
+                if hasattr(value, "close"):
+                    with contextlib.suppress(Exception):  # the first error is reported
+                        value.close()
             raise Failure.from_map(about)
     return values[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,21 @@ def full_disk(gang: Gang, folder: str) -> list[str]:
             wrong.append(f"{suffix}: left {check.left()}")
         routines.save(check.ctx, old, str(path))
     return wrong
+
+
+def out_of_descriptors(gang: Gang, folder: str) -> list[Any]:
+    """What saves say if the last rank can open no file, and files that are open afterwards."""
+    check = Checks(gang, Path(folder))
+    A = check.ctx.new_replicated(BASE, "VC_STAR")
+    path = str(Path(folder, "A.npy"))
+    routines.save(check.ctx, A, path)
+    before, most = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = []
+    for _ in range(2):
+        if gang.rank == gang.size - 1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, most[1]))
+        try:
+            said.append(check.said(routines.save, check.ctx, A, path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    return [said, len(os.listdir("/proc/self/fd")) - before]

@@ -60,7 +60,7 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         if words not in said or contents(folder) != before:
             wrong.append(f"{name} {options}: {said}")
     for other in ("app", "notes"):
-        said = check.said(lambda: folders.begin_folder(check.ctx, str(folder / other), "t"))
+        said = check.said(folders.begin_folder, check.ctx, str(folder / other), "t")
         if "is not a checkpoint" not in said or contents(folder) != before:
             wrong.append(f"{other}: {said}")
     place = str(folder / "checkpoint")
@@ -109,7 +109,9 @@ def existing(folder: Path) -> None:
         (folder / name).mkdir()
         np.save(folder / name / "inner.npy", BASE)
     (folder / "notes").mkdir()
-    (folder / "notes" / "manifest.json").write_text(json.dumps({"format": folders.CHECKPOINT_FORMAT}))
+    (folder / "notes" / "manifest.json").write_text(
+        json.dumps({"format": folders.CHECKPOINT_FORMAT})
+    )
     (folder / "notes" / "notes.txt").write_text("how it was computed")
     (folder / "app").mkdir()
     (folder / "app" / "manifest.json").write_text('{"name": "a web application"}')

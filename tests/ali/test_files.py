@@ -101,6 +101,12 @@ def test_shuffled_rows_read_each_chunk_once(ranks: int) -> None:
     assert results(ranks)["shuffled"] == []
 
 
+def test_a_save_that_one_rank_cannot_begin_leaves_no_open_file(tmp_path: Path) -> None:
+    said, left = local_gang.run("tests.ali.ranks_files_bad:out_of_descriptors", 2, str(tmp_path))
+    assert ["Too many open files (rank 1)" in words for words in said] == [True] * 2
+    assert left == 0
+
+
 IN_A_SMALL_DISK = """
 import json, subprocess, sys
 from mpi_workers.testing import local_gang
