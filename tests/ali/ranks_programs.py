@@ -46,10 +46,10 @@ def late_answer(gang: Gang) -> list[str]:
         program.close()
 
 
-def last_answer(gang: Gang) -> list[object]:
-    """Answers of a program that has ended before its last answer is read; whether it runs."""
+def last_answer(gang: Gang, *argv: str) -> list[object]:
+    """Answers of a program that ends before its last answer is read; whether it runs."""
     ctx = Context(gang, {})
-    program = SteppedProgram(ctx, [sys.executable, "-S", "-c", LAST_ANSWER])
+    program = SteppedProgram(ctx, argv or [sys.executable, "-S", "-c", LAST_ANSWER])
     answers: list[object] = [program.ask("one")]
     time.sleep(0.5)
     answers.append(program.ask("two"))
