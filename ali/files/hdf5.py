@@ -140,10 +140,13 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
 
     def visit(inner: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset) and item.dtype.kind in "biufc" and item.ndim < 3:
-            found.append(inner)
+            if item.shape is not None:  # h5py.Empty
+                found.append(inner)
 
     if name is not None:
         if name in file and isinstance(file[name], h5py.Dataset):
+            if file[name].shape is None:
+                raise Failure("ShapeError", f"{path}: data set {name!r} is empty: it has no shape")
             return file[name]
         file.visititems(visit)
         raise Failure(

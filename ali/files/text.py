@@ -68,6 +68,9 @@ class Csv:
             )
         _pyarrow(old)
         names = names_of(spec)
+        if broken := [name for name in names if "\n" in name or "\r" in name]:
+            words = f"{old}: a name with a line break, {broken[0]!r}, cannot be read back from CSV"
+            raise Failure("BadArgumentError", words)
         with open(path, "x", newline="", encoding="utf-8") as file:
             header = spec.options.header
             if header is None:  # without rows, only a header tells the columns
@@ -109,7 +112,8 @@ def _copy(part: str, path: str, offset: int) -> None:
 
 
 def _delimiter(path: str, options: Options) -> str:
-    if len(options.delimiter) != 1 or options.delimiter in '"\r\n0123456789.+-':
+    delimiter = options.delimiter  # letters: 1e300, nan, inf
+    if len(delimiter) != 1 or delimiter.isalnum() or delimiter in '"\r\n.+-':
         raise Failure(
             "BadArgumentError", f"{path}: delimiter={options.delimiter!r} cannot separate numbers"
         )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -100,6 +101,8 @@ def spoil(folder: Path) -> None:
     np.save(folder / "complex.npy", np.zeros((2, 3), np.complex64))
     whole = (folder / "many.h5").read_bytes()
     (folder / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    with h5py.File(folder / "null.h5", "w") as file:
+        file["x"] = h5py.Empty("f8")
     (folder / "cut.zarr").mkdir()
     (folder / "cut.zarr" / "zarr.json").write_text("{")
     whole = (folder / "one.parquet").read_bytes()
@@ -143,6 +146,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("many.h5", {}, "BadArgumentError: {} has 4 data sets: choose one"),
     ("many.h5", {"dataset": "no"}, "FileError: {} has no data set 'no'; it has "),
     ("many.h5", {"dataset": "words"}, "DtypeError: {}: elements of /words"),
+    ("null.h5", {}, "DtypeError: {} has no data set of numbers"),
+    ("null.h5", {"dataset": "x"}, "ShapeError: {}: data set 'x' is empty"),
     ("cut.zarr", {}, "FileError: {}"),
     ("group.zarr", {"dataset": "no", "dtype": "int32"}, "FileError: {} has no array 'no'"),
     ("cut.parquet", {}, "FileError: {} is not a complete Parquet file"),
@@ -179,6 +184,8 @@ def refused(gang: Gang, folder: Path) -> list[str]:
         (C, "x.csv", {}, "DtypeError: {}: CSV has no complex numbers"),
         (A, "x.csv", {"columns": ["a"]}, "BadArgumentError: 6 columns need 6 different names"),
         (A, "x.csv", {"delimiter": "1"}, "BadArgumentError: {}: delimiter='1'"),
+        (A, "x.csv", {"delimiter": "e"}, "BadArgumentError: {}: delimiter='e'"),  # 1e300
+        (A, "x.csv", {"columns": ["a\nb", *NAMES[1:]]}, "BadArgumentError: {}: a name with a line"),
         (A, "x.npy", {"columns": NAMES}, "BadArgumentError: {}: .npy files have no names"),
         (A, "x.npy", {"append": True}, "BadArgumentError: {}: .npy files have no other"),
         (A, "x.h5", {"header": True}, "BadArgumentError: {}: .h5 files have no header"),
