@@ -165,7 +165,7 @@ class Simulations:
         if self._first <= copy < self._last:
             whole = work(self._instances[copy - self._first])
             if self._leads:
-                found = np.ascontiguousarray(whole)
+                found = np.asarray(whole, order="C")  # a number stays one
         root = next(r for r, n in enumerate(np.cumsum(self._counts)) if copy < n)
         if root != 0:  # rank 0 answers, but does not compute this copy
             if ctx.rank == root:

@@ -139,7 +139,7 @@ def context(gang: Gang) -> list[Any]:
 SIMULATOR = """
 import json
 from pathlib import Path
-from ali import Context, routine
+from ali import Context, DistMatrix, routine
 
 @routine()
 def setup(ctx: Context, config: str) -> None:
@@ -162,6 +162,14 @@ def get_state(ctx: Context) -> list[float]:
 @routine("score")
 def get_score(ctx: Context) -> list[float]:
     return [0.0]
+
+@routine("state")
+def save_state(ctx: Context) -> DistMatrix:
+    return ctx.zeros((), "float64")
+
+@routine()
+def load_state(ctx: Context, state: DistMatrix) -> None:
+    assert state.array_shape == ()
 
 def close(state):
     if state:
@@ -196,3 +204,13 @@ def different(gang: Gang, folder: str) -> list[str]:
     action = {"shape": [1], "low": -1, "high": 1}
     config = json.dumps({"log": str(Path(folder, "log")), "action": action})
     return refusal(lambda: Host(gang).attach(str(path), config, 2))
+
+
+def number(gang: Gang, folder: str) -> list[Any]:
+    """Shape and dtype of a copy's state that is a number; it is restored."""
+    path, host = Path(folder, "closing.py"), Host(gang)
+    path.write_text(SIMULATOR)
+    host.attach(str(path), json.dumps({"log": str(path), "action": {"shape": [1]}}))
+    shape, dtype, elements = host.call("save_copy", copy=0)
+    host.call("load_copy", copy=0, shape=shape, dtype=dtype, elements=elements)
+    return [shape, dtype]

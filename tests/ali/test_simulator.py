@@ -108,3 +108,7 @@ def test_copies_on_different_ranks_have_the_same_spec(tmp_path: Path) -> None:
     assert kind == "LibraryLoadError"
     assert "its copies' specs differ" in message
     assert (tmp_path / "log").read_text().split() == ["closed"] * 3
+
+
+def test_the_state_of_a_copy_may_be_a_number(tmp_path: Path) -> None:
+    assert local_gang.run(RANKS + "number", 1, str(tmp_path)) == [[], "<f8"]
