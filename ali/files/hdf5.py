@@ -139,9 +139,10 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     found: list[str] = []
 
     def visit(inner: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biufc" and item.ndim < 3:
-            if item.shape is not None:  # h5py.Empty
-                found.append(inner)
+        if not isinstance(item, h5py.Dataset) or item.shape is None:  # h5py.Empty
+            return
+        if item.dtype.kind in "biufc" and item.ndim < 3:
+            found.append(inner)
 
     if name is not None:
         if name in file and isinstance(file[name], h5py.Dataset):
