@@ -212,6 +212,8 @@ class RayInJob:
                 raise JobError(
                     f"Ray did not start on {name}: exit code {body['code']}\n{body['said']}"
                 )
+            case "unknown":  # it was started by the job's step
+                raise JobError(f"a supervisor was started on another node: {body['why']}")
             case "lost":
                 raise JobError(f"{self._output()}\nnode {name} was lost while Ray was starting")
         return True

@@ -137,17 +137,19 @@ class Supervisors:
             self._events.put((name, {"op": "hello", **hello}))
             while True:
                 self._events.put((name, connection.recv().body))
-        except WireError:
+        except WireError as error:
             connection.close()
-            if name:
-                self._events.put((name, {"op": "lost"}))
+            self._events.put(
+                (name, {"op": "lost"} if name else {"op": "unknown", "why": str(error)})
+            )
 
     def _name_of(self, hello: Body) -> str:
         names = (str(hello["name"]), str(hello["hostname"]))
         for node in self._allocation.nodes:
             if node.name in names or is_same_node(node.name, names[1]):
                 return node.name
-        raise WireError(f"{names[0]} is not a node of this job")
+        listed = ", ".join(node.name for node in self._allocation.nodes)
+        raise WireError(f"{' or '.join(dict.fromkeys(names))} is not a node of this job: {listed}")
 
     def tell(self, name: str, op: str, **fields: Any) -> None:
         """Send a command to a node; a lost node ignores it."""
